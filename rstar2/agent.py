@@ -20,12 +20,12 @@ from rstar2.engines.base import Engine, EngineError, OnTokens, Sampling
 from rstar2.formats.format import Format
 from rstar2.formats.replies import refused_text
 from rstar2.prompts import ChatCodec
-from rstar2.tools import tool_modules, tool_name
+from rstar2.tools import ArgumentType, tool_modules, tool_name
 from rstar2.trace import CallStatus, Finish, ToolCall, Trace, Turn
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _CLOSED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_TYPES: Mapping[str, Any] = {
+_TYPES: Mapping[ArgumentType, Any] = {
     "string": str,
     "integer": int,
     "number": int | float,

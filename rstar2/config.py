@@ -44,7 +44,12 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve(
-    model: type[Model], values: dict[str, Any], overrides: list[str], where: str, within: tuple[str, ...] = ()
+    model: type[Model],
+    values: dict[str, Any],
+    overrides: list[str],
+    where: str,
+    within: tuple[str, ...] = (),
+    before: str = "",
 ) -> Model:
     """Values and overrides into a model; a UserError names the first unknown key or wrong value, and who gave it.
 
@@ -53,19 +58,21 @@ def resolve(
         where: what else the values come from, a file for instance.
         within: the tables of a larger model that the values come from, to which the overrides were applied already;
             overrides are then told from `where`, and not applied again.
+        before: what may stand before the keys of overrides, such as `stage2.`.
     """
     changed: dict[str, Any] = json.loads(json.dumps(values))
     for override in () if within else overrides:
-        _apply(changed, override)
+        _apply(changed, override, before)
     try:
         return model.model_validate(changed)
     except ValidationError as error:
-        raise _refusal(model, error, overrides, where, within or ("",)) from error
+        tables = within or (("", before[:-1]) if before else ("",))
+        raise _refusal(model, error, overrides, where, tables) from error
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
+def _apply(values: dict[str, Any], override: str, before: str) -> None:
     key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
+    parts = key.strip().removeprefix(before).split(".")
     if not equals or not all(parts):
         raise UserError(f"--set {override}: not of the form a.b=c", "Example: --set rollout.prompts=64.")
     try:

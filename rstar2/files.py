@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from rstar2.errors import UserError
+from rstar2.errors import Failure, UserError
 
 
 def read_objects(
@@ -85,6 +85,31 @@ def private_file(path: Path) -> Path:
     os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
     path.chmod(0o600)
     return path
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[TextIO]:
+    """`whole_file` for what a user names with --output; its folder is made where it is not there.
+
+    Raises:
+        UserError: it is a folder, or lies below a file.
+        Failure: it cannot be written.
+    """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", "Name a file for --output.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"{path.parent} is not a folder", "Name another --output.") from error
+    except OSError as error:
+        raise Failure(f"cannot make {path.parent}: {error.strerror}", "Name another --output.") from error
+    try:
+        with whole_file(path) as file:
+            yield file
+    except OSError as error:
+        raise Failure(
+            f"cannot write {path}: {error.strerror or error}", "Make room, or name another --output."
+        ) from error
 
 
 @contextmanager

@@ -22,6 +22,8 @@ Message = dict[str, Any]
 """As OpenAI's API writes it: `role`, `content`, and perhaps `tool_calls`."""
 _MARK = "THE MODEL'S TURN"
 """Stands for what the model wrote where a template is asked what comes after it."""
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.*", "tekken.json")
+"""A model's folder has at least one of them."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 
 
@@ -230,15 +232,24 @@ def load_tokenizer(model: str | Path) -> Any:
     """The tokenizer of a model folder or hub id; UserError where none can be loaded from there."""
     from transformers import AutoTokenizer
 
+    check_tokenizer(model)
     try:
         return AutoTokenizer.from_pretrained(str(model))
-    # Of files that are missing or damaged the libraries raise anything, their own types too.
+    # Of files that are damaged the libraries raise anything, their own types too.
     except Exception as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(
-            f"cannot load a tokenizer from {model}",
-            f"The folder needs tokenizer.json and tokenizer_config.json beside the weights ({said}).",
-        ) from error
+        raise _no_tokenizer(model, " ".join(str(error).split())[:200] or type(error).__name__) from error
+
+
+def check_tokenizer(model: str | Path) -> None:
+    """Raise a UserError for a folder without a tokenizer's files, of which transformers would make an empty one."""
+    folder = Path(model)
+    if folder.is_dir() and not any(any(folder.glob(name)) for name in _TOKENIZER_FILES):
+        raise _no_tokenizer(model, "it has no tokenizer")
+
+
+def _no_tokenizer(model: str | Path, why: str) -> UserError:
+    hint = f"The folder needs tokenizer.json and tokenizer_config.json beside the weights ({why})."
+    return UserError(f"cannot load a tokenizer from {model}", hint)
 
 
 def model_format(model: str | Path, tokenizer: Any) -> tuple[Format, str]:
@@ -283,10 +294,12 @@ def _format_file(model: str | Path) -> Path | None:
 
 
 def differences(own: Format, wanted: Format, source: str) -> list[str]:
-    """What differs between a model's format, as of `model_format`, and another.
+    """What differs between a model's format, as of `model_format`, and another, of all that a reply is written by.
 
-    Of a model without a format file only the template counts.
+    The time and memory that a call may take are the user's to choose. Of a model without a format file only the
+    template counts.
     """
     if source == FORMAT_FILE:
-        return changed_keys(own.model_dump(exclude={"examples"}), wanted.model_dump(exclude={"examples"}))
+        free: Any = {"examples": True, "limits": {"seconds", "memory_mb"}}
+        return changed_keys(own.model_dump(exclude=free), wanted.model_dump(exclude=free))
     return [] if source == OURS or own.template == wanted.template else ["template"]

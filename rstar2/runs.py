@@ -18,13 +18,15 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
-from rstar2.errors import UserError
+from rstar2.errors import UserError, first_few
 from rstar2.files import write_json
 
 QUIET_S = 900.0
 """Without a line in a log for so long, a run on another machine counts as killed; VERL prints every minute."""
+_READERS_S = 0.5
+"""A lock is asked for again for so long: `load_status` takes it for a moment."""
 State = Literal["running", "finished", "failed", "stopped"]
 Compared = Callable[[dict[str, Any]], dict[str, Any]]
 """Of a config as JSON, what must be the same at every start of a run."""
@@ -87,12 +89,17 @@ def open_run(
 
 def load_config(path: Path) -> tuple[str, dict[str, Any]]:
     """The kind and the config a run folder was made with; UserError where there is no readable run at `path`."""
-    record = path / "config.json"
+    record, hint = path / "config.json", "`rstar2 runs list` shows the runs there are."
+    if path.is_file():
+        raise UserError(f"{path} is a file, not a run's folder", hint)
     try:
         stored = json.loads(record.read_text(encoding="utf-8"))
         return str(stored["kind"]), dict(stored["config"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"no run at {path}", "`rstar2 runs list` shows the runs there are.") from error
+    except ValueError as error:
+        hint = "Restore the file, or remove the folder and start the run again."
+        raise UserError(f"{record} is damaged: {error}", hint) from error
+    except (OSError, KeyError, TypeError) as error:
+        raise UserError(f"no run at {path}", hint) from error
 
 
 def load_status(path: Path) -> dict[str, Any]:
@@ -131,11 +138,9 @@ def _in_use(path: Path) -> bool:
 
 def list_runs(root: Path) -> list[Path]:
     """The run folders below `root`, at most two levels down, oldest first."""
-    runs = []
-    for record in (*root.glob("*/config.json"), *root.glob("*/*/config.json")):
-        with contextlib.suppress(UserError):  # a model's folder has a config.json too
-            load_config(record.parent)
-            runs.append(record)
+    records = (*root.glob("*/config.json"), *root.glob("*/*/config.json"))
+    # A model's folder has a config.json too.
+    runs = [record for record in records if (record.parent / "status.json").exists()]
     return [record.parent for record in sorted(runs, key=lambda record: record.stat().st_mtime)]
 
 
@@ -171,10 +176,19 @@ def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
 def _compare(folder: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
     changed = changed_keys(stored, wanted)
     if changed:
+        told = first_few([f"{key}: {_value(stored, key)} → {_value(wanted, key)}" for key in changed])
         raise UserError(
             f"{folder} was made with other settings: {', '.join(changed)}",
-            "Use the same settings to resume, or give another folder with --run.",
+            f"Use the same settings to resume ({told}), or give another folder with --run.",
         )
+
+
+def _value(config: Any, key: str) -> str:
+    """What a config holds at a dotted key, of which a table's keys may have dots of their own."""
+    for name in config if isinstance(config, dict) else ():
+        if key == name or key.startswith(f"{name}."):
+            return _value(config[name], key[len(name) + 1 :])
+    return "unset" if key or config is None else str(config)[:40]
 
 
 def _as_json(config: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +215,7 @@ def locked(path: Path) -> Iterator[None]:
         ) from error
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock)
         except BlockingIOError as error:
             hint = "Wait until that process ends, or use another folder."
             raise UserError(f"{path} is in use by another process", hint) from error
@@ -213,6 +227,18 @@ def locked(path: Path) -> Iterator[None]:
                 "nolock and with its lock service running.",
             ) from error
         yield
+
+
+def _lock(lock: TextIO) -> None:
+    """Take a folder's lock; BlockingIOError where it stays taken."""
+    deadline = time.monotonic() + _READERS_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_READERS_S / 50)
 
 
 def _next_attempt(path: Path) -> int:

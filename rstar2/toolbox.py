@@ -11,6 +11,7 @@ from rstar2.errors import RStarError
 from rstar2.formats.format import Format
 from rstar2.formats.replies import result_text
 from rstar2.judge.client import JudgeClient
+from rstar2.judge.schema import RunResult
 from rstar2.tools import Tool, ToolContext, tool_modules, tool_name
 from rstar2.trace import CallStatus, ToolCall
 
@@ -41,7 +42,10 @@ class RolloutTools:
         self._tools: dict[str, Tool] = {}
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
-        """Run a call that `rstar2.agent.parse_calls` found fit. Never raises; `lost`: the judge failed."""
+        """Run a call that `rstar2.agent.parse_calls` found fit. Never raises.
+
+        `lost`: the service behind the tool failed. Whatever else a tool raises is the `error` of that call.
+        """
         started = time.monotonic()
         limits, layout = self._context.limits, self._format.layout
         try:
@@ -50,6 +54,9 @@ class RolloutTools:
             output = result_text(result, layout, limits)
         except RStarError as error:
             status, output = "lost", f"The code could not be run: {error.message}"
+        except Exception as error:  # noqa: BLE001 - a tool may raise anything, the run continues
+            raised = RunResult(id="", outcome="error", stderr=f"{type(error).__name__}: {error}")
+            status, output = "error", result_text(raised, layout, limits)
         return ToolCall(
             name=name, arguments=arguments, status=status, output=output, wall_s=time.monotonic() - started
         )

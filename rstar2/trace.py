@@ -88,6 +88,8 @@ class Trace(BaseModel, extra="forbid"):
     """The strictest rule of `rstar2.eval.grader.reading_rules` that finds an answer in the final turn."""
     paper_correct: bool | None = None
     """Whether the answer is correct under the paper's reading rule; None before grading."""
+    ballot: str | None = None
+    """What it votes for in maj@n, where that is not the text of `extracted`."""
     scores: dict[str, list[float]] | None = None
     """What a benchmark scores beside the verdict, by the score's name; each entry counts once in that score's mean."""
     counted_tokens: int | None = None
@@ -181,8 +183,12 @@ def read_traces(path: Path) -> Iterator[Trace]:
             try:
                 yield Trace.model_validate_json(line)
             except ValidationError as error:
-                wrong = f"not a trace ({error.error_count()} fields wrong)"
-                raise UserError(f"{path}, line {number}: {wrong}") from error
+                first = error.errors()[0]
+                wrong = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
+                raise UserError(
+                    f"{path}, line {number}: not a trace ({wrong})",
+                    "Give a run, or traces that rstar2 wrote; `rstar2 grade` grades the outputs of other programs.",
+                ) from error
 
 
 class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import Field, ValidationError
@@ -12,7 +13,7 @@ from pydantic import Field, ValidationError
 from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
 from rstar2.demo.recipe import demo_plan
 from rstar2.errors import UserError
-from rstar2.train.recipe import find, sft_recipe, stage_recipe, stage_recipes
+from rstar2.train.recipe import RecipeKind, read_recipe, sft_recipe, stage_recipe, stage_recipes
 
 
 class Trainer(Strict):
@@ -138,11 +139,36 @@ def test_the_papers_recipe_is_the_default_by_name() -> None:
     assert stage_recipes([1, 2, 3], None, [], "paper") == stage_recipes([1, 2, 3], None, [])
 
 
-def test_an_unknown_recipe_is_met_with_those_there_are() -> None:
-    with pytest.raises(UserError, match="no recipe stage9") as caught:
-        find("stage9")
-    for path in recipes_folder().glob("*.toml"):
-        assert path.stem in caught.value.hint
+def test_an_unknown_recipe_is_met_with_those_there_are_of_its_kind() -> None:
+    known = {}
+    for kind in get_args(RecipeKind):
+        with pytest.raises(
+            UserError, match=f"no {'profile' if kind == 'profile' else 'recipe'} nope"
+        ) as caught:
+            read_recipe("nope", kind)
+        known[kind] = set(
+            caught.value.hint.removeprefix("Give a .toml file or one of: ").rstrip(".").split(", ")
+        )
+    assert {"paper", "release", "stage1"} <= known["stage"]
+    assert (known["sft"], known["demo"]) == ({"sft"}, {"demo"})
+    assert {"laptop", "8xh100"} <= known["profile"]
+    assert sorted(itertools.chain(*known.values())) == sorted(
+        ["paper", *(path.stem for path in recipes_folder().glob("*.toml"))]
+    )
+
+
+@pytest.mark.parametrize("name", ["demo", "laptop"])
+def test_what_is_no_recipe_of_a_stage_is_told_as_what_it_is(name: str) -> None:
+    with pytest.raises(UserError, match=rf"{name} is .*, not a recipe for this"):
+        stage_recipe(1, None, [], name)
+
+
+def test_a_table_of_one_stage_is_not_read_from_a_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text((recipes_folder() / "stage1.toml").read_text() + "\n[stage2.optim]\nlr = 1e-7\n")
+    with pytest.raises(UserError, match=r"\[stage2\] is not read from a recipe") as caught:
+        stage_recipes([1, 2], None, [], str(path))
+    assert "--set stage2.KEY=VALUE" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -169,8 +195,12 @@ def test_an_override_reaches_one_stage_of_several_or_all() -> None:
     assert [recipe.rollout.max_turns for recipe in recipes.values()] == [3, 3]
     with pytest.raises(UserError, match=r"--set stage3\.steps=1: stage 3 is not run"):
         stage_recipes([1, 2], None, ["stage3.steps=1"])
-    with pytest.raises(UserError, match="toks"):
+    with pytest.raises(
+        UserError, match=r"--set stage2\.rollout\.toks=1: unknown key stage2\.rollout\.toks; the"
+    ):
         stage_recipes([1, 2], None, ["stage2.rollout.toks=1"])
+    with pytest.raises(UserError, match=r"--set stage2\.steps=0: stage2\.steps must be .*, not 0"):
+        stage_recipes([1, 2], None, ["stage2.steps=0"])
 
 
 def test_sft_is_the_papers() -> None:

@@ -127,9 +127,13 @@ def test_a_broken_format_file_is_named(tokenizer: Any, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_tokenizer_and_no_folder_are_each_one_message(tmp_path: Path) -> None:
+    # Of a known kind of model transformers would make a tokenizer without a vocabulary.
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(UserError, match="cannot load a tokenizer from") as caught:
         load_codec(tmp_path)
     assert "tokenizer.json" in caught.value.hint
+    assert "it has no tokenizer" in caught.value.hint
+    (tmp_path / "tokenizer.json").write_text("{}")
     # transformers checks a configuration with an error type of the hub's library.
     record = {"model_type": "qwen3", "num_hidden_layers": 4, "layer_types": ["full_attention"]}
     (tmp_path / "config.json").write_text(json.dumps(record))

@@ -51,10 +51,11 @@ def test_another_config_is_refused_and_names_the_keys(tmp_path: Path) -> None:
         pass
     other = {"seed": 2, "trainer": {"steps": 20, "lr": 1e-3}, "paths": ["a", "b"], "new": 1}
     with (
-        pytest.raises(UserError, match=r"(?m)other settings: new, seed, trainer\.lr$"),
+        pytest.raises(UserError, match=r"(?m)other settings: new, seed, trainer\.lr$") as refused,
         open_run(tmp_path / "run", "demo", other),
     ):
         pass
+    assert "(new: unset → 1, seed: 1 → 2, trainer.lr: 0.0001 → 0.001)" in refused.value.hint
     assert load_config(tmp_path / "run")[1]["seed"] == 1
 
 
@@ -82,7 +83,10 @@ def test_a_foreign_folder_and_a_file_are_refused_and_left_alone(tmp_path: Path) 
 
 def test_an_unreadable_config_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="no run at"), open_run(tmp_path, "demo", {}):
+    with (
+        pytest.raises(UserError, match=r"config\.json is damaged: Expecting"),
+        open_run(tmp_path, "demo", {}),
+    ):
         pass
 
 
@@ -114,6 +118,19 @@ def test_a_run_in_use_is_refused_and_a_killed_one_is_free_again(tmp_path: Path) 
         holder.communicate(timeout=60)
     with open_run(path, "demo", {"seed": 1}) as run:
         assert run.attempt == 2
+
+
+def test_a_reader_of_the_status_keeps_nobody_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    with open_run(path, "demo", {}):
+        pass
+    with (path / ".lock").open() as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        monkeypatch.setattr("rstar2.runs.time.sleep", lambda seconds: fcntl.flock(reader, fcntl.LOCK_UN))
+        with open_run(path, "demo", {}) as run:
+            assert run.attempt == 2
 
 
 def test_runs_are_listed_oldest_first_down_to_the_second_level(tmp_path: Path) -> None:

@@ -82,8 +82,11 @@ def test_a_wrong_line_in_the_middle_is_named_by_its_number(tmp_path: Path) -> No
     _written(path, 1)
     with path.open("ab") as file:
         file.write(b'{"problem_id": "p"}\n')
-    with pytest.raises(UserError, match=r"traces\.jsonl, line 2: not a trace"):
+    with pytest.raises(
+        UserError, match=r"traces\.jsonl, line 2: not a trace \(prompt_ids: Field required\)"
+    ) as told:
         list(read_traces(path))
+    assert "rstar2 grade" in told.value.hint
 
 
 def test_a_missing_file_is_one_message(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, read_toml
+from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, read_recipe
 
 PAGE = Path(__file__).resolve().parents[1] / "training.md"
 MARK = "<!-- From here on written by docs/generators/recipe_reference.py from the models; do not edit. -->\n"
@@ -40,9 +40,9 @@ STATED = {"optim.clip_low": "0.2", "optim.clip_high": "0.28", "algorithm.name": 
 
 def reference() -> str:
     """The reference as Markdown."""
-    stages = [read_toml(find(f"stage{number}")) for number in STAGES]
+    stages = [read_recipe(f"stage{number}", "stage")[1] for number in STAGES]
     # The paper names its machines and nothing of how the model is spread over them.
-    machine = read_toml(find("64xmi300x"))["stage"]["hardware"]
+    machine = read_recipe("64xmi300x", "profile")[1]["stage"]["hardware"]
     named = {key: machine[key] for key in ("nodes", "gpus_per_node", "gpu")}
     stages = [{**stage, "hardware": named} for stage in stages]
     parts = [
@@ -50,7 +50,7 @@ def reference() -> str:
         "The last column has the paper's values: those of stages 1, 2 and 3 if they differ, – if it states none.\n",
         *_tables(StageRecipe, "", stages),
         "## Every key of SFT's recipe\n",
-        *_tables(SftRecipe, "", [read_toml(find("sft"))], leave_out={"hardware"}),
+        *_tables(SftRecipe, "", [read_recipe("sft", "sft")[1]], leave_out={"hardware"}),
         "SFT has the `hardware` table of a stage too. Of its keys, `device`, `nodes`, `gpus_per_node`, `gpu`,\n"
         "`sequence_parallel`, `update_tokens`, `gradient_checkpointing` and those that end in `_s` apply to SFT.\n",
     ]

@@ -2,7 +2,7 @@
 
 ```
 OUTPUT/
-  analysis.json      what the report page shows: the short tables, and the charts
+  analysis.json      what the report page shows: the short tables, and the charts; and which traces they are of
   TABLE.csv          every table, those that charts are drawn from among them
   CHART.svg          every chart
 ```
@@ -25,7 +25,7 @@ import numpy as np
 from rstar2.analysis import behaviour, calls, uncertainty
 from rstar2.analysis.entropy import kept_surprisal
 from rstar2.analysis.figures import draw
-from rstar2.analysis.sources import TraceSet, find_sets
+from rstar2.analysis.sources import TraceSet, file_sizes, find_sets, recorded
 from rstar2.analysis.stored import TokenEntropies, concatenated, read_entropies, write_entropies
 from rstar2.analysis.tables import Chart, Row, Table, interval, number, write_csv
 from rstar2.analysis.tokens import TokenReader
@@ -72,6 +72,10 @@ class Analysis:
 
     tables: list[Table]
     charts: list[Chart]
+    paths: list[Path]
+    """What was analysed."""
+    sizes: dict[Path, int]
+    """Of each file of traces, the bytes that were read of it."""
 
     def write(self, folder: Path) -> None:
         """Write it all; a Failure where that is not possible."""
@@ -80,7 +84,8 @@ class Analysis:
             write_csv(folder, self.tables)
             draw(self.charts, folder)
             short = [table.record() for table in self.tables if table.shown != "file" and table.rows]
-            write_json(folder / "analysis.json", {"tables": short, "charts": self.charts})
+            about = recorded(folder, self.paths, self.sizes)
+            write_json(folder / "analysis.json", {"tables": short, "charts": self.charts, "traces": about})
         except OSError as error:
             raise Failure(f"cannot write {folder}: {error.strerror or error}", "Use --output.") from error
 
@@ -89,8 +94,8 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
     """Analyse the traces of runs and files.
 
     Raises:
-        UserError: a path holds no traces, or the model is none or did not write them.
-        Failure: the server does not answer or gives no log-probabilities, or a file cannot be written.
+        UserError: a path holds no traces, or the model is none or did not write them, or no server answers with it.
+        Failure: the server stops answering or gives no log-probabilities, or a file cannot be written.
     """
     if source.model_name and source.url is None:
         raise UserError("--model-name names a model on a server", "Give the server with --url.")
@@ -99,7 +104,9 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
             "--temperature changes nothing in what a server returns, which is at temperature 1",
             "Leave it out, or compute the entropies here: --model without --url.",
         )
-    measured = _measured(find_sets(paths), source, on_progress)
+    sets = find_sets(paths)
+    sizes = file_sizes(sets)
+    measured = _measured(sets, source, on_progress)
     for path in paths:
         if not any(one.finished for one in measured if one.set.files[0].is_relative_to(path)):
             raise UserError(f"no finished traces in {path}", "Those of samples that failed are not analysed.")
@@ -125,6 +132,8 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
             *calls.charts([one.calls for one in measured], call_tables[-1]),
             *behaviour.charts([one.behaviour for one in measured], behaviour_tables[-1]),
         ],
+        paths=paths,
+        sizes=sizes,
     )
 
 
@@ -167,7 +176,7 @@ class _Entropies:
         self._served = ""
         self._wrote = traces.model_sha256
         if source.url is not None:
-            served = asyncio.run(_served(source.url, source.model_name, source.key))
+            served = _served(source.url, source.model_name, source.key)
             self._served = served.model
             self.about |= {"source": "server", "url": source.url, "model": served.model, "root": served.root}
             if source.model is None:
@@ -230,9 +239,17 @@ class _Entropies:
         return None if any(each is None for each in kept) else [(each, None) for each in kept]
 
 
-async def _served(url: str, name: str | None, key: str | None) -> Served:
-    async with contextlib.aclosing(VLLMEngine(url, name, key=key)) as engine:
-        return await ask_served(engine)
+def _served(url: str, name: str | None, key: str | None) -> Served:
+    """The server's model; UserError where it does not answer, or not with that model."""
+
+    async def asked() -> Served:
+        async with contextlib.aclosing(VLLMEngine(url, name, key=key)) as engine:
+            return await ask_served(engine)
+
+    try:
+        return asyncio.run(asked())
+    except Failure as error:
+        raise UserError(error.message, error.hint) from error
 
 
 class _Set:

@@ -56,7 +56,7 @@ class Behaviour:
 
     def add(self, trace: Trace) -> None:
         text = "".join(turn.text for turn in trace.turns)
-        facts = {
+        facts: dict[str, float] = {
             "turns": len(trace.turns),
             "tokens": trace.tokens,
             "truncated": trace.finish != "answer",
@@ -66,8 +66,9 @@ class Behaviour:
                 text.count(f"<{tag}>") > text.count(f"</{tag}>") for tag in ("answer", "tool_call")
             ),
             "verified": verifies_itself(trace),
-            "repeated": repeated_share(trace),
         }
+        if trace.response_ids:  # a server that is asked by chat messages tells none
+            facts["repeated"] = repeated_share(trace)
         if trace.verdict is not None:
             facts["correct"] = trace.correct
         self._facts[trace.problem_id].append(

@@ -14,7 +14,10 @@ from rstar2.trace import ToolCall, Trace
 _EXCEPTION = re.compile(
     r"^([A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|Iteration))\b", re.MULTILINE
 )
-_IMPORT = re.compile(r"^\s*(?:import|from)\s+([A-Za-z_]\w*)", re.MULTILINE)
+_MODULE = r"[A-Za-z_][\w.]*(?:[ \t]+as[ \t]+\w+)?"
+_IMPORT = re.compile(
+    rf"^[ \t]*(?:from[ \t]+([A-Za-z_]\w*)|import[ \t]+({_MODULE}(?:[ \t]*,[ \t]*{_MODULE})*))", re.MULTILINE
+)
 _MOST = 12
 """Kinds of failures and modules that a table lists for each set of traces."""
 _FAILED_CORRECT = "any failure, in correct traces"
@@ -29,6 +32,14 @@ def failure_kind(call: ToolCall) -> str:
         return call.status
     classes = _EXCEPTION.findall(call.output)
     return str(classes[-1]).rpartition(".")[2] if classes else "other error"
+
+
+def imported(code: str) -> set[str]:
+    """The packages that a program's lines import, so far as they can be read: it need not be valid Python."""
+    found = (
+        part.split()[0] for parts in _IMPORT.findall(code) for part in ",".join(parts).split(",") if part
+    )
+    return {name.partition(".")[0] for name in found}
 
 
 class Calls:
@@ -76,14 +87,18 @@ class Calls:
 
     def _add_imports(self, call: ToolCall) -> None:
         code = (call.arguments or {}).get("code")
-        modules = set(_IMPORT.findall(code)) if isinstance(code, str) else set()
+        modules = imported(code) if isinstance(code, str) else set()
         self._imports.update(modules)
         if call.failed:
             self._failed_imports.update(modules)
 
     def _add_repair(self, group: str, turns: list[list[ToolCall]]) -> None:
-        """Of each turn with a failure: whether there was another call, was it right, how many until one was."""
-        outcomes = [any(call.failed for call in calls) for calls in turns if calls]
+        """Of each turn with a failure: whether there was another call, was it right, how many until one was.
+
+        A turn with a call that the judge lost says nothing about the model, and is left out.
+        """
+        told = [calls for calls in turns if calls and not any(call.status == "lost" for call in calls)]
+        outcomes = [any(call.failed for call in calls) for calls in told]
         for i, failed in enumerate(outcomes):
             if not failed:
                 continue

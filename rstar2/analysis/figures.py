@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +16,14 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _MARKS = ("o", "s", "^", "D")
 
 
-def file_name(chart: Chart) -> str:
-    """A chart's title as the name of its file: eval-stage3-entropy-after-a-tool-reply.svg."""
-    return re.sub(r"[^a-z0-9]+", "-", str(chart["title"]).lower()).strip("-") + ".svg"
+def file_names(charts: Sequence[Chart]) -> list[str]:
+    """Charts' titles as names of files: eval-stage3-entropy-after-a-tool-reply.svg; of those alike, numbered."""
+    names: list[str] = []
+    for chart in charts:
+        stem = re.sub(r"[^a-z0-9]+", "-", str(chart["title"]).lower()).strip("-")
+        numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        names.append(next(name for each in numbered if (name := f"{each}.svg") not in names))
+    return names
 
 
 def draw(charts: Sequence[Chart], folder: Path) -> None:
@@ -31,7 +37,7 @@ def draw(charts: Sequence[Chart], folder: Path) -> None:
     # The same charts give the same files.
     matplotlib.rcParams["svg.hashsalt"] = "rstar2"
     matplotlib.rcParams["svg.fonttype"] = "none"
-    for chart in charts:
+    for chart, name in zip(charts, file_names(charts), strict=True):
         figure, axes = pyplot.subplots(figsize=(6.4, 3.4))
         for number, series in enumerate(chart["series"]):
             points = [point for point in series["points"] if point[1] is not None]
@@ -51,4 +57,4 @@ def draw(charts: Sequence[Chart], folder: Path) -> None:
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None}, bbox_inches="tight")
         pyplot.close(figure)
-        write_text(folder / file_name(chart), drawn.getvalue())
+        write_text(folder / name, drawn.getvalue())

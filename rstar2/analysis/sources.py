@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rstar2.errors import UserError
 from rstar2.files import read_json
@@ -55,6 +57,28 @@ def find_sets(paths: list[Path]) -> list[TraceSet]:
             arm = f"{unlike} {each.arm}".strip()
             found.append(TraceSet(each.name, arm, each.files, each.model, each.tokenizer))
     return found
+
+
+def file_sizes(sets: list[TraceSet]) -> dict[Path, int]:
+    """The bytes of each file of traces."""
+    return {file: file.stat().st_size for each in sets for file in each.files}
+
+
+def recorded(folder: Path, paths: list[Path], sizes: dict[Path, int]) -> dict[str, Any]:
+    """What an analysis in a folder says of its traces, JSON-able: paths are seen from the folder, which may move."""
+    return {
+        "paths": [os.path.relpath(path, folder) for path in paths],
+        "bytes": {os.path.relpath(path, folder): size for path, size in sizes.items()},
+    }
+
+
+def has_changed(folder: Path, about: dict[str, Any]) -> bool:
+    """Whether there are other traces now than when the analysis in a folder was made, which `recorded` them."""
+    paths = [folder / path for path in about["paths"]]
+    try:
+        return recorded(folder, paths, file_sizes(find_sets(paths))) != about
+    except UserError:  # they are gone
+        return True
 
 
 def _unlike(paths: list[Path]) -> list[str]:

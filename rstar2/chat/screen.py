@@ -145,6 +145,6 @@ class Screen:
     def _box(self, title: str, plain: str, shown: Text | Syntax, style: str) -> None:
         self._text.margin()
         if self._out.is_terminal:
-            self._out.print(Panel(shown, title=title, title_align="left", border_style=style))
+            self._out.print(Panel(shown, title=Text(title), title_align="left", border_style=style))
         else:
             self._out.print(Text(f"{title}:\n{textwrap.indent(plain, '    ')}"), soft_wrap=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import ApiKey, AsJson, ModelName, err, examples, out
 from rstar2.errors import UserError
@@ -86,7 +87,9 @@ def command(
     source = EntropySource(model, url, model_name, temperature, api_key)
     with err.status("reading traces") as status:
         analysis = analyze(
-            paths, source, lambda label, done: status.update(f"{label}: {done} traces", spinner="dots")
+            paths,
+            source,
+            lambda label, done: status.update(escape(f"{label}: {done} traces"), spinner="dots"),
         )
     folder = output or _folder(paths[0])
     analysis.write(folder)
@@ -96,7 +99,7 @@ def command(
     for table in analysis.tables:
         if table.shown == "everywhere" and table.rows:
             _print(table)
-    out.print(f"tables and plots: {folder}", soft_wrap=True)
+    out.print(f"tables and plots: {folder}", markup=False, soft_wrap=True)
 
 
 def _folder(path: Path) -> Path:
@@ -120,7 +123,7 @@ def _print(table: Table) -> None:
         drawn = Shown()
         for place, head in enumerate(heads):
             numbers = all(line[place][-1:] in "0123456789%–" for line in lines)
-            drawn.add_column(head, justify="right" if numbers else "left")
+            drawn.add_column(escape(head), justify="right" if numbers else "left")
         for line in lines:
-            drawn.add_row(*line)
+            drawn.add_row(*map(escape, line))
         out.print(drawn)

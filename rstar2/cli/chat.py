@@ -114,8 +114,13 @@ def command(
     from rstar2.chat.model import ModelChoice
     from rstar2.chat.server import started_engine
     from rstar2.engines.base import Sampling
+    from rstar2.errors import UserError
     from rstar2.prompts import FormatChoice
 
+    if top_p <= 0:
+        raise UserError(
+            "--top-p must be above 0, not 0", "Give 1 to turn it off, or --temperature 0 for greedy answers."
+        )
     choice = ModelChoice(
         run, model, url, model_name, api, api_key, FormatChoice(format, force_format), engine, tool
     )

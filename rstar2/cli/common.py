@@ -136,7 +136,7 @@ JudgeToken = Annotated[
     str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", callback=checked_key, help="The judge's token.")
 ]
 Temperature = Annotated[float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")]
-TopP = Annotated[float, typer.Option(min=1e-6, max=1, help="Nucleus sampling; 1 is off.")]
+TopP = Annotated[float, typer.Option(min=0, max=1, help="Nucleus sampling; 1 is off.")]
 LogLines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each part.")]
 FollowLogs = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")]
 
@@ -156,7 +156,17 @@ class RunGroup(TyperGroup):
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == RUN else name, command, rest
+        if name == RUN and command is not None:
+            name, command.context_class = "", _RunContext
+        return name, command, rest
+
+
+class _RunContext(typer.Context):
+    """Of a command without a name, which would leave a space in `Usage: rstar2 eval  [OPTIONS]`."""
+
+    @property
+    def command_path(self) -> str:
+        return super().command_path.rstrip()
 
 
 @contextmanager
@@ -188,20 +198,17 @@ def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hin
     """Print the last lines of the logs in a folder whose name begins with `part`, with `follow` also what comes.
 
     Following ends once nobody reads it any more.
-    A UserError, with the hint, where there are none; `whose` names their owner in the message.
+    A UserError, with the hint, where there are none, or all are empty; `whose` names their owner in the message.
     """
     from rstar2.errors import UserError
     from rstar2.supervision import logs
 
-    files = logs.logs_of(folder, part)
+    files = [file for file in logs.logs_of(folder, part) if follow or file.stat().st_size]
     if not files:
         raise UserError(f"no logs of {part or whose} in {folder}", hint)
-    for file in files:
-        for line in logs.tail(file, lines):
-            out.print(Text(f"{file.stem}: {line}"), soft_wrap=True)
-    if follow:
-        for name, line in logs.follow(folder, part, lambda: out.reader_gone):
-            out.print(Text(f"{name}: {line}"), soft_wrap=True)
+    ends = ((file.stem, line) for file in files for line in logs.tail(file, lines))
+    for name, line in logs.follow(folder, part, lines, lambda: out.reader_gone) if follow else ends:
+        out.print(Text(f"{name}: {line}"), soft_wrap=True)
 
 
 def examples(*lines: tuple[str, str]) -> str:

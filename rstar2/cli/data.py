@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli import agree as agree_verb
 from rstar2.cli.common import AsJson, Change, ForceFormat, Format, err, examples, out
@@ -39,7 +40,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="NAME=FILE",
-        help="Read a source or benchmark from this file, not from the hub: .jsonl or .parquet. Repeatable.",
+        help="Read a source (.jsonl or .parquet) or a benchmark (.jsonl) from this file, not from the hub. Repeatable.",
     ),
 ]
 Tokenizer = Annotated[
@@ -176,7 +177,7 @@ def prepare(
     changes, also = _changes(against, filters, agree, measured, pass_rate, exclude_solved)
     if model is not None:
         changes["rewrite"] = {"model": model}
-    plan = plan_mixture(sources, given or [], changes, also, change or [], rewrite or "")
+    plan = plan_mixture(sources, given or [], changes, also, change or [], rewrite or "", offline=dry_run)
     if dry_run:
         out.print_json(plan.recipe.model_dump_json())
         return
@@ -238,8 +239,8 @@ class _Steps:
         self._started = 0.0
 
     def start(self, title: str) -> None:
-        self._title, self._rows, self._started = title, 0, time.monotonic()
-        self._progress.update(self._task, description=title)
+        self._title, self._rows, self._started = escape(title), 0, time.monotonic()
+        self._progress.update(self._task, description=self._title)
 
     def rows(self, count: int) -> None:
         self._rows += count
@@ -275,14 +276,15 @@ def _print_card(card: Card, output: Path) -> None:
             each["left"],
             each["taken"],
         )
-        table.add_row(name, *(f"{number:,}" for number in numbers))
+        table.add_row(escape(name), *(f"{number:,}" for number in numbers))
     out.print(table)
     dropped = ", ".join(f"{step['dropped']:,} {step['filter']}" for step in card.steps if step["dropped"])
     out.print(f"dropped, in order: {dropped or 'none'}", soft_wrap=True)
-    if not card.config["against"]:
+    if not card.checked:
         err.print("[yellow]not checked against any benchmark[/]: name with --against those you will measure")
-    out.print(f"{card.rows:,} {card.kind}: [cyan]{output / 'data.parquet'}[/]", soft_wrap=True)
-    out.print(f"what was dropped, and why: [cyan]{output / 'card.md'}[/]", soft_wrap=True)
+    data, written = escape(str(output / "data.parquet")), escape(str(output / "card.md"))
+    out.print(f"{card.rows:,} {card.kind}: [cyan]{data}[/]", soft_wrap=True)
+    out.print(f"what was dropped, and why: [cyan]{written}[/]", soft_wrap=True)
 
 
 @app.command(
@@ -310,19 +312,25 @@ def inspect(
     from rich.table import Table
 
     from rstar2.data.mixture.look import by_source, count_tokens, open_prepared
+    from rstar2.errors import UserError
 
+    if tokenizer is None and (format is not None or force_format):
+        raise UserError(
+            "--format and --force-format need a tokenizer",
+            "Give the model with --tokenizer, or leave them out.",
+        )
     prepared = open_prepared(path)
     table = Table("source", box=box.SIMPLE_HEAD)
     table.add_column("rows", justify="right")
     for name, count in by_source(prepared).items():
-        table.add_row(name, f"{count:,}")
+        table.add_row(escape(name), f"{count:,}")
     table.add_row("all", f"{prepared.rows:,}")
     out.print(table)
     codec = _codec(tokenizer, format, force_format) if tokenizer else None
     tokens_of = _tokens_of(codec) if codec else None
     for row in prepared.sample(rows, seed):
         tokens = f", {tokens_of([row])[0]} tokens" if tokens_of else ""
-        out.rule(f"{row['id']}{tokens}", align="left")
+        out.rule(escape(f"{row['id']}{tokens}"), align="left")
         out.print(_rendered(row, codec), markup=False, soft_wrap=True)
         if prepared.kind == "problems":
             out.print(f"answer: {row['answer']}", markup=False, style="dim")
@@ -354,7 +362,8 @@ def diff(
     ):
         if counts:
             listed = ", ".join(f"{count:,} of {source}" for source, count in counts.items())
-            out.print(f"{text}: {listed}; such as {', '.join(found.examples[kind])}", soft_wrap=True)
+            shown = f"{text}: {listed}; such as {', '.join(found.examples[kind])}"
+            out.print(shown, markup=False, soft_wrap=True)
     out.print(f"identical: {found.same:,}")
     if found.only_first or found.only_second or found.changed:
         raise typer.Exit(1)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import Change, Recipe, examples, out
-from rstar2.cli.training import ProgressRows, need_training_extra, timing_table
+from rstar2.cli.training import ProgressRows, need_training_extra, shell_lines, timing_table
 
 EPILOG = examples(
     ("the whole recipe, in minutes, on two cores", "rstar2 demo"),
@@ -48,20 +48,24 @@ def command(
     VERL runs SFT and then three stages of GRPO-RoC. The judge runs every program. Needs no GPU.
     """
     from rstar2.demo.recipe import commands, demo_plan
+    from rstar2.train.command import own_overrides
+    from rstar2.train.trainer.verl_config import check_verl_keys
 
     plan = demo_plan(recipe, seed, change or [])
     folder = run or plan.folder
+    check_verl_keys("ppo_trainer", (own_overrides(stage.verl) for stage in plan.stages.values()))
     if dry_run:
         from rstar2.cli.plan import show_run
         from rstar2.demo.tiny import config_values
         from rstar2.eval.settings import JudgeChoice
         from rstar2.train.estimate.model import shape_of
 
-        show_run(shape_of(config_values(plan.demo.model), recipe), plan.stages, JudgeChoice().workers, folder)
+        shape, problems = shape_of(config_values(plan.demo.model), recipe), plan.demo.problems.train
+        show_run(shape, plan.stages, JudgeChoice().workers, folder, problems)
         out.print_json(json.dumps(plan.config()))
         for name, trainer in commands(plan, folder):
             out.print(f"[bold]{name}[/]")
-            typer.echo(shlex.join(trainer.argv))
+            typer.echo(shell_lines(trainer.argv))
         return
     need_training_extra()
     from rstar2.judge.queue.embedded_redis import server_binary
@@ -76,7 +80,8 @@ def command(
     from rstar2.train.records.timing import run_timing
 
     with open_run(folder, "demo", plan.config(), plan.compared) as opened:
-        out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
+        logs = escape(f"tail -f {opened.logs}/*.log")
+        out.print(f"run folder [cyan]{escape(str(folder))}[/]; trainer logs: [cyan]{logs}[/]")
         with ProgressRows() as progress:
             summary = run_demo(plan, opened, compare, progress, JudgeChoice(isolation=isolation))
         write_figure(folder)
@@ -84,7 +89,8 @@ def command(
     out.print(table(summary))
     out.print(plot(folder, summary))
     out.print(timing_table(run_timing(folder)))
-    out.print(f"report   [cyan]{page}[/]")
+    out.print(f"report   [cyan]{escape(str(page))}[/]")
     # So small a model knows only problems worded like those it was taught.
     known = builtin.held_out(plan.demo.seed, 1)[0].problem
-    out.print(f'next     [cyan]rstar2 chat --run {folder} --prompt "{known}"[/]', soft_wrap=True)
+    chat = escape(f'rstar2 chat --run {folder} --prompt "{known}"')
+    out.print(f"next     [cyan]{chat}[/]", soft_wrap=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 import rstar2.eval
 from rstar2.cli import common
@@ -64,6 +66,13 @@ JudgeModelUrl = Annotated[
     str | None,
     typer.Option(
         help="URL of an OpenAI-compatible server whose model grades arena-hard; its key is in OPENAI_API_KEY."
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="RSTAR2_API_KEY",
+        help="The API key of the --url server; without --judge-model-url, OPENAI_API_KEY has it too.",
     ),
 ]
 JudgeModelName = Annotated[
@@ -125,7 +134,7 @@ def run(
     url: common.Url = None,
     model_name: common.ModelName = None,
     api: common.Api = "tokens",
-    api_key: common.ApiKey = None,
+    api_key: ApiKey = None,
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     oracle: Oracle = False,
@@ -145,7 +154,7 @@ def run(
     judge_model_url: JudgeModelUrl = None,
     judge_model_name: JudgeModelName = None,
     native_calls: NativeCalls = False,
-    in_flight: Annotated[int, typer.Option(min=1, help="Rollouts that run at once.")] = 64,
+    in_flight: Annotated[int, typer.Option(min=1, help="Rollouts that run at once, and gradings.")] = 64,
     wait: Wait = 300.0,
     run_folder: RunFolder = None,
     per_problem: PerProblem = False,
@@ -178,6 +187,9 @@ def run(
             "no model to measure: --run names the folder for the evaluation, not a model",
             f"To measure the model that a run trained, give --model {run_folder}.",
         )
+    openai_key = os.environ.get("OPENAI_API_KEY")
+    if not judge_model_url:
+        api_key = api_key or openai_key
     target = Target(model, url, model_name, oracle, FormatChoice(format, force_format), api, api_key)
     asked = {key: value for key, value in values.items() if value is not None}
     # Before all that takes long: the other imports, and a dataset hub without a network.
@@ -187,7 +199,7 @@ def run(
 
     choice = JudgeChoice(judge, judge_token, judge_workers)
     given = Given(data, baseline, native_calls)
-    judge_model = JudgeModel(judge_model_url, judge_model_name) if judge_model_url else None
+    judge_model = JudgeModel(judge_model_url, judge_model_name, openai_key) if judge_model_url else None
     plan = prepare(target, server, benchmarks, asked, choice, given, judge_model, limit)
     _measure(plan, run_folder or plan.folder, per_problem)
 
@@ -208,7 +220,7 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
         if per_problem:
             for result in results:
                 out.print(problems_table(result))
-        out.print(f"report: {write_report(folder)}", soft_wrap=True)
+        out.print(f"report: {write_report(folder)}", markup=False, soft_wrap=True)
         if refused is not None:
             raise refused
         if interrupted:
@@ -223,9 +235,11 @@ def _announce(plan: EvalPlan, folder: Path) -> None:
     counts = ", ".join(
         f"{name} ({counted(len(each.problems), 'problem')})" for name, each in plan.benchmarks.items()
     )
-    out.print(f"[bold]{counts}[/bold] on {plan.opened.name} → {folder}", soft_wrap=True)
+    where = escape(f"on {plan.opened.name} → {folder}")
+    out.print(f"[bold]{escape(counts)}[/bold] {where}", soft_wrap=True)
     out.print(f"format: {plan.opened.identity['format']}", style="dim", markup=False, soft_wrap=True)
-    for what in plan.opened.identity.get("inexact", ()):
+    left = plan.opened.left_to_server
+    for what in (*plan.opened.identity.get("inexact", ()), *([left] if left else [])):
         err.print(f"not exact: {what}", style="yellow", markup=False, soft_wrap=True)
     protocols = {name: each.settings.protocol() for name, each in plan.benchmarks.items()}
     distinct: list[dict[str, object]] = []
@@ -235,7 +249,7 @@ def _announce(plan: EvalPlan, folder: Path) -> None:
     for protocol in distinct:
         named = ", ".join(name for name, own in protocols.items() if own == protocol)
         prefix = f"{named}: " if len(distinct) > 1 else ""
-        out.print(prefix + settings_lines(protocol, out.width), style="dim", soft_wrap=True)
+        out.print(prefix + settings_lines(protocol, out.width), style="dim", markup=False, soft_wrap=True)
 
 
 @app.command(
@@ -258,11 +272,11 @@ def setup(
     from rstar2.eval.harnesses.environment import installed, set_up
 
     for harness in harnesses_of(benchmarks):
-        err.print(f"{harness.name}: {', '.join(harness.pins)}", soft_wrap=True, highlight=False)
+        err.print(f"{harness.name}: {', '.join(harness.pins)}", markup=False, soft_wrap=True)
         made = set_up(harness)
         packages = counted(len(installed(harness)), "package")
         state = "made" if made else "already complete"
-        out.print(f"{harness.name} {state}: {packages} in {harness.folder}", soft_wrap=True, highlight=False)
+        out.print(f"{harness.name} {state}: {packages} in {harness.folder}", markup=False, soft_wrap=True)
 
 
 @app.command(
@@ -296,7 +310,7 @@ def compare(
     if as_json:
         out.print_json(json.dumps([each.as_json() for each in found]))
         return
-    out.print(f"A {run_a}\nB {run_b}\n", soft_wrap=True)
+    out.print(f"A {run_a}\nB {run_b}\n", markup=False, soft_wrap=True)
     for table in comparison_tables(found, out):
         out.print(table)
     for each in found:
@@ -305,10 +319,11 @@ def compare(
             out.print(score_differences_table(each.name, each.scores))
     for each in found:
         if each.changed:
-            err.print(f"[yellow]{each.name}: these settings differ: {', '.join(each.changed)}[/]")
+            differ = f"{each.name}: these settings differ: {', '.join(each.changed)}"
+            err.print(differ, style="yellow", markup=False)
         if each.unpaired:
             alone = counted(each.unpaired, "problem")
-            err.print(f"[yellow]{each.name}: left out {alone} found in only one run[/]")
+            err.print(f"{each.name}: left out {alone} found in only one run", style="yellow", markup=False)
         if each.flipped:
             out.print()
             out.print(flips_table(each))

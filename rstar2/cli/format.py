@@ -32,12 +32,20 @@ def _group() -> None:
             "with a problem and a reply of your own",
             'rstar2 format show runs/demo --problem "2 + 2?" --reply 4',
         ),
+        ("a format by itself, to check a file or a new tool", "rstar2 format show --format release"),
         ("for a model in another format", "rstar2 format show models/smollm2 --format listed-tools"),
         ("as JSON, for a program", "rstar2 format show runs/demo --json"),
     )
 )
 def show(
-    model: common.ModelArgument,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A model's folder, the folder of a run or stage that made it, or a hub id; without one, --format "
+            "is shown with a token for each byte.",
+            metavar="MODEL",
+        ),
+    ] = None,
     problem: Annotated[str, typer.Option(help="The problem to ask.")] = "What is 6 times 7?",
     reply: Annotated[str, typer.Option(help="What the tool prints.")] = "42",
     format: common.Format = None,
@@ -48,11 +56,20 @@ def show(
     import json
 
     from rstar2.engines.models import find_model
+    from rstar2.engines.oracle import byte_codec
+    from rstar2.errors import UserError
+    from rstar2.formats.format import ours, read_format
     from rstar2.formats.replies import result_text
     from rstar2.judge.schema import RunResult
     from rstar2.prompts import FormatChoice, load_codec
 
-    codec = load_codec(find_model(model) or model, FormatChoice(format, force_format))
+    if model is not None:
+        codec = load_codec(find_model(model) or model, FormatChoice(format, force_format))
+    elif format is not None:
+        # A format that takes the model's own template is shown with ours.
+        codec = byte_codec(read_format(format, ours().template), f"{format}, without a model")
+    else:
+        raise UserError("nothing to show", "Give a model, --format NAME|FILE, or both.")
     fmt = codec.format
     shown = result_text(RunResult(id="", outcome="ok", stdout=reply), fmt.layout, fmt.limits)
     prompt, turn = codec.prompt(fmt.messages(problem)), codec.tool_turn([shown])

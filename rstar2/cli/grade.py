@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import counted, err, examples
 
@@ -64,7 +65,8 @@ def command(
 
     Each line of FILE.jsonl is an object with `gold` and `pred` (a bare
     answer or a whole model output); either may be a number or null. An
-    optional `finish` says how the output ended: answer, max_tokens, max_turns.
+    optional `finish` says how the output ended: answer, max_turns, max_tokens,
+    stopped, error.
     The output has one line for each, in order: `id`, `verdict` (correct, wrong,
     unparsed, timeout or invalid), the `extracted` answer and the `rule` that
     decided. A row that cannot be graded is invalid, and is reported.
@@ -76,11 +78,12 @@ def command(
     from rstar2.eval.grader import GraderPool
     from rstar2.eval.grader.offline import STANDARD_INPUT, graded, read_rows, writer
 
-    rows = read_rows(STANDARD_INPUT if str(file) == "-" else file, gold_key, pred_key, strict)
+    source = STANDARD_INPUT if str(file) == "-" else file
+    rows = read_rows(source, gold_key, pred_key, strict)
     counts: Counter[str] = Counter()
     bad: list[str] = []
     with (
-        writer(output) as write,
+        writer(output, source) as write,
         GraderPool(workers, timeout) as pool,
         # Else what is written to standard output would be shown above the bar, even where that is a file.
         Progress(console=err, transient=True, redirect_stdout=False) as progress,
@@ -106,7 +109,8 @@ def _summary(counts: Counter[str], output: Path | None) -> None:
     from rstar2.eval.intervals import share
 
     total = counts.total()
-    table = Table(title=counted(total, "row") + (f", in {output}" if output else ""), title_justify="left")
+    where = escape(f", in {output}") if output else ""
+    table = Table(title=counted(total, "row") + where, title_justify="left")
     for heading in ("verdict", "rows", "share", "95 % interval"):
         table.add_column(heading, justify="left" if heading == "verdict" else "right")
     for verdict, count in counts.most_common():

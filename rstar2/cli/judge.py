@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import FollowLogs, LogLines, counted, err, examples, out, show_logs
 
@@ -94,7 +95,7 @@ def up(
     if running is not None:
         raise UserError(
             f"a judge is already running at {running.url} (pid {running.pid})",
-            "stop it with `rstar2 judge down`",
+            "Stop it with `rstar2 judge down`.",
         )
     folder = state_folder() / "judge"
     settings = ServiceSettings(
@@ -123,10 +124,10 @@ def up(
 
 def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
     number = counted(workers, "worker")
-    out.print(f"judge at [bold]{judge.url}[/], {number}, isolation [bold]{judge.isolation}[/]")
+    out.print(f"judge at [bold]{escape(judge.url)}[/], {number}, isolation [bold]{judge.isolation}[/]")
     if judge.isolation == "none":
         err.print("[yellow]isolation none: programs can read what you can read; run only code you trust[/]")
-    out.print(f"logs: tail -F {folder}/logs/*.log", soft_wrap=True)
+    out.print(f"logs: tail -F {folder}/logs/*.log", markup=False, soft_wrap=True)
 
 
 @app.command(epilog=examples(("stop the judge", "rstar2 judge down")))
@@ -181,7 +182,7 @@ def _address(url: str | None, token: str | None) -> tuple[str, str | None]:
 def _status(url: str, token: str | None) -> dict[str, Any]:
     import httpx
 
-    from rstar2.errors import Failure, UserError
+    from rstar2.errors import UserError
 
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
@@ -189,14 +190,16 @@ def _status(url: str, token: str | None) -> dict[str, Any]:
         answer.raise_for_status()
         return dict(answer.json())
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise UserError(f"--url {url}: {error}", "give it as http://host:port") from error
+        raise UserError(f"--url {url}: {error}", "Give it as http://host:port") from error
     except httpx.HTTPStatusError as error:
         refused = error.response.status_code == httpx.codes.UNAUTHORIZED
-        hint = "give the judge's token with --token" if refused else "see `rstar2 judge logs` on its machine"
+        hint = (
+            "Give the judge's token with --token." if refused else "See `rstar2 judge logs` on its machine."
+        )
         raise UserError(f"the judge at {url} answers HTTP {error.response.status_code}", hint) from error
     except (httpx.HTTPError, ValueError) as error:
-        raise Failure(
-            f"no judge answers at {url}: {error}", "see `rstar2 judge logs` on its machine"
+        raise UserError(
+            f"no judge answers at {url}: {error}", "See `rstar2 judge logs` on its machine."
         ) from error
 
 
@@ -217,7 +220,7 @@ def logs(
     from rstar2.supervision.state import state_folder
 
     folder = state_folder() / "judge" / "logs"
-    show_logs(folder, part, lines, follow, "a judge", "start one with `rstar2 judge up`")
+    show_logs(folder, part, lines, follow, "a judge", "Start one with `rstar2 judge up`.")
 
 
 @app.command(
@@ -257,7 +260,7 @@ def worker(
     )
     process, judge = start_service(settings)
     out.print(f"{counted(workers, 'worker')}, isolation [bold]{judge.isolation}[/]")
-    out.print(f"logs: tail -F {place}/logs/*.log", soft_wrap=True)
+    out.print(f"logs: tail -F {place}/logs/*.log", markup=False, soft_wrap=True)
     try:
         process.wait()
     finally:
@@ -289,7 +292,7 @@ def mcp(url: Url = None, token: Token = None) -> None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rstar2-mcp-")))
                 judge = stack.enter_context(running_judge(folder))
             url, token = judge.url, judge.token
-        err.print(f"tools of the judge at {url}", soft_wrap=True)
+        err.print(f"tools of the judge at {url}", markup=False, soft_wrap=True)
         mcp_server(url, token).run()
 
 
@@ -312,6 +315,7 @@ def run(
 
     from rstar2.errors import UserError
     from rstar2.judge.client import SyncJudgeClient
+    from rstar2.judge.client.http import JudgeError
     from rstar2.judge.schema import RunRequest
 
     try:
@@ -319,12 +323,16 @@ def run(
         stdin = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read().decode()
         request = RunRequest(code=code, stdin=stdin, timeout_s=timeout, memory_mb=memory)
     except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}", "give the path of a Python file") from error
+        raise UserError(f"cannot read {file}: {error.strerror}", "Give the path of a Python file.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} or its input is not UTF-8: {error}", "save it as UTF-8") from error
+        raise UserError(f"{file} or its input is not UTF-8: {error}", "Save it as UTF-8.") from error
     except ValidationError as error:
         raise UserError(f"{file} cannot be run: {error.errors()[0]['msg']}") from error
     with SyncJudgeClient(*_address(url, token), wait_s=60) as client:
+        try:
+            client.health()
+        except JudgeError as error:
+            raise UserError(error.message, error.hint) from error
         result = client.run(request)
     _show(result)
     if result.outcome != "ok":

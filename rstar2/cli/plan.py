@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import AsJson, Change, Profile, err, examples, out
 
@@ -108,13 +109,18 @@ def command(
 
 
 def show_run(
-    model: Path | str | ModelShape, recipes: dict[int, StageRecipe], judge_workers: int | None, run: Path
+    model: Path | str | ModelShape,
+    recipes: dict[int, StageRecipe],
+    judge_workers: int | None,
+    run: Path,
+    problems: int,
 ) -> None:
-    """The plan of stages, as a dry run begins with it; a line where the model's size is not known.
+    """The plan of stages on so many problems, as a dry run begins with it; a line where the model's size is not known.
 
     A UserError where RAY_ADDRESS names a cluster that does not answer.
     """
     from rstar2.train.estimate.report import estimate_run, start_warnings
+    from rstar2.train.estimate.work import Assumptions
 
     warnings = _cluster_warnings(each.machines for each in recipes.values())
     shape: ModelShape | None
@@ -127,12 +133,14 @@ def show_run(
         _warn(warnings)
     else:
         memory = _machine_memory([each.hardware for each in recipes.values()])
-        estimate = estimate_run(shape, recipes, judge_workers, memory)
+        estimate = estimate_run(
+            shape, recipes, judge_workers, memory, assumptions=Assumptions(problems=problems)
+        )
         _show(estimate, recipes)
         _warn([*warnings, *estimate.warnings, *_disk_warnings(estimate, run)])
 
 
-def show_sft(model: Path | str, recipe: SftRecipe, data: Path) -> None:
+def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str, Any]]) -> None:
     """The plan of SFT, as its dry run begins with it, as of `show_run`."""
     from rstar2.train.estimate.memory import sft_memory
     from rstar2.train.estimate.report import sft_warnings
@@ -143,7 +151,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, data: Path) -> None:
     if shape is None:
         _warn(shortage)
         return
-    expected = _conversation_lengths(model, recipe, data)
+    expected = _conversation_lengths(model, recipe, conversations)
     memory, disk = sft_memory(shape, recipe, expected), stage_disk(shape, kept=2)
     table = _table(shape, recipe.hardware, ["SFT"])
     for name in ("weights", "gradients", "optimizer", "activations", "gathered"):
@@ -159,14 +167,16 @@ def show_sft(model: Path | str, recipe: SftRecipe, data: Path) -> None:
     _warn([*shortage, *sft_warnings(recipe, shape, memory)])
 
 
-def _conversation_lengths(model: Path | str, recipe: SftRecipe, data: Path) -> list[int]:
-    """Of some of the conversations; empty where the model's tokenizer, or the data, is not here."""
+def _conversation_lengths(
+    model: Path | str, recipe: SftRecipe, conversations: list[dict[str, Any]]
+) -> list[int]:
+    """Of some of the conversations; empty where the model's tokenizer is not here."""
     from rstar2.errors import UserError
     from rstar2.train.start_checks import conversation_lengths
 
     try:
-        with err.status(f"sampling the conversations of {data}"):
-            return conversation_lengths(recipe, Path(model), data)
+        with err.status("sampling the conversations"):
+            return conversation_lengths(recipe, Path(model), conversations)
     except UserError as error:
         err.print(f"conversation lengths unknown: {error.message}", soft_wrap=True, markup=False)
         return []
@@ -175,12 +185,14 @@ def _conversation_lengths(model: Path | str, recipe: SftRecipe, data: Path) -> l
 def warn_before_start(plan: TrainPlan, run: Path) -> None:
     """Say what does not fit before a run starts, a judge that is too small for a step included."""
     from rstar2.train.estimate.report import estimate_run, start_warnings
+    from rstar2.train.estimate.work import Assumptions
 
     _warn(start_warnings(plan.model, min(plan.recipes)))
     shape = _shape(plan.model)
     if shape is not None:
         memory = _machine_memory([each.hardware for each in plan.recipes.values()])
-        estimate = estimate_run(shape, plan.recipes, _workers(plan.judge), memory)
+        known = Assumptions(problems=len(plan.rows))
+        estimate = estimate_run(shape, plan.recipes, _workers(plan.judge), memory, assumptions=known)
         _warn([*estimate.warnings, *_disk_warnings(estimate, run)])
 
 
@@ -242,7 +254,7 @@ def _table(shape: ModelShape, hardware: Hardware, columns: list[str]) -> Table:
 
     gpus = hardware.nodes * hardware.gpus_per_node
     on = f"{gpus} × {hardware.gpu.upper()}" if hardware.device == "cuda" else f"{gpus} CPU rank"
-    title = f"{shape.kind}, {shape.parameters:,} parameters, on {on}"
+    title = escape(f"{shape.kind}, {shape.parameters:,} parameters, on {on}")
     table = Table("GiB of a GPU" if hardware.device == "cuda" else "GiB", title=title)
     for column in columns:
         table.add_column(column, justify="right")
@@ -315,8 +327,6 @@ def _lengths(given: Assumptions) -> str:
 
 
 def _warn(warnings: Iterable[str]) -> None:
-    from rich.markup import escape
-
     for warning in warnings:
         out.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
 

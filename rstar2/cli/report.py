@@ -27,4 +27,4 @@ def command(
     from rstar2.report import write_report
 
     page = write_report(run, output)
-    out.print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
+    out.print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)", markup=False, soft_wrap=True)

@@ -46,12 +46,16 @@ def list_(root: Annotated[Path, typer.Option(help="The folder that holds the run
     name = Column("run", min_width=max((len(str(path)) for path in found), default=0))
     table = Table(name, "kind", "state", "attempt", "last change", box=None, padding=(0, 3, 0, 0))
     for path in found:
-        kind, _ = load_config(path)
+        try:
+            kind, _ = load_config(path)
+        except UserError:
+            kind = "damaged"
         status = load_status(path)
         at = f"{datetime.fromtimestamp(status['at']):%Y-%m-%d %H:%M}" if "at" in status else ""
-        table.add_row(str(path), kind, status.get("state", "?"), str(status.get("attempt", "")), at)
+        about = (str(path), kind, str(status.get("state", "?")), str(status.get("attempt", "")), at)
+        table.add_row(*map(escape, about))
     if not table.row_count:
-        out.print(f"no runs below {root}")
+        out.print(f"no runs below {root}", markup=False)
         return
     out.print(table, crop=False)
 
@@ -72,11 +76,14 @@ def show(
     from rstar2.report.collect import collect
     from rstar2.runs import load_status
 
-    page, state = collect(run), str(load_status(run).get("state", "unknown"))
+    page, status = collect(run), load_status(run)
     if as_json:
-        typer.echo(json.dumps(_as_json(page, state), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(_as_json(page, status), indent=2, ensure_ascii=False))
         return
-    out.print(f"[bold]{escape(str(run))}[/bold]  {page.kind}, {state}", soft_wrap=True)
+    about = page.kind if page.card else f"{page.kind}, {status.get('state', 'unknown')}"
+    out.print(f"[bold]{escape(str(run))}[/bold]  {about}", soft_wrap=True)
+    if cause := status.get("cause"):
+        out.print(f"{cause}\nlogs: {run / 'attempts' / 'latest'}", markup=False, soft_wrap=True)
     _print_results(page)
     lines = list(_settings(page.config))
     if settings:
@@ -89,11 +96,12 @@ def show(
         )
 
 
-def _as_json(page: RunPage, state: str) -> dict[str, Any]:
+def _as_json(page: RunPage, status: dict[str, Any]) -> dict[str, Any]:
     return {
         "run": str(page.folder),
         "kind": page.kind,
-        "state": state,
+        "state": status.get("state", "unknown"),
+        "cause": status.get("cause"),
         "results": {part.name: part.results["summary"] for part in page.sections},
         "summary": page.summary,
         "settings": page.config,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli import common
 from rstar2.cli.common import RUN, RunGroup, counted, err, examples, out, progress, show_logs
@@ -163,8 +164,6 @@ def _print_commands(choice: Choice) -> None:
 
 def _watch(settings: SupervisorSettings, has_key: bool) -> None:
     """Show what the server does until it ends; if detached, until it answers."""
-    from rich.markup import escape
-
     from rstar2.serve.start import supervised
 
     began = time.monotonic()
@@ -188,13 +187,13 @@ def _watch(settings: SupervisorSettings, has_key: bool) -> None:
 
 def _announce(settings: SupervisorSettings, seconds: str, has_key: bool) -> None:
     end = f"rstar2 serve down --port {settings.port}" if settings.detached else "Ctrl-C"
-    out.print(f"[bold]{settings.url}[/] is ready after {seconds}; {end} stops it", soft_wrap=True)
+    out.print(f"[bold]{escape(settings.url)}[/] is ready after {seconds}; {end} stops it", soft_wrap=True)
     if settings.with_tools:
         key = "your API key" if has_key else "any key"
-        out.print(f"for chat programs: base URL [cyan]{settings.url}/v1[/], {key}", soft_wrap=True)
+        out.print(f"for chat programs: base URL [cyan]{escape(settings.url)}/v1[/], {key}", soft_wrap=True)
     else:
         key = "  (with the API key in RSTAR2_API_KEY)" if has_key else ""
-        out.print(f"next: [cyan]rstar2 chat --url {settings.url}[/]{key}", soft_wrap=True)
+        out.print(f"next: [cyan]rstar2 chat --url {escape(settings.url)}[/]{key}", soft_wrap=True)
 
 
 @app.command(
@@ -203,16 +202,19 @@ def _announce(settings: SupervisorSettings, seconds: str, has_key: bool) -> None
     )
 )
 def status(json: common.AsJson = False) -> None:
-    """Show the servers on this machine and their load, failed ones included; exit code 1 unless all answer."""
+    """Show the servers on this machine and their load, failed ones included.
+
+    Exit code 1 unless all answer, 2 if there is none.
+    """
     from rstar2.serve.figures import figures
-    from rstar2.serve.state import read_states
+    from rstar2.serve.state import no_server, read_states
 
     servers = read_states()
+    if not servers:
+        raise no_server()
     rows = [(server, figures(server)) for server in servers]
     if json:
         out.print_json(data=[{**server.model_dump(), **found} for server, found in rows])
-    elif not rows:
-        out.print("no server is running here; start one with `rstar2 serve MODEL --detach`")
     else:
         for server, found in rows:
             out.print(_line(server, found), soft_wrap=True)
@@ -221,13 +223,10 @@ def status(json: common.AsJson = False) -> None:
 
 
 def _line(server: ServerHandle, found: dict[str, Any]) -> str:
-    from rich.markup import escape
-
     style = "bold" if found["state"] == "answers" else "bold red"
     tools = ", with tools" if server.with_tools else ""
-    line = (
-        f"[{style}]{server.url} {found['state']}[/]: {escape(server.model)} by {escape(server.engine)}{tools}"
-    )
+    what = escape(f"{server.model} by {server.engine}{tools}")
+    line = f"[{style}]{escape(server.url)} {found['state']}[/]: {what}"
     line += f"; up {(time.time() - server.started) / 60:.0f} min, {counted(server.restarts, 'restart')}"
     if found["running"] is not None:
         line += f"; {found['running']} in flight, {found['waiting']} waiting"
@@ -248,7 +247,7 @@ def down(port: Port = None) -> None:
 
     server = one_server(port)
     end_server(server)
-    out.print(f"the server at {server.url} stopped")
+    out.print(f"the server at {server.url} stopped", markup=False)
 
 
 @app.command(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import Change, Profile, Recipe, RunFolder, counted, err, examples, out
 from rstar2.cli.training import (
@@ -14,6 +14,7 @@ from rstar2.cli.training import (
     model_here,
     need_training_extra,
     profile_for,
+    shell_lines,
     worker_environment_line,
 )
 
@@ -51,31 +52,34 @@ def command(
     ] = False,
 ) -> None:
     """Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0)."""
-    from rstar2.train.command import sft_command
+    from rstar2.engines.models import find_model, local_model
+    from rstar2.train.command import own_overrides, sft_command
     from rstar2.train.recipe import sft_recipe
+    from rstar2.train.trainer.verl_config import check_verl_keys
 
     here = model_here(model)
     profile = profile or profile_for(here)
     resolved = sft_recipe(profile, change or [], recipe)
+    find_model(model)
+    check_verl_keys("sft_trainer_engine", [own_overrides(resolved.verl)])
     if dry_run:
         from rstar2.cli.plan import show_sft
+        from rstar2.train.start_checks import check_conversations
 
-        show_sft(here, resolved, data)
+        show_sft(here, resolved, check_conversations(resolved, data))
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print_json(resolved.model_dump_json())
-        typer.echo(shlex.join(sft_command(resolved, run, here, data).argv))
+        typer.echo(shell_lines(sft_command(resolved, run, here, data).argv))
         return
     need_training_extra()
-    from rstar2.engines.models import find_model, local_model
     from rstar2.train.hardware import check_hardware
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
-    find_model(model)
     check_hardware([resolved.hardware])
     from rstar2.train.start_checks import plan_sft
 
     folder = local_model(model)
-    with err.status(f"encoding the conversations of {data}"):
+    with err.status(escape(f"encoding the conversations of {data}")):
         plan = plan_sft(resolved, folder, data)
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan
@@ -90,10 +94,10 @@ def command(
         )
     with open_run(run, "sft", plan.config(), plan.compared) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
-        out.print(f"trainer log: [cyan]tail -f {opened.logs}/sft.log[/]")
+        out.print(f"trainer log: [cyan]tail -f {escape(str(opened.logs))}/sft.log[/]")
         with ProgressRows() as progress:
             trained = run_sft_plan(plan, opened, progress)
-    out.print(f"model    [cyan]{trained}[/]")
+    out.print(f"model    [cyan]{escape(str(trained))}[/]")
     same = f" --profile {profile}" if profile else ""
     next_line = f"rstar2 train --stage 1{same} --model {trained} --data data/rl"
-    out.print(f"next     [cyan]{next_line}[/]", soft_wrap=True)
+    out.print(f"next     [cyan]{escape(next_line)}[/]", soft_wrap=True)

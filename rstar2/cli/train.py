@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import Change, Profile, RunFolder, counted, err, examples, out
 from rstar2.cli.plan import warn_before_start
@@ -15,6 +15,7 @@ from rstar2.cli.training import (
     model_here,
     need_training_extra,
     profile_for,
+    shell_lines,
     timing_table,
     worker_environment_line,
 )
@@ -37,7 +38,8 @@ EPILOG = examples(
     ),
     (
         "the same, with a larger token budget in stage 2",
-        "rstar2 train --stage 1..3 --model M --data data/rl --set stage2.rollout.tokens=16384 --dry-run",
+        "rstar2 train --stage 1..3 --model runs/sft --data data/rl --profile 64xmi300x "
+        "--set stage2.rollout.tokens=16384 --dry-run",
     ),
     (
         "on a laptop, for a tiny model",
@@ -95,40 +97,43 @@ def command(
     ] = False,
 ) -> None:
     """Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model."""
-    from rstar2.train.command import stage_commands
+    from rstar2.engines.models import find_model, local_model
+    from rstar2.train.command import own_overrides, stage_commands
     from rstar2.train.recipe import stage_range, stage_recipes
+    from rstar2.train.trainer.verl_config import check_verl_keys
 
     here = model_here(model)
     profile = profile or profile_for(here)
     recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
+    find_model(model)
+    check_verl_keys("ppo_trainer", (own_overrides(each.verl) for each in recipes.values()))
     if dry_run:
         from rstar2.cli.plan import show_run
-        from rstar2.train.start_checks import check_start
+        from rstar2.train.start_checks import check_data, check_start
 
         if any(Path(here).glob("tokenizer*")):
             check_start(recipes, Path(here))
-        show_run(here, recipes, None if judge else judge_workers, run)
+        rows, _ = check_data(recipes, data, solved)
+        show_run(here, recipes, None if judge else judge_workers, run, len(rows))
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         for number, resolved, trainer in stage_commands(recipes, here, run):
             out.print(f"[bold]stage {number}[/]")
             out.print_json(resolved.model_dump_json())
-            typer.echo(shlex.join(trainer.argv))
+            typer.echo(shell_lines(trainer.argv))
         return
     need_training_extra()
-    from rstar2.engines.models import find_model, local_model
     from rstar2.eval.settings import JudgeChoice
     from rstar2.train.hardware import check_hardware
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
-    find_model(model)
     check_hardware(resolved.machines for resolved in recipes.values())
     from rstar2.train.start_checks import plan_training
 
     folder = local_model(model)
-    with err.status(f"counting the tokens of the prompts of {data}"):
+    with err.status(escape(f"counting the tokens of the prompts of {data}")):
         plan = plan_training(recipes, folder, data, solved, JudgeChoice(judge, judge_token, judge_workers))
     for line in left_out(plan):
-        out.print(line, soft_wrap=True)
+        out.print(line, markup=False, soft_wrap=True)
     warn_before_start(plan, run)
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_train_plan
@@ -136,12 +141,12 @@ def command(
 
     with open_run(run, "train", plan.config(), plan.compared) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
-        out.print(f"trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
+        out.print(f"trainer logs: [cyan]tail -f {escape(str(opened.logs))}/*.log[/]")
         with ProgressRows() as progress:
             trained = run_train_plan(plan, opened, progress)
     out.print(timing_table(run_timing(run)))
-    out.print(f"model    [cyan]{trained}[/]")
-    out.print(f"next     [cyan]rstar2 eval aime25 --model {trained}[/]")
+    out.print(f"model    [cyan]{escape(str(trained))}[/]")
+    out.print(f"next     [cyan]rstar2 eval aime25 --model {escape(str(trained))}[/]")
 
 
 def left_out(plan: TrainPlan) -> Iterator[str]:

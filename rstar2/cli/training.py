@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from rich.markup import escape
 
 from rstar2.cli.common import out
 from rstar2.errors import UserError
@@ -54,6 +57,17 @@ def profile_for(model: Path | str) -> str | None:
     return profile
 
 
+def shell_lines(argv: list[str]) -> str:
+    """A trainer's command line for a shell, with a line for each of its keys."""
+    start = 1 + next(at for at, word in enumerate(argv) if word.startswith("verl.trainer."))
+    return " \\\n  ".join([shlex.join(argv[:start]), *map(_quoted, argv[start:])])
+
+
+def _quoted(word: str) -> str:
+    """A word in double quotes where single ones would have to be broken up, and nothing in it means more there."""
+    return f'"{word}"' if "'" in word and not set('"$`\\!') & set(word) else shlex.quote(word)
+
+
 class ProgressRows:
     """`PhaseProgress` for a terminal: one row per phase, or plain lines where the output is not a terminal."""
 
@@ -79,14 +93,13 @@ class ProgressRows:
         self._print(task, text)
 
     def warn(self, text: str) -> None:
-        from rich.markup import escape
-
         out.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
 
     def _print(self, task: Task, text: str) -> None:
         if not out.is_terminal:
             self._printed_at = time.monotonic()
-            out.print(f"{time.strftime('%H:%M:%S')}  {task.description}: {text}", soft_wrap=True)
+            line = f"{time.strftime('%H:%M:%S')}  {task.description}: {text}"
+            out.print(line, markup=False, soft_wrap=True)
 
     def __enter__(self) -> ProgressRows:
         self._progress.start()
@@ -138,11 +151,11 @@ def _progress() -> Progress:
 
     return progress.Progress(
         progress.SpinnerColumn(finished_text="[green]✓[/]"),
-        progress.TextColumn("{task.description}"),
+        progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(bar_width=20),
         progress.MofNCompleteColumn(),
         progress.TimeElapsedColumn(),
-        progress.TextColumn("[dim]{task.fields[note]}[/]"),
+        progress.TextColumn("{task.fields[note]}", style="dim", markup=False),
         console=out,
         disable=not out.is_terminal,
     )

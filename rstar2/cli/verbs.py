@@ -79,6 +79,13 @@ class VerbGroup(TyperGroup):
             ctx.fail(f"No such verb: {args[0]}." + (f" Did you mean {' or '.join(near)}?" if near else ""))
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _told_with_value(error)
+            raise
+
     def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
         formatter.write(f"{self.help}\n\n")
         self.format_usage(ctx, formatter)
@@ -90,6 +97,16 @@ class VerbGroup(TyperGroup):
             formatter.write_dl([record for record in records if record is not None])
         with formatter.section(_style("Examples", bold=True)):
             formatter.write_dl([(_style(command, fg="cyan"), what) for what, command in EXAMPLES])
+
+
+def _told_with_value(error: typer.BadParameter) -> str:
+    """A refused value's message as pydantic words it, without its prefix, and with the value where it has none."""
+    cause: Any = error.__cause__
+    if not hasattr(cause, "errors"):
+        return error.message
+    value = str(cause.errors()[0]["input"])
+    said = error.message.removeprefix("Value error, ")
+    return said if repr(value) in said else f"{said}, not {value}"
 
 
 def _load(name: str) -> Command:

@@ -22,6 +22,8 @@ from rstar2.files import read_objects
 BUILTIN = "builtin"
 BUILTIN_COUNT = 200
 _FORMAT_HINT = 'Each line is an object such as {"problem": "What is 1+1?", "answer": "2"}; "id" may be added.'
+_OPTION = "--data FILE.jsonl"
+"""With which `rstar2 eval` is given a file in place of the hub."""
 UNCHECKED = "see its hub page"
 
 
@@ -107,11 +109,13 @@ SOURCES = {
 NAMES = (*SOURCES, BUILTIN)
 
 
-def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[Problem]:
+def load_benchmark(
+    name: str, data: Path | None = None, seed: int = 0, option: str = _OPTION
+) -> list[Problem]:
     """The problems of a benchmark, one of `NAMES`, a JSON-lines file or a prepared folder, in its own order.
 
-    `data` is a JSON-lines file to read in place of the hub; `seed` draws the built-in problems alone. UserError
-    where the name is unknown, a row is wrong, or the data cannot be loaded.
+    `data` is a JSON-lines file to read in place of the hub, which a user gives with `option`; `seed` draws the built-in
+    problems alone. UserError where the name is unknown, a row is wrong, or the data cannot be loaded.
     """
     if data is not None and name not in NAMES:
         raise UserError(
@@ -125,7 +129,7 @@ def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[P
 
         return held_out(seed, BUILTIN_COUNT)
     if name in SOURCES:
-        return _distinct(_from_hub(name, SOURCES[name]))
+        return _distinct(_from_hub(name, SOURCES[name], option))
     if name.endswith(".jsonl") or Path(name).is_file():
         return read_problems(Path(name))
     if (Path(name) / PREPARED).is_file():
@@ -203,14 +207,14 @@ def _distinct(placed: Iterable[tuple[str, Problem]]) -> list[Problem]:
     return problems
 
 
-def _from_hub(name: str, source: Source) -> Iterator[tuple[str, Problem]]:
+def _from_hub(name: str, source: Source, option: str) -> Iterator[tuple[str, Problem]]:
     for config in source.configs:
-        rows = load_hub(name, source, config)
+        rows = load_hub(name, source, config, option=option)
         missing = {*source.columns, *filter(None, [source.id])} - set(rows.column_names)
         if missing:
             raise UserError(
                 f"{name}: {source.hub_id} has no column {', '.join(sorted(missing))}",
-                f"It has {', '.join(rows.column_names)}; give the problems as a file: --data FILE.jsonl.",
+                f"It has {', '.join(rows.column_names)}; give the problems as a file: {option}.",
             )
         for index, row in enumerate(rows):
             place = f"{source.hub_id}{f' ({config})' if config else ''}, row {index}"
@@ -228,11 +232,13 @@ def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -
     return Problem(id=name, problem=text, answer=answer)
 
 
-def load_hub(name: str, source: Source, config: str | None, file_hint: str = _FORMAT_HINT) -> Any:
+def load_hub(
+    name: str, source: Source, config: str | None, file_hint: str = _FORMAT_HINT, option: str = _OPTION
+) -> Any:
     """The rows of one of a source's configs, from the hub or the local cache: a `datasets.Dataset`.
 
-    A UserError, which calls it by `name`, says that they cannot be loaded; `file_hint` says what the rows of a file in
-    their place hold.
+    A UserError, which calls it by `name`, says that they cannot be loaded; `option` gives a file in their place, and
+    `file_hint` says what its rows hold.
     """
     import datasets
 
@@ -243,7 +249,7 @@ def load_hub(name: str, source: Source, config: str | None, file_hint: str = _FO
     # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
     except Exception as error:
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        hint = f"Without a network, give the problems as a file: --data FILE.jsonl. {file_hint}"
+        hint = f"Without a network, give the problems as a file: {option}. {file_hint}"
         terms = (
             " The set is gated: accept its terms on the hub, then run `hf auth login`."
             if source.gated

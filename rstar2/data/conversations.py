@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from rstar2.data.rows import Refused, as_json, parsed, unicode_text
+from rstar2.data.rows import Refused, parsed, strict_json, unicode_text
 
 Message = dict[str, Any]
 BAD_CALL = "bad call"
@@ -35,7 +35,33 @@ _TYPES = {
     "set": "array",
 }
 _JSON_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
-
+_OF_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
+"""Keywords of JSON Schema that hold schemas by name."""
+_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+"""Those that hold a list of schemas."""
+_SCHEMAS = frozenset(
+    {"items", "contains", "not", "if", "then", "else", "additionalProperties", "propertyNames"}
+    | {"unevaluatedItems", "unevaluatedProperties"}
+)
+"""Those that hold one."""
+_VALUES = frozenset(
+    {
+        "title",
+        "description",
+        "default",
+        "examples",
+        "enum",
+        "const",
+        "pattern",
+        "format",
+        "$ref",
+        "multipleOf",
+    }
+    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "uniqueItems"}
+    | {"minItems", "maxItems", "minContains", "maxContains", "minProperties", "maxProperties"}
+    | {"dependentRequired"}
+)
+"""Other keywords."""
 
 KEPT_TOOLS = 4096
 """How many texts of tools a source keeps read: its rows often list the same ones."""
@@ -49,7 +75,7 @@ class Tools:
 
     def __init__(self, schemas: Iterable[Any] = ()) -> None:
         listed = [_tool(schema) for schema in schemas]
-        self.text = unicode_text(as_json(listed), "the tools")
+        self.text = strict_json(listed, "the tools")
         """JSON of the list, as OpenAI's API has it."""
         self._parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in listed}
         self._validators: dict[str, Any] = {}
@@ -60,19 +86,28 @@ class Tools:
             self._validators[name] = self._validator(name)
         try:
             self._validators[name].validate(arguments)
-        except jsonschema_rs.ValidationError as error:
-            raise Refused(BAD_CALL, f"{name}: {error.message[:200]}") from error
+        except ValueError as error:
+            raise Refused(BAD_CALL, f"{name}: {_first_line(error)}") from error
 
     def _validator(self, name: str) -> Any:
         if name not in self._parameters:
             known = ", ".join(self._parameters) or "there are none"
             raise Refused(BAD_CALL, f"{name} is not one of the tools ({known})")
         try:
-            return jsonschema_rs.validator_for(self._parameters[name])
-        except jsonschema_rs.ValidationError as error:
+            return jsonschema_rs.validator_for(self._parameters[name], retriever=_retrieve_nothing)
+        except (ValueError, jsonschema_rs.ReferencingError) as error:
             raise Refused(
-                "malformed", f"a tool's parameters are not JSON Schema: {error.message[:120]}"
+                "malformed", f"a tool's parameters are not JSON Schema: {_first_line(error)}"
             ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]
+
+
+def _retrieve_nothing(uri: str) -> Any:
+    """For a `$ref` to another document: a row must not make this machine fetch what it names."""
+    raise ValueError(f"{uri} is not in the tool")
 
 
 def _tool(schema: Any) -> dict[str, Any]:
@@ -93,28 +128,35 @@ def _tool(schema: Any) -> dict[str, Any]:
 
 
 def _schema(node: Mapping[str, Any]) -> dict[str, Any]:
-    """A source's schema as JSON Schema: known names of types; what it does not say is not asked of a call."""
+    """A source's schema as JSON Schema: known names of types, and all else that is valid; the rest is left out."""
     kept: dict[str, Any] = {}
     for key, value in node.items():
         if key == "type":
             kinds = [_type(kind) for kind in (value if isinstance(value, list) else [value])]
             if None not in kinds:
                 kept["type"] = kinds if isinstance(value, list) else kinds[0]
-        elif key == "properties" and isinstance(value, dict):
-            kept[key] = {
-                name: _schema(part) if isinstance(part, dict) else {} for name, part in value.items()
-            }
-        elif key == "items":
-            kept[key] = _schema(value) if isinstance(value, dict) else {}
+        elif key in _OF_SCHEMAS and isinstance(value, dict):
+            kept[key] = {name: _subschema(part) for name, part in value.items()}
+        elif key in _SCHEMAS:
+            kept[key] = _subschema(value)
+        elif key in _LISTS and isinstance(value, list) and value:
+            kept[key] = [_subschema(part) for part in value]
         elif key == "required":
             if isinstance(value, list):
                 kept[key] = [name for name in dict.fromkeys(value) if isinstance(name, str)]
         elif key == "enum":
             if isinstance(value, list) and value:
                 kept[key] = value
-        elif key in ("description", "default", "anyOf", "minimum", "maximum"):
+        elif key in ("description", "default") or (
+            key in _VALUES and jsonschema_rs.meta.is_valid({key: value})
+        ):
             kept[key] = value
     return kept
+
+
+def _subschema(value: Any) -> Any:
+    """A schema in another; a value that is none asks nothing."""
+    return _schema(value) if isinstance(value, dict) else value if isinstance(value, bool) else {}
 
 
 def _type(name: Any) -> str | None:
@@ -146,8 +188,12 @@ def said(role: str, content: Any) -> Message:
     return {"role": role, "content": unicode_text(content.strip(), "a message")}
 
 
-def called(calls: list[dict[str, Any]], content: str = "") -> Message:
-    """A message of the assistant that calls tools, perhaps after a text."""
+def called(calls: list[dict[str, Any]], content: Any = None) -> Message:
+    """A message of the assistant that calls tools, perhaps after a text; Refused where that is not text."""
+    if content is None:
+        content = ""
+    if not isinstance(content, str):
+        raise Refused("malformed", "an assistant message is not text")
     return {
         "role": "assistant",
         "content": unicode_text(content.strip(), "a message") or None,
@@ -156,36 +202,59 @@ def called(calls: list[dict[str, Any]], content: str = "") -> Message:
 
 
 def replied(content: Any) -> Message:
-    """A tool's reply: text, or a value that becomes JSON."""
-    text = content if isinstance(content, str) else as_json(content)
+    """A tool's reply: text, or a value that becomes JSON; Refused where there is none."""
+    if content is None:
+        raise Refused("malformed", "a tool's reply is null")
+    text = content if isinstance(content, str) else strict_json(content, "a tool's reply")
     return {"role": "tool", "content": unicode_text(text, "a tool's reply")}
 
 
 def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
     """The columns of a conversation that its source decides.
 
-    What follows the assistant's last message is left out, since nothing is learnt from it. Refused where no assistant's
-    message is left, a call fits no tool, or calls and replies do not correspond.
+    A call may have an `id`, and a reply the `tool_call_id` that it answers; replies without are in the order of the
+    calls, and all are put into it. What follows the assistant's last message is left out, since nothing is learnt from
+    it. Refused where no assistant's message is left, the first one is the assistant's, a call fits no tool, or calls
+    and replies do not correspond.
     """
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     if not any(message["role"] == "user" for message in messages):
         raise Refused("malformed", "no assistant message that answers a user")
-    number = 0
-    waiting: list[str] = []
+    if messages[0]["role"] == "assistant":
+        raise Refused("malformed", "the first message is the assistant's")
+    calls = turn = 0
+    waiting: dict[str, int] = {}
+    placed: list[tuple[tuple[int, int], Message]] = []
     for message in messages:
         if message["role"] == "tool":
-            if not waiting:
-                raise Refused("malformed", "a tool's reply without a call")
-            message["tool_call_id"] = waiting.pop(0)
+            number = _answered(message, waiting)
+            message["tool_call_id"] = f"call_{number}"
+            placed.append(((turn, number), message))
             continue
         if waiting:
             raise Refused("malformed", "a call has no reply, but the conversation continues")
+        turn = len(placed)
+        placed.append(((turn, 0), message))
         for each in message.get("tool_calls") or ():
-            number += 1
-            each["id"] = f"call_{number}"
-            waiting.append(each["id"])
+            calls += 1
+            given = each.get("id") or f"call_{calls}"
+            if given in waiting:
+                raise Refused("malformed", f"two calls have the id {given!r}")
+            waiting[given] = calls
+            each["id"] = f"call_{calls}"
             function = each["function"]
             tools.check(function["name"], function["arguments"])
-            function["arguments"] = unicode_text(as_json(function["arguments"]), "a call")
-    return {"messages": messages, "tools": tools.text}
+            function["arguments"] = strict_json(function["arguments"], "a call")
+    ordered = [message for _, message in sorted(placed, key=lambda each: each[0])]
+    return {"messages": ordered, "tools": tools.text}
+
+
+def _answered(reply: Message, waiting: dict[str, int]) -> int:
+    """The number of the call that a tool's reply answers, taken out of those that wait for theirs."""
+    if not waiting:
+        raise Refused("malformed", "a tool's reply without a call")
+    given = reply.get("tool_call_id") or next(iter(waiting))
+    if given not in waiting:
+        raise Refused("malformed", f"a tool's reply to {given!r}, which is no open call")
+    return waiting.pop(given)

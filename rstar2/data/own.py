@@ -65,7 +65,7 @@ def _read_conversation(row: Row) -> dict[str, Any]:
 def _message(message: Any) -> Message:
     role = message.get("role") if isinstance(message, dict) else None
     if role == "tool":
-        return replied(message.get("content"))
+        return {**replied(message.get("content")), "tool_call_id": _id(message, "tool_call_id")}
     if role not in ("system", "user", "assistant"):
         raise Refused("malformed", f"a message has role {role!r}")
     if not message.get("tool_calls"):
@@ -73,9 +73,17 @@ def _message(message: Any) -> Message:
     try:
         functions = [each["function"] for each in message["tool_calls"]]
         calls = [call(function["name"], function["arguments"]) for function in functions]
+        ids = [_id(each, "id") for each in message["tool_calls"]]
     except (KeyError, TypeError) as error:
         raise Refused(BAD_CALL, "tool_calls are not [{function: {name, arguments}}, …]") from error
-    return called(calls, message.get("content") or "")
+    return called(
+        [{**each, "id": given} for each, given in zip(calls, ids, strict=True)], message.get("content")
+    )
+
+
+def _id(given: dict[str, Any], key: str) -> str | None:
+    """By which a reply is matched to its call, where there is one."""
+    return text_of(given, key) if given.get(key) is not None else None
 
 
 _PROBLEMS = Source(

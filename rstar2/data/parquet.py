@@ -14,7 +14,7 @@ AGENT_NAME = "rstar2"
 """The agent loop that VERL runs on the problems."""
 PREPARED = "data.parquet"
 """What a folder has that `rstar2 data prepare` made."""
-HOW_TO_PREPARE = "`rstar2 data prepare` writes training data for RL."
+HOW_TO_PREPARE = "`rstar2 data prepare` writes training data: problems for `train`, conversations for `sft`."
 
 
 def rl_rows(problems: Iterable[Problem], rollouts: int, source: str) -> list[dict[str, Any]]:
@@ -70,6 +70,8 @@ def read_rows(path: Path, column: str | None = None) -> list[dict[str, Any]]:
             f"{path} is JSON, but RL trains on parquet",
             f"Convert it: rstar2 data prepare {path} --output data/mine",
         )
+    if not path.exists():
+        raise UserError(f"cannot read {path}: No such file or folder", HOW_TO_PREPARE)
     try:
         table = pyarrow.parquet.read_table(path)
     except (OSError, pyarrow.ArrowInvalid) as error:

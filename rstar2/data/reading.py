@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any, TextIO, TypedDict
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rstar2.data.candidates import encoded, schema_of
-from rstar2.data.rows import Refused, as_json, key_of, parsed, words_of
+from rstar2.data.candidates import Candidates, encoded, schema_of
+from rstar2.data.rows import Refused, as_json, key_of, meant_of, parsed
 from rstar2.data.source import HubSet, Row, Source
 from rstar2.data.workers import mapped
 from rstar2.errors import UserError
@@ -121,7 +123,7 @@ def read_source(origin: Origin, part: Path, refused: TextIO, on_rows: OnRows) ->
 
     Rows that are refused go to `refused`, as JSON lines of `place`, `reason` and `detail`.
 
-    UserError where a file cannot be read, lacks a column or has no rows, or the hub does not answer.
+    UserError where a file cannot be read, lacks a column, has no rows or repeats an id, or the hub does not answer.
     """
     counts = ReadCounts()
     convert = _Convert(origin.name, origin.source)
@@ -136,7 +138,26 @@ def read_source(origin: Origin, part: Path, refused: TextIO, on_rows: OnRows) ->
             on_rows(done.rows)
     if not counts.read:
         raise UserError(f"{origin.name}: no rows in {_named(origin)}", "Give a file that has rows.")
+    if "id" in origin.source.more:
+        _refuse_repeated_ids(origin, part)
     return counts
+
+
+def _refuse_repeated_ids(origin: Origin, part: Path) -> None:
+    """A UserError where two candidates have the same id: results are told apart by it."""
+    rows = Candidates(origin.source.kind, [(origin.name, part)])
+    live = rows.live_numbers()
+    keys = np.empty(len(live), dtype=np.int64)
+    for numbers, table in rows.batches(["id"], live):
+        keys[numbers] = list(map(hash, table["id"].to_pylist()))
+    _, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    suspects = np.flatnonzero(np.isin(keys, keys[first[counts > 1]]))
+    twice = [name for name, count in Counter(rows.values("id", suspects).values()).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"{origin.name}: two rows of {_named(origin)} have the id {twice[0].removeprefix(f'{origin.name}-')!r}",
+            "Give each row its own id, or leave out ids: rows are then numbered. A row without one has its number.",
+        )
 
 
 def _named(origin: Origin) -> str:
@@ -289,7 +310,11 @@ class _Convert:
             try:
                 rows.append(self._candidate(row, piece.before + number))
             except Refused as error:
-                refused.append((number, error.reason, error.detail))
+                # A detail may quote half a surrogate pair.
+                detail = error.detail.encode(errors="backslashreplace").decode()
+                refused.append((number, error.reason, detail))
+            except RecursionError:
+                refused.append((number, "malformed", "it is nested too deeply"))
         batch = pa.RecordBatch.from_pylist(rows, schema=schema_of(self.source.kind))
         return _Converted(piece.place, encoded(batch) if rows else b"", refused, read)
 
@@ -306,8 +331,7 @@ class _Convert:
 def _working(row: Mapping[str, Any]) -> dict[str, int]:
     if "problem" in row:
         text, answer = row["problem"], row["answer"]
-        key = key_of(" ".join(words_of(text)))
-        return {"key": key, "answer_key": key_of(answer), "characters": len(text)}
+        return {"key": key_of(meant_of(text)), "answer_key": key_of(answer), "characters": len(text)}
     said = [row["tools"]]
     characters = 0
     for message in row["messages"]:
@@ -316,12 +340,13 @@ def _working(row: Mapping[str, Any]) -> dict[str, int]:
         said += (message["role"], content)
         for each in message.get("tool_calls") or ():
             said += each["function"].values()
+            characters += sum(map(len, each["function"].values()))
     return {"key": key_of("\0".join(said)), "answer_key": 0, "characters": characters}
 
 
 def _rows_of(piece: _Piece, source: Source) -> Iterable[tuple[int, Row]]:
     if not isinstance(piece.given, tuple):
-        return enumerate(piece.given.to_pylist(), piece.first)
+        return enumerate(_of_batch(piece.given), piece.first)
     offset, size = piece.given
     try:
         with open(piece.place, "rb") as file:
@@ -343,6 +368,25 @@ def _rows_of(piece: _Piece, source: Source) -> Iterable[tuple[int, Row]]:
     # Not splitlines(): it would split at a carriage return too.
     numbered = enumerate(lines.split(b"\n"), piece.first)
     return ((number, _object(piece.place, number, line)) for number, line in numbered if line.strip())
+
+
+def _of_batch(batch: Any) -> list[Row]:
+    """The rows of a record batch. Within a column, a null of a struct counts as absent.
+
+    Structs have all the keys of all the rows: a tool or a call has null for the keys that only others have.
+    """
+    rows: list[Row] = batch.to_pylist()
+    if not any(pa.types.is_nested(kind) for kind in batch.schema.types):
+        return rows
+    return [{name: _without_nulls(value) for name, value in row.items()} for row in rows]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return value
 
 
 @cache

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -62,15 +63,22 @@ SCHEMAS: dict[Kind, Any] = {
 
 _SPEAKERS = ("user", "assistant")
 _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
+_AROUND_INTEGER = re.compile(r"\\boxed|\\[()\[\]]|[${}]")
 _WORD = re.compile(r"\w+")
 _PLAIN = bytes(
     ord(chr(code).lower() if code < 128 and _WORD.match(chr(code)) else " ") for code in range(256)
 )
 """ASCII in lower case, with a space for what is in no word."""
+_DELIMITER_OR_POINT = re.compile(r"\\[()\[\]]|\.(?!\d)")
+"""LaTeX's delimiters, and points other than decimal ones."""
+_PUNCTUATION = re.compile(r"[\s\\$,;:?\"`“”…]")
+_ASCII_PUNCTUATION = bytes(code for code in range(128) if _PUNCTUATION.match(chr(code)))
+_LOWER = bytes(range(256)).lower()
 
 
 as_json = json.JSONEncoder(ensure_ascii=False).encode
 """JSON text of a value, on one line."""
+_strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class Refused(Exception):
@@ -91,6 +99,15 @@ def parsed(text: str | bytes) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError):
         return json.loads(text, strict=False)
+
+
+def strict_json(value: Any, name: str) -> str:
+    """JSON text of a value; Refused where it holds NaN, an infinity or half a surrogate pair, which JSON lacks."""
+    try:
+        text = _strict(value)
+    except ValueError as error:
+        raise Refused("malformed", f"{name} holds NaN or an infinity, which JSON lacks") from error
+    return unicode_text(text, name)
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:
@@ -127,16 +144,25 @@ def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
 
 
 def problem_row(text: str, answer: str, pass_rate: float | None = None) -> dict[str, Any]:
-    """The columns of a problem that its source decides; Refused where the text has no words."""
+    """The columns of a problem that its source decides; Refused where the text has no words or the rate is no share.
+
+    A rate that is NaN was not measured.
+    """
     if not _WORD.search(text):
         raise Refused("malformed", "the problem has no words")
+    if isinstance(pass_rate, float) and math.isnan(pass_rate):
+        pass_rate = None
+    if pass_rate is not None and not 0 <= pass_rate <= 1:
+        raise Refused("malformed", f"the pass rate is {pass_rate}, not from 0 to 1")
     plain = integer_answer(answer)
     return {"problem": text, "answer": answer.strip() if plain is None else plain, "pass_rate": pass_rate}
 
 
 def integer_answer(text: str) -> str | None:
-    """The answer as a plain integer; None where it is none."""
-    bare = text.strip().strip("$").strip()
+    """The answer as a plain integer, without LaTeX's delimiters, box and spaces; None where it is none."""
+    bare = (
+        _AROUND_INTEGER.sub("", text).replace("\\,", ",").replace("−", "-").strip().removesuffix(".").strip()
+    )
     if not _INTEGER.fullmatch(bare):
         return None
     digits = bare.lstrip("+-").replace(",", "").lstrip("0") or "0"
@@ -144,7 +170,7 @@ def integer_answer(text: str) -> str | None:
 
 
 def words_of(text: str) -> list[str]:
-    """A text's words, lower-case: problems with the same are repetitions, however they are set."""
+    """A text's words, lower-case."""
     # ASCII by a table: the same, several times as fast.
     return plain_of(text).decode().split() if text.isascii() else _WORD.findall(text.lower())
 
@@ -152,6 +178,19 @@ def words_of(text: str) -> list[str]:
 def plain_of(text: str) -> bytes:
     """A text's words as `words_of` has them, with spaces between them."""
     return text.encode().translate(_PLAIN) if text.isascii() else " ".join(words_of(text)).encode()
+
+
+def meant_of(text: str) -> str:
+    """A text's words, and its letters and signs without spaces: copies have the same, however they are set.
+
+    The words tell 3 5 from 35, the signs 3 + 5 from 3 - 5. An exclamation mark is a sign: it may be a factorial.
+    """
+    bare = _DELIMITER_OR_POINT.sub("", text)
+    if bare.isascii():
+        signs = bare.encode().translate(_LOWER, _ASCII_PUNCTUATION).decode()
+    else:
+        signs = _PUNCTUATION.sub("", bare.lower())
+    return f"{' '.join(words_of(text))}\n{signs}"
 
 
 def key_of(text: str) -> int:

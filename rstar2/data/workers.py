@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, TypeVar
 
 from rstar2.errors import Failure
@@ -57,9 +59,18 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
 
 
 def start_server() -> None:
-    """Start the process that the others are forked from, if it does not run; it imports meanwhile."""
+    """Start the process that the others are forked from, if it does not run; it imports meanwhile.
+
+    Ctrl-C is for this process alone, which ends the others: they have the signal blocked.
+    """
     forkserver.set_forkserver_preload(_PRELOADED)
-    forkserver.ensure_running()
+    # It unblocks the signal when it starts.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
@@ -78,8 +89,17 @@ _function: Callable[[Any], Any]
 def _set_function(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # Rows are many small objects in no cycles: to look for cycles among them takes half of the time.
     gc.disable()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that gives it work was killed: it would wait for more for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 def _apply(item: Any) -> Any:

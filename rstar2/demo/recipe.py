@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from rstar2.config import KeysOf, Strict, merged, read_toml, resolve
+from rstar2.config import KeysOf, Strict, merged, resolve
 from rstar2.demo.tiny import TinyModel
 from rstar2.errors import UserError
 from rstar2.eval.settings import HOW_IT_RUNS, EvalSettings
 from rstar2.train.command import Command, sft_command, stage_commands
 from rstar2.train.hardware import LAPTOP
-from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, sft_recipe, stage_recipe
+from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, read_recipe, sft_recipe, stage_recipe
 from rstar2.train.trainer.changeable import compared, without
 from rstar2.train.trainer.tracking import check_trackers
 
@@ -99,8 +99,8 @@ class DemoPlan:
 
 def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
     """Read the demo's recipe and resolve its stages; a wrong file, key or value is a UserError."""
-    path = find(recipe)
-    values = read_toml(path) | ({} if seed is None else {"seed": seed})
+    path, values = read_recipe(recipe, "demo")
+    values |= {} if seed is None else {"seed": seed}
     demo = resolve(DemoRecipe, values, overrides, str(path))
     demo = demo.model_copy(update={"eval": demo.eval.model_copy(update={"seed": demo.seed})})
     over = {"seed": demo.seed, **demo.sft}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rstar2.errors import Failure, Unavailable
 
@@ -26,6 +26,21 @@ class Sampling:
     top_k: int = 0
     max_tokens: int = 1024
     seed: int | None = None
+
+    @property
+    def as_openai(self) -> dict[str, Any]:
+        """The values of OpenAI's API, for a request; a server's own default decides every other one.
+
+        top_k, which that API does not have, is only there where it is on.
+        """
+        values: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p}
+        values |= {"top_k": self.top_k} if self.top_k else {}
+        return values if self.seed is None else {**values, "seed": self.seed}
+
+    @property
+    def in_full(self) -> dict[str, Any]:
+        """Every value, those that are off included: vLLM fills what is missing from generation_config.json."""
+        return {**self.as_openai, "top_k": self.top_k, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 @dataclass(frozen=True)

@@ -127,15 +127,10 @@ class ChatEngine(VLLMEngine):
             "model": served.model,
             "messages": messages_of(prompt_ids),
             "max_tokens": room,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            **(sampling.in_full if served.takes_all else sampling.as_openai),
         }
         if self._tools:
             body["tools"] = self._tools
-        if sampling.top_k:
-            body["top_k"] = sampling.top_k
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
         written: list[int] = []
 
         def give(text: str) -> None:

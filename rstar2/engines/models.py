@@ -28,6 +28,8 @@ from rstar2.prompts import (
 from rstar2.runs import load_config
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_MAKE_MODELS = ("demo", "sft", "train")
+"""Kinds of runs."""
 _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 
 
@@ -46,15 +48,19 @@ def find_model(named: str) -> Path | None:
         )
     if (folder / "model.json").is_file():
         return _recorded(folder / "model.json")
-    is_run = False
+    kind = ""
     with contextlib.suppress(UserError):  # a model's folder has a config.json too
-        load_config(folder)
-        is_run = True
-    if not is_run and (folder / "config.json").is_file():
+        kind, _ = load_config(folder)
+    if kind and kind not in _MAKE_MODELS:
+        raise UserError(
+            f"{named} is a run of `{kind}`, which makes no model",
+            "Give the model itself, or the run that trained it.",
+        )
+    if not kind and (folder / "config.json").is_file():
         return folder
     if (folder / "model").is_dir():
         return folder / "model"
-    if is_run or (folder / "checkpoints").is_dir():
+    if kind or (folder / "checkpoints").is_dir():
         made = sorted(str(path.parent) for path in folder.glob("*/model"))
         hint = f"These stages have one: {', '.join(made)}." if made else "`rstar2 runs list` shows the runs."
         raise UserError(f"{named} has no finished model yet", hint)

@@ -22,6 +22,8 @@ _BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
 """HTTP statuses of a server that is busy, starting or failing, which may pass."""
 _UNAUTHORIZED = 401
 _OPENAI = "https://api.openai.com"
+_TAKE_ALL = frozenset({"vllm", "rstar2"})
+"""What the servers whose requests may have every sampling value call themselves, in `owned_by` of a model."""
 _CONNECT_S = 10.0
 MODELS_S = 30.0
 """Seconds the list of models may take: a server that is busy, or on a slow machine, needs several."""
@@ -44,6 +46,8 @@ class Served:
     """Where the server loaded it from: a folder on its machine, or a hub id."""
     max_len: int | None
     """Tokens that prompt and answer may have together; None where the server does not say."""
+    takes_all: bool = False
+    """Whether it is known to take every value of `Sampling.in_full`: vLLM, or a server of `rstar2 serve`."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ class OpenAIServer:
             raise self.error(f"does not serve {model}", f"It serves: {held}.")
         max_len = cards[model].get("max_model_len")
         root = str(cards[model].get("root") or model)
-        return Served(model, root, None if max_len is None else int(max_len))
+        takes_all = cards[model].get("owned_by") in _TAKE_ALL
+        return Served(model, root, None if max_len is None else int(max_len), takes_all)
 
     async def post(self, path: str, body: Mapping[str, Any], hint: str = "") -> Any:
         """The JSON of its answer; `hint` helps where it refuses."""

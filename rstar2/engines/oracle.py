@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.formats.format import OURS, Format
 from rstar2.prompts import END_OF_TURN, ChatCodec
 from rstar2.tools.python_code_with_standard_io import NAME as PYTHON
 
@@ -63,8 +64,11 @@ def _call(answer: str) -> str:
     return f"Let me print it.</reason>\n<tool_call>\n{call}\n</tool_call>"
 
 
-def byte_codec() -> ChatCodec:
-    """A codec that needs no model: one token per byte, and the tokens of the chat template."""
+def byte_codec(fmt: Format | None = None, source: str = OURS) -> ChatCodec:
+    """A codec that needs no model, by default in our format: one token per byte, and those of our chat template.
+
+    UserError as of `ChatCodec`.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -77,4 +81,4 @@ def byte_codec() -> ChatCodec:
         eos_token=END_OF_TURN,
         additional_special_tokens=["<|im_start|>"],
     )
-    return ChatCodec(tokenizer)
+    return ChatCodec(tokenizer, fmt, source)

@@ -1,9 +1,8 @@
 """Generates with a vLLM server over HTTP: token ids are sent, token ids come back.
 
 The prompt is sent as a list of token ids and `return_token_ids` asks for the ids that were sampled, so what
-the model wrote is never tokenized again. Every sampling value is sent, because a server fills what is
-missing from the model's own generation_config.json. Log-probabilities are those at the sampling temperature
-only where the server runs with `--logprobs-mode processed_logprobs`, as `rstar2 serve` starts it.
+the model wrote is never tokenized again. Log-probabilities are those at the sampling temperature only where the server
+runs with `--logprobs-mode processed_logprobs`, as `rstar2 serve` starts it.
 """
 
 from __future__ import annotations
@@ -84,17 +83,11 @@ class VLLMEngine:
             "model": served.model,
             "prompt": list(prompt_ids),
             "max_tokens": room,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
+            **sampling.in_full,
             "logprobs": 0,
             "return_token_ids": True,
             "stop_token_ids": self._stop,
         }
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
         received = await (self._complete(body) if on_tokens is None else self._stream(body, on_tokens))
         if received.finish not in ("stop", "length"):
             raise self._server.error(f"ended a turn with finish_reason {received.finish!r}", "See its log.")

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rstar2.config import resolve
+from rstar2.data import benchmarks as mathematics
 from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.models import ServerModel
@@ -38,6 +39,10 @@ from rstar2.judge.service.start import running_judge
 from rstar2.runs import Run, json_digest
 from rstar2.toolbox import Toolbox
 
+_PUBLISHED = frozenset({*mathematics.NAMES, *BENCHMARK_NAMES})
+_TAKEN = _PUBLISHED | {"analysis", "attempts", "memory"}
+"""Names that mean a benchmark, or one of the run's own folders."""
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -46,6 +51,8 @@ class Planned:
     benchmark: Benchmark
     problems: list[Problem]
     settings: EvalSettings
+    as_published: bool
+    """All of the published problems, for a real model: what the paper's number may stand beside."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +129,13 @@ def prepare(
     planned = {}
     if judge_model is not None:
         wait_s = asked.get("wait_s", EvalSettings().wait_s)
-        judge_model = JudgeModel(
-            judge_model.url, reach_judge_model(judge_model.url, judge_model.name, wait_s)
-        )
+        name = reach_judge_model(judge_model.url, judge_model.name, wait_s, judge_model.key)
+        judge_model = replace(judge_model, name=name)
     for name, benchmark in found.items():
         settings = resolve(EvalSettings, {**benchmark.protocol, **asked}, [], "eval")
-        planned[name] = Planned(benchmark, benchmark.load(given, settings)[:limit], settings)
+        problems = benchmark.load(given, settings)
+        as_published = given.data is None and problems == problems[:limit] and not target.oracle
+        planned[name] = Planned(benchmark, problems[:limit], settings, as_published)
     every = [problem for each in planned.values() for problem in each.problems]
     in_flight = next(iter(planned.values())).settings.in_flight
     agent = any(not each.benchmark.chat for each in planned.values())
@@ -148,8 +156,14 @@ def _refuse_unusable(name: str, benchmark: Benchmark, target: Target, judge_mode
 
 
 def _names(benchmarks: list[str]) -> list[str]:
-    """The names of benchmarks in results and folders: a file's is its stem; no two may share a folder."""
-    names = [name.rstrip("/").rpartition("/")[2].removesuffix(".jsonl") for name in benchmarks]
+    """The names of benchmarks in results and folders: a file's is its stem, or `own-` and that where it is taken.
+
+    No two may share a folder.
+    """
+    names = []
+    for given in benchmarks:
+        stem = given.rstrip("/").rpartition("/")[2].removesuffix(".jsonl")
+        names.append(f"own-{stem}" if stem in _TAKEN and given not in _PUBLISHED else stem)
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"{name} is named twice", "Name each benchmark once; rename one of the files.")
@@ -169,8 +183,8 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
     """Sample and grade every benchmark into `run.path / NAME`.
 
     Returns:
-        The results so far, whether Ctrl-C ended it, and what is to be raised once the results are shown, where a
-        server refused some samples.
+        The results so far, whether Ctrl-C left samples out, and what is to be raised once the results are shown, where
+        a server refused some samples.
 
     Raises:
         KeyboardInterrupt: Ctrl-C twice.
@@ -182,6 +196,8 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
         grader = stack.enter_context(GraderPool()) if agentic else None
         stack.enter_context(view)
         about: dict[str, Any] = {"model": plan.opened.identity, "versions": versions()}
+        if plan.opened.left_to_server:
+            about["left_to_server"] = plan.opened.left_to_server
         if judge is not None:
             about["judge"] = {"isolation": judge.isolation}
             if judge.isolation == "none":
@@ -196,12 +212,18 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
                     method = each.benchmark.open(resources, each.settings, plan.given)
                     entered = await opened.enter_async_context(method)
                     parts[name] = Part(
-                        each.problems, run.path / name, entered, each.benchmark.combined, plan.record
+                        each.problems,
+                        run.path / name,
+                        entered,
+                        each.benchmark.combined,
+                        plan.record,
+                        each.as_published,
                     )
                 results = await run_parts(
                     parts, plan.base.in_flight, services, on_progress=view, stop=interrupt.stop, about=about
                 )
-            return results, interrupt.asked
+            # Ctrl-C during the last samples leaves nothing out.
+            return results, interrupt.asked and not all(result.complete for result in results)
 
         try:
             return *asyncio.run(work()), None
@@ -255,7 +277,8 @@ async def _resources(
         models.append(chat)
     if plan.judge_model is not None:
         asked = plan.judge_model
-        server = ServerChat(asked.url, asked.name, base.wait_s, base.turn_timeout_s, JUDGE_MODEL)
+        waits = base.wait_s, base.turn_timeout_s
+        server = ServerChat(asked.url, asked.name, *waits, JUDGE_MODEL, asked.key)
         judge_model = await stack.enter_async_context(contextlib.aclosing(server))
     return Resources(chat, agent, judge_model, run.logs, run.path), Services(
         tuple(models), tools, judge_model

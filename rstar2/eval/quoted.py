@@ -52,10 +52,10 @@ def quoted(name: str, summary: dict[str, Any]) -> Quoted | None:
 
 
 def beside_paper(summaries: Iterable[tuple[str, dict[str, Any]]]) -> list[BesidePaper]:
-    """The benchmarks, each as (name, summary), that the paper has a number of and that have been sampled."""
+    """The benchmarks, each as (name, summary), that the paper has a number of and that were measured as published."""
     rows = []
     for name, summary in summaries:
-        if name not in PAPER or not summary["samples"]:
+        if name not in PAPER or not summary.get("as_published"):
             continue
         found = quoted(name, summary)
         label = f"{name}, {found.label}" if found is not None and found.label else name

@@ -34,6 +34,8 @@ class Row:
     paper_correct: bool | None
     """None for a trace of a version that did not look."""
     scores: dict[str, list[float]] | None
+    ballot: str | None = None
+    """What it votes for in maj@n; None votes for `extracted`."""
 
     @classmethod
     def of(cls, trace: Trace) -> Row:
@@ -50,6 +52,7 @@ class Row:
             read_by=trace.read_by,
             paper_correct=trace.paper_correct,
             scores=trace.scores,
+            ballot=trace.ballot,
         )
 
     @property
@@ -187,7 +190,7 @@ def _pass_at_k(correct: list[list[bool]]) -> dict[str, float]:
 
 
 def _maj_at_n(groups: dict[str, list[Row]], correct: list[list[bool]]) -> float:
-    """Answers vote by their text without spaces; all correct ones are one answer, however written."""
+    """Answers vote by their ballot, or their text without spaces; all correct ones are one, however written."""
     names = [[_ballot(row) for row in group] for group in groups.values()]
     scores = statistics.maj_at_n(names, correct)
     return sum(scores) / len(scores)
@@ -196,4 +199,5 @@ def _maj_at_n(groups: dict[str, list[Row]], correct: list[list[bool]]) -> float:
 def _ballot(row: Row) -> str | None:
     if row.correct:
         return "\0correct"
-    return None if row.extracted is None else re.sub(r"\s+", "", row.extracted)
+    voted = row.extracted if row.ballot is None else row.ballot
+    return None if voted is None else re.sub(r"\s+", "", voted)

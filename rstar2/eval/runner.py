@@ -12,6 +12,7 @@ from its own seed. What was sampled and could not be graded (a judge model was a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,8 +37,6 @@ from rstar2.prompts import ChatCodec
 from rstar2.runs import refuse_changed
 from rstar2.trace import Trace, TraceWriter, read_traces
 
-_GRADERS = 8
-"""Gradings awaited at once; the pool behind them has its own number of processes."""
 _TICK_S = 0.5
 _KEPT = "Every finished sample is kept; start the same command again when it is back."
 _UNGRADED = "ungraded.jsonl"
@@ -80,6 +79,8 @@ class Part:
     """More scores, made of those that the traces have."""
     record: SampleRecord = TRACES
     """What is kept of each sample."""
+    as_published: bool = False
+    """Whether the paper's number may stand beside the result, once it is complete."""
 
 
 async def evaluate(
@@ -199,6 +200,7 @@ class _Benchmark:
         self._problems = {problem.id: problem for problem in part.problems}
         self._method = part.method
         self._combined = part.combined
+        self._as_published = part.as_published
         self._out = part.out
         self._shared = shared
         self._record = part.record
@@ -210,6 +212,8 @@ class _Benchmark:
         self._done = set(self._count_stored())
         self._ungraded = {(trace.problem_id, trace.sample): trace for trace in self._held()}
         """Samples made and not yet graded."""
+        self._on_disk = set(self._ungraded)
+        """Of these, those that the file of them has."""
         self._made = self._done | self._ungraded.keys()
         """By earlier starts."""
         self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=shared.in_flight)
@@ -245,14 +249,22 @@ class _Benchmark:
     def _keep_ungraded(self) -> None:
         path = self._out / _UNGRADED
         try:
-            if self._ungraded:
-                write_text(path, "".join(f"{trace.model_dump_json()}\n" for trace in self._ungraded.values()))
-            else:
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            self.failure = self.failure or Failure(
-                f"cannot write {path}: {error.strerror or error}", _NO_ROOM
-            )
+            with _writing(path):
+                if self._ungraded:
+                    held = self._ungraded.values()
+                    write_text(path, "".join(f"{trace.model_dump_json()}\n" for trace in held))
+                else:
+                    path.unlink(missing_ok=True)
+        except Failure as error:
+            self.failure = self.failure or error
+
+    def _keep_refused(self, trace: Trace) -> None:
+        """Write a sample that was not graded at once, since a kill leaves no time for it."""
+        key = (trace.problem_id, trace.sample)
+        if key not in self._on_disk:
+            with _writing(self._out / _UNGRADED), TraceWriter(self._out / _UNGRADED) as writer:
+                writer.write(trace)
+            self._on_disk.add(key)
 
     def _jobs(self) -> Iterator[tuple[Problem, int]]:
         """Every problem once before any twice, so that early numbers speak for the whole benchmark."""
@@ -264,12 +276,11 @@ class _Benchmark:
     async def run(self, meter: Meter) -> None:
         """Run what is missing; an error from outside is left in `failure`."""
         try:
-            with TraceWriter(self._stored, self._record.line) as writer:
+            with _writing(self._stored):
+                writer = TraceWriter(self._stored, self._record.line)
+            with writer:
                 await self._run(writer, meter)
-        except* OSError as errors:
-            error = _first(errors)
-            self.failure = Failure(f"cannot write {self._stored}: {error.strerror or error}", _NO_ROOM)
-        except* RStarError as errors:  # from grading
+        except* RStarError as errors:  # from grading and writing
             self.failure = _first(errors)
         finally:
             self._keep_ungraded()
@@ -282,7 +293,7 @@ class _Benchmark:
         jobs = self._jobs()
         workers = min(self._shared.in_flight, max(1, self.total - len(self._done)))
         async with asyncio.TaskGroup() as graders:
-            for _ in range(_GRADERS):
+            for _ in range(self._shared.in_flight):
                 graders.create_task(self._grade_finished(writer))
             for trace in list(self._ungraded.values()):
                 await self._finished.put(trace)
@@ -292,7 +303,7 @@ class _Benchmark:
                         samplers.create_task(self._sample(jobs, meter))
             except* RStarError as errors:
                 self.failure = _first(errors)
-            for _ in range(_GRADERS):
+            for _ in range(self._shared.in_flight):
                 await self._finished.put(None)
 
     async def _sample(self, jobs: Iterator[tuple[Problem, int]], meter: Meter) -> None:
@@ -317,8 +328,10 @@ class _Benchmark:
                 graded = await self._method.graded(trace, self._problems[trace.problem_id])
             except EngineError as error:  # of a judge model
                 self.refused.append(error)
+                self._keep_refused(trace)
                 continue
-            writer.write(graded)
+            with _writing(self._stored):
+                writer.write(graded)
             del self._ungraded[trace.problem_id, trace.sample]
             self.groups[trace.problem_id].append(self._record.row(graded))
 
@@ -330,6 +343,7 @@ class _Benchmark:
         summary = self._record.summary(groups)
         if self._combined is not None and "scores" in summary:
             summary["scores"] |= self._combined(summary["scores"])
+        summary["as_published"] = self._as_published and samples == self.total
         result = EvalResult(
             name=self.name,
             summary=summary,
@@ -347,16 +361,25 @@ class _Benchmark:
             "timing": self._timing(wall_s, samples - len(self._done)),
         }
         try:
-            write_json(self._out / "results.json", record)
-        except OSError as error:
-            written = self._out / "results.json"
-            self.failure = self.failure or Failure(f"cannot write {written}: {error.strerror}", _NO_ROOM)
+            with _writing(self._out / "results.json"):
+                write_json(self._out / "results.json", record)
+        except Failure as error:
+            self.failure = self.failure or error
         return result
 
     def _timing(self, wall_s: float, sampled: int) -> dict[str, Any]:
         """Of the last start that sampled anything."""
         stored = read_json(self._out / "results.json") or {}
         return stored.get("timing") or {} if not sampled else {"wall_s": wall_s, "samples": sampled}
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A Failure where a file cannot be written, most often for a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror or error}", _NO_ROOM) from error
 
 
 def _first(errors: BaseExceptionGroup[Any]) -> Any:

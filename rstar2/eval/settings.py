@@ -47,7 +47,7 @@ class EvalSettings(Strict):
     seed: int = Field(default=0, ge=0)
     """Each sample draws from a seed of its own, derived from this, the problem's id and its number."""
     in_flight: int = Field(default=64, ge=1)
-    """Rollouts at once."""
+    """Rollouts at once, and of each benchmark gradings."""
     wait_s: float = Field(default=300.0, ge=0)
     """Seconds an engine or judge may answer nobody before the run stops."""
     turn_timeout_s: float = Field(default=3600.0, gt=0)

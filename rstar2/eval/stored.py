@@ -104,10 +104,11 @@ def _measurement(traces: Path, run: Path) -> Measurement:
 
 
 def _from_traces(traces: Path, held: dict[str, Any]) -> dict[str, Any]:
-    golds: dict[str, str] = {}
+    # Of a stopped run: the problems' own golds, where a trace of GPQA has a letter.
+    golds = {row["id"]: row["gold"] for row in held.get("per_problem", ())}
     rows = []
     for trace in read_traces(traces):
-        golds[trace.problem_id] = trace.gold or ""
+        golds.setdefault(trace.problem_id, trace.gold or "")
         rows.append(Row.of(trace))
     groups = by_problem(rows)
     summary = summarise(groups)

@@ -23,6 +23,9 @@ from rstar2.eval.settings import EvalSettings
 from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
+_LEFT_TO_SERVER = (
+    "sampling: the server's own defaults decide top_k where it is off, min_p and repetition_penalty"
+)
 _PACKAGES = ("rstar2", "transformers", "torch", "vllm", "datasets", "sympy", "numpy", "scipy")
 
 
@@ -46,9 +49,13 @@ class Target:
         if not (self.model or self.url or self.oracle):
             hint = "Give --model MODEL, the --url URL of a vLLM server, or --oracle."
             raise UserError("no model to measure", hint)
-        if self.oracle and (self.model or self.url or self.format.named):
-            hint = "Leave out --oracle, or leave out --model, --url and --format."
-            raise UserError("--oracle replaces the model", hint)
+        beside = {"--model": self.model, "--url": self.url, "--format": self.format.named}
+        if self.oracle and any(beside.values()):
+            given = " and ".join(option for option, value in beside.items() if value)
+            raise UserError(
+                f"--oracle replaces the model and its format, but {given} is given",
+                f"Leave out --oracle, or leave out {given}.",
+            )
         if self.api == "chat" and (not self.url or self.model or self.format.named):
             raise UserError(
                 "--api chat measures a model behind an endpoint, which has its own tokenizer and format",
@@ -73,6 +80,11 @@ class Opened:
     """What goes into results.json as `model`; a run resumed with another one is refused."""
     server: ServedChat | None = None
     """Where it is on one."""
+
+    @property
+    def left_to_server(self) -> str:
+        """The sampling values that are not sent, since the server may not take them; empty where all are."""
+        return _LEFT_TO_SERVER if self.server is not None and not self.server.takes_all else ""
 
     @property
     def name(self) -> str:
@@ -107,7 +119,8 @@ class ServedChat:
     url: str
     model: str
     key: str | None = None
-    """None takes the environment's OPENAI_API_KEY."""
+    takes_all: bool = False
+    """Whether it is known to take every sampling value."""
 
 
 def reach_server(target: Target, wait_s: float, tokenizer: bool = True) -> ServerModel | ServedChat | None:
@@ -131,12 +144,13 @@ def reach_server(target: Target, wait_s: float, tokenizer: bool = True) -> Serve
         raise UserError(error.message, error.hint) from error
 
 
-def reach_judge_model(url: str, name: str | None, wait_s: float) -> str:
+def reach_judge_model(url: str, name: str | None, wait_s: float, key: str | None = None) -> str:
     """The name of the model that grades, once its server answers; UserError where nothing does, or it must be named."""
 
     async def reached() -> str:
-        async with contextlib.aclosing(ServerChat(url, name, wait_s, FIRST_ANSWER_S, JUDGE_MODEL)) as chat:
-            await chat.answers()
+        asking = ServerChat(url, name, wait_s, FIRST_ANSWER_S, JUDGE_MODEL, key)
+        async with contextlib.aclosing(asking) as chat:
+            await chat.takes_all()
             return await chat.named()
 
     try:
@@ -147,7 +161,7 @@ def reach_judge_model(url: str, name: str | None, wait_s: float) -> str:
 
 async def _reach_chat(url: str, name: str | None, key: str | None, wait_s: float) -> ServedChat:
     async with contextlib.aclosing(ServerChat(url, name, wait_s, FIRST_ANSWER_S, key=key)) as chat:
-        return ServedChat(chat.url, await chat.named(), key)
+        return ServedChat(chat.url, await chat.named(), key, await chat.takes_all())
 
 
 def open_target(
@@ -172,7 +186,7 @@ def open_target(
         return Opened(None, None, {"name": server.model, "format": "the server's chat template"}, server)
     if server is not None and target.api == "chat":
         about = {"name": server.served.model, "url": target.url, "api": "chat", "inexact": list(INEXACT)}
-        asked = ServedChat(server.engine.url, server.served.model, target.api_key)
+        asked = ServedChat(server.engine.url, server.served.model, target.api_key, server.served.takes_all)
         return Opened.of(server.engine, server.codec, asked, **about)
     if server is not None:
         digest = {"sha256": model_hash(server.folder)} if server.folder is not None else {}
@@ -180,7 +194,8 @@ def open_target(
         # vLLM names a model that it was given no name for after the folder.
         named_by_folder = server.folder is not None and served.model == served.root
         name = model_name(Path(served.root)) if named_by_folder else served.model
-        asked = ServedChat(server.engine.url, served.model, target.api_key)
+        # A server that exchanges token ids takes all that vLLM does.
+        asked = ServedChat(server.engine.url, served.model, target.api_key, takes_all=True)
         return Opened.of(server.engine, server.codec, asked, name=name, root=served.root, **digest)
     assert target.model is not None
     folder = local_model(target.model)

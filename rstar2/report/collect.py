@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar2.analysis.sources import has_changed
 from rstar2.eval.stored import Measurement, measurements
 from rstar2.files import read_json
 from rstar2.report.kept import KeptTraces, kept_traces
@@ -50,7 +51,7 @@ class RunPage:
     training: dict[str, Any] | None
     """The steps of training: `charts`, `alarms` (texts), and `columns` and `rows` of all measurements."""
     analysis: dict[str, Any] | None
-    """What `rstar2 analyze` wrote: `tables` and `charts`."""
+    """What `rstar2 analyze` wrote: `tables` and `charts`; and `stale`, whether the run has other traces by now."""
     card: dict[str, Any] | None = None
     """card.json of prepared data."""
 
@@ -79,7 +80,7 @@ def collect(run: Path) -> RunPage:
         summary=read_json(run / "summary.json"),
         charts=_training_charts(run) if kind in _TRAINING_KINDS else [],
         training=_training(run) if kind in _TRAINING_KINDS else None,
-        analysis=read_json(run / "analysis" / "analysis.json"),
+        analysis=_analysis(run / "analysis"),
     )
 
 
@@ -115,6 +116,14 @@ def _models(kind: str, config: dict[str, Any], sections: list[Measurement]) -> l
     return [name for name in dict.fromkeys(names) if name]
 
 
+def _analysis(folder: Path) -> dict[str, Any] | None:
+    held = read_json(folder / "analysis.json")
+    if held is None:
+        return None
+    about = held.pop("traces", None)  # earlier versions did not say
+    return {**held, "stale": about is not None and has_changed(folder, about)}
+
+
 def _training_charts(run: Path) -> list[Chart]:
     """Charts of the metrics of each training step, averaged over the last few steps; none without metrics.
 
@@ -133,28 +142,21 @@ def _training_charts(run: Path) -> list[Chart]:
     longest = max(run, run / "plain", key=lambda root: len(curve(root).steps))
     names = [f"stage {number}" for number in STAGES if step_metrics(longest / f"stage{number}")]
     marks = list(zip(curve(longest).starts, names, strict=True))
-    return [
-        {
-            "title": title,
-            "x": "steps",
-            "y": label,
-            "unit": unit,
-            "marks": marks,
-            "series": [
-                {
-                    "name": name,
-                    "points": [
-                        (step, value)
-                        for step, value in zip(arm.steps, getattr(arm, field), strict=True)
-                        if math.isfinite(value)
-                    ],
-                }
-                for name, arm in arms.items()
-            ],
+    charts: list[Chart] = []
+    for field, title, label, unit in _CURVES:
+        lines = {
+            name: [
+                (step, value)
+                for step, value in zip(arm.steps, getattr(arm, field), strict=True)
+                if math.isfinite(value)
+            ]
+            for name, arm in arms.items()
         }
-        for field, title, label, unit in _CURVES
-        if arms
-    ]
+        series = [{"name": name, "points": points} for name, points in lines.items() if points]
+        if series:
+            about = {"title": title, "x": "steps", "y": label, "unit": unit, "marks": marks}
+            charts.append({**about, "series": series})
+    return charts
 
 
 def _training(run: Path) -> dict[str, Any] | None:

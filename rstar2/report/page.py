@@ -16,10 +16,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TextIO
 
-from rstar2.errors import Failure
+from rstar2.errors import UserError
 from rstar2.eval.quoted import beside_paper, quoted
 from rstar2.eval.stored import Measurement
-from rstar2.files import whole_file
+from rstar2.files import output_file
 from rstar2.report.collect import RunPage, collect
 from rstar2.report.formulas import available, with_formulas
 from rstar2.report.segments import turn_parts
@@ -27,6 +27,9 @@ from rstar2.report.shading import Shading, shaded_traces
 from rstar2.trace import Trace
 
 _CHUNK_CHARACTERS = 1 << 19
+_END_OF_TITLE = " · rstar2</title>"
+"""As page.html has it, within the first `_HEAD` bytes of every page, which tells a page from a user's other files."""
+_HEAD = 4096
 _STYLES = ("theme.css", "page.css", "viewer.css", "entropy.css")
 _SCRIPTS = (
     "elements.js",
@@ -69,21 +72,24 @@ def write_report(run: Path, output: Path | None = None) -> Path:
         The page's file.
 
     Raises:
-        UserError: `run` is neither, or its data is damaged.
-        Failure: the page cannot be written.
+        UserError: `run` is neither, its data is damaged, or the file holds something else; or as of `output_file`.
+        Failure: as of `output_file`.
     """
     page = collect(run)
     output = output or run / "report.html"
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(output) as file:
-            _write(page, file)
-    except OSError as error:
-        raise Failure(
-            f"cannot write {output}: {error.strerror or error}",
-            "Make room, or give another file with --output.",
-        ) from error
+    if output.is_file() and output.stat().st_size and not _is_page(output):
+        raise UserError(f"{output} is not a report page, so it is not replaced", "Name another --output.")
+    with output_file(output) as file:
+        _write(page, file)
     return output
+
+
+def _is_page(file: Path) -> bool:
+    try:
+        with file.open("rb") as content:
+            return _END_OF_TITLE.encode() in content.read(_HEAD)
+    except OSError:
+        return False
 
 
 def _write(page: RunPage, file: TextIO) -> None:
@@ -214,8 +220,8 @@ def _detail(trace: Trace, shading: Shading | None) -> dict[str, Any]:
     return {
         "turns": [
             {
-                "tokens": turn.end - turn.start,
-                "parts": turn_parts(turn),
+                "tokens": turn.end - turn.start if trace.counted_tokens is None else None,
+                "parts": turn_parts(turn, chat=trace.counted_tokens is not None),
                 **({"text": turn.text} if shaded else {}),
             }
             for turn in trace.turns

@@ -8,20 +8,34 @@ from typing import Any
 from rstar2.report.formulas import with_formulas
 from rstar2.trace import ToolCall, Turn
 
-_TAGS = re.compile(r"(<reason>|</reason>|<answer>|</answer>|<tool_call>.*?(?:</tool_call>|\Z))", re.DOTALL)
-_KINDS = {"<reason>": "thought", "</reason>": "text", "<answer>": "answer", "</answer>": "text"}
+_KINDS = {
+    "<reason>": "thought",
+    "</reason>": "text",
+    "<think>": "thought",
+    "</think>": "text",
+    "<answer>": "answer",
+    "</answer>": "text",
+}
+_TAGS = re.compile(rf"({'|'.join(_KINDS)}|<tool_call>.*?(?:</tool_call>|\Z))", re.DOTALL)
+_THOUGHT_ENDS = ("</reason>", "</think>")
 
 Part = dict[str, Any]
 """JSON-able. `kind` is thought, text or answer, with `text`, a RichText; or call, with `code`, `input` (its
 standard input), `status`, `output` and, where it ran, `wall_s` in seconds."""
 
 
-def turn_parts(turn: Turn) -> list[Part]:
-    """The parts of one turn, in order. Text before any tag is thought."""
+def turn_parts(turn: Turn, chat: bool = False) -> list[Part]:
+    """The parts of one turn, in order.
+
+    Text before any tag is thought, but for a `chat` reply of a server, which need not think: there it is where its end
+    comes first, since a template that begins the thought does not send its tag.
+    """
     parts: list[Part] = []
     calls = iter(turn.calls)
-    kind = "thought"
-    for piece in _TAGS.split(turn.text):
+    pieces = _TAGS.split(turn.text)
+    first = next((piece for piece in pieces if piece in _KINDS), "")
+    kind = "text" if chat and first not in _THOUGHT_ENDS else "thought"
+    for piece in pieces:
         if piece in _KINDS:
             kind = _KINDS[piece]
         elif piece.startswith("<tool_call>"):

@@ -11,7 +11,7 @@ from typing import Literal
 from rstar2.engines.models import local_model
 from rstar2.errors import UserError
 from rstar2.formats.format import FORMAT_FILE
-from rstar2.prompts import MODELS_OWN, FormatChoice, load_codec
+from rstar2.prompts import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
 from rstar2.serve.hardware import (
     KV_GIB,
     Layout,
@@ -153,6 +153,7 @@ def _check(choice: Choice) -> None:
 def _with_transformers(choice: Choice, at: Endpoint) -> Chosen:
     folder = local_model(choice.model).absolute()
     served_model(str(folder))
+    check_tokenizer(folder)
     if choice.format.named is not None:
         load_codec(folder, choice.format)
     check_float32(folder)

@@ -59,13 +59,16 @@ def one_server(port: int | None) -> ServerHandle:
     servers = [server for server in read_states() if port in (None, server.port)]
     servers = [server for server in servers if not server.error] or servers
     if not servers:
-        where = "" if port is None else f" on port {port}"
-        raise UserError(f"no server is running here{where}", "Start one with `rstar2 serve MODEL --detach`.")
+        raise no_server("" if port is None else f" on port {port}")
     if len(servers) > 1:
         ports = ", ".join(str(server.port) for server in servers)
         which = "servers gave up" if servers[0].error else "servers are running"
         raise UserError(f"{len(servers)} {which} here, on ports {ports}", "Choose one with --port.")
     return servers[0]
+
+
+def no_server(where: str = "") -> UserError:
+    return UserError(f"no server is running here{where}", "Start one with `rstar2 serve MODEL --detach`.")
 
 
 def end_server(server: ServerHandle) -> None:

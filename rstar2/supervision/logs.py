@@ -53,12 +53,12 @@ class Rotation:
             self._due_at = time.monotonic() + ROTATE_EVERY_S
 
 
-def tail(path: Path, count: int) -> list[str]:
-    """The last `count` lines of a file, of at most its last MiB."""
+def tail(path: Path, count: int, size: int | None = None) -> list[str]:
+    """The last `count` lines of a file, or of its first `size` bytes, of at most a MiB."""
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - TAIL_BYTES))
-        return file.read().decode("utf-8", "replace").splitlines()[-count:] if count else []
+        end = file.seek(0, 2) if size is None else size
+        start = file.seek(max(0, end - TAIL_BYTES))
+        return file.read(end - start).decode("utf-8", "replace").splitlines()[-count:] if count else []
 
 
 def end_of(path: Path, count: int = 15) -> str:
@@ -72,13 +72,16 @@ def logs_of(folder: Path, part: str) -> list[Path]:
 
 
 def follow(
-    folder: Path, part: str = "", ended: Callable[[], bool] = lambda: False
+    folder: Path, part: str = "", count: int = 0, ended: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[str, str]]:
-    """Lines of `<part>.log` files in `folder` as they are written, as (part, line), until `ended` says so.
+    """The last `count` lines of each `<part>.log` in `folder`, then all as they are written: (part, line).
 
-    Parts that start later are followed too; only parts whose name begins with `part`.
+    Until `ended` says so. Parts that start later are followed too; only parts whose name begins with `part`.
     """
     read_up_to = {path: path.stat().st_size for path in logs_of(folder, part)}
+    for path, size in read_up_to.items():
+        for line in tail(path, count, size):
+            yield path.stem, line
     while not ended():
         for path in logs_of(folder, part):
             with path.open("rb") as file:

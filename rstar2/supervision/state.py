@@ -7,6 +7,7 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -69,10 +70,10 @@ class StateFile(Generic[Kept]):
 def runs_module(pid: int, *modules: str) -> bool:
     """Whether a process runs one of these modules with `python -m`; another may have its number by now."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return any(module.encode() in command for module in modules)
+    return any((b"-m", module.encode()) in pairwise(command) for module in modules)
 
 
 def end_module(pid: int, *modules: str, wait_s: float) -> bool:

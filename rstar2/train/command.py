@@ -334,6 +334,11 @@ def _own_keys(table: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def own_overrides(table: dict[str, Any]) -> list[str]:
+    """A recipe's table `[verl]` as Hydra's command line takes it."""
+    return _hydra(_own_keys(table))
+
+
 def _hydra(overrides: dict[str, Any]) -> list[str]:
     """Overrides as Hydra's command line takes them; a key without + must exist in VERL's config."""
     return [f"{key}={_hydra_value(value)}" for key, value in overrides.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class Curve:
     """The first step of each stage."""
 
     def smoothed(self) -> Curve:
-        """Means over the last WINDOW steps."""
+        """Means over the last WINDOW steps, of what was measured in them; NaN where nothing was."""
         return Curve(
             self.steps, _trailing(self.pass_rate), _trailing(self.failed), _trailing(self.tokens), self.starts
         )
@@ -50,4 +51,6 @@ def curve(root: Path) -> Curve:
 
 
 def _trailing(values: list[float]) -> list[float]:
-    return [float(np.mean(values[max(0, i + 1 - WINDOW) : i + 1])) for i in range(len(values))]
+    windows = (np.array(values[max(0, i + 1 - WINDOW) : i + 1]) for i in range(len(values)))
+    measured = (window[~np.isnan(window)] for window in windows)
+    return [float(window.mean()) if window.size else math.nan for window in measured]

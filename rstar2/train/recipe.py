@@ -355,16 +355,37 @@ def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def find(name: str) -> Path:
-    """A recipe by path, or by the name of one that is shipped with rstar2; a UserError where there is none."""
-    shipped = recipes_folder() / f"{name}.toml"
-    path = Path(name)
-    if path.suffix == ".toml" and path.is_file():
-        return path
-    if shipped.is_file():
-        return shipped
-    known = ", ".join([PAPER, *sorted(file.stem for file in recipes_folder().glob("*.toml"))])
-    raise UserError(f"no recipe {name}", f"Give a .toml file or one of: {known}.")
+RecipeKind = Literal["stage", "sft", "demo", "profile"]
+
+
+def read_recipe(name: str, kind: RecipeKind) -> tuple[Path, dict[str, Any]]:
+    """The file of a recipe or a profile, given by path or by the name of one that is shipped, and what it holds.
+
+    A UserError where there is none, or it is of another kind.
+    """
+    path, shipped = Path(name), recipes_folder() / f"{name}.toml"
+    if path.suffix != ".toml" or not path.is_file():
+        path = shipped
+    word = "profile" if kind == "profile" else "recipe"
+    hint = f"Give a .toml file or one of: {', '.join(_shipped(kind))}."
+    if not path.is_file():
+        raise UserError(f"no {word} {name}", hint)
+    values = read_toml(path)
+    if (found := _kind(values)) != kind and found in ("demo", "profile"):
+        is_ = "a hardware profile" if found == "profile" else "the demo's recipe"
+        raise UserError(f"{name} is {is_}, not a {word} for this", hint)
+    return path, values
+
+
+def _kind(values: dict[str, Any]) -> RecipeKind:
+    if values and values.keys() <= {"stage", "sft"}:
+        return "profile"
+    return "demo" if "rl" in values else "sft" if "epochs" in values else "stage"
+
+
+def _shipped(kind: RecipeKind) -> list[str]:
+    files = sorted(recipes_folder().glob("*.toml"))
+    return [PAPER] * (kind == "stage") + [file.stem for file in files if _kind(read_toml(file)) == kind]
 
 
 def stage_range(text: str) -> list[int]:
@@ -390,9 +411,14 @@ def stage_recipe(
     The recipe `paper` has a file for each stage, every other one for all. A wrong file, key or value is a UserError,
     which names `where`, by default the file, or the override. For `within` see `rstar2.config.resolve`.
     """
-    path = find(f"stage{stage}" if recipe == PAPER else recipe)
-    values = merged(merged(read_toml(path), _profile(profile, "stage")), over or {})
-    return resolve(StageRecipe, values, overrides, where or str(path), within)
+    path, values = read_recipe(f"stage{stage}" if recipe == PAPER else recipe, "stage")
+    if table := next((key for key in values if _STAGE.match(f"{key}.")), ""):
+        raise UserError(
+            f"{path}: [{table}] is not read from a recipe, which is that of every stage",
+            f"Set what differs in it with --set {table}.KEY=VALUE.",
+        )
+    values = merged(merged(values, _profile(profile, "stage")), over or {})
+    return resolve(StageRecipe, values, overrides, where or str(path), within, f"stage{stage}.")
 
 
 def stage_recipes(
@@ -411,7 +437,7 @@ def stage_recipes(
             if named and int(named[1]) not in stages:
                 raise UserError(f"--set {override}: stage {named[1]} is not run", f"Stages: {stages}.")
             if named is None or int(named[1]) == stage:
-                own.append(override[named.end() :] if named else override)
+                own.append(override)
         found[stage] = stage_recipe(stage, profile, own, recipe)
     for (before, one), (after, other) in pairwise(found.items()):
         for key in ("lr", "weight_decay"):
@@ -434,15 +460,15 @@ def sft_recipe(
     within: tuple[str, ...] = (),
 ) -> SftRecipe:
     """The recipe of SFT, put together as `stage_recipe` does with the profile's `[sft]` table."""
-    path = find(recipe or "sft")
-    values = merged(merged(read_toml(path), _profile(profile, "sft")), over or {})
+    path, values = read_recipe(recipe or "sft", "sft")
+    values = merged(merged(values, _profile(profile, "sft")), over or {})
     return resolve(SftRecipe, values, overrides, where or str(path), within)
 
 
 def _profile(name: str | None, table: str) -> dict[str, Any]:
     if name is None:
         return {}
-    values = read_toml(find(name))
+    _, values = read_recipe(name, "profile")
     unknown = sorted(set(values) - {"stage", "sft"})
     if unknown:
         raise UserError(f"profile {name}: unknown table {unknown[0]}", "A profile holds [stage] and [sft].")

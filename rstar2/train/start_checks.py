@@ -105,23 +105,7 @@ def plan_training(
     check_model(model)
     fmt = check_start(recipes, model)
     data = prepared_file(data)
-    rows = stage_rows(data, recipes[min(recipes)].rollout.rollouts)
-    needed = max(recipe.rollout.prompts for recipe in recipes.values())
-    if len(rows) < needed:
-        raise UserError(
-            f"{data} has {len(rows)} problems, but a step needs {needed}",
-            "Lower rollout.prompts, or add problems.",
-        )
-    if solved is not None:
-        filtered = [recipe for recipe in recipes.values() if recipe.drop_solved]
-        counted(solved, filtered[0] if filtered else None)
-    elif any(recipe.drop_solved for recipe in recipes.values()):
-        problems_of(rows)
-    held_out = {
-        number: stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
-        for number, recipe in recipes.items()
-        if recipe.held_out.data
-    }
+    rows, held_out = check_data(recipes, data, solved)
     for recipe in recipes.values():
         check_trackers(recipe.trackers)
     if judge.url is None:
@@ -142,6 +126,33 @@ def plan_training(
         for number, held in held_out.items()
     }
     return TrainPlan(recipes, model, data, fmt, rows, solved, judge, too_long, held_out_too_long)
+
+
+def check_data(
+    recipes: dict[int, StageRecipe], data: Path, solved: Path | None
+) -> tuple[list[dict[str, Any]], dict[int, list[dict[str, Any]]]]:
+    """The rows to train on, and by stage those it is measured on, as far as they can be checked without a model.
+
+    A UserError where the data or `solved` cannot be used, or the data is too small.
+    """
+    rows = stage_rows(data, recipes[min(recipes)].rollout.rollouts)
+    needed = max(recipe.rollout.prompts for recipe in recipes.values())
+    if len(rows) < needed:
+        raise UserError(
+            f"{data} has {len(rows)} problems, but a step needs {needed}",
+            "Lower rollout.prompts, or add problems.",
+        )
+    if solved is not None:
+        filtered = [recipe for recipe in recipes.values() if recipe.drop_solved]
+        counted(solved, filtered[0] if filtered else None)
+    elif any(recipe.drop_solved for recipe in recipes.values()):
+        problems_of(rows)
+    held_out = {
+        number: stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
+        for number, recipe in recipes.items()
+        if recipe.held_out.data
+    }
+    return rows, held_out
 
 
 def _too_long(lengths: list[int], recipe: StageRecipe, needed: int, data: str) -> int:
@@ -170,24 +181,35 @@ def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     check_trackers(recipe.trackers)
     codec = taught_codec(recipe.format, model)
     data = prepared_file(data)
-    conversations = [encode(row, codec) for row in read_conversations(data)]
+    conversations = [encode(row, codec) for row in check_conversations(recipe, data)]
     fitting = [each for each in conversations if len(each.input_ids) <= recipe.max_tokens]
     kept = fitting if recipe.too_long == "drop" else [each.cut(recipe.max_tokens) for each in conversations]
     teaching = [each for each in kept if any(each.loss_mask)]
     cut_to_nothing, kept = len(kept) - len(teaching), teaching
-    if len(kept) < recipe.batch:
-        limit = f" of at most {recipe.max_tokens} tokens" if len(kept) < len(conversations) else ""
-        raise UserError(
-            f"{data} has {len(kept)} conversations{limit}, but a batch needs {recipe.batch}",
-            "Lower batch" + (", or raise max_tokens." if limit else "."),
-        )
+    limit = f" of at most {recipe.max_tokens} tokens" if len(kept) < len(conversations) else ""
+    _check_batch(recipe, data, len(kept), limit)
     return SftPlan(recipe, model, data, codec.format, kept, len(conversations) - len(fitting), cut_to_nothing)
 
 
-def conversation_lengths(recipe: SftRecipe, model: Path, data: Path) -> list[int]:
-    """Tokens of what SFT would train on, of a sample spread over the data; a UserError as of `plan_sft`."""
+def _check_batch(recipe: SftRecipe, data: Path, conversations: int, limit: str = "") -> None:
+    if conversations < recipe.batch:
+        raise UserError(
+            f"{data} has {conversations} conversations{limit}, but a batch needs {recipe.batch}",
+            "Lower batch" + (", or raise max_tokens." if limit else "."),
+        )
+
+
+def check_conversations(recipe: SftRecipe, data: Path) -> list[dict[str, Any]]:
+    """The conversations to train on, not encoded yet; a UserError where they cannot be used, or are too few."""
+    file = prepared_file(data)
+    rows = read_conversations(file)
+    _check_batch(recipe, file, len(rows))
+    return rows
+
+
+def conversation_lengths(recipe: SftRecipe, model: Path, rows: list[dict[str, Any]]) -> list[int]:
+    """Tokens of what SFT would train on, of a sample spread over the conversations; a UserError without a tokenizer."""
     codec = taught_codec(recipe.format, model)
-    rows = read_conversations(prepared_file(data))
     sample = rows[:: -(-len(rows) // SAMPLED_CONVERSATIONS)]
     tokens = [len(encode(row, codec).input_ids) for row in sample]
     limit = recipe.max_tokens

@@ -16,6 +16,8 @@ from rstar2.watch.snapshot import Snapshot
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 20
 """Characters of a course."""
+_LEVEL = 1e-9
+"""Values that differ by less than this share of themselves are one: the mean of equal ones is not always theirs."""
 _STATE_STYLES = {
     "running": "cyan",
     "finished": "green",
@@ -74,7 +76,7 @@ def course(values: Sequence[float]) -> str:
     size = max(1, -(-len(values) // _WIDTH))
     means = [sum(part) / len(part) for part in _parts(values, size)]
     low, high = min(means), max(means)
-    if high == low:
+    if high - low <= _LEVEL * abs(high):
         return _BARS[3] * len(means)
     return "".join(_BARS[round((mean - low) / (high - low) * (len(_BARS) - 1))] for mean in means)
 

@@ -15,6 +15,7 @@ from support.servers.vllm_standin import StandIn, serving
 from rstar2.analysis.stored import place_of, read_entropies
 from rstar2.eval.target import model_hash
 from rstar2.files import write_json
+from rstar2.report.collect import collect
 from rstar2.trace import TraceWriter
 
 
@@ -132,6 +133,33 @@ def test_where_no_trace_was_finished_nothing_is_written(make_trace: Any, run: Pa
     ]  # fmt: skip
 
 
+def test_an_analysis_is_stale_once_the_run_has_other_traces(make_trace: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_json(run / "config.json", {"kind": "eval", "config": {}})
+
+    def add(name: str) -> None:
+        with TraceWriter(run / name / "traces.jsonl") as writer:
+            writer.write(make_trace())
+
+    def stale(folder: Path = run) -> bool:
+        analysis = collect(folder).analysis
+        assert analysis is not None
+        return bool(analysis["stale"])
+
+    add("aime24")
+    for name in ("aime24", "aime25"):
+        assert rstar2("analyze", run).code == 0
+        assert not stale()
+        shutil.copytree(run, tmp_path / f"copy-{name}")
+        assert not stale(tmp_path / f"copy-{name}")
+        add(name)
+        assert stale()
+    made = json.loads((run / "analysis" / "analysis.json").read_text())
+    del made["traces"]  # as earlier versions wrote it
+    write_json(run / "analysis" / "analysis.json", made)
+    assert not stale()
+
+
 def test_a_name_of_a_model_without_a_server_is_refused(run: Path) -> None:
     ran = rstar2("analyze", run, "--model-name", "some")
     assert (ran.code, "Give the server with --url" in ran.stderr) == (2, True)
@@ -216,7 +244,7 @@ def test_a_server_that_asks_for_a_key_or_gives_no_log_probabilities_is_said(
     standin.key, standin.prompt_logprobs = "secret", True
     asked = ("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
     ran = rstar2(*asked)
-    assert (ran.code, "--api-key" in ran.stderr) == (1, True), ran.stderr
+    assert (ran.code, "--api-key" in ran.stderr) == (2, True), ran.stderr
     ran = rstar2(*asked, "--api-key", "secret")
     assert ran.code == 0, ran.stderr
     # A server that does not know prompt_logprobs refuses the request.

@@ -10,9 +10,9 @@ import pytest
 
 from rstar2.analysis import behaviour, calls, uncertainty
 from rstar2.analysis.behaviour import Behaviour, repeated_share, verifies_itself
-from rstar2.analysis.calls import Calls, failure_kind
+from rstar2.analysis.calls import Calls, failure_kind, imported
 from rstar2.analysis.estimates import Sums, mean
-from rstar2.analysis.figures import draw, file_name
+from rstar2.analysis.figures import draw, file_names
 from rstar2.analysis.stored import FORKING, REFLECTION
 from rstar2.analysis.tables import Table, chart, write_csv
 from rstar2.analysis.tokens import KINDS, TokenReader, after_reply
@@ -217,7 +217,7 @@ def test_repair_repetition_and_time_are_counted() -> None:
         "NameError": 2,
         "lost": 1,
     }
-    assert {each["module"] for each in _rows(imports)} == {"os", "sympy"}
+    assert {each["module"] for each in _rows(imports)} == {"os", "sys", "sympy"}
     correct = "any failure, in correct traces"
     by_kind = {each["kind"]: each["share"] for each in _rows(steps) if each["step"] == 1}
     assert by_kind == pytest.approx({"NameError": 1 / 3, "ValueError": 1 / 3, "ok": 1 / 3, correct: 2 / 3})
@@ -225,6 +225,29 @@ def test_repair_repetition_and_time_are_counted() -> None:
     assert drawn["title"] == "made: failed calls by kind"
     # The band that is usual is of correct traces; the wrong one of step 2 has no part in it.
     assert drawn["series"][0] == {"name": correct, "points": [[1, pytest.approx(2 / 3)], [2, 0.0]]}
+
+
+def test_a_lost_call_is_no_answer_to_a_failure() -> None:
+    found = Calls("made")
+    found.add(_trace([_call("error")], [_call("lost"), _call("ok")], problem="a"))
+    found.add(_trace([_call("error")], [_call("lost")], [_call("ok")], problem="b"))
+    (row,) = _rows(calls.tables([found])[0])
+    names = ("tried again", "next right", "repaired")
+    assert [row[f"{name} share"] for name in names] == [0.5, 1.0, 0.5]
+    assert row["tries"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("code", "modules"),
+    [
+        ("import os, sys", {"os", "sys"}),
+        ("import numpy.linalg as la , sympy as sp,math", {"numpy", "sympy", "math"}),
+        ("if True:\n    from scipy.stats import norm, t\nfrom . import x", {"scipy"}),
+        ("imports = 1\nprint('import json')\nimport", set()),
+    ],
+)
+def test_every_module_of_an_import_is_counted(code: str, modules: set[str]) -> None:
+    assert imported(code) == modules
 
 
 def test_a_call_after_a_boxed_value_is_self_verification() -> None:
@@ -267,6 +290,19 @@ def test_behaviour_is_told_by_difficulty_and_step() -> None:
     assert len(behaviour.charts([found], steps)) == 1
 
 
+def test_repetition_is_not_told_of_traces_without_tokens() -> None:
+    found = Behaviour("made")
+    chat = {"response_ids": [], "response_mask": [], "counted_tokens": 700}
+    found.add(_trace(**chat))
+    summary, _, intervals, _ = behaviour.tables([found])
+    assert _rows(summary)[0]["repeated text share"] is None
+    assert "repeated" not in {each["fact"] for each in _rows(intervals)}
+    found.add(_trace(response_ids=[1, 2] * 50, response_mask=[1] * 100))
+    assert _rows(behaviour.tables([found])[0])[0]["repeated text share"] == pytest.approx(
+        1 - 2 / 93, rel=1e-5
+    )
+
+
 def test_the_interval_of_a_share_stays_a_share() -> None:
     behaved, called = Behaviour("made"), Calls("made")
     for problem in range(4):
@@ -302,7 +338,12 @@ def test_csv_files_and_plots_are_written(tmp_path: Path) -> None:
     # Nothing is below 0, and what would leave the plot is not drawn.
     assert drawn["series"][0]["points"] == [[1, 0.5, 0.0, 0.6], [2, 0.4]]
     draw([drawn], tmp_path)
-    first = (tmp_path / file_name(drawn)).read_text()
+    first = (tmp_path / "a-made-over-steps.svg").read_text()
     assert "</svg>" in first
     draw([drawn], tmp_path)
     assert (tmp_path / "a-made-over-steps.svg").read_text() == first
+    alike = [{**drawn, "title": title} for title in ("of a-b", "of a_b", "of a.b", "of a_b 2")]
+    names = ["of-a-b.svg", "of-a-b-2.svg", "of-a-b-3.svg", "of-a-b-2-2.svg"]
+    assert file_names(alike) == names
+    draw(alike, tmp_path)
+    assert all((tmp_path / name).exists() for name in names)

@@ -142,6 +142,40 @@ def test_a_dry_run_prints_the_resolved_mixture(tmp_path: Path, problems: Path) -
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_needs_neither_the_hub_nor_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "rstar2.data.benchmarks.load_hub", lambda *words, **more: pytest.fail("asked the hub")
+    )
+    words = ["--rewrite", "http://127.0.0.1:1", "--model", "writer", "--dry-run"]
+    ran = _prepare("paper-sft", "--output", str(tmp_path / "out"), *words)
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["against"] == ["math500", "aime24", "aime25", "hmmt25"]
+
+
+def test_brackets_in_names_and_ids_are_shown_as_they_are(tmp_path: Path) -> None:
+    rows = [{**row, "id": f"[/{row['id']}]"} for row in ROWS]
+    source = _jsonl(tmp_path / "mine[v2].jsonl", rows)
+    for name, words in (("[a]", []), ("[b]", ["--filters", "compound"])):
+        ran = _prepare(str(source), "--output", str(tmp_path / name), *words)
+        assert ran.exit_code == 0, ran.output
+        assert "read mine[v2]: 3 rows" in ran.stderr
+        assert str(tmp_path / name / "card.md") in ran.stdout
+    ran = CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "[a]")])
+    assert ran.exit_code == 0, ran.output
+    assert "mine[v2]-[/one]" in ran.stdout
+    ran = CliRunner().invoke(app, ["data", "diff", str(tmp_path / "[a]"), str(tmp_path / "[b]")])
+    assert ran.exit_code == 1
+    assert "such as mine[v2]-[/two]" in ran.stdout
+
+
+def test_a_format_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(app, ["data", "inspect", str(tmp_path), "--format", "demo"])
+    assert isinstance(ran.exception, UserError)
+    assert "need a tokenizer" in ran.exception.message
+
+
 def test_rows_are_inspected_as_the_model_sees_them(tmp_path: Path, problems: Path, tokenizer: Any) -> None:
     model = tmp_path / "model"
     tokenizer.save_pretrained(model)
@@ -190,6 +224,17 @@ def test_without_hub_and_cache_the_file_option_is_told(tmp_path: Path) -> None:
     assert "--from toolace=FILE" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_without_hub_and_cache_the_option_for_a_benchmarks_file_is_told(
+    tmp_path: Path, problems: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*words: object, **more: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    assert "--from math500=FILE.jsonl" in _refused(tmp_path / "out", str(problems), "--against", "math500")
 
 
 def test_the_hubs_own_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,10 @@ from support.terminal import CTRL_C, terminal
 from support.tools import patient
 from support.waiting import wait_until
 
+from rstar2.eval.benchmarks import Given
+from rstar2.eval.measure import prepare
+from rstar2.eval.settings import JudgeChoice
+from rstar2.eval.target import Opened, Target
 from rstar2.eval.terminal.live import LiveView
 from rstar2.formats.format import ours, save_format
 from rstar2.judge.service.start import JudgeHandle
@@ -222,6 +226,38 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     assert lines(traces) == COUNT
 
 
+def test_ctrl_c_during_the_last_samples_leaves_a_finished_run(
+    problems: Path,
+    model: Path,
+    standin: StandIn,
+    tmp_path: Path,
+    judge: JudgeHandle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    standin.complete_until = 2 * COUNT - 1
+
+    def interrupt() -> None:
+        wait_until(lambda: len(standin.asked) == 2 * COUNT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    note = LiveView.note
+
+    def noted(view: LiveView, text: str) -> None:
+        note(view, text)
+        standin.complete_until = None
+
+    monkeypatch.setattr(LiveView, "note", noted)
+    servers = ("--url", standin.url, "--judge", judge.url, "--model", str(model))
+    with ThreadPoolExecutor(1) as pool:
+        interrupted = pool.submit(interrupt)
+        code, _, err = run(problems, *servers, "-n", 1, "--run", "r")
+        interrupted.result()
+    assert (code, lines(tmp_path / "r" / "numbers" / "traces.jsonl")) == (0, COUNT), err
+    assert "stopping" in err
+    assert "start the same command again" not in err
+    assert json.loads((tmp_path / "r" / "status.json").read_text())["state"] == "finished"
+
+
 def test_a_server_that_goes_away_is_waited_for_then_named_with_all_kept(
     problems: Path,
     model: Path,
@@ -270,6 +306,21 @@ def test_a_full_disk_is_reported_and_every_written_sample_kept(
     assert lines(tmp_path / "r" / "numbers" / "traces.jsonl") == 4 * COUNT
 
 
+def test_problems_and_folders_are_named_as_they_are_whatever_is_in_brackets(
+    tmp_path: Path, judge: JudgeHandle
+) -> None:
+    rows = [
+        {"id": f"[/INST] {at}", "problem": f"Say <{at}> aloud.", "answer": f"[{at},b]"} for at in range(2)
+    ]
+    (tmp_path / "set[b].jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("set[b].jsonl", "--oracle", "--judge", judge.url, "-n", 1, "--per-problem", "--run", "[/x]")
+    code, out, err = run(*words)
+    assert code == 0, err
+    for text in ("set[b] (2 problems) on", "→ [/x]", "[/INST] 1", "[1,b]", "report: [/x]/report.html"):
+        assert text in out
+    assert (tmp_path / "[/x]" / "report.html").exists()
+
+
 def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path, judge: JudgeHandle) -> None:
     other = tmp_path / "more.jsonl"
     other.write_text(problems.read_text().replace("aloud", "twice"))
@@ -283,10 +334,42 @@ def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path,
         assert len(list(read_traces(tmp_path / "r" / name / "traces.jsonl"))) == 5
 
 
+def test_a_file_is_its_own_set_whatever_its_name(problems: Path, tmp_path: Path, judge: JudgeHandle) -> None:
+    names = ("aime24", "ifeval", "attempts")
+    for name in names:
+        (tmp_path / f"{name}.jsonl").write_text(problems.read_text())
+    files = [f"{name}.jsonl" for name in names]
+    code, out, err = run(*files, "--oracle", "-n", 1, "--limit", 2, "--run", "r", "--judge", judge.url)
+    assert code == 0, err
+    assert "80.6" not in out, "the paper's number of aime24"
+    results = {path.parent.name for path in (tmp_path / "r").glob("*/results.json")}
+    assert results == {f"own-{name}" for name in names}
+
+
+def test_the_papers_number_stands_beside_the_whole_published_set_and_a_model_alone(
+    model: Path, tmp_path: Path
+) -> None:
+    def compared(benchmark: str = "builtin", oracle: bool = False, **more: Any) -> bool:
+        target = Target(None if oracle else str(model), None, None, oracle)
+        given = Given(more.pop("data", None))
+        plan = prepare(target, None, [benchmark], {}, JudgeChoice(), given, **more)
+        return next(iter(plan.benchmarks.values())).as_published
+
+    opened = Opened(None, None, {"name": "made"})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("rstar2.eval.measure.open_target", lambda *_: opened)
+        assert compared()
+        assert compared(limit=1000)
+        assert not compared(limit=5)
+        assert not compared(oracle=True)
+        (tmp_path / "x.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
+        assert not compared("aime24", data=tmp_path / "x.jsonl")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["aime23", "--oracle"], "unknown benchmark: aime23"),
+        (["no-such-set", "--oracle"], "unknown benchmark: no-such-set"),
         (["none.jsonl", "--oracle"], "cannot read none.jsonl: No such file"),
         (["torn.jsonl", "--oracle"], "torn.jsonl, line 2: not JSON"),
         (["double.jsonl", "--oracle"], "already used at double.jsonl, line 1"),
@@ -302,7 +385,14 @@ def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path,
         (["good.jsonl", "--model", "empty"], "cannot load a tokenizer from empty"),
         (["good.jsonl", "--url", "not a url"], "not a server's URL: not a url"),
         (["good.jsonl", "--model", "empty", "--model-name", "x"], "--model-name names a model on a server"),
-        (["good.jsonl", "--oracle", "--model", "empty"], "--oracle replaces the model"),
+        (
+            ["good.jsonl", "--oracle", "--model", "empty"],
+            "--oracle replaces the model and its format, but --model is given",
+        ),
+        (
+            ["good.jsonl", "--oracle", "--format", "release"],
+            "--oracle replaces the model and its format, but --format is given",
+        ),
         (["good.jsonl", "--oracle", "--judge", "http://127.0.0.1:1"], "no judge answers at"),
         (["good.jsonl", "--oracle", "-n", "0"], "greater than or equal to 1"),
         (["good.jsonl", "--oracle", "--temperature", "-1"], "greater than or equal to 0"),

@@ -83,6 +83,17 @@ def test_every_verb_refuses_another_format(model: Path, tmp_path: Path, words: l
     assert "--force-format" in error.hint
 
 
+def test_a_format_is_shown_without_a_model(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('tools = ["jupyter_code"]\nuser = "Q: {problem}"\n')
+    text = shown("--format", str(file), "--problem", "2 + 2?")
+    assert f"format    {file}, without a model\ntools     jupyter_code\n" in text.replace("\n,", ",")
+    assert "Q: 2 + 2?<|im_end|>" in text
+    file.write_text('tools = ["calculator"]\n')
+    assert "which is not a tool of rstar2" in refused("format", "show", "--format", str(file)).message
+    assert refused("format", "show").message == "nothing to show"
+
+
 def test_a_forced_format_is_named(model: Path) -> None:
     assert "format    no-tools, forced\ntools     none\n" in shown(
         str(model), "--format", "no-tools", "--force-format"

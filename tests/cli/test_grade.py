@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.commands import Ran, largest_file, rstar2
 from support.process_table import children
 from support.waiting import TIMEOUT_S, wait_until
@@ -77,10 +78,22 @@ def test_the_output_file_holds_all_rows_and_nothing_goes_to_standard_output(tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
-def test_an_empty_file_is_no_rows(tmp_path):
-    result = run(write(tmp_path / "in.jsonl", []))
-    assert (result.code, result.stdout) == (0, "")
-    assert "0 rows" in result.stderr
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "it has no rows"),
+        ([{"answer": "1", "pred": "1"}], "line 1: `gold` is missing; the row has answer, pred"),
+        ([{"gold": None, "pred": "1"}] * 2, "line 1: no gold answer"),
+    ],
+)
+def test_a_file_of_which_nothing_can_be_graded_is_the_users_mistake(tmp_path, rows, said):
+    source = write(tmp_path / "in.jsonl", rows)
+    result = run(source, "-o", str(tmp_path / "out.jsonl"))
+    assert (result.code, result.stdout) == (2, "")
+    shown = " ".join(result.stderr.split())
+    assert f"nothing in {source} can be graded; {said}" in shown
+    assert "--gold-key" in shown
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_numbers_are_answers_and_keys_may_have_other_names(tmp_path):
@@ -115,7 +128,7 @@ def test_standard_input_is_a_file_too(tmp_path):
 
 def test_a_bad_row_is_told_and_the_others_are_graded(tmp_path):
     source = tmp_path / "in.jsonl"
-    bad = ["[1]", "{", '{"gold": "1"}', '{"gold": [1], "pred": "1"}', '{"gold": true, "pred": "1"}']
+    bad = ["[1]", "{", '{"id": 7, "gold": "1"}', '{"gold": [1], "pred": "1"}', '{"gold": true, "pred": "1"}']
     good = json.dumps(ROWS[0])
     source.write_text("\n".join([good, *bad, good]) + "\n")
     result = run(str(source))
@@ -124,9 +137,10 @@ def test_a_bad_row_is_told_and_the_others_are_graded(tmp_path):
     assert [row["verdict"] for row in graded] == ["correct", *["invalid"] * 5, "correct"]
     assert graded[3] == {
         "line": 4,
+        "id": 7,
         "verdict": "invalid",
         "extracted": None,
-        "rule": "bad row: `pred` is missing",
+        "rule": "bad row: `pred` is missing; the row has id, gold",
     }
     assert "line 2: not a JSON object but list" in result.stderr
     assert "5 of 7 rows could not be graded" in result.stderr
@@ -143,9 +157,7 @@ def test_a_row_without_a_gold_answer_is_told_with_its_line_and_stops_a_strict_gr
 
 
 def test_one_row_is_a_row(tmp_path):
-    result = run(write(tmp_path / "in.jsonl", [{"gold": None, "pred": "1"}]))
-    assert "\n1 row " in result.stderr
-    assert "1 of 1 row could not be graded" in result.stderr
+    assert "\n1 row " in run(write(tmp_path / "in.jsonl", ROWS[:1])).stderr
 
 
 def test_a_malformed_line_stops_a_strict_grading_and_nothing_is_written(tmp_path):
@@ -159,14 +171,27 @@ def test_a_malformed_line_stops_a_strict_grading_and_nothing_is_written(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-def test_a_missing_file_and_a_missing_folder_are_the_users_mistakes(tmp_path):
+def test_a_missing_file_is_the_users_mistake_and_a_missing_folder_is_made(tmp_path):
     missing = run(str(tmp_path / "none.jsonl"))
     assert missing.code == 2
     assert "No such file" in missing.stderr
     source = write(tmp_path / "in.jsonl", ROWS)
-    folder = run(source, "-o", str(tmp_path / "none" / "out.jsonl"))
-    assert folder.code == 2
-    assert "is not a folder" in " ".join(folder.stderr.split())
+    below_a_file = run(source, "-o", str(tmp_path / "in.jsonl" / "out.jsonl"))
+    assert below_a_file.code == 2
+    assert "is not a folder" in " ".join(below_a_file.stderr.split())
+    assert run(source, "-o", str(tmp_path / "new" / "out.jsonl")).code == 0
+    assert (tmp_path / "new" / "out.jsonl").read_text().count("\n") == len(ROWS)
+
+
+def test_the_verdicts_never_replace_the_file_that_is_graded(tmp_path):
+    source = write(tmp_path / "in.jsonl", ROWS)
+    (tmp_path / "link.jsonl").symlink_to("in.jsonl")
+    for output in (source, str(tmp_path / "link.jsonl")):
+        result = run(source, "-o", output)
+        assert result.code == 2
+        assert f"{output} is the file to grade" in " ".join(result.stderr.split())
+    assert write(tmp_path / "again.jsonl", ROWS)
+    assert Path(source).read_text() == (tmp_path / "again.jsonl").read_text()
 
 
 def test_a_full_disk_is_a_failure_that_leaves_the_old_file(tmp_path):

@@ -165,6 +165,31 @@ def test_a_verb_with_a_typing_error_is_met_with_the_right_one() -> None:
     assert "Did you mean judge" in shown.output
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "eval x --limit 0",
+            "Invalid value for '--limit': Input should be greater than or equal to 1, not 0",
+        ),
+        (
+            "judge up --workers 0",
+            "Invalid value for '--workers': Input should be greater than or equal to 1, not 0",
+        ),
+        ("serve m --engine no", "Invalid value for '--engine': 'no' is not one of 'vllm', 'transformers'."),
+    ],
+)
+def test_a_refused_value_is_told_with_what_is_allowed(words: str, said: str) -> None:
+    shown = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200"})
+    assert shown.exit_code == 2
+    assert said in shown.output
+
+
+@pytest.mark.parametrize("name", ["eval", "serve"])
+def test_the_usage_of_a_verb_that_has_commands_below_it_has_one_space(name: str) -> None:
+    assert f"Usage: rstar2 {name} [OPTIONS]" in CliRunner().invoke(app, [name, "--help"]).output
+
+
 def test_without_arguments_the_help_is_shown_and_the_version_is_one_line() -> None:
     bare = CliRunner().invoke(app, [])
     assert (bare.exit_code, bare.output) == (0, CliRunner().invoke(app, ["--help"]).output)

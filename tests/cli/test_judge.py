@@ -102,6 +102,15 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
         (("up", "--redis", "redis://127.0.0.1:1"), "no Redis server answers"),
         (("up", "--redis", "nonsense"), "nonsense"),
         (("up", "--workers", "-3"), "Invalid value"),
+        (
+            ("up", "--host", "nonsense.invalid", "--token", "t"),
+            "Give an address of this machine with --host.",
+        ),
+        (("up", "--allow-host", "a b"), "--allow-host 'a b' is not a host name"),
+        (("status", "--url", "http://127.0.0.1:1"), "no judge answers at http://127.0.0.1:1"),
+        (("run", __file__, "--url", "http://127.0.0.1:1"), "no judge answers at http://127.0.0.1:1"),
+        (("run", __file__, "--url", "nonsense"), "'nonsense' is not the URL of a judge"),
+        (("logs",), "no logs of a judge in"),
     ],
 )
 def test_mistakes_are_told_in_one_message(shell: Shell, words: tuple[str, ...], said: str) -> None:

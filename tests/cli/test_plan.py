@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from rstar2.cli import app
 from rstar2.cli.plan import warn_before_start
+from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.formats.format import ours
@@ -29,15 +30,26 @@ QWEN3_14B: dict[str, Any] = {
 }  # fmt: skip
 
 
+SAID = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+DATA = {"train": "d", "sft": "sft.parquet"}
+"""Of the fixture `model`'s folder: as much as a step of the paper's recipes takes."""
+
+
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a config.json and nothing else."""
+    """A folder with a config.json and nothing else; beside it data."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "Qwen3-14B"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(QWEN3_14B))
+    write_parquet(tmp_path / "d", [problem(number) for number in range(512)])
+    write_parquet(tmp_path / "sft.parquet", [{"messages": SAID}] * 128)
     return folder
+
+
+def problem(number: int) -> dict[str, Any]:
+    return {"id": str(number), "problem": "?", "answer": "1", "source": "made"}
 
 
 def rstar2(*args: object) -> Result:
@@ -95,7 +107,7 @@ def test_a_runs_lengths_are_expected_again(model: Path) -> None:
     [
         (["--model", "Qwen3-14B", "--like", "."], "no training steps in ."),
         (["--model", "nowhere"], "no model folder at nowhere"),
-        (["--model", "Qwen3-14B", "--profile", "9xh100"], "no recipe 9xh100"),
+        (["--model", "Qwen3-14B", "--profile", "9xh100"], "no profile 9xh100"),
         (["--model", "Qwen3-14B", "--stage", "4"], "--stage 4: no such stage"),
         (["--model", "Qwen3-14B", "--set", "algorithm.name=grop"], "the nearest is 'grpo'"),
         (["--model", "Qwen3-14B", "--set", "hardware.gpu=h1000"], "the nearest is 'h100'"),
@@ -110,18 +122,18 @@ def test_a_mistake_is_refused_by_name(args: list[str], said: str, model: Path) -
 @pytest.mark.parametrize("verb", ["train", "sft"])
 def test_a_dry_run_begins_with_the_plan(verb: str, model: Path) -> None:
     stage = ["--stage", "1..3"] if verb == "train" else []
-    ran = rstar2(verb, *stage, "--model", model, "--data", "d", "--profile", "8xh100", "--dry-run")
+    ran = rstar2(verb, *stage, "--model", model, "--data", DATA[verb], "--profile", "8xh100", "--dry-run")
     assert ran.exit_code == 0, ran.output
     assert "14,768,307,200" in ran.stdout.splitlines()[0]
     assert "hours" in ran.stdout or verb == "sft"
     if verb == "train":
         assert "the judge has 2 workers" in ran.stdout
+        assert "512 problems before stage 3" in " ".join(ran.stdout.split())
 
 
 def test_a_dry_run_of_sft_counts_its_data(model: Path, tokenizer: Any) -> None:
     data = model.parent / "sft.jsonl"
-    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-    data.write_text(json.dumps({"messages": said}) + "\n")
+    data.write_text((json.dumps({"messages": SAID}) + "\n") * 128)
     line = ["sft", "--model", model, "--data", data, "--profile", "8xh100", "--dry-run"]
     ran = rstar2(*line)
     assert ran.exit_code == 0, ran.output
@@ -145,7 +157,7 @@ def test_a_cluster_that_is_too_small_is_told_without_a_start(
     line = {
         "plan": [],
         "train": ["--stage", "1", "--data", "d", "--dry-run"],
-        "sft": ["--data", "d", "--dry-run"],
+        "sft": ["--data", DATA["sft"], "--dry-run"],
     }
     named = model if size == "known" or verb == "plan" else "Qwen/Qwen3-99B"
     asked = (verb, "--model", named, *line[verb], "--profile", "64xh100")
@@ -184,7 +196,10 @@ def test_a_later_stage_that_starts_from_no_stages_model_is_told(
     assert not told(run, "3", "--data", "d", "--dry-run", verb="train")
     monkeypatch.chdir(run / "stage2")
     assert not told(Path("model"), "3")
-    assert told(Path("Qwen/Qwen3-99B"), "3", "--data", "d", "--dry-run", verb="train"), "of unknown size too"
+    data = model.parent / "d"
+    assert told(Path("Qwen/Qwen3-99B"), "3", "--data", str(data), "--dry-run", verb="train"), (
+        "of unknown size too"
+    )
 
 
 @pytest.mark.parametrize(("stage", "told"), [(1, False), (3, True)])

@@ -13,8 +13,10 @@ from support.eval.made_runs import made_run, staged_run
 from typer.testing import CliRunner
 
 from rstar2.cli import app
+from rstar2.cli.training import ProgressRows
 from rstar2.errors import Failure, UserError
 from rstar2.files import write_json
+from rstar2.runs import open_run
 
 
 def small_run(folder: Path) -> Path:
@@ -49,12 +51,23 @@ def test_a_missing_run_a_damaged_run_and_a_file_that_cannot_be_written_are_named
     run = small_run(tmp_path / "night")
     (tmp_path / "file").write_text("")
     blocked = CliRunner().invoke(app, ["report", str(run), "-o", str(tmp_path / "file" / "x.html")]).exception
-    assert isinstance(blocked, Failure)
-    assert "cannot write" in blocked.message
+    assert isinstance(blocked, UserError)
+    assert blocked.message == f"{tmp_path / 'file'} is not a folder"
     (run / "aime24" / "results.json").write_text("{")
     damaged = CliRunner().invoke(app, ["report", str(run)]).exception
     assert isinstance(damaged, UserError)
     assert "results.json" in damaged.message
+
+
+def test_a_page_replaces_pages_and_no_other_file(tmp_path: Path) -> None:
+    run, mine, page = small_run(tmp_path / "night"), tmp_path / "mine.jsonl", tmp_path / "page.html"
+    mine.write_text('{"gold": "1", "pred": "1"}\n')
+    error = CliRunner().invoke(app, ["report", str(run), "-o", str(mine)]).exception
+    assert isinstance(error, UserError)
+    assert error.message == f"{mine} is not a report page, so it is not replaced"
+    assert mine.read_text() == '{"gold": "1", "pred": "1"}\n'
+    for _ in range(2):
+        assert CliRunner().invoke(app, ["report", str(run), "-o", str(page)]).exit_code == 0
 
 
 def test_runs_are_listed_with_their_state_and_model_folders_are_not(tmp_path: Path) -> None:
@@ -82,6 +95,33 @@ def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path) -> Non
     with (run / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "running" in CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).output
+
+
+def test_a_damaged_run_is_named_and_listed(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "night")
+    (run / "config.json").write_text('{"kind": "ev')
+    for words in (["runs", "show"], ["report"]):
+        error = CliRunner().invoke(app, [*words, str(run)]).exception
+        assert isinstance(error, UserError)
+        assert error.message.startswith(f"{run / 'config.json'} is damaged: Unterminated string")
+    listed = CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path)], env={"COLUMNS": "200"})
+    assert re.search(r"night +damaged", listed.output), listed.output
+
+
+def test_a_file_in_place_of_a_run_is_told_as_that(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text("{}")
+    for words in (["runs", "show"], ["report"], ["watch"]):
+        error = CliRunner().invoke(app, [*words, str(tmp_path / "mine.jsonl")]).exception
+        assert isinstance(error, UserError)
+        assert error.message == f"{tmp_path / 'mine.jsonl'} is a file, not a run's folder"
+
+
+def test_a_failed_run_is_shown_with_its_cause_and_its_logs(tmp_path: Path) -> None:
+    with pytest.raises(Failure), open_run(tmp_path / "run", "train", {}):
+        raise Failure("the trainer died", "Its log: a.log")
+    said = "train, failed\nthe trainer died\nIts log: a.log\nlogs: " + str(tmp_path / "run/attempts/latest")
+    assert said in shown(tmp_path / "run")
+    assert json.loads(shown(tmp_path / "run", "--json"))["cause"] == "the trainer died\nIts log: a.log"
 
 
 def shown(*words: object) -> str:
@@ -127,3 +167,29 @@ def test_everything_that_is_shown_is_in_the_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["report", "runs"])
 def test_help_exits_with_0(verb: str) -> None:
     assert CliRunner().invoke(app, [verb, "--help"]).exit_code == 0
+
+
+def test_paths_and_names_in_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "br[" / "x]run [b]", "set[b]", problems=6, samples=2)
+    other = made_run(tmp_path / "br[" / "other", "set[b]", problems=5, samples=2, lift=1.0)
+    printed = {
+        ("report", run): str(run / "report.html"),
+        ("runs", "list", "--root", run.parent): str(run),
+        ("runs", "show", run): "set[b]",
+        ("eval", "compare", run, other): f"A {run}",
+        ("analyze", run, "--output", run / "[/x]"): f"tables and plots: {run / '[/x]'}",
+    }
+    for words, text in printed.items():
+        ran = rstar2(*words)
+        assert (ran.code, text in ran.stdout) == (0, True), (words, ran.stdout, ran.stderr)
+    assert "set[b]: left out 1 problem" in rstar2("eval", "compare", run, other).stderr
+    empty = tmp_path / "[/x]"
+    empty.mkdir(parents=True)
+    assert f"no runs below {empty}" in rstar2("runs", "list", "--root", empty).stdout
+
+
+def test_what_a_phase_says_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ProgressRows()
+    rows.start("sft", "SFT of [/x]", 3)
+    rows.finish("sft", "model in [b]/model")
+    assert "SFT of [/x]: model in [b]/model" in capsys.readouterr().out

@@ -150,7 +150,9 @@ def test_a_server_that_crashes_is_started_again_so_often_and_no_more(
     assert status.code == 1
     assert "gave up" in status.stdout
     assert rstar2("serve", "down").code == 0
-    assert "no server is running here" in rstar2("serve", "status").stdout
+    for words in (["status"], ["status", "--json"], ["logs"], ["down"]):
+        nothing = rstar2("serve", *words)
+        assert (nothing.code, "no server is running here" in nothing.stderr) == (2, True), words
 
 
 @pytest.mark.slow
@@ -202,7 +204,7 @@ def test_a_port_on_which_a_server_loads_is_refused_and_that_server_can_be_stoppe
     assert down.code == 0, down.stderr
     assert first.returncode == 1
     assert "stopped while it was starting" in told
-    assert "no server is running here" in rstar2("serve", "status").stdout
+    assert "no server is running here" in rstar2("serve", "status").stderr
 
 
 @pytest.mark.slow
@@ -277,7 +279,9 @@ def test_servers_that_gave_up_do_not_count_as_running(state: Path) -> None:
         state_file(port).write(handle)
 
     gave_up(8001)
-    supervisor = subprocess.Popen(["sh", "-c", "read line", "rstar2.serve.supervisor"], stdin=subprocess.PIPE)
+    supervisor = subprocess.Popen(
+        ["sh", "-c", "read line", "-m", "rstar2.serve.supervisor"], stdin=subprocess.PIPE
+    )
     try:
         runs = one_server(8001).model_copy(update={"pid": supervisor.pid, "port": 8002, "error": ""})
         state_file(8002).write(runs)
@@ -373,11 +377,12 @@ def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path
         (["--host", ""], "--host is empty"),
         (["--with-tools", "--judge", "ftp://x"], "not a judge's URL: ftp://x"),
         (["--api-key", "a\nb"], "the key holds"),
+        (["--engine", "transformers"], "cannot load a tokenizer from"),
         (["--judge", "http://127.0.0.1:1"], "--judge needs --with-tools"),
         (["--with-tools", "--host", "0.0.0.0"], "would run programs for anyone who can reach it"),
     ],
 )
-def test_options_that_do_not_go_together_are_one_message(model: Path, words: list[str], told: str) -> None:
+def test_what_cannot_be_served_is_one_message(model: Path, words: list[str], told: str) -> None:
     _, _, error = _invoke(str(model), *words, "--print-command")
     assert isinstance(error, UserError)
     assert told in error.message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +60,7 @@ def data(tmp_path: Path) -> Path:
         (["train", "--stage", "1", "--model", "nowhere", "--data", "d"], "no model folder at nowhere"),
         (
             ["train", "--stage", "1", "--model", "m", "--data", "d", "--profile", "desktop"],
-            "no recipe desktop",
+            "no profile desktop",
         ),
         (["train", "--stage", "1", "--model", "m", "--data", "d", "--set", "stepz=1"], "unknown key stepz"),
         (
@@ -155,19 +154,76 @@ def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
 
 
+DRY: dict[str, list[str]] = {
+    "train": ["train", "--stage", "1..3", "--data", "rl.parquet", "--dry-run"],
+    "sft": ["sft", "--data", "sft.parquet", "--dry-run"],
+    "demo": ["demo", "--dry-run"],
+}
+
+
+def problems(count: int) -> list[dict[str, str]]:
+    return [{"id": str(at), "problem": "?", "answer": "1", "source": "made"} for at in range(count)]
+
+
+def conversations(count: int) -> list[dict[str, Any]]:
+    return [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}] * count
+
+
+@pytest.fixture
+def enough(tmp_path: Path) -> None:
+    """Data of which a step of the paper's recipes can take its share."""
+    write_parquet(tmp_path / "rl.parquet", problems(512))
+    write_parquet(tmp_path / "sft.parquet", conversations(128))
+
+
+@pytest.mark.usefixtures("enough")
 @pytest.mark.parametrize("verb", ["train", "sft", "demo"])
-def test_a_dry_run_prints_verls_command_and_makes_nothing(verb: str, tmp_path: Path) -> None:
-    args = {
-        "train": ["--stage", "1..3", "--model", "m", "--data", "d"],
-        "sft": ["--model", "m", "--data", "d"],
-        "demo": [],
-    }[verb]
-    run = rstar2(verb, *args, "--dry-run")
+def test_a_dry_run_prints_verls_command_and_makes_nothing(verb: str, model: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    run = rstar2(*DRY[verb], *(["--model", model] if verb != "demo" else []))
     assert run.exit_code == 0, run.output
     trainer = "verl.trainer.sft_trainer" if verb == "sft" else "verl.trainer.main_ppo"
-    argv = next(words for words in map(shlex.split, run.stdout.splitlines()[::-1]) if trainer in words)
+    command = sys.executable + run.stdout.rpartition(f"\n{sys.executable}")[2]
+    shell = subprocess.run(
+        ["sh", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True
+    )
+    argv = shell.stdout.split("\0")[:-1]
+    assert trainer in argv
     assert any(word.endswith("save_contents=['model','optimizer','extra']") for word in argv)
-    assert list(tmp_path.iterdir()) == []
+    assert len(command.splitlines()) == len(argv) - argv.index(trainer), "a line for each key"
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("verb", ["train", "sft"])
+def test_a_dry_run_refuses_what_a_start_refuses_of_model_and_data(
+    verb: str, model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / DRY[verb][DRY[verb].index("--data") + 1]
+    rows, few = (problems, "has 511 problems, but a step needs 512")
+    if verb == "sft":
+        rows, few = conversations, "has 127 conversations, but a batch needs 128"
+    assert "no model folder at nowhere" in refusal(*DRY[verb], "--model", "nowhere")
+    assert f"cannot read {file.name}: No such file or folder" in refusal(*DRY[verb], "--model", model)
+    write_parquet(file, rows(int(few.split()[1])))
+    assert few in refusal(*DRY[verb], "--model", model)
+
+
+@needs("verl")
+@pytest.mark.usefixtures("enough")
+@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize("verb", ["train", "sft"])
+def test_a_key_that_verl_does_not_have_is_refused_before_anything_is_started(
+    verb: str, dry: bool, model: Path, tmp_path: Path
+) -> None:
+    words = [*DRY[verb], "--model", model, "--run", "run"]
+    asked = [word for word in words if dry or word != "--dry-run"]
+    error = rstar2(*asked, "--set", "verl.nonsense.key=3").exception
+    assert isinstance(error, UserError), error
+    assert error.message == "VERL refuses a key: Could not override 'nonsense.key'."
+    assert "--set verl.+nonsense.key=3" in error.hint
+    assert not (tmp_path / "run").exists()
+    assert rstar2(*words, "--set", "verl.+nonsense.key=3").exit_code == 0
+    assert "VERL refuses a key: " in refusal(*asked, "--set", "verl.trainer.seed=[1")
 
 
 @needs("transformers")

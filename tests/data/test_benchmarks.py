@@ -84,10 +84,10 @@ def test_a_missing_an_empty_and_a_binary_file_are_refused_by_name(tmp_path: Path
 
 def test_an_unknown_benchmark_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        load_benchmark("aime23")
+        load_benchmark("no-such-set")
     assert all(name in caught.value.hint for name in NAMES)
-    with pytest.raises(UserError, match="unknown benchmark: aime23"):
-        load_benchmark("aime23", data=written(tmp_path / "p.jsonl", {"problem": "x", "answer": "1"}))
+    with pytest.raises(UserError, match="unknown benchmark: no-such-set"):
+        load_benchmark("no-such-set", data=written(tmp_path / "p.jsonl", {"problem": "x", "answer": "1"}))
 
 
 HUB_ROWS: dict[str, list[dict[str, Any]]] = {

@@ -22,7 +22,7 @@ from rstar2.data.filters.repeats import contradicted, duplicates
 from rstar2.data.own import own_source
 from rstar2.data.problem import Problem
 from rstar2.data.reading import Origin, read_source
-from rstar2.data.rows import integer_answer, words_of
+from rstar2.data.rows import integer_answer, meant_of, words_of
 from rstar2.errors import UserError
 
 MEASURED = Problem("m", "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop.", "204")
@@ -40,7 +40,16 @@ GRAM = 8
         ("000", "0"),
         ("1,234,567", "1234567"),
         ("12,34", None),
+        ("1{,}000", "1000"),
+        ("1\\,000", "1000"),
+        ("\\boxed{42}", "42"),
+        ("\\(42\\)", "42"),
+        ("42.", "42"),
+        ("−42", "-42"),
         ("3.0", None),
+        (".5", None),
+        ("\\{5\\}", None),
+        ("2^{10}", None),
         ("1/2", None),
         ("\\frac{1}{2}", None),
         ("x + 1", None),
@@ -216,6 +225,51 @@ def candidates(tmp_path: Path, rows: Iterable[dict[str, Any]]) -> Candidates:
     return Candidates(source.kind, [("it", read)])
 
 
+SHORT = "Evaluate $(1+2i)6-3i$."
+TOOL = {"name": "run", "parameters": {"properties": {"code": {"type": "string"}, "more": {"type": "array"}}}}
+
+
+def dialogue(
+    system: str = "Help.",
+    user: str = "Hello?",
+    arguments: object = None,
+    reply: str = "{}",
+    answer: str = "Done.",
+) -> dict[str, Any]:
+    call = {"function": {"name": "run", "arguments": arguments or {}}}
+    said = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": user},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": reply},
+        {"role": "assistant", "content": answer},
+    ]
+    return {"messages": said, "tools": [TOOL]}
+
+
+def test_every_message_and_call_of_a_conversation_is_searched_for_grams(tmp_path: Path) -> None:
+    text = MEASURED.problem
+    half, rest = " ".join(text.split()[:6]), " ".join(text.split()[6:11])
+    given = [
+        dialogue(),
+        dialogue(system=f"Know this. {text}"),
+        dialogue(user=text),
+        dialogue(arguments={"code": f"# {text}\nprint(1)".replace("for a", "for\na")}),
+        dialogue(arguments={"more": [{"text": text}]}),
+        dialogue(reply=text, answer=text),
+        dialogue(answer=text),
+        dialogue(user=SHORT),
+        dialogue(answer=SHORT),
+        dialogue(user=f"{SHORT} Do it in two ways, please."),
+        dialogue(reply=half, answer=rest),
+    ]
+    rows = candidates(tmp_path, given)
+    (group,) = rows.groups()
+    grams = GramFilter(GRAM, benchmark_grams({"set": [MEASURED, _problem(SHORT, "short")]}, GRAM, False))
+    found = [(at, each["benchmark_id"]) for at, each in grams(group.read(("messages",))[1])]
+    assert sorted(found) == [*((at, "m") for at in range(1, 7)), (7, "short"), (8, "short")]
+
+
 def problems(*rows: tuple[str, str]) -> list[dict[str, Any]]:
     return [{"problem": text, "answer": answer} for text, answer in rows]
 
@@ -223,9 +277,38 @@ def problems(*rows: tuple[str, str]) -> list[dict[str, Any]]:
 def test_repetitions_but_the_first_are_duplicates_however_they_are_set(tmp_path: Path) -> None:
     rows = candidates(
         tmp_path,
-        problems(("What is 1 + 1?", "2"), ("Another?", "2"), ("what is: 1+1", "02"), ("WHAT IS 1 1", "2")),
+        problems(
+            ("What is $1 + 1$?", "2"), ("Another?", "2"), ("what is: 1+1", "02"), ("WHAT IS \\(1+1\\).", "2")
+        ),
     )
     assert list(duplicates(rows)) == [(2, {"same as": "it-1"}), (3, {"same as": "it-1"})]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("$x^2 - 5x + 6 = 0$", "$x^2 + 5x + 6 = 0$"),
+        ("$12 \\cdot 4$", "$12 / 4$"),
+        ("$12 + 4$", "$12 4$"),
+        ("n > 3 and n < 9", "n >= 3 and n <= 9"),
+        ("n \\le 9", "n \\ge 9"),
+        ("3 5", "35"),
+        ("f(3.5)", "f(3, 5)"),
+        ("(a + b) c", "a + (b c)"),
+        ("a + b c", "a b + c"),
+        ("\\sqrt{x} + 1", "\\sqrt{x + 1}"),
+        ("[1, 5]", "(1, 5)"),
+        ("5!", "5"),
+        ("f'(1)", "f(1)"),
+        ("|x|", "x"),
+    ],
+)
+@pytest.mark.parametrize("answers", [("1", "1"), ("1", "2")])
+def test_problems_that_differ_in_a_sign_are_no_copies(
+    tmp_path: Path, one: str, other: str, answers: tuple[str, str]
+) -> None:
+    rows = candidates(tmp_path, problems((f"Find {one}.", answers[0]), (f"Find {other}.", answers[1])))
+    assert list(duplicates(rows)) == list(contradicted(rows)) == []
 
 
 def test_a_dropped_row_has_no_duplicates(tmp_path: Path) -> None:
@@ -242,6 +325,18 @@ def test_every_copy_of_a_contradicted_problem_is_dropped(tmp_path: Path) -> None
         ),
     )
     assert list(contradicted(rows)) == [(at, {"answers": ["1", "2"]}) for at in (0, 2, 3)]
+
+
+def test_an_answer_that_is_written_otherwise_contradicts_nothing(tmp_path: Path) -> None:
+    rows = candidates(
+        tmp_path,
+        problems(
+            *(("Which?", answer) for answer in ("42", "42^\\circ", "x = 42", "\\(42\\)")),
+            *(("Who?", answer) for answer in ("7", "x = 7", "x = 8")),
+            *(("What?", answer) for answer in ("3", "a hundred")),
+        ),
+    )
+    assert [at for at, _ in contradicted(rows)] == [4, 5, 6, 7, 8]
 
 
 LONG = (
@@ -268,6 +363,19 @@ def test_a_word_more_or_less_is_a_near_duplicate_and_another_number_is_not(tmp_p
     assert near(rows, tmp_path) == {1: "it-1", 5: "it-1"}
     assert near(rows, tmp_path, similarity=0.999) == {}
     assert not (tmp_path / "scratch.npy").exists()
+
+
+def test_near_duplicates_have_the_same_operators_however_they_are_written(tmp_path: Path) -> None:
+    asked = "Among the real numbers that a student wrote on a sheet of paper, find the least x for which {}."
+    given = [
+        ("3 - x \\le 5 \\cdot 2", ""),
+        ("3 + x \\le 5 \\cdot 2", ""),
+        ("3 - x \\ge 5 \\cdot 2", ""),
+        ("3 - x ≤ 5 × 2", "it-1"),
+        ("3 - x <= 5 * 2, a well-known number", "it-1"),
+    ]
+    rows = candidates(tmp_path, problems(*((asked.format(text), "1") for text, _ in given)))
+    assert near(rows, tmp_path, 0.5) == {at: name for at, (_, name) in enumerate(given) if name}
 
 
 def test_near_duplicates_of_a_near_duplicate_are_measured_against_the_kept_one(tmp_path: Path) -> None:
@@ -303,6 +411,14 @@ def test_conversations_that_differ_in_a_call_are_not_near(tmp_path: Path) -> Non
     rows = candidates(tmp_path, [weather("Bern"), weather("Basel"), weather("Bern")])
     assert near(rows, tmp_path) == {2: "it-1"}
     assert list(duplicates(rows)) == [(2, {"same as": "it-1"})]
+
+
+def test_conversations_without_words_are_near_only_where_they_are_the_same(tmp_path: Path) -> None:
+    def said(text: str) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]}
+
+    rows = candidates(tmp_path, [said("🙂"), said("🎲"), said("🙂")])
+    assert near(rows, tmp_path) == {2: "it-1"}
 
 
 def run_of(tmp_path: Path, **counts: int) -> Path:
@@ -348,6 +464,11 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
 @given(text=st.text(st.characters(max_codepoint=127), max_size=80))
 def test_words_are_the_same_by_the_quick_way_and_by_the_expression(text: str) -> None:
     assert words_of(text) == words_of(f"{text} é")[:-1]
+
+
+@given(text=st.text(st.characters(max_codepoint=127), max_size=80))
+def test_copies_are_the_same_by_the_quick_way_and_by_the_expression(text: str) -> None:
+    assert meant_of(text).partition("\n")[2] == meant_of(f"{text} é").partition("\n")[2].removesuffix("é")
 
 
 @given(text=st.text(st.characters(max_codepoint=127), max_size=80))

@@ -348,6 +348,12 @@ def test_turns_that_do_not_follow_are_refused(
     assert said in detail or "a different number of replies" in detail
 
 
+@pytest.mark.parametrize("name", ["toolace", "glaive-v2"])
+def test_a_conversation_that_the_assistant_begins_is_refused_as_sft_would(tmp_path: Path, name: str) -> None:
+    row = with_turns(name, ("assistant", "Hello!"), ("user", "Hi."), ("assistant", "What now?"))
+    assert refused(tmp_path, name, row) == ("malformed", "the first message is the assistant's")
+
+
 @pytest.mark.parametrize(
     ("value", "read_as"),
     [
@@ -424,6 +430,186 @@ def test_own_files_say_by_their_columns_what_they_hold(tmp_path: Path) -> None:
     assert row["messages"][1]["tool_calls"][0]["id"] == "call_1"
     with pytest.raises(UserError, match="no column problem or messages; it has text"):
         own_source(lines(tmp_path / "other.jsonl", {"text": "x"}))
+
+
+def conversation(*messages: dict[str, Any], **columns: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "?"}, *messages], "tools": [WEATHER], **columns}
+
+
+def calling(*calls: tuple[str | None, str], **more: Any) -> dict[str, Any]:
+    """A message that calls the tool, given the calls' ids and cities."""
+    listed = [
+        {"id": name, "function": {"name": "get_weather", "arguments": {"city": city}}} for name, city in calls
+    ]
+    return {"role": "assistant", "tool_calls": listed, **more}
+
+
+def with_arguments(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "get_weather", "arguments": text}}]}
+
+
+def reply(content: Any, name: str | None = None) -> dict[str, Any]:
+    return {"role": "tool", "content": content, "tool_call_id": name}
+
+
+SAID = {"role": "assistant", "content": "Now I know."}
+
+
+def own(tmp_path: Path, row: dict[str, Any]) -> dict[str, Any] | tuple[str, str]:
+    """A row of a user's own file as it is read, or why it is refused."""
+    file = lines(tmp_path / "own.jsonl", row)
+    rows, counts = read(own_source(file), file)
+    return rows[0] if rows else (counts.examples[0]["reason"], counts.examples[0]["detail"])
+
+
+def test_replies_are_matched_to_parallel_calls_by_their_ids(tmp_path: Path) -> None:
+    row = own(
+        tmp_path,
+        conversation(
+            calling(("a", "Bern"), ("b", "Basel")), reply("in Basel", "b"), reply("in Bern", "a"), SAID
+        ),
+    )
+    assert isinstance(row, dict)
+    assert [(each["content"], each["tool_call_id"]) for each in row["messages"][2:4]] == [
+        ("in Bern", "call_1"),
+        ("in Basel", "call_2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("calls", "replies", "said"),
+    [
+        ([("a", "Bern")], [reply("sun", "b")], "a tool's reply to 'b', which is no open call"),
+        ([(None, "Bern")], [reply("sun", "b")], "a tool's reply to 'b', which is no open call"),
+        ([("a", "Bern"), ("a", "Basel")], [reply("sun", "a")] * 2, "two calls have the id 'a'"),
+        (
+            [("a", "Bern"), ("b", "Basel")],
+            [reply("sun", "a")] * 2,
+            "a tool's reply to 'a', which is no open call",
+        ),
+        ([("a", "Bern")], [reply(None, "a")], "a tool's reply is null"),
+    ],
+)
+def test_replies_that_fit_no_call_are_refused(
+    tmp_path: Path, calls: list[tuple[str | None, str]], replies: list[dict[str, Any]], said: str
+) -> None:
+    assert own(tmp_path, conversation(calling(*calls), *replies, SAID)) == ("malformed", said)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "said"),
+    [
+        (calling((None, "Bern"), content=[{"type": "text", "text": "!"}]), "malformed", "is not text"),
+        (calling((None, "\ud800")), "malformed", "surrogate"),
+        (with_arguments('{"city": "Bern", "x": NaN}'), "malformed", "a call holds NaN or an infinity"),
+        (with_arguments('{"x": ' + "[" * 9999 + "]" * 9999 + "}"), "malformed", "nested too deeply"),
+        (with_arguments('{"x": ' + "[" * 500 + "]" * 500 + "}"), "bad call", "Recursion limit"),
+    ],
+)
+def test_one_bad_call_refuses_its_row_alone(
+    tmp_path: Path, message: dict[str, Any], reason: str, said: str
+) -> None:
+    found = own(tmp_path, conversation(message))
+    assert isinstance(found, tuple), found
+    assert found[0] == reason
+    assert said in found[1]
+
+
+def test_half_a_surrogate_pair_that_a_detail_quotes_is_escaped(tmp_path: Path) -> None:
+    bad = "[get_weather(city=\ud800)]"
+    _, detail = refused(tmp_path, "toolace", with_turns("toolace", ("user", "Rain?"), ("call", bad)))
+    assert "\\ud800" in detail
+    assert "not Python" in refused(tmp_path, "magicoder", changed("magicoder", lang="\ud800"))[0]
+    assert "surrogate" in refused(tmp_path, "llama-nemotron", changed("llama-nemotron", license="\ud800"))[1]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "fits"),
+    [
+        ({"type": "str", "pattern": "^[A-Z]"}, "bern", False),
+        ({"const": 3}, 4, False),
+        ({"oneOf": [{"type": "int"}, {"type": "dict"}]}, "x", False),
+        ({"type": "list", "maxItems": 1, "items": {"type": "float"}}, [1, 2], False),
+        ({"$ref": "#/$defs/small"}, 10, False),
+        ({"$ref": "#/$defs/small"}, 2, True),
+        ({"type": "dict", "additionalProperties": False}, {"x": 1}, False),
+        ({"type": "int", "maximum": "ten", "required": True, "pattern": 7}, 11, True),
+    ],
+)
+def test_calls_are_held_to_every_keyword_of_the_schema(
+    tmp_path: Path, parameter: dict[str, Any], value: Any, fits: bool
+) -> None:
+    tool = {"name": "f", "parameters": {"properties": {"x": parameter}, "$defs": {"small": {"maximum": 5}}}}
+    said = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": value}}}]}
+    found = own(tmp_path, conversation(said, tools=[tool]))
+    assert isinstance(found, dict) is fits, found
+    if isinstance(found, dict):
+        return
+    assert found[0] == "bad call"
+
+
+def test_a_schema_of_another_document_is_not_fetched(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    parameters = {"properties": {"x": {"$ref": (tmp_path / "other.json").as_uri()}}}
+    said = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
+    found = own(tmp_path, conversation(said, tools=[{"name": "f", "parameters": parameters}]))
+    assert isinstance(found, tuple), found
+    assert "not JSON Schema" in found[1]
+
+
+def test_tools_and_calls_in_columns_of_parquet_keep_their_keys_apart(tmp_path: Path) -> None:
+    tools = [WEATHER, {"name": "price", "parameters": {"properties": {"ticker": {"type": "string"}}}}]
+    price = {"function": {"name": "price", "arguments": {"ticker": "X"}}}
+    both = [*calling((None, "Bern"))["tool_calls"], price]
+    row = conversation({"role": "assistant", "tool_calls": both}, tools=tools)
+    file = tmp_path / "own.parquet"
+    pq.write_table(pa.Table.from_pylist([row]), file)
+    (found,), _ = read(own_source(file), file)
+    calls = [json.loads(each["function"]["arguments"]) for each in found["messages"][1]["tool_calls"]]
+    assert calls == [{"city": "Bern"}, {"ticker": "X"}]
+    properties = [set(each["function"]["parameters"]["properties"]) for each in json.loads(found["tools"])]
+    assert properties == [{"city", "days"}, {"ticker"}]
+
+
+def test_calls_count_in_a_conversations_length(tmp_path: Path) -> None:
+    found = own(tmp_path, conversation(calling((None, "x" * 5000))))
+    assert isinstance(found, dict)
+    assert found["characters"] > 5000
+
+
+@pytest.mark.parametrize(
+    ("rate", "read_as"),
+    [
+        (0, 0.0),
+        (1.0, 1.0),
+        (float("nan"), None),
+        (None, None),
+        (65.6, "the pass rate is 65.6, not from 0 to 1"),
+        (-0.1, "the pass rate is -0.1, not from 0 to 1"),
+    ],
+)
+def test_a_pass_rate_is_a_share(tmp_path: Path, rate: float | None, read_as: float | str | None) -> None:
+    found = own(tmp_path, {"problem": "What is it?", "answer": 2, "pass_rate": rate})
+    assert (found["pass_rate"] if isinstance(found, dict) else found[1]) == read_as
+    row = changed("openmathreasoning", pass_rate_72b_tir=str(rate))
+    if isinstance(read_as, str):
+        assert refused(tmp_path, "openmathreasoning", row) == ("malformed", read_as)
+    else:
+        assert one(tmp_path, "openmathreasoning", row)["pass_rate"] == read_as
+
+
+def test_rows_with_the_same_id_are_refused(tmp_path: Path) -> None:
+    def rows(*names: str | None) -> list[dict[str, Any]]:
+        given = [{"problem": f"What is {at}?", "answer": at} for at in range(len(names))]
+        return [row if name is None else {**row, "id": name} for name, row in zip(names, given, strict=True)]
+
+    for names, twice in ((("a", "b", "a"), "a"), (("2", None), "2")):
+        file = lines(tmp_path / "own.jsonl", *rows(*names))
+        with pytest.raises(UserError, match=rf"two rows of .*own\.jsonl have the id '{twice}'"):
+            read(own_source(file), file)
+    first, second = lines(tmp_path / "1.jsonl", *rows("1")), lines(tmp_path / "2.jsonl", *rows("1"))
+    with pytest.raises(UserError, match=r"two rows of .*1.jsonl, .*2.jsonl have the id '1'"):
+        read(sources()["project-euler"], first, second, name="project-euler")
 
 
 def test_a_prepared_set_can_be_read_again(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from support.source_rows import ROWS
 from rstar2.cli.verbs import VERBS
 from rstar2.data import builtin
 from rstar2.data.benchmarks import SOURCES
+from rstar2.data.parquet import PREPARED
 from rstar2.data.sources import sources
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
@@ -51,6 +52,7 @@ MODELS = (
     "Qwen3-14B",
     "Qwen3-8B",
     "Qwen3-4B",
+    "Qwen3-4B-Base",
     "models/smollm2",
     PUBLISHED,
     "runs/demo/base",
@@ -145,12 +147,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     _jsonl(root / "conversations.jsonl", [{"messages": ROWS["tulu3"]["messages"]}])
     _jsonl(root / "outputs.jsonl", [{"gold": "1", "pred": "1", "answer": "1", "output": "2"}])
+    # As many as a step of the paper's recipes takes.
+    asked = [problem.problem for problem in builtin.held_out(0, 512)]
+    _jsonl(root / "enough-problems.jsonl", [{"problem": each, "answer": "2"} for each in asked])
+    said = [[*builtin.FORMAT.messages(each), {"role": "assistant", "content": "2"}] for each in asked[:128]]
+    _jsonl(root / "enough-conversations.jsonl", [{"messages": each} for each in said])
     for name, source in (
-        *(("rl", "problems"), ("rl2", "problems"), ("candidates", "problems")),
-        ("sft", "conversations"),
+        *(("rl", "enough-problems"), ("rl2", "enough-problems"), ("candidates", "problems")),
+        ("sft", "enough-conversations"),
     ):
         words = [str(root / f"{source}.jsonl"), "--output", str(root / "data" / name)]
         assert rstar2("data", "prepare", *words).code == 0
+    for name, source in (
+        ("sft.parquet", "sft"),
+        ("runs/demo/data/sft.parquet", "sft"),
+        ("runs/demo/stage1/train.parquet", "rl"),
+    ):
+        (root / name).parent.mkdir(exist_ok=True)
+        shutil.copy(root / "data" / source / PREPARED, root / name)
     measured = [{"id": f"{name}-1", "correct": 8, "samples": 16} for name in sources()]
     write_json(root / "runs/agree/rl/results.json", {"per_problem": measured})
     (root / "problem.txt").write_text(problems[0].problem)
@@ -246,6 +260,9 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
     if "--url" in words and verb == "judge":
         words[words.index("--url") + 1] = judge.url
     source = re.search(r"cat (\S+) \|", before) or re.search(r" < (\S+)", rest)
+    if verb == "grade" and source:
+        # It reads /dev/stdin, which in this process is the test's own.
+        words[words.index("-")] = source[1]
     return rstar2(*words, stdin=Path(source[1]).read_text() if source else "How much is 1 plus 1?")
 
 

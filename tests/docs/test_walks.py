@@ -58,9 +58,9 @@ BETWEEN = {
     "flattened": [_GRADER + "compare/answers.py:_with_signs"],
     "equal": [_GRADER + "compare/answers.py:_compare", _GRADER + "compare/answers.py:_values"],
     "evaluate": [
-        _GRADER + "compare/equality.py:_identical",
-        _GRADER + "compare/equality.py:_agree",
-        _GRADER + "compare/equality.py:_difference",
+        _GRADER + "values/equality.py:_identical",
+        _GRADER + "values/equality.py:_agree",
+        _GRADER + "values/equality.py:_difference",
     ],
     "RStarAgentLoop._rewarded": [
         _GRADER + "pool.py:_Worker.grade",

@@ -60,6 +60,21 @@ async def test_thought_calls_and_replies_go_through_the_endpoint_and_back() -> N
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("owned_by", "sent"), [("vllm", (0, 0.0, 1.0)), ("openai", (None, None, None))])
+async def test_values_that_are_off_are_sent_where_the_endpoint_is_known_to_take_them(
+    owned_by: str, sent: tuple[float | None, ...]
+) -> None:
+    endpoint = ChatEndpoint(solves)
+    endpoint.owned_by = owned_by
+    with serving(endpoint):
+        opened = await open_chat_api(endpoint.url, None, None)
+        prompt = opened.codec.prompt(opened.codec.format.messages("Hello."))
+        await opened.engine.generate(prompt, Sampling(max_tokens=99))
+        await opened.engine.aclose()
+    (asked,) = endpoint.asked
+    assert tuple(asked.get(name) for name in ("top_k", "min_p", "repetition_penalty")) == sent
+
+
 @pytest.mark.parametrize("arguments", ["{not JSON", "", '{"code": "a"} x'])
 async def test_arguments_that_are_no_json_are_a_failed_call_and_are_sent_back(arguments: str) -> None:
     def model(messages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from support.commands import rstar2
 from support.optional import needs
 
+from rstar2.data.parquet import write_parquet
 from rstar2.engines.models import find_model, local_model, model_name
 from rstar2.errors import UserError
 from rstar2.files import write_json
@@ -25,6 +26,7 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for run in ("done", "begun"):
         write_json(Path("runs", run, "config.json"), {"kind": "train", "config": {}})
     write_json(Path("runs/done/model.json"), {"path": "stage2/model"})
+    write_json(Path("runs/measured/config.json"), {"kind": "eval", "config": {}})
     Path("runs/begun/stage2/checkpoints").mkdir(parents=True)
 
 
@@ -67,6 +69,7 @@ def test_a_model_of_a_run_is_named_after_the_run_and_its_stage(folder: str, name
     [
         ("runs/begun", "runs/begun has no finished model yet\n.*runs/begun/stage1"),
         ("runs/begun/stage2", "runs/begun/stage2 has no finished model yet"),
+        ("runs/measured", "runs/measured is a run of `eval`, which makes no model"),
         ("runs/absent", "no model folder at runs/absent"),
         ("absent", "no model folder at absent"),
         ("./a/b", "no model folder at ./a/b"),
@@ -93,11 +96,16 @@ def test_a_hub_id_is_taken_from_the_hubs_cache(tmp_path: Path, monkeypatch: pyte
         local_model("no/model")
 
 
+SAID = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+
+
 def _trained_from(*words: str) -> Callable[[str], str]:
     def model(named: str) -> str:
-        ran = rstar2(*words, "--model", named, "--data", "d", "--profile", "laptop", "--dry-run")
+        row = {"train": {"prompt": [{"role": "user", "content": "?"}]}, "sft": {"messages": SAID}}[words[0]]
+        write_parquet(Path("d.parquet"), [row] * 512)
+        ran = rstar2(*words, "--model", named, "--data", "d.parquet", "--profile", "laptop", "--dry-run")
         assert ran.code == 0, ran.stderr
-        argv = shlex.split(ran.stdout.splitlines()[-1])
+        argv = shlex.split(ran.stdout.replace("\\\n", "").splitlines()[-1])
         return next(
             word for word in argv if word.startswith(("model.path=", "actor_rollout_ref.model.path="))
         )

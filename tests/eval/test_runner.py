@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from rstar2.engines.oracle import OracleEngine, byte_codec
 from rstar2.engines.retry import ATTEMPTS, ServiceGone
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
-from rstar2.eval.progress import Progress
-from rstar2.eval.runner import EvalResult, evaluate
+from rstar2.eval.progress import Progress, Services
+from rstar2.eval.runner import EvalResult, Part, SamplesRefused, evaluate, run_parts
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.stored import VERDICTS
 from rstar2.prompts import ChatCodec
-from rstar2.trace import ToolCall, read_traces
+from rstar2.trace import ToolCall, Trace, read_traces
 
 
 class EchoTools(SharedTools):
@@ -327,6 +327,52 @@ async def test_a_full_disk_is_reported_in_words_and_keeps_what_fits(
     await run(tmp_path / "full")
     assert engine.asked == 48 - kept - held, "what was sampled and had no room is not sampled again"
     assert stable(tmp_path / "full") == stable(tmp_path / "whole")
+
+
+async def test_a_sample_that_is_refused_a_grading_is_kept_at_once(tmp_path: Path) -> None:
+    held: list[int] = []
+    file = tmp_path / "ungraded.jsonl"
+
+    class Refused:
+        settings = EvalSettings(samples=1)
+        decides: Mapping[str, Any] = {}
+
+        async def sample(self, problem: Problem, sample: int) -> Trace:
+            held.append(len(file.read_bytes().splitlines()) if file.exists() else 0)
+            return Trace.begun([1], problem.id, sample)
+
+        async def graded(self, trace: Trace, problem: Problem) -> Trace:
+            raise EngineError("HTTP 402: quota")
+
+    for start in range(2):
+        with pytest.raises(SamplesRefused, match=r"12 of 12 samples failed: HTTP 402"):
+            await run_parts({"a": Part(PROBLEMS, tmp_path, Refused())}, 1, Services(()))
+        assert len(file.read_bytes().splitlines()) == 12, f"each once, after start {start}"
+    assert len(held) == 12, "the second start asks the model nothing"
+    assert held[-1] > 0, "a kill now would leave some"
+
+
+@pytest.mark.parametrize("in_flight", [2, 12])
+async def test_as_many_gradings_run_at_once_as_rollouts(tmp_path: Path, in_flight: int) -> None:
+    at_once: list[int] = []
+    all_there = asyncio.Event()
+
+    class Together:
+        settings = EvalSettings(samples=1)
+        decides: Mapping[str, Any] = {}
+
+        async def sample(self, problem: Problem, sample: int) -> Trace:
+            return Trace.begun([1], problem.id, sample)
+
+        async def graded(self, trace: Trace, problem: Problem) -> Trace:
+            at_once.append(trace.sample)
+            if len(at_once) == in_flight:
+                all_there.set()
+            await asyncio.wait_for(all_there.wait(), TIMEOUT_S)
+            return trace.model_copy(update={"verdict": "correct"})
+
+    await run_parts({"a": Part(PROBLEMS, tmp_path, Together())}, in_flight, Services(()))
+    assert len(at_once) == len(PROBLEMS)
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ def test_a_model_behind_a_chat_endpoint_says_in_the_results_what_is_not_exact() 
         opened = open_target(target, [], 1, reach_server(target, TIMEOUT_S))
     assert (opened.identity["name"], opened.identity["api"]) == ("scripted", "chat")
     assert "four bytes of text count as a token" in opened.identity["inexact"][0]
+    assert "defaults decide top_k where it is off" in opened.left_to_server
     for wrong in ({"model": "m"}, {"format": FormatChoice("release")}, {"url": None, "oracle": True}):
         with pytest.raises(UserError, match="--api chat measures a model behind an endpoint"):
             Target(**{"url": "http://x", "api": "chat", **wrong})
@@ -77,6 +78,17 @@ def test_a_server_with_a_key_is_measured_and_without_it_the_option_is_named(
     assert "--api-key" in refused.value.hint
     assert opened.server is not None
     assert opened.server.key == "secret"
+
+
+def test_what_a_chat_server_decides_is_said_unless_it_takes_every_value() -> None:
+    server = ChatStandIn(lambda body: "fine")
+    with serving(server):
+        for owned_by, said in (("openai", True), ("vllm", False)):
+            server.owned_by = owned_by
+            target = Target(url=server.url)
+            opened = open_target(target, [], 1, reach_server(target, TIMEOUT_S, tokenizer=False))
+            assert bool(opened.left_to_server) == said
+            assert opened.identity == {"name": "scripted", "format": "the server's chat template"}
 
 
 def test_the_model_that_grades_has_a_name_in_the_settings_or_is_refused_before_anything_is_asked() -> None:

@@ -147,6 +147,25 @@ def test_a_model_with_a_format_file_keeps_to_all_of_it(model: Path) -> None:
     assert load_codec(model, FormatChoice("no-tools", forced=True)).source == "no-tools, forced"
 
 
+def test_the_time_and_memory_of_a_call_may_differ_from_those_of_the_format_file(
+    model: Path, tmp_path: Path
+) -> None:
+    own = read_format("own", TEMPLATE)
+    save_format(own, model)
+    copy = tmp_path / "slower.json"
+
+    def with_limits(**limits: int) -> FormatChoice:
+        changed = own.limits.model_copy(update=limits)
+        copy.write_text(own.model_copy(update={"limits": changed}).model_dump_json())
+        return FormatChoice(str(copy))
+
+    codec = load_codec(model, with_limits(seconds=60, memory_mb=4096))
+    assert (codec.format.limits.seconds, codec.format.limits.memory_mb) == (60, 4096)
+    assert codec.format.digest != own.digest, "results of other limits are told apart"
+    with pytest.raises(UserError, match=r"differs from .* in: limits\.characters"):
+        load_codec(model, with_limits(characters=100))
+
+
 def test_the_digest_tells_formats_apart() -> None:
     shorter = ours().limits.model_copy(update={"characters": 256})
     others = [ours().model_copy(update=change) for change in ({"limits": shorter}, {"user": "{problem}"})]

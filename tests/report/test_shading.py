@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,18 @@ def test_a_trace_without_entropies_has_no_switch(browser: Browser, tmp_path: Pat
     browser.wait("document.querySelector('.thought')")
     assert texts(browser, ".shade") == []
     assert not any("Inside" in text for text in texts(browser, "summary"))
+
+
+def test_an_analysis_of_earlier_traces_says_so(browser: Browser, run: Path, tmp_path: Path) -> None:
+    stale = tmp_path / "stale"
+    shutil.copytree(run, stale)
+    about = {"paths": [".."], "bytes": {"../aime24/traces.jsonl": 1}}
+    write_json(stale / "analysis" / "analysis.json", {"tables": [TABLE], "charts": [CHART], "traces": about})
+    for folder, told in ((run, False), (stale, True)):
+        open_report(browser, folder)
+        click(browser, "summary", "Inside the traces")
+        assert any("of earlier traces" in text for text in texts(browser, "summary")) == told
+        assert any("start `rstar2 analyze` again" in text for text in texts(browser, "details p")) == told
 
 
 def test_the_analysis_is_a_panel_of_plots_and_tables_each_with_its_data(browser: Browser, run: Path) -> None:

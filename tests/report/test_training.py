@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.commands import rstar2
 from support.eval.made_runs import keep_rollouts, made_run, staged_run
 from support.report.browser import Browser
 from support.report.report_page import click, open_report, texts
@@ -100,6 +101,22 @@ def test_a_measurement_that_is_not_a_number_is_no_point_of_a_curve_and_the_page_
     row = dict(zip(page.training["columns"], page.training["rows"][-1], strict=True))
     assert (row["pass_rate"], row["entropy"], row["grad_norm"]) == (0.5, "nan", None)
     assert "Entropy" not in [chart["title"] for chart in page.training["charts"]], "no point in it"
+    failed = {line["name"]: dict(line["points"]) for line in page.charts[0]["series"]}
+    assert failed["GRPO-RoC"][31] == pytest.approx((0.3 / 7 + 0.3 / 8 + 0.3 / 9 + 0.3 / 10) / 4), (
+        "of what was measured"
+    )
+
+
+def test_a_curve_without_any_measurement_is_left_out(tmp_path: Path) -> None:
+    run = staged_run(tmp_path / "run")
+    for file in run.glob("**/metrics-1.jsonl"):
+        rows = [json.loads(row) for row in file.read_text().splitlines()]
+        for row in rows:
+            row["data"]["rstar2/failed_call_ratio_correct"] = None
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [chart["y"] for chart in collect(run).charts] == ["pass rate", "tokens"]
+    shown = rstar2("runs", "show", run)
+    assert (shown.code, "pass rate" in shown.stdout) == (0, True), shown.stderr
 
 
 def test_the_header_names_the_model_of_every_kind_of_run(browser: Browser, run: Path, tmp_path: Path) -> None:

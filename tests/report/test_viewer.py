@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from support.report.browser import Browser
 from support.report.report_page import all_tooltips, await_drawing, click, open_page, texts
 
 from rstar2.data.problem import Problem
+from rstar2.eval.methods.chat import Reply, answer_text, trace_of
 from rstar2.files import write_json
 from rstar2.report import write_report
 from rstar2.trace import Trace, TraceWriter, Turn, read_traces
@@ -187,6 +189,75 @@ def test_a_sample_that_was_asked_otherwise_shows_what_it_was_asked(browser: Brow
     assert browser.errors() == []
 
 
+def test_a_chat_reply_is_shown_as_what_it_is_and_a_long_answer_by_its_beginning(
+    browser: Browser, tmp_path: Path
+) -> None:
+    gold = "Their answer. " * 200
+    texts_said = (
+        "<think>Let me see.</think>\n\nRoses. " + "And so on. " * 100,
+        "Plain words.",
+        "Hm.</think>So.",
+    )
+    write_json(tmp_path / "config.json", {"kind": "eval", "config": {}})
+    with TraceWriter(tmp_path / "arena-hard" / "traces.jsonl") as writer:
+        for sample, said in enumerate(texts_said):
+            reply = Reply({"role": "assistant", "content": said}, "stop", 5, 700, written=said)
+            trace = trace_of(Problem("q", "Write a poem.", gold), sample, [reply], 3.0)
+            writer.write(
+                trace.model_copy(
+                    update={"extracted": answer_text(said), "verdict": "invalid", "rule": "none"}
+                )
+            )
+    page = write_report(tmp_path).as_uri()
+    kinds = [["thought", "text"], ["text"], ["thought", "text"]]
+    for sample, labels in enumerate(kinds):
+        open_page(browser, f"{page}#0/q/{sample}")
+        shown = browser.run("return [...document.querySelectorAll('.part .label')].map((n) => n.textContent)")
+        assert shown == labels
+        assert texts(browser, ".trace .turn") == ["turn 1"], "no server told its tokens"
+        assert "700 tokens" in texts(browser, ".trace .facts")[0]
+    open_page(browser, page)
+    answer, right = texts(browser, ".trace .verdict code")
+    assert all(len(text) < 110 and text.endswith("…") for text in (answer, right))
+    whole = browser.run("return [...document.querySelectorAll('.trace .verdict code')].map((n) => n.title)")
+    assert whole == [answer_text(texts_said[0]), gold]
+    assert texts(browser, ".trace .verdict strong")[0].lower() == "could not verify"
+    assert "<think>" not in texts(browser, ".trace")[0]
+    assert browser.errors() == []
+
+
+def test_a_malformed_address_shows_the_page_and_another_is_followed(page: Browser, run: Path) -> None:
+    open_page(page, f"{(run / 'report.html').as_uri()}#50%")
+    assert "480 of 480 traces" in texts(page, ".count")[0]
+    page.run("location.hash = '#1/set-003/1'")
+    page.wait("document.querySelector('.trace .sample').innerText.startsWith('set-003, sample 2')")
+    assert "200 of 200 traces" in texts(page, ".count")[0]
+    assert page.errors() == []
+
+
+def test_verdicts_that_are_called_the_same_are_chosen_together(browser: Browser, tmp_path: Path) -> None:
+    made_run(tmp_path, problems=1, samples=1)
+    (first,) = read_traces(tmp_path / "aime24" / "traces.jsonl")
+    with TraceWriter(tmp_path / "aime24" / "traces.jsonl") as writer:
+        for sample, verdict in enumerate(("unparsed", "invalid", "timeout"), 1):
+            update = {"sample": sample, "verdict": verdict, "extracted": "x"}
+            writer.write(first.model_copy(update=update))
+    open_page(browser, write_report(tmp_path).as_uri())
+    assert texts(browser, ".chips button")[:3] == [
+        "correct 1", "could not verify (timeout) 1", "could not verify 2",
+    ]  # fmt: skip
+    click(browser, ".chips button", "could not verify 2")
+    assert "2 of 4 traces" in texts(browser, ".count")[0]
+
+
+def test_plots_take_any_number_of_traces(page: Browser) -> None:
+    drawn = page.run(
+        "const rows = Array.from({length: 300000}, (_, n) => ({value: n % 7, verdict: 'wrong'})); "
+        "return [lengthPlot(rows), toolCallPlot(rows)].map((node) => node.querySelector('h2').textContent)"
+    )
+    assert drawn == ["Length in tokens", "Tool calls per trace"]
+
+
 def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Path) -> None:
     staged_run(tmp_path)
     open_page(browser, write_report(tmp_path).as_uri())
@@ -198,6 +269,19 @@ def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Pa
     assert "Failed calls inside correct traces" in texts(browser, ".plots h2")
     assert "plain GRPO" in texts(browser, ".legend span")
     assert browser.run("return document.querySelectorAll('.plots.small svg circle').length") == 9 + 3 * 50
+    assert browser.errors() == []
+
+
+def test_a_measurement_that_no_phase_has_is_no_plot(browser: Browser, tmp_path: Path) -> None:
+    staged_run(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    for phase in summary["phases"]:
+        phase["failed_call_ratio_correct"] = None
+    write_json(tmp_path / "summary.json", summary)
+    open_page(browser, write_report(tmp_path).as_uri())
+    titles = texts(browser, ".plots h2")
+    assert titles.count("Failed calls inside correct traces") == 1, "that of the steps"
+    assert titles.count("Mean tokens") == 1
     assert browser.errors() == []
 
 

@@ -10,6 +10,16 @@ from queue import Queue
 from rstar2.supervision.logs import follow, private_log, rotate
 
 
+def test_lines_that_are_written_after_the_last_ones_were_shown_follow(tmp_path: Path) -> None:
+    log = private_log(tmp_path, "api")
+    log.write_text("1\n2\n")
+    lines = follow(tmp_path, count=1)
+    assert next(lines) == ("api", "2")
+    with log.open("a") as file:
+        file.write("3\n")
+    assert next(lines) == ("api", "3")
+
+
 def test_a_log_that_is_put_aside_is_written_and_followed_further(tmp_path: Path) -> None:
     logs, found = tmp_path / "logs", Queue[tuple[str, str]]()
 

@@ -12,7 +12,8 @@ from support.waiting import wait_until
 from rstar2.errors import UserError
 from rstar2.supervision.state import Handle, StateFile, end_module, runs_module
 
-DEAF = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(3600)"
+SLEEP = "import time; time.sleep(3600)"
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); {SLEEP}"
 
 
 def test_a_state_file_is_private_and_cleared_only_by_the_one_it_names(tmp_path: Path) -> None:
@@ -30,15 +31,27 @@ def test_a_state_file_is_private_and_cleared_only_by_the_one_it_names(tmp_path: 
     assert told.value.hint == "remove it"
 
 
-def test_a_process_that_ends_when_asked_is_ended_and_one_that_does_not_is_told() -> None:
-    # What comes after the program is in the command line, as the name of a module would be.
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", "one.of.two"]) as process:
-        wait_until(lambda: runs_module(process.pid, "one.of.two"))
+def test_a_process_that_ends_when_asked_is_ended_and_one_that_does_not_is_told(tmp_path: Path) -> None:
+    (tmp_path / "one_of_two.py").write_text(SLEEP)
+    (tmp_path / "deaf.py").write_text(DEAF)
+    with subprocess.Popen([sys.executable, "-m", "one_of_two"], cwd=tmp_path) as process:
+        wait_until(lambda: runs_module(process.pid, "one_of_two"))
         assert end_module(process.pid, "another.module", wait_s=0.0)
         assert process.poll() is None
-        assert end_module(process.pid, "another.module", "one.of.two", wait_s=600.0)
-    with subprocess.Popen([sys.executable, "-c", DEAF, "deaf"], stdout=subprocess.PIPE) as process:
+        assert end_module(process.pid, "another.module", "one_of_two", wait_s=600.0)
+    with subprocess.Popen([sys.executable, "-m", "deaf"], cwd=tmp_path, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         assert not end_module(process.pid, "deaf", wait_s=0.0)
         process.kill()
+
+
+@pytest.mark.parametrize("words", [["a.module"], ["-e", "a.module"], ["-m", "a.module.of.another"]])
+def test_a_process_that_only_names_a_module_is_not_taken_for_it(words: list[str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", f"print(flush=True); {SLEEP}", *words], stdout=subprocess.PIPE
+    ) as it:
+        assert it.stdout is not None
+        it.stdout.readline()
+        assert not runs_module(it.pid, "a.module")
+        it.kill()

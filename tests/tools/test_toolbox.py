@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+import types
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -15,12 +16,13 @@ from support.tools import patient
 from support.waiting import TIMEOUT_S
 
 from rstar2.agent import parse_calls
+from rstar2.errors import UserError
 from rstar2.formats.format import Format, ours, read_format
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.session import OPEN_S
 from rstar2.judge.service.start import JudgeHandle, running_judge
 from rstar2.toolbox import Toolbox
-from rstar2.tools import ToolContext, tool_modules
+from rstar2.tools import ToolContext, checked, tool_modules
 from rstar2.trace import ToolCall
 
 pytestmark = pytest.mark.slow  # A notebook has all libraries, which each worker loads for the first one.
@@ -248,9 +250,59 @@ async def test_of_256_rollouts_in_flight_none_is_lost_or_leaves_a_notebook(
     await all_closed(client)
 
 
-def test_every_file_of_the_folder_is_a_tool_named_as_it_is() -> None:
+@pytest.mark.parametrize("fails_in", ["__init__", "run"])
+async def test_what_a_tool_raises_is_the_error_of_its_call_alone(
+    monkeypatch: pytest.MonkeyPatch, fmt: Format, fails_in: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(tool_modules()[PROGRAM].Tool, fails_in, fail)
+    async with JudgeClient("http://127.0.0.1:9") as nobody:
+        [call] = await ran(Toolbox(nobody, fmt), (PROGRAM, {"code": "1"}))
+    assert (call.status, call.output) == ("error", "ZeroDivisionError: division by zero")
+
+
+def test_every_file_of_the_folder_is_a_tool() -> None:
     assert {NOTEBOOK, PROGRAM} <= tool_modules().keys()
-    for name, module in tool_modules().items():
-        assert module.SCHEMA["function"]["name"] == name
-        parameters = module.SCHEMA["function"]["parameters"]
-        assert set(parameters["required"]) <= parameters["properties"].keys()
+
+
+def made_tool(name: str = "calc", **parameters: Any) -> types.ModuleType:
+    """A tool's module, with more or other keys in the schema of its arguments."""
+    module = types.ModuleType("calc")
+    schema = {"properties": {"expression": {"type": "string"}}, "required": ["expression"], **parameters}
+    module.SCHEMA = {"type": "function", "function": {"name": name, "parameters": schema}}  # type: ignore[attr-defined]
+    module.ALIASES, module.Tool, module.__file__ = (), object, "tools/calc.py"  # type: ignore[attr-defined]
+    return module
+
+
+def without(attribute: str) -> types.ModuleType:
+    module = made_tool()
+    delattr(module, attribute)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        *((without(each), f"{each} is missing") for each in ("SCHEMA", "ALIASES", "Tool")),
+        (made_tool("calculate"), "the name in SCHEMA is calculate, which must be the file's: calc"),
+        (made_tool(required=["code"]), "SCHEMA requires code, which its properties lack"),
+        (made_tool(required=None), "SCHEMA.function.parameters.required: Input should be a valid list"),
+        *(
+            (
+                made_tool(properties={"expression": argument}),
+                f"SCHEMA.function.parameters.properties.expression.type: {reason}",
+            )
+            for argument, reason in (
+                ({"type": ["string", "null"]}, "Input should be 'string', 'integer', "),
+                ({"anyOf": []}, "Field required"),
+            )
+        ),
+    ],
+)
+def test_a_tools_file_that_the_agent_loop_cannot_use_is_named(module: types.ModuleType, said: str) -> None:
+    assert checked("calc", made_tool())
+    with pytest.raises(UserError) as refused:
+        checked("calc", module)
+    assert refused.value.message.startswith(f"tools/calc.py: {said}")

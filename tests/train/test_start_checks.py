@@ -87,11 +87,12 @@ def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, to
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
     turns = [[GOOD[0], {"role": "assistant", "content": "so " * words}] for words in range(1, 601)]
-    data = lines(tmp_path / "x.jsonl", *({"messages": messages} for messages in turns))
+    rows = [{"messages": messages} for messages in turns]
+    data = lines(tmp_path / "x.jsonl", *rows)
 
     def told(*changes: str) -> tuple[float, int]:
         recipe = sft_recipe(None, ["batch=2", "max_tokens=2000", *changes])
-        sample = conversation_lengths(recipe, tmp_path, data)
+        sample = conversation_lengths(recipe, tmp_path, rows)
         every = [len(each.input_ids) for each in plan_sft(recipe, tmp_path, data).conversations]
         assert set(sample) <= set(every)
         assert sum(sample) / len(sample) == pytest.approx(sum(every) / len(every), rel=0.02)
@@ -101,7 +102,7 @@ def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, to
     whole, dropped, cut = told(), told("max_tokens=700"), told("max_tokens=700", "too_long=cut")
     assert dropped[0] < cut[0] < whole[0]
     assert cut[1] == 700
-    assert conversation_lengths(sft_recipe(None, ["max_tokens=2"]), tmp_path, data) == []
+    assert conversation_lengths(sft_recipe(None, ["max_tokens=2"]), tmp_path, rows) == []
 
 
 def test_a_malformed_line_is_named(tmp_path: Path) -> None:
@@ -258,6 +259,15 @@ def test_rl_refuses_another_format_than_the_models(model: Path, tmp_path: Path) 
     assert f"the recipe's format release is not the format of {base}; these differ: " in refused.value.message
     assert rl_format("", base) == ours()
     assert "layout, limits.characters" in refused.value.message
+
+
+def test_rl_may_give_calls_more_time_than_the_models_format(model: Path, tmp_path: Path) -> None:
+    base = with_format(model, ours(), tmp_path / "base")
+    slower = ours().model_copy(update={"limits": ours().limits.model_copy(update={"seconds": 60.0})})
+    (tmp_path / "slower.json").write_text(slower.model_dump_json())
+    fmt = rl_format(str(tmp_path / "slower.json"), base)
+    assert fmt.limits.seconds == 60
+    assert load_codec(with_format(base, fmt, tmp_path / "copy")).format == slower
 
 
 def test_a_format_file_and_a_chat_template_that_disagree_are_refused(model: Path) -> None:

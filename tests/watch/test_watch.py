@@ -146,6 +146,9 @@ def test_a_step_that_a_kill_left_without_its_line_is_counted(tmp_path: Path) -> 
 def test_a_long_course_is_drawn_as_means_and_an_even_one_as_a_line() -> None:
     assert course([0.0, 1.0]) == "▁█"
     assert course([0.5] * 4) == "▄▄▄▄"
+    assert set(course([0.1] * 119)) == {"▄"}
+    assert course([0.0, 0.0]) == "▄▄"
+    assert course([1.0, 1.0001]) == "▁█"
     assert len(course([float(n) for n in range(510)])) <= 20
 
 

@@ -10,16 +10,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 
 from rstar2.data.problem import Problem
-from rstar2.data.rows import plain_of, texts_of, words_of
+from rstar2.data.rows import parsed, plain_of, texts_of, words_of
 
 Gram = tuple[str, ...]
 Hashes = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 20
 """Of a hash, its beginning."""
@@ -61,19 +64,21 @@ def grams_of(text: str, words: int) -> Iterator[Gram]:
 
 @dataclass(frozen=True)
 class GramFilter:
-    """Drops texts that share a gram with a benchmark, and names the first that is shared."""
+    """Drops rows of which a part shares a gram with a benchmark, and names the first that is shared."""
 
     words: int
     grams: Mapping[Gram, tuple[str, str]]
     columns: tuple[str, ...] = ("text",)
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-        texts = texts_of(batch)
+        texts, rows = _parts(batch)
+        done: set[int] = set()
         for at in self._suspects(texts):
             gram = next((gram for gram in grams_of(texts[at], self.words) if gram in self.grams), None)
-            if gram is not None:
+            if gram is not None and (row := int(rows[at])) not in done:
+                done.add(row)
                 benchmark, problem = self.grams[gram]
-                yield at, {"words": " ".join(gram), "benchmark": benchmark, "benchmark_id": problem}
+                yield row, {"words": " ".join(gram), "benchmark": benchmark, "benchmark_id": problem}
 
     def _suspects(self, texts: list[str]) -> list[int]:
         """The places of all texts that share a gram, and of few others, found by the hashes of their grams."""
@@ -83,9 +88,14 @@ class GramFilter:
         known, begins = self._hashed
         at = np.flatnonzero(begins[hashes >> _SHIFT])
         at = at[np.searchsorted(known, hashes[at], "left") < np.searchsorted(known, hashes[at], "right")]
-        short = np.flatnonzero(np.diff(ends, prepend=-1) <= self.words)
+        short = np.flatnonzero(np.isin(np.diff(ends, prepend=-1) - 1, self._short))
         found: list[int] = np.union1d(np.searchsorted(ends, at), short).tolist()
         return found
+
+    @cached_property
+    def _short(self) -> list[int]:
+        """How many words the benchmark problems of less than a gram have."""
+        return list({len(gram) for gram in self.grams if len(gram) < self.words})
 
     @cached_property
     def _hashed(self) -> tuple[Hashes, npt.NDArray[np.bool_]]:
@@ -95,6 +105,32 @@ class GramFilter:
         begins = np.zeros(2**_BITS, dtype=np.bool_)
         begins[hashes >> _SHIFT] = True
         return np.sort(hashes), begins
+
+
+def _parts(batch: Any) -> tuple[list[str], Places]:
+    """The texts of a batch, and the row of each: a problem; or each message, and each text in a call's arguments."""
+    if "problem" in batch.schema.names:
+        problems = texts_of(batch)
+        return problems, np.arange(len(problems))
+    messages = batch.column("messages")
+    said = pc.list_flatten(messages)
+    texts: list[str] = said.field("content").fill_null("").to_pylist()
+    row_of_message = pc.list_parent_indices(messages).to_numpy()
+    calls = said.field("tool_calls")
+    row_of_call = row_of_message[pc.list_parent_indices(calls).to_numpy()]
+    arguments = pc.list_flatten(calls).field("function").field("arguments").to_pylist()
+    given = [list(_texts_in(parsed(text))) for text in arguments]
+    rows = np.concatenate([row_of_message, np.repeat(row_of_call, list(map(len, given)))])
+    return [*texts, *chain(*given)], rows
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Every text in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(each)
 
 
 def _heads(texts: Iterable[str]) -> Hashes:

@@ -1,9 +1,9 @@
 """Drops rows whose text is nearly that of an earlier one: MinHash finds the pairs, their shingles decide.
 
 Two texts are near duplicates where the Jaccard similarity of their three-word shingles is high *and* they have the same
-numbers in the same order and, for problems, the same answer: 'the remainder of 2^10 by 7' is another problem than 'the
-remainder of 2^11 by 7'. Signatures are rensa's (R-MinHash); rows that share one of `BANDS` bands of a signature are
-compared.
+numbers in the same order and, for problems, the same operators and the same answer: 'the remainder of 2^10 by 7' is
+another problem than 'the remainder of 2^11 by 7'. Signatures are rensa's (R-MinHash); rows that share one of `BANDS`
+bands of a signature are compared.
 """
 
 from __future__ import annotations
@@ -30,6 +30,21 @@ _SEED = 1
 _NUMBER = re.compile(r"\d+")
 _DIGITS = bytes(code if chr(code) in "0123456789" else ord(" ") for code in range(256))
 """ASCII with a space for what is no digit."""
+_OPERATOR = re.compile(
+    # The first character is from one set, which is searched for quickly.
+    r"[-+*/^<>=|!\\×·⋅÷−≤≥≠±](?:(?<=[<>])=|(?<=\\)(?:cdot|times|div|pm|[lgn]eq?|[lg]t)(?![A-Za-z])|(?<![-!\\])"
+    # No hyphens, and no exclamation marks of sentences.
+    r"|(?<=-)(?:(?<![^\W\d]{2}-)|(?![^\W\d]{2}))|(?<=!)(?<![^\W\d]{2}!))"
+)
+_OTHERWISE = {
+    **dict.fromkeys(("\\cdot", "\\times", "×", "·", "⋅"), "*"),
+    **dict.fromkeys(("\\le", "\\leq", "≤"), "<="),
+    **dict.fromkeys(("\\ge", "\\geq", "≥"), ">="),
+    **dict.fromkeys(("\\ne", "\\neq"), "≠"),
+    **dict.fromkeys(("\\div", "÷"), "/"),
+    **{"\\lt": "<", "\\gt": ">", "\\pm": "±", "−": "-"},
+}
+"""How operators are written otherwise."""
 
 Shingles = npt.NDArray[np.uint64]
 
@@ -79,16 +94,19 @@ def _answers(batch: Any) -> list[str]:
 
 
 def must_be_equal(text: str, answer: str) -> list[str]:
-    """What near duplicates have in common in any case: the answer and the numbers."""
+    """What near duplicates have in common in any case: the numbers; of problems, the answer and the operators too."""
     # The same, several times as fast.
     numbers = text.encode().translate(_DIGITS).decode().split() if text.isascii() else _NUMBER.findall(text)
-    return [answer, *numbers]
+    # Conversations, which have no answer, hold operators as marks of lists and tables.
+    operators = _OPERATOR.findall(text) if answer else ()
+    return [answer, *numbers, *(_OTHERWISE.get(each, each) for each in operators)]
 
 
 def _shingled(text: str) -> list[str]:
     words = words_of(text)
     if len(words) < SHINGLE:
-        return [" ".join(words)]
+        # Texts without words, such as of emoji, are not all the same.
+        return [" ".join(words) or text]
     return list(map(" ".join, zip(*(words[at:] for at in range(SHINGLE)), strict=False)))
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
 
 from rstar2.data.candidates import Candidates, Drop
+from rstar2.data.rows import integer_answer
+
+_AROUND_VALUE = re.compile(r"\b[A-Za-z]\s*=|\^\s*(?:\\circ|\{\s*\\circ\s*\})|°|\s")
 
 
 def duplicates(rows: Candidates) -> Iterator[Drop]:
-    """All but the first of the problems with the same words, and of the conversations that are the same."""
+    """All but the first of the problems with the same words and signs, and of the same conversations."""
     live = rows.live_numbers()
     _, first, group = np.unique(rows.keys("key")[live], return_index=True, return_inverse=True)
     originals = first[group]
@@ -21,15 +25,24 @@ def duplicates(rows: Candidates) -> Iterator[Drop]:
 
 
 def contradicted(rows: Candidates) -> Iterator[Drop]:
-    """Every problem that stands there with another answer too: one of them is wrong, and nobody knows which."""
+    """Every problem that stands there with an unequal answer too: one of them is wrong, and nobody knows which."""
     live = rows.live_numbers()
     keys = rows.keys("key")[live]
     answers = rows.keys("answer_key")[live]
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
-    bad = np.flatnonzero(np.isin(group, group[answers != answers[first[group]]]))
+    differing = np.flatnonzero(np.isin(group, group[answers != answers[first[group]]]))
     given: dict[int, set[str]] = {}
-    found = rows.values("answer", live[bad])
-    for at in bad:
+    found = rows.values("answer", live[differing])
+    for at in differing:
         given.setdefault(int(keys[at]), set()).add(found[int(live[at])])
-    for at in bad:
-        yield int(live[at]), {"answers": sorted(given[int(keys[at])])[:5]}
+    listed = {key: sorted(texts) for key, texts in given.items()}
+    bad = {key for key, texts in listed.items() if not _are_one(texts)}
+    for at in differing:
+        if int(keys[at]) in bad:
+            yield int(live[at]), {"answers": listed[int(keys[at])][:5]}
+
+
+def _are_one(answers: list[str]) -> bool:
+    """Whether all are one whole number, as 42, x = 42 and 42^\\circ, or one text."""
+    bare = [_AROUND_VALUE.sub("", answer) for answer in answers]
+    return len({integer_answer(text) or text for text in bare}) == 1

@@ -11,6 +11,7 @@ from typing import Any
 from rstar2.data.mixture.recipe import MixturePlan
 from rstar2.data.mixture.rewrite import Rewritten
 from rstar2.data.reading import ReadCounts
+from rstar2.data.rows import Kind
 from rstar2.data.source import Source
 from rstar2.errors import UserError
 from rstar2.files import write_json, write_text
@@ -40,7 +41,7 @@ class Card:
     """The facts of a prepared set; JSON-able."""
 
     name: str
-    kind: str
+    kind: Kind
     config: dict[str, Any]
     sources: dict[str, dict[str, Any]]
     """By name: `family`, `licences`, `paper`, `inputs`, `read`, `refused`, `dropped`, `left`, `taken`, `note`."""
@@ -56,6 +57,11 @@ class Card:
     tokens: dict[str, Any] = field(default_factory=dict)
     """Where a tokenizer was given: its `name`, the `counted` rows, `mean`, `most`, `limit`, `over` and a `histogram` of
     [up to, rows]."""
+
+    @property
+    def checked(self) -> bool:
+        """Whether rows that share words with a benchmark were dropped."""
+        return bool(self.config["against"]) and "grams" in self.config["recipe"]["filters"]
 
     @classmethod
     def load(cls, folder: Path) -> Card:
@@ -153,7 +159,7 @@ def _sources(card: Card) -> str:
         for name, each in card.sources.items()
         for place in each["inputs"]
     ]
-    if not card.config["against"]:
+    if not card.checked:
         notes.append("- Not checked against any benchmark.")
     return "\n".join([_table(heads, rows), "", *notes, *inputs])
 

@@ -51,7 +51,7 @@ def draw(
 
 def _mixed(keys: Any, seed: int) -> Any:
     """Keys in an order that the seed decides, as whole numbers: splitmix64."""
-    mixed = keys + np.uint64(seed % 2**63) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = keys + np.uint64(seed % 2**63 * 0x9E3779B97F4A7C15 % 2**64)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))

@@ -38,7 +38,7 @@ from rstar2.data.mixture.card import CARD, Card, make_card, write_card
 from rstar2.data.mixture.draw import draw
 from rstar2.data.mixture.dropped import MOST_GRAMS, DroppedRows
 from rstar2.data.mixture.recipe import MixturePlan
-from rstar2.data.mixture.rewrite import Rewritten, Texts, rewrite
+from rstar2.data.mixture.rewrite import Rewritten, Texts, check_server, rewrite
 from rstar2.data.parquet import PREPARED
 from rstar2.data.reading import Origin, ReadCounts, read_source, sha256
 from rstar2.data.rows import SCHEMAS, Kind, as_json
@@ -74,22 +74,29 @@ def prepare(
     """Write the prepared set to the folder `output`, or continue with what is there of it.
 
     Raises:
-        UserError: a source cannot be read, nothing is left, a count cannot be met, or the folder holds another set.
+        UserError: a source cannot be read, nothing is left, a count cannot be met, or the folder cannot be used or
+            holds another set.
         Failure: the disk is full, or a process died.
     """
-    if output.exists() and not output.is_dir():
-        raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")
     if sum(origin.size() for origin in plan.origins) > _LARGE:
         # Where it cannot be started now, the first step that needs it says so.
         with contextlib.suppress(OSError):
             start_server()
     config = json.loads(json.dumps(plan.config()))
-    done = _done(output, config)
-    if done is not None:
-        return done
     work = output / _WORK
     try:
-        work.mkdir(parents=True, exist_ok=True)
+        done = _done(output, config)
+        if done is None:
+            if plan.rewriter:
+                check_server(plan.rewriter, plan.recipe.rewrite.model)
+            work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot use {output}: {error.strerror}", "Give another folder with --output."
+        ) from error
+    try:
+        if done is not None:
+            return done if count_tokens is None else _with_tokens(done, output, progress, count_tokens)
         with locked(work):
             for torn in output.glob(".*.part"):
                 torn.unlink()
@@ -109,6 +116,8 @@ def prepare(
 
 def _done(output: Path, config: dict[str, Any]) -> Card | None:
     """The card of the set that is there already; a UserError where it is another one, or something else."""
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")
     if (output / CARD).exists():
         card = Card.load(output)
         changed = changed_keys(card.config, config)
@@ -116,6 +125,11 @@ def _done(output: Path, config: dict[str, Any]) -> Card | None:
             raise UserError(
                 f"{output} holds a different set; these keys differ: {', '.join(changed)}",
                 "Give another folder with --output.",
+            )
+        if not (output / PREPARED).exists() or sha256(output / PREPARED) != card.sha256:
+            raise UserError(
+                f"{output / PREPARED} is missing or was changed since it was prepared",
+                f"Remove {output} and start the same command again, or give another folder with --output.",
             )
         # A kill may have come before it was removed.
         shutil.rmtree(output / _WORK, ignore_errors=True)
@@ -125,6 +139,16 @@ def _done(output: Path, config: dict[str, Any]) -> Card | None:
     if others:
         raise UserError(f"{output} is not empty: {others[0]}", "Give an empty or new folder with --output.")
     return None
+
+
+def _with_tokens(card: Card, output: Path, progress: Progress, count_tokens: CountTokens | None) -> Card:
+    """The card with the lengths of the written set, where they are to be counted; the file of the card is written."""
+    if count_tokens is not None:
+        progress.start("count tokens")
+        card = replace(card, tokens=count_tokens(output / PREPARED, card.kind))
+        progress.finish(f"{card.tokens['counted']} rows")
+    write_card(card, output)
+    return card
 
 
 def _remove_empty(output: Path, work: Path) -> None:
@@ -194,12 +218,7 @@ class _Preparation:
             _shared(steps),
             digest,
         )
-        if self._count_tokens is not None:
-            self._progress.start("count tokens")
-            card = replace(card, tokens=self._count_tokens(self._output / PREPARED, self._plan.kind))
-            self._progress.finish(f"{card.tokens['counted']} rows")
-        write_card(card, self._output)
-        return card
+        return _with_tokens(card, self._output, self._progress, self._count_tokens)
 
     def _named(self, *parts: object) -> str:
         """A name that stands for the parts and for all steps before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from pydantic import Field
 
 from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
 from rstar2.data.benchmarks import NAMES as BENCHMARKS
+from rstar2.data.benchmarks import SOURCES as ON_THE_HUB
 from rstar2.data.benchmarks import fingerprint, load_benchmark
 from rstar2.data.filters import NAMES, OF_PROBLEMS, Inputs
-from rstar2.data.filters.measured import rates_of_run
+from rstar2.data.filters.measured import Rates, rates_of_run
 from rstar2.data.filters.settings import FilterSettings
-from rstar2.data.mixture.rewrite import Rewrite, check_server
+from rstar2.data.mixture.rewrite import Rewrite
 from rstar2.data.own import own_source
+from rstar2.data.problem import Problem
 from rstar2.data.reading import Origin
 from rstar2.data.rows import Kind
 from rstar2.data.sources import sources
@@ -92,6 +94,7 @@ def plan_mixture(
     also: list[str],
     overrides: list[str],
     rewriter: str = "",
+    offline: bool = False,
 ) -> MixturePlan:
     """What to prepare, checked as far as it can be before a row is read.
 
@@ -102,6 +105,7 @@ def plan_mixture(
         also: filters that come last where the recipe does not name them.
         overrides: `a.b=c`, what a user typed after `--set`.
         rewriter: the server with the model `rewrite.model`, where it is to rewrite.
+        offline: leave out the benchmarks that are on the hub: the plan is to be shown, not carried out.
 
     Raises:
         UserError: an unknown name or key, a file that cannot be read, sources of two kinds, or a filter that has
@@ -117,9 +121,23 @@ def plan_mixture(
     _check_filters(recipe, kind)
     _check_rewriter(recipe.rewrite, rewriter, origins)
     benchmarks = {
-        each: load_benchmark(each, next(iter(files.get(each, ())), None)) for each in recipe.against
+        each: _benchmark(each, files.get(each, ()))
+        for each in recipe.against
+        if not (offline and each in ON_THE_HUB and each not in files)
     }
     return MixturePlan(name, recipe, kind, origins, Inputs(recipe, benchmarks, _rates(recipe)), rewriter)
+
+
+def _benchmark(name: str, files: tuple[Path, ...]) -> list[Problem]:
+    """The problems of a benchmark, or of the files in its place; ids of several files begin with the file's name."""
+    option = f"--from {name}=FILE.jsonl"
+    if len(files) < 2:
+        return load_benchmark(name, next(iter(files), None), option=option)
+    return [
+        replace(problem, id=f"{file.name}: {problem.id}")
+        for file in files
+        for problem in load_benchmark(name, file, option=option)
+    ]
 
 
 def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path]]:
@@ -128,8 +146,16 @@ def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path]]:
     if len(wanted) == 1 and (wanted[0] in shipped or wanted[0].endswith(".toml")):
         path = shipped.get(wanted[0], Path(wanted[0]))
         return read_toml(path), path.stem, {}
-    own = {Path(each).stem: Path(each) for each in wanted if each.endswith(_OWN)}
-    names = [Path(each).stem if each.endswith(_OWN) else each for each in wanted]
+    # A name may be a mixture's and a source's.
+    mixtures_only = shipped.keys() - sources().keys()
+    mixture = next((each for each in wanted if each in mixtures_only or each.endswith(".toml")), None)
+    if mixture is not None:
+        raise UserError(
+            f"{mixture} is a mixture, which cannot be combined with other sources",
+            "Name it alone, or name its sources; or copy its file and add to that.",
+        )
+    names = [_own_name(each) if each.endswith(_OWN) else each for each in wanted]
+    own = {name: Path(each) for name, each in zip(names, wanted, strict=True) if each.endswith(_OWN)}
     if len(set(names)) < len(names) or set(own) & sources().keys():
         twice = next((each for each in names if names.count(each) > 1 or each in sources()), "")
         raise UserError(
@@ -141,6 +167,11 @@ def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path]]:
     kinds = {(own_source(own[each]) if each in own else sources()[each]).kind: each for each in names}
     kind = _one_kind(kinds)
     return {"sources": {each: {} for each in names}, "filters": DEFAULT_FILTERS[kind]}, "+".join(names), own
+
+
+def _own_name(file: str) -> str:
+    """What a user's file is called as a source; in the key of a setting, points stand between names."""
+    return Path(file).stem.replace(".", "-")
 
 
 def _refuse_unknown(name: str, shipped: Iterable[str]) -> None:
@@ -162,9 +193,10 @@ def _given(given: list[str], recipe: MixtureRecipe, own: Mapping[str, Path]) -> 
         if name not in recipe.sources and name not in recipe.against:
             used = ", ".join([*recipe.sources, *recipe.against])
             raise UserError(f"--from {each}: {name} is not in the mixture", f"It uses {used}.")
-        if name in recipe.against and name not in BENCHMARKS:
+        if name in own or (name in recipe.against and name not in BENCHMARKS):
+            option = "as a source" if name in own else "to --against"
             raise UserError(
-                f"--from {each}: {name} is already a file", "To use another file, give it to --against."
+                f"--from {each}: {name} is already a file", f"To use another file, give it {option}."
             )
         files[name] = (*files.get(name, ()), Path(path))
     return files
@@ -211,6 +243,27 @@ def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
             raise UserError(f"the filter {name} is named twice", "Name it once.")
         if name in ("pass-rate", "solved") and not recipe.measured.run:
             raise UserError(f"the filter {name} needs an evaluation", "Give its folder with --measured RUN.")
+    if recipe.measured.run and not {"pass-rate", "solved"} & set(recipe.filters):
+        raise UserError(
+            f"no filter uses the evaluation {recipe.measured.run}",
+            "Add --pass-rate MIN..MAX or --exclude-solved, or leave out --measured.",
+        )
+    _check_settings(recipe)
+
+
+def _check_settings(recipe: MixtureRecipe) -> None:
+    """A UserError where two settings exclude each other."""
+    for name, bounds in (("length", recipe.length), ("measured", recipe.measured)):
+        if bounds.least > bounds.most:
+            raise UserError(
+                f"{name}.least = {bounds.least} is greater than {name}.most = {bounds.most}", "Exchange them."
+            )
+    unknown = set(recipe.agreement.sources or ()) - recipe.sources.keys()
+    if unknown and "agreement" in recipe.filters:
+        raise UserError(
+            f"agreement.sources: {min(unknown)} is not in the mixture",
+            f"It uses {', '.join(recipe.sources)}.",
+        )
 
 
 def _check_rewriter(settings: Rewrite, url: str, origins: Iterable[Origin]) -> None:
@@ -224,11 +277,27 @@ def _check_rewriter(settings: Rewrite, url: str, origins: Iterable[Origin]) -> N
     if not any(origin.source.rewritten for origin in origins):
         known = ", ".join(name for name, source in sources().items() if source.rewritten)
         raise UserError("--rewrite does not apply to any of these sources", f"It applies to {known}.")
-    check_server(url, settings.model)
 
 
-def _rates(recipe: MixtureRecipe) -> dict[str, Any]:
-    runs = {recipe.measured.run} if {"pass-rate", "solved"} & set(recipe.filters) else set()
-    if "agreement" in recipe.filters and recipe.agreement.by != "pass_rate":
-        runs.add(recipe.agreement.by)
-    return {run: rates_of_run(Path(run)) for run in sorted(runs)}
+def _rates(recipe: MixtureRecipe) -> dict[str, Rates]:
+    """What the runs that filters use measured, by run; a UserError where one measured other sources."""
+    agreement, run = recipe.agreement, recipe.measured.run
+    rates: dict[str, Rates] = {}
+    if "agreement" in recipe.filters and agreement.by != "pass_rate":
+        rates[agreement.by] = rates_of_run(Path(agreement.by))
+        for source in agreement.sources or recipe.sources:
+            _check_measured(agreement.by, rates[agreement.by], [source])
+    if run:
+        rates[run] = rates_of_run(Path(run))
+        # Problems that were not sampled pass these filters.
+        _check_measured(run, rates[run], list(recipe.sources))
+    return dict(sorted(rates.items()))
+
+
+def _check_measured(run: str, rates: Rates, sources: list[str]) -> None:
+    """A UserError where a run measured no problem of any of these sources."""
+    if not any(name.startswith(tuple(f"{source}-" for source in sources)) for name in rates):
+        raise UserError(
+            f"the evaluation at {run} has no problem of {' or '.join(sources)}",
+            "Give a run over these sources as `data prepare` wrote them; agreement.sources names those that need it.",
+        )

@@ -204,7 +204,7 @@ class _Rewriter:
         try:
             answer = await self._policy.call(lambda: self._server.post("/v1/chat/completions", body))
             choice = answer["choices"][0]
-            text, finish = str(choice["message"]["content"] or "").strip(), choice.get("finish_reason")
+            content, finish = choice["message"]["content"], choice.get("finish_reason")
         except Refused as refused:
             _refuse_key(refused)
             if refused.status == 404:
@@ -212,6 +212,9 @@ class _Rewriter:
             return "", "refused by the server"
         except (LookupError, TypeError, AttributeError):
             return "", "refused by the server"
+        if not isinstance(content, str | None):
+            return "", "not text"
+        text = (content or "").strip()
         return text, fault_of(old, text, finish, self._settings)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rstar2.data.conversations import Tools, conversation_row, said
-from rstar2.data.rows import Refused, list_of, text_of
+from rstar2.data.rows import Refused, list_of, text_of, unicode_text
 from rstar2.data.source import HubSet, Row, Source
 
 
@@ -22,7 +22,7 @@ def _read(row: Row) -> dict[str, Any]:
         messages.append(said(role, message.get("content")))
     messages.append(said("assistant", text_of(row, "output")))
     licence = row.get("license")
-    own = {"licence": licence} if isinstance(licence, str) and licence else {}
+    own = {"licence": unicode_text(licence, "license")} if isinstance(licence, str) and licence else {}
     return {**conversation_row(messages, Tools()), **own}
 
 

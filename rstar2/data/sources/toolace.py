@@ -20,7 +20,7 @@ from rstar2.data.conversations import (
     replied,
     said,
 )
-from rstar2.data.rows import Refused, list_of, parsed, text_of
+from rstar2.data.rows import Refused, list_of, parsed, strict_json, text_of
 from rstar2.data.source import HubSet, Row, Source
 
 _LIST = re.compile(r"\[\s*\{")
@@ -132,7 +132,7 @@ def _replies(value: Any, messages: list[Message]) -> list[Message]:
         parts = None
     if not isinstance(parts, list) or len(parts) != calls or not calls:
         raise Refused("malformed", f"{calls} calls, but a different number of replies")
-    return [replied(part) for part in parts]
+    return [replied(part if isinstance(part, str) else strict_json(part, "a tool's reply")) for part in parts]
 
 
 SOURCE = Source(

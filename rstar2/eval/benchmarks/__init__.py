@@ -62,6 +62,8 @@ class JudgeModel:
     url: str
     name: str | None = None
     """None where the server holds one alone."""
+    key: str | None = None
+    """Its API key, which no other server is sent."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,11 @@ class BFCLMethod:
 
     async def sample(self, problem: Problem, sample: int) -> Trace:
         began = time.monotonic()
-        async with self._gateway.conversation() as before, self._gateway.conversation() as conversation:
+        async with (
+            # What is led before is kept for every entry and sample that needs it, whichever comes first.
+            self._gateway.conversation("", 0) as before,
+            self._gateway.conversation(problem.id, sample) as conversation,
+        ):
             try:
                 urls = {"url": conversation.url, "url_before": before.url}
                 made = await self._process.ask(

@@ -15,6 +15,7 @@ from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.eval.benchmarks import Benchmark, Given, Resources
 from rstar2.eval.grader import Verdict
+from rstar2.eval.grader.reading_rules import benchmark_part
 from rstar2.eval.methods.agent import AgentMethod
 from rstar2.eval.settings import EvalSettings
 from rstar2.files import read_objects
@@ -91,6 +92,24 @@ class GPQAMethod(AgentMethod):
         )
         text = f"{problem.problem}\n\n{listed}\n\nAnswer with the letter of the right choice."
         return text, LETTERS[placed.index(0)]
+
+    async def graded(self, trace: Trace, problem: Problem) -> Trace:
+        """As any answer; in maj@n a wrong one votes for the choice that it names, whose letter differs by sample."""
+        graded = await super().graded(trace, problem)
+        if graded.correct or graded.extracted is None:
+            return graded
+        part, _ = benchmark_part(trace.final_text, trace.finish)
+        return graded.model_copy(update={"ballot": await self._choice(trace.sample, problem, part)})
+
+    async def _choice(self, sample: int, problem: Problem, part: str) -> str | None:
+        """The text of the wrong choice that an answer names, by its letter in this sample or by its text."""
+        assert isinstance(problem, ChoiceProblem)
+        placed = order(self.settings.seed, problem.id, sample)
+        for at, choice in enumerate(problem.choices[1:], 1):
+            for named in (LETTERS[placed.index(at)], choice):
+                if (await self._agent.grader.agrade(named, part)).correct:
+                    return choice
+        return None
 
     async def verdict(self, trace: Trace, problem: Problem, part: str) -> Verdict:
         """By the letter; an answer that names none is compared with the right choice's text."""

@@ -51,6 +51,18 @@ _HEDGE_BETWEEN = re.compile(
 )
 """Between two boxes: words that offer both, or a sign that divides them."""
 _POWER_BEHIND = re.compile(r" ?\^ ?\{? ?[-\d]")
+_FORMULA_BEFORE = re.compile(
+    r"\\(?:sqrt(?:\[[^\[\]]*\])?|[dt]?frac(?:\s*\{[^{}]*\}|\d)?|ln|log|exp|sin|cos|tan)\s*\{\s*$|\^\s*\{?\s*$"
+    r"|(?:^|[$(\[])\s*[-\u2212]$|=\s*[-\u2212]\s*$|(?<![\w.])\d+(?:\.\d+)?$|[\d)}][-+*/]$|\\(?:cdot|times|div|pm|sqrt)\s*$"
+)
+"""In front of a box: what applies to it, so that it holds only part of a formula."""
+_FORMULA_BEHIND = re.compile(
+    r"[-+*/](?:\d|\\(?!text|boxed)[A-Za-z]|\(|[A-Za-z](?![A-Za-z]))|[xyznkie](?![A-Za-z])|_ ?\{? ?\d|\.\d"
+    r"| ?\\(?:cdot|times|div|pi|sqrt|[dt]?frac|binom|pm)(?![A-Za-z])"
+)
+_DELIMITER = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
+_OPERATOR_BEFORE, _OPERATOR_BEHIND = re.compile(r"[-+*/] ?$"), re.compile(r" ?[-+*/] ?(?!\\text)[^\s$]")
+"""Signs between a box and what stands beside it, where both are in one formula."""
 _GAP_CHARS = 60
 _IN_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|[$~]|\\(?=[ ,;:])")
 _NOUN_AND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*(?:,|,?\s+and)\s*$")
@@ -137,8 +149,8 @@ def gold_answer(text: str) -> str:
 def _find(turn: str) -> str | None:
     box = _last_boxes(turn)
     if box is not None:
-        content, end = box
-        if _POWER_BEHIND.match(turn, end):
+        content, start, end = box
+        if _is_part_of_a_formula(turn, start, end):
             return ""
         stated = _stated(_FINAL, turn[end:])
         # A remark about the final answer is not one.
@@ -159,6 +171,16 @@ def _find(turn: str) -> str | None:
     if found is None and len(turn) <= BARE_CHARS and "\n" not in turn:
         return turn
     return found
+
+
+def _is_part_of_a_formula(turn: str, start: int, end: int) -> bool:
+    """Whether a box is raised to a power, negated, added to something and so on, and is no answer by itself."""
+    before = turn[max(0, start - _GAP_CHARS) : start]
+    if _POWER_BEHIND.match(turn, end) or _FORMULA_BEHIND.match(turn, end) or _FORMULA_BEFORE.search(before):
+        return True
+    left, right = before.rpartition("\n")[2], turn[end : end + _GAP_CHARS].partition("\n")[0]
+    in_formula = all(len(_DELIMITER.findall(side)) % 2 for side in (left, right))
+    return in_formula and bool(_OPERATOR_BEFORE.search(before) or _OPERATOR_BEHIND.match(turn, end))
 
 
 def _from_box(content: str) -> str:
@@ -194,16 +216,16 @@ def _without_blocks(text: str, opening: str, closing: str) -> str:
     return parts[0] + "".join("\n" + part.partition(closing)[2] for part in parts[1:])
 
 
-def _last_boxes(text: str) -> tuple[str, int] | None:
-    """The content of the last box, or of the row of boxes that ends with it, and where it ends."""
+def _last_boxes(text: str) -> tuple[str, int, int] | None:
+    """The content of the last box, or of the row of boxes that ends with it, where it begins and where it ends."""
     starts = list(_BOX.finditer(text))[-20:]
     if not starts:
-        return ("", len(text)) if _EMPTY_BOX.search(text) else None
+        return ("", len(text), len(text)) if _EMPTY_BOX.search(text) else None
     content, end = _braced(text, starts[-1].end())
     while _is_denied(text, starts[-1].start(), end):
         starts.pop()
         if not starts:
-            return "", len(text)
+            return "", len(text), len(text)
         content, end = _braced(text, starts[-1].end())
     noun = _counted(text[end : end + _GAP_CHARS] + "\n", _NOUN_BEHIND)
     contents, last, left = [content.strip()], "", starts[-1].start()
@@ -220,7 +242,7 @@ def _last_boxes(text: str) -> tuple[str, int] | None:
             break
         contents.insert(0, content.strip())
         left = match.start()
-    return ", ".join(dict.fromkeys([*contents, *filter(None, [last])])), end
+    return ", ".join(dict.fromkeys([*contents, *filter(None, [last])])), left, end
 
 
 def _counted(gap: str, pattern: re.Pattern[str]) -> str:

@@ -14,7 +14,7 @@ NUMBER = re.compile(
 """A number that is no index, argument or part of a name."""
 _NEAR_CHARS = 80
 _OPERATOR_BEFORE = re.compile(
-    r"(?:[\w)\]}]\*{1,2}|\S \*{1,2} |(?:[\u00d7\u00b7\u22c5\u2219\u00f7\u221a\u221b\u221c/^]"
+    r"(?:\d:|[\w)\]}]\*{1,2}|\S \*{1,2} |(?:[\u00d7\u00b7\u22c5\u2219\u00f7\u221a\u221b\u221c/^]"
     r"|\\(?:times|cdot|div)(?![A-Za-z])) ?"
     r"|(?:[\d)\]}]|(?<![A-Za-z])[A-Za-z])[-+\u2212]|(?<![A-Za-z])[A-Za-z] [-+\u2212] )$"
 )

@@ -12,16 +12,19 @@ from typing import Any, TextIO, get_args
 
 from pydantic import ValidationError
 
-from rstar2.errors import Failure, UserError
+from rstar2.errors import UserError, first_few
 from rstar2.eval.grader.grade import Given, Verdict, as_text
 from rstar2.eval.grader.pool import GraderPool
 from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
-from rstar2.files import read_objects, whole_file
+from rstar2.files import output_file, read_objects
 from rstar2.trace import Finish, Trace
 
 BATCH = 256
 """Rows graded between two steps of the progress bar."""
-_ROW = 'Each line is a JSON object such as {"id": "1", "gold": "42", "pred": "so it is \\\\boxed{42}"}.'
+_ROW = (
+    'Each line is a JSON object such as {"id": "1", "gold": "42", "pred": "so it is \\\\boxed{42}"}; '
+    "--gold-key and --pred-key name other keys."
+)
 STANDARD_INPUT = Path("/dev/stdin")
 
 
@@ -32,13 +35,18 @@ class OfflineRow:
     line: int
     """Its number, from 1."""
     id: dict[str, Any]
-    """`id` as the line has it, empty without one; `line` where there is a fault."""
+    """`id` as the line has it, empty without one; before it `line` where there is a fault."""
     gold: Given = None
     pred: Given = None
     finish: Finish = "answer"
     """How the output ended."""
     fault: str = ""
     """Why the line cannot be graded."""
+
+    @property
+    def gradable(self) -> bool:
+        """Whether it has no fault, and a gold answer."""
+        return not self.fault and bool((as_text(self.gold) or "").strip())
 
 
 def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[OfflineRow]:
@@ -48,26 +56,29 @@ def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[Of
         strict: raise at the first row that cannot be graded, instead of keeping it with its fault.
 
     Raises:
-        UserError: there is no such file, or, where `strict`, a line is not a row.
+        UserError: there is no such file, none of its rows can be graded, or, where `strict`, one cannot.
     """
     rows: list[OfflineRow] = []
 
-    def refused(number: int, fault: str) -> None:
+    def refused(number: int, fault: str, own_id: dict[str, Any] | None = None) -> None:
         if strict:
             raise UserError(f"{path}, line {number}: {fault}", _ROW)
-        rows.append(OfflineRow(number, {"line": number}, fault=fault))
+        rows.append(OfflineRow(number, {"line": number, **(own_id or {})}, fault=fault))
 
     for number, value in read_objects(path, _ROW, decimals_as_text=True, on_fault=refused):
         is_trace = "turns" in value and pred_key not in value
         row, names = (_as_row(value), ("gold", "pred")) if is_trace else (value, (gold_key, pred_key))
+        own_id = {name: row[name] for name in row if name == "id"}
         if fault := _fault(row, names):
-            refused(number, fault)
+            refused(number, fault, own_id)
         else:
-            own_id = {name: row[name] for name in row if name == "id"}
             gold, pred = (row[name] for name in names)
-            if strict and not (as_text(gold) or "").strip():
-                refused(number, "no gold answer")
             rows.append(OfflineRow(number, own_id, gold, pred, row.get("finish") or "answer"))
+            if strict and not rows[-1].gradable:
+                refused(number, "no gold answer")
+    if not any(row.gradable for row in rows):
+        first = f"line {rows[0].line}: {rows[0].fault or 'no gold answer'}" if rows else "it has no rows"
+        raise UserError(f"nothing in {path} can be graded; {first}", _ROW)
     return rows
 
 
@@ -88,7 +99,7 @@ def _as_row(value: dict[str, Any]) -> dict[str, Any]:
 def _fault(row: dict[str, Any], names: tuple[str, str]) -> str:
     for name in names:
         if name not in row:
-            return f"`{name}` is missing"
+            return f"`{name}` is missing; the row has {first_few(list(row)) or 'no keys'}"
         if isinstance(row[name], bool) or not isinstance(row[name], Given):
             return f"`{name}` is {type(row[name]).__name__}, not text, a number or null"
     if (row.get("finish") or "answer") not in get_args(Finish):
@@ -111,25 +122,22 @@ def graded(rows: list[OfflineRow], pool: GraderPool, reading: ReadingRule) -> It
 
 
 @contextmanager
-def writer(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+def writer(path: Path | None, source: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that writes one object a line, to a file that appears whole at the end, or to standard output.
 
     Raises:
-        UserError: the folder of the file is not there.
-        Failure: the file cannot be written.
+        UserError: the file is the `source` of the rows, or as of `output_file`.
+        Failure: as of `output_file`.
     """
     if path is None:
         yield lambda row: _write(sys.stdout, row)
         return
-    if not path.parent.is_dir():
-        raise UserError(f"{path.parent} is not a folder", "Create it, or name another --output.")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder", "Name a file for --output.")
-    try:
-        with whole_file(path) as file:
-            yield lambda row: _write(file, row)
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}", "Nothing was written there.") from error
+    if path.is_file() and path.samefile(source):
+        raise UserError(
+            f"{path} is the file to grade, which the verdicts would replace", "Name another --output."
+        )
+    with output_file(path) as file:
+        yield lambda row: _write(file, row)
 
 
 def _write(file: TextIO, row: dict[str, Any]) -> None:

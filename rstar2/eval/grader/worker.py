@@ -44,7 +44,7 @@ def main() -> None:
 
 def _worked_out(node: Node) -> Node:
     # sympy takes most of a second to load, which few runs need.
-    from rstar2.eval.grader.compare.symbolic import worked_out
+    from rstar2.eval.grader.values.symbolic import worked_out
 
     return worked_out(node)
 

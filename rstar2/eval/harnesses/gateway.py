@@ -29,6 +29,9 @@ class Conversation:
 
     url: str
     """Of its API, which ends with /v1."""
+    problem: str
+    """The seeds of its replies derive from this, the sample and the messages of each request."""
+    sample: int
     replies: list[Reply] = field(default_factory=list)
     failure: RStarError | None = None
     """Why the model did not answer, where it did not; the harness sees a refused request."""
@@ -58,10 +61,10 @@ class Gateway:
         await self._runner.cleanup()
 
     @contextlib.asynccontextmanager
-    async def conversation(self) -> AsyncIterator[Conversation]:
+    async def conversation(self, problem: str, sample: int) -> AsyncIterator[Conversation]:
         """One conversation, for the length of the block; its replies come in as they are made."""
         name = uuid.uuid4().hex
-        conversation = self._conversations[name] = Conversation(f"{self._url}/{name}/v1")
+        conversation = self._conversations[name] = Conversation(f"{self._url}/{name}/v1", problem, sample)
         try:
             yield conversation
         finally:
@@ -73,7 +76,8 @@ class Gateway:
             return _refused("this conversation has ended")
         conversation.requests += 1
         body = await request.json()
-        seed = sample_seed(self._settings.seed, json.dumps(body["messages"]), 0)
+        asked = f"{conversation.problem}\0{json.dumps(body['messages'])}"
+        seed = sample_seed(self._settings.seed, asked, conversation.sample)
         try:
             reply = await self._chat.reply(
                 body["messages"], chat_sampling(self._settings, seed), body.get("tools") or ()

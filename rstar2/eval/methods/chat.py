@@ -7,9 +7,7 @@ is what the benchmark's scorer gets, less the reasoning.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +17,7 @@ from typing import Any, Protocol
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine, EngineError, Sampling
 from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
-from rstar2.engines.retry import RetryPolicy
+from rstar2.engines.retry import RetryingEngine, RetryPolicy
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.prompts import ChatCodec, Message
 from rstar2.trace import Trace, Turn
@@ -78,11 +76,10 @@ class EngineChat:
     """A model of this process, or of a vLLM server, asked through its own chat template."""
 
     def __init__(self, engine: Engine, codec: ChatCodec, wait_s: float, turn_timeout_s: float) -> None:
-        self.policy = RetryPolicy("engine", wait_s)
+        self._engine = RetryingEngine(engine, wait_s, turn_timeout_s)
+        self.policy = self._engine.policy
         self.tokens = 0
-        self._engine = engine
         self._codec = codec
-        self._turn_timeout_s = turn_timeout_s
 
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
@@ -90,21 +87,15 @@ class EngineChat:
         prompt = self._codec.prompt([_templated(message) for message in messages], list(tools))
         if tools:
             self._refuse_dropped(self._codec.tokenizer.decode(prompt), tools)
-
-        async def attempt() -> Reply:
-            async with asyncio.timeout(self._turn_timeout_s):
-                made = await self._engine.generate(prompt, sampling)
-            text = self._codec.turn_start + self._codec.decode(made.token_ids)
-            message: Message = {"role": "assistant", "content": text}
-            calls = _calls(text) if tools else []
-            if calls:
-                message = {**message, "content": _CALL.sub("", text).strip(), "tool_calls": calls}
-            finish = "length" if made.finish == "length" else "tool_calls" if calls else "stop"
-            return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids, text)
-
-        reply = await self.policy.call(attempt)
-        self.tokens += reply.tokens
-        return reply
+        made = await self._engine.generate(prompt, sampling)
+        self.tokens = self._engine.tokens
+        text = self._codec.turn_start + self._codec.decode(made.token_ids)
+        message: Message = {"role": "assistant", "content": text}
+        calls = _calls(text) if tools else []
+        if calls:
+            message = {**message, "content": _CALL.sub("", text).strip(), "tool_calls": calls}
+        finish = "length" if made.finish == "length" else "tool_calls" if calls else "stop"
+        return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids, text)
 
     def _refuse_dropped(self, shown: str, tools: Sequence[Message]) -> None:
         for name in (str(tool["function"]["name"]) for tool in tools):
@@ -168,7 +159,7 @@ class ServerChat:
         url: the server, with or without `/v1`; else a UserError.
         model: its name there; None takes the one that the server holds.
         service: what messages call it.
-        key: its API key; None takes the environment's OPENAI_API_KEY.
+        key: its API key, where it asks for one.
     """
 
     def __init__(
@@ -180,12 +171,13 @@ class ServerChat:
         service: str = "server",
         key: str | None = None,
     ) -> None:
-        key = key or os.environ.get("OPENAI_API_KEY")
         self._server = OpenAIServer(url, key, _WORDING[service], turn_timeout_s)
         self.url = self._server.url
         self.policy = RetryPolicy(service, wait_s)
         self.tokens = 0
         self.model = model
+        self._takes_all: bool | None = None
+        self._asking = asyncio.Lock()
 
     async def named(self) -> str:
         """The model's name, asked of the server where none was given; EngineError where it holds several."""
@@ -193,10 +185,19 @@ class ServerChat:
             self.model = (await self.policy.call(lambda: self._server.served(None))).model
         return self.model
 
-    async def answers(self) -> None:
-        """Return once the server answers, also where it refuses to list its models; ServiceGone where it does not."""
-        with contextlib.suppress(EngineError):
-            await self.policy.call(lambda: self._server.served(None))
+    async def takes_all(self) -> bool:
+        """Whether the server is known to take every sampling value; ServiceGone where it does not answer.
+
+        One that refuses to list its models is not.
+        """
+        async with self._asking:
+            if self._takes_all is None:
+                try:
+                    served = await self.policy.call(lambda: self._server.served(self.model))
+                    self._takes_all = served.takes_all
+                except EngineError:
+                    self._takes_all = False
+            return self._takes_all
 
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
@@ -204,14 +205,9 @@ class ServerChat:
         body: dict[str, Any] = {
             "model": await self.named(),
             "messages": list(messages),
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
             "max_tokens": sampling.max_tokens,
+            **(sampling.in_full if await self.takes_all() else sampling.as_openai),
         }
-        if sampling.top_k:
-            body["top_k"] = sampling.top_k
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
         if tools:
             body["tools"] = list(tools)
 

@@ -1,4 +1,7 @@
-"""Formats results and comparisons as tables for the terminal."""
+"""Formats results and comparisons as tables for the terminal.
+
+Rich reads markup in the texts of a table, so names and answers, which may hold anything, are escaped.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from rstar2.eval.compare import Comparison, ScoreDifference
@@ -27,7 +31,7 @@ def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]], console: Co
     table = Table(box=None, padding=(0, 3, 0, 0))
     table.add_column("")
     for name, _ in summaries:
-        table.add_column(name, justify="right")
+        table.add_column(escape(name), justify="right")
     columns = [summary_lines(summary) for _, summary in summaries]
     labels = dict.fromkeys(label for column in columns for label in column)
     for label in labels:
@@ -59,7 +63,7 @@ def _rows_table(names: Sequence[str], summaries: Sequence[dict[str, str]]) -> Ta
     for heading in _IN_A_ROW.values():
         table.add_column(heading, justify="right", no_wrap=True)
     for name, lines in zip(names, summaries, strict=True):
-        table.add_row(name, *(lines.get(label, "–") for label in _IN_A_ROW))
+        table.add_row(escape(name), *(lines.get(label, "–") for label in _IN_A_ROW))
     return table
 
 
@@ -95,11 +99,13 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
 
 def scores_table(name: str, scores: Mapping[str, Mapping[str, Any]]) -> Table:
     """What a benchmark scores beside the verdicts, as its harness names it."""
-    table = Table(name, box=None, padding=(0, 3, 0, 0))
+    table = Table(escape(name), box=None, padding=(0, 3, 0, 0))
     for heading in ("score", "95 %", "problems"):
         table.add_column(heading, justify="right", no_wrap=True)
     for label, score in scores.items():
-        table.add_row(label, percent(score["value"]), interval(score["interval"]), f"{score['problems']:,}")
+        table.add_row(
+            escape(label), percent(score["value"]), interval(score["interval"]), f"{score['problems']:,}"
+        )
     return table
 
 
@@ -126,19 +132,19 @@ def paper_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table | None
 
 def problems_table(result: EvalResult) -> Table:
     """One row per problem."""
-    table = Table("problem", box=None, padding=(0, 3, 0, 0), title=result.name, title_justify="left")
+    table = Table("problem", box=None, padding=(0, 3, 0, 0), title=escape(result.name), title_justify="left")
     for heading in ("correct", "mean tokens", "calls", "no answer", "truncated", "not verified"):
         table.add_column(heading, justify="right")
     table.add_column("gold", overflow="ellipsis", no_wrap=True, max_width=24)
     for row in result.per_problem:
         counts = [str(row[key]) for key in ("no_answer", "truncated", "could_not_verify")]
         table.add_row(
-            row["id"],
+            escape(row["id"]),
             f"{row['correct']}/{row['samples']}",
             f"{row['mean_tokens']:,.0f}",
             f"{row['calls_per_trace']:.1f}",
             *counts,
-            row["gold"],
+            escape(row["gold"] or ""),
         )
     return table
 
@@ -185,13 +191,13 @@ def _comparison_table(found: Sequence[Comparison], named: bool) -> Table:
     if named:
         table.add_column("")
     else:
-        table.title = "; ".join(each.name for each in found)
+        table.title = escape("; ".join(each.name for each in found))
     for heading in ("A", "B", "B - A", "95 %", "problems", "flipped"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("shows", no_wrap=True)
     for each in found:
         table.add_row(
-            *([each.name] if named else []),
+            *([escape(each.name)] if named else []),
             percent(each.a),
             percent(each.b),
             points(each.difference),
@@ -211,14 +217,14 @@ def _shows(bounds: Sequence[float]) -> str:
 
 def score_differences_table(name: str, scores: Sequence[ScoreDifference]) -> Table:
     """A benchmark's own scores in both runs, as its harness names them."""
-    table = Table(name, box=None, padding=(0, 2, 0, 0))
+    table = Table(escape(name), box=None, padding=(0, 2, 0, 0))
     for heading in ("A", "B", "B - A", "95 %", "problems"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("shows", no_wrap=True)
     for each in scores:
         shown = _shows(each.interval)
         table.add_row(
-            each.name,
+            escape(each.name),
             percent(each.a),
             percent(each.b),
             points(each.difference),
@@ -232,10 +238,12 @@ def score_differences_table(name: str, scores: Sequence[ScoreDifference]) -> Tab
 
 def flips_table(each: Comparison) -> Table:
     """The problems that flipped."""
-    table = Table(f"{each.name}: flipped", box=None, padding=(0, 3, 0, 0))
+    table = Table(escape(f"{each.name}: flipped"), box=None, padding=(0, 3, 0, 0))
     for heading in ("A", "B"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for pair in each.flipped:
-        table.add_row(pair.id, percent(pair.a), percent(pair.b), "gained" if pair.b > pair.a else "lost")
+        table.add_row(
+            escape(pair.id), percent(pair.a), percent(pair.b), "gained" if pair.b > pair.a else "lost"
+        )
     return table

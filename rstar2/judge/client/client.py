@@ -54,7 +54,12 @@ class JudgeClient:
 
         Raises:
             JudgeError: wrong token, or nothing like a judge at the URL.
+            TypeError: it is no `RunRequest`.
         """
+        if not isinstance(request, RunRequest):
+            raise TypeError(
+                f"a RunRequest is needed, such as RunRequest(code=…), not {type(request).__name__}"
+            )
         return await self._connection().submit(request)
 
     async def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
@@ -79,7 +84,7 @@ class JudgeClient:
                 found = json.loads(await answer.read())
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise JudgeError(
-                f"no judge answers at {self.url}: {describe(error)}", "start one with `rstar2 judge up`"
+                f"no judge answers at {self.url}: {describe(error)}", "Start one with `rstar2 judge up`."
             ) from error
         return dict(found)
 

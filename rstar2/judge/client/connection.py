@@ -260,15 +260,15 @@ class Connection:
                 raise _Busy(error.status, http.retry_after_s(error.headers)) from error
             if error.status == 401:
                 hint = (
-                    "give the token that `judge up` was given; if it made one, it is in judge.json in the judge's "
-                    "state folder"
+                    "Give the token that `judge up` was given; if it made one, it is in judge.json in the judge's "
+                    "state folder."
                 )
                 raise WrongToken(f"the judge at {self.url} refused the token", hint) from error
             if error.status == 403:
-                hint = "start the judge with a token, or give --allow-host with the host name of this URL"
+                hint = "Start the judge with a token, or give --allow-host with the host name of this URL."
                 raise JudgeError(f"the judge at {self.url} refused: HTTP 403", hint) from error
             if error.status >= 400:
-                hint = "a proxy in front of the judge must allow WebSockets"
+                hint = "A proxy in front of the judge must allow WebSockets."
                 raise JudgeError(f"the judge at {self.url} refused: HTTP {error.status}", hint) from error
             raise
 

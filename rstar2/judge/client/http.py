@@ -35,6 +35,12 @@ class JudgeError(Failure):
     """The judge cannot be used: wrong token, or nothing like a judge at the URL."""
 
 
+class NoUrl(JudgeError):
+    """What was given is not the URL of a judge."""
+
+    exit_code = 2
+
+
 class WrongToken(JudgeError):
     """The judge asks for another token, or for one."""
 
@@ -42,7 +48,7 @@ class WrongToken(JudgeError):
 
 
 def open_http(url: str, token: str | None) -> aiohttp.ClientSession:
-    """The HTTP client for one event loop; JudgeError where the URL is none, or names a user beside a token."""
+    """The HTTP client for one event loop; NoUrl where the URL is none, or names a user beside a token."""
     try:
         parts = yarl.URL(url)
         fit = parts.scheme in ("http", "https") and bool((parts.host or "").strip(".")) and parts.port != 0
@@ -50,7 +56,7 @@ def open_http(url: str, token: str | None) -> aiohttp.ClientSession:
     except ValueError:
         fit = False
     if not fit:
-        raise JudgeError(f"{url!r} is not the URL of a judge", "give one such as http://127.0.0.1:8088")
+        raise NoUrl(f"{url!r} is not the URL of a judge", "Give one such as http://127.0.0.1:8088")
     # httpx takes four times the processor time for a request, and knows no WebSockets.
     return aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {token}"} if token else {},

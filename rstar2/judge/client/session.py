@@ -17,11 +17,16 @@ class JudgeSession:
     Args:
         asked: memory and time limits.
         wait_s: how long to wait for a cell's result beyond the cell's own limit, retries included.
+
+    Raises:
+        TypeError: the client is none of asyncio's.
     """
 
     def __init__(
         self, client: JudgeClient, asked: SessionRequest | None = None, wait_s: float = 60.0
     ) -> None:
+        if not isinstance(client, JudgeClient):
+            raise TypeError(f"a session is async and needs a JudgeClient, not {type(client).__name__}")
         self.client = client
         self.asked = asked or SessionRequest()
         self.wait_s = wait_s
@@ -32,9 +37,14 @@ class JudgeSession:
 
         Raises:
             JudgeError: the session is not open, or the judge refuses or does not answer.
+            TypeError: it is no `CellRequest`.
         """
+        if not isinstance(cell, CellRequest):
+            raise TypeError(
+                f"a CellRequest is needed, such as CellRequest(code=…), not {type(cell).__name__}"
+            )
         if self.info is None:
-            raise JudgeError("the session is not open", "use it in `async with`")
+            raise JudgeError("the session is not open", "Use it in `async with`.")
         path, body = f"/v1/sessions/{self.info.id}/cells", cell.model_dump_json()
         wait_s = self.wait_s + min(cell.timeout_s, MAX_TIMEOUT_S)
         return await self.client.request("POST", path, body, wait_s, CellResult.model_validate_json)

@@ -99,7 +99,7 @@ class EmbeddedRedis:
         return process
 
     def _failure(self) -> Failure:
-        return Failure("the embedded Redis server did not start", f"see {self.log}")
+        return Failure("the embedded Redis server did not start", f"See {self.log}")
 
     def _launch(self) -> subprocess.Popen[bytes] | None:
         """→ the process, or None if it does not answer."""

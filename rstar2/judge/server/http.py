@@ -85,7 +85,7 @@ async def read_json(request: Request) -> object:
     finally:
         bodies.held -= len(body)
     try:
-        return json.loads(body)
+        return json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
         raise HTTPException(400, f"body: not JSON: {error}") from error
 

@@ -42,9 +42,9 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
         try:
             report = reports.next(wait_s)
         except TimeoutError as error:
-            raise Failure(f"the judge did not start within {wait_s:.0f} s", f"see {logs}") from error
+            raise Failure(f"the judge did not start within {wait_s:.0f} s", f"See {logs}") from error
         if report is None:
-            raise Failure("the judge ended while it was starting", f"see {logs}")
+            raise Failure("the judge ended while it was starting", f"See {logs}")
         if report.judge is None:
             raise (UserError if report.user_error else Failure)(report.error, report.hint)
     if settings.detached and process.stdin is not None:

@@ -12,7 +12,7 @@ END_S = 30.0
 
 
 def state_file() -> StateFile[JudgeHandle]:
-    hint = "remove it, and stop the judge by hand if it is running"
+    hint = "Remove it, and stop the judge by hand if it is running."
     return StateFile(state_folder() / "judge.json", JudgeHandle, hint)
 
 
@@ -26,12 +26,12 @@ def current_judge() -> JudgeHandle:
     """The judge that runs; UserError where none does."""
     judge = read_state()
     if judge is None:
-        raise UserError("no judge is running", "start one with `rstar2 judge up --detach`")
+        raise UserError("no judge is running", "Start one with `rstar2 judge up --detach`.")
     return judge
 
 
 def end_judge(judge: JudgeHandle) -> None:
     """End a judge that another process started, with everything it started; a Failure where it does not end."""
     if not end_module(judge.pid, *SUPERVISORS, wait_s=END_S):
-        raise Failure(f"the judge (pid {judge.pid}) did not stop", f"see {judge.folder}/logs")
+        raise Failure(f"the judge (pid {judge.pid}) did not stop", f"See {judge.folder}/logs")
     state_file().clear(judge.pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from rstar2.judge.queue.liveness import STALE_S
@@ -14,11 +15,11 @@ def dashboard(url: str, status: dict[str, Any]) -> RenderableType:
     """One status of `/status` as text and a table."""
     isolation = status["isolation"] or "unknown"
     lines = [
-        f"judge at [bold]{url}[/], isolation [bold]{isolation}[/], {status['num_workers']} workers",
+        f"judge at [bold]{escape(url)}[/], isolation [bold]{isolation}[/], {status['num_workers']} workers",
         f"{status['queue']} queued, {status['running']} running, {status['rate']:.0f} programs a second",
         f"queue {_times(status['queue_time'])}; run {_times(status['run_time'])} (last 2000 programs)",
         f"outcomes: {_counts(status['outcomes'])}; restarts: {_counts(status['restarts'])}",
-        *(f"[yellow]not enforced: {sentence}[/]" for sentence in status["exceptions"]),
+        *(f"[yellow]not enforced: {escape(sentence)}[/]" for sentence in status["exceptions"]),
     ]
     return Group(*lines, _workers(status["workers"]))
 
@@ -35,7 +36,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
     table = Table("worker", "pid", "isolation", "done", "mean ms", "running s", "heartbeat")
     for worker in workers:
         table.add_row(
-            worker["name"],
+            escape(worker["name"]),
             str(worker["pid"]),
             worker["isolation"],
             str(worker["done"]),

@@ -5,6 +5,7 @@ Started by `start`; it ends, with everything it started, on SIGTERM or when its 
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -42,6 +43,7 @@ from rstar2.supervision.part import Part
 START_S = 180.0
 """And a second a worker."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
 CHECK_EVERY_S = 0.1
 STABLE_S = 5.0
 """A part that ran for so long is started again at once when it dies."""
@@ -127,22 +129,30 @@ class Supervisor:
     def _listen(self) -> socket.socket:
         settings = self.settings
         if settings.token is not None and not settings.token.strip():
-            raise UserError("the token is blank", "give another with --token, or none on loopback")
+            raise UserError("the token is blank", "Give another with --token, or none on loopback.")
         if settings.host not in LOOPBACK:
             if settings.token is None:
-                raise UserError(f"listening on {settings.host} needs a token", "give one with --token")
+                raise UserError(f"listening on {settings.host} needs a token", "Give one with --token.")
             if settings.isolation == "none":
                 raise UserError(
-                    f"isolation none is for loopback only, not {settings.host}", "use --isolation strict"
+                    f"isolation none is for loopback only, not {settings.host}", "Use --isolation strict."
                 )
+        for name in settings.hosts:
+            if not HOST_NAME.fullmatch(name):
+                hint = "Give the name alone, such as judge.example.org, without http:// or a port."
+                raise UserError(f"--allow-host {name!r} is not a host name", hint)
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((settings.host, settings.port))
         except (OSError, OverflowError) as error:
-            message = f"cannot listen on {settings.host}:{settings.port}: {error}"
-            raise UserError(message, "choose another with --port, or --port 0 for any free one") from error
+            of_host = isinstance(error, socket.gaierror) or getattr(error, "errno", 0) == errno.EADDRNOTAVAIL
+            hint = "Choose another with --port, or --port 0 for any free one."
+            raise UserError(
+                f"cannot listen on {settings.host}:{settings.port}: {error}",
+                "Give an address of this machine with --host." if of_host else hint,
+            ) from error
         listener.listen(2048)
         host = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
         self.url = f"http://{host}:{listener.getsockname()[1]}"
@@ -165,7 +175,7 @@ class Supervisor:
         except (redis.RedisError, ValueError) as error:
             without_password = re.sub(r"//[^@/]*@", "//", self.redis_url)
             message = f"no Redis server answers at {without_password}: {error}"
-            raise UserError(message, "check --redis, or leave it out to start a queue here") from error
+            raise UserError(message, "Check --redis, or leave it out to start a queue here.") from error
 
     def _check_address(self, queue_at: Mapping[str, Any]) -> None:
         host = queue_at.get("host", "localhost")
@@ -174,11 +184,11 @@ class Supervisor:
         if not queue_at.get("password"):
             raise UserError(
                 f"the queue at {host} has no password: anyone who can reach it can run programs here",
-                "set one on that server (requirepass), and give it as --redis redis://:PASSWORD@HOST:PORT",
+                "Set one on that server (requirepass), and give it as --redis redis://:PASSWORD@HOST:PORT",
             )
         if self.settings.isolation == "none":
             raise UserError(
-                f"isolation none is for loopback only, but the queue is at {host}", "use --isolation strict"
+                f"isolation none is for loopback only, but the queue is at {host}", "Use --isolation strict."
             )
 
     def _worker(self, number: int) -> Part:
@@ -232,7 +242,7 @@ class Supervisor:
                 except redis.RedisError as error:
                     trouble = f": {error}"
                 time.sleep(0.02)
-        raise Failure(f"the judge did not answer within {wait_s:.0f} s{trouble}", f"see {self.logs}")
+        raise Failure(f"the judge did not answer within {wait_s:.0f} s{trouble}", f"See {self.logs}")
 
     def _ready(self, client: redis.Redis) -> JudgeHandle | None:
         """The judge once every part answers; None before."""
@@ -260,7 +270,7 @@ class Supervisor:
         if weaker := execute(client, required_isolation.require(self.judge_name, tier)):
             raise UserError(
                 f"this judge runs under {tier}, but worker {weaker} on the same queue",
-                "stop that worker, or start this judge with the same --isolation",
+                "Stop that worker, or start this judge with the same --isolation.",
             )
         self.required = tier
 
@@ -277,14 +287,14 @@ class Supervisor:
         log = self.logs / f"worker-{number}.log"
         said = " ".join(tail(log, 2)).strip()
         if self.workers[number].process.returncode == UserError.exit_code:
-            return UserError(said, f"see {log}")
-        return Failure(f"a judge worker ended while it was starting: {said}", f"see {log}")
+            return UserError(said, f"See {log}")
+        return Failure(f"a judge worker ended while it was starting: {said}", f"See {log}")
 
     def _healthy(self) -> bool:
         if self.api is None:
             return True
         if self.api.process.poll() is not None:
-            raise Failure("the judge's HTTP process ended while starting", f"see {self.logs / 'api.log'}")
+            raise Failure("the judge's HTTP process ended while starting", f"See {self.logs / 'api.log'}")
         try:
             # Loading CA certificates would be most of the work, many times a second.
             answer = httpx.get(f"{self.url}/health", timeout=10.0, trust_env=False, verify=False)

@@ -151,7 +151,7 @@ class Consumer:
         if required:
             raise UserError(
                 f"isolation {self.about['isolation']} is below the {required} that a judge of this queue requires",
-                f"run the worker under {required}, or start the judge with a lower --isolation",
+                f"Run the worker under {required}, or start the judge with a lower --isolation.",
             )
 
     def _recover_delivered(self) -> None:

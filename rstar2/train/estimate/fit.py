@@ -8,10 +8,13 @@ from rstar2.train.estimate.gpus import GIB
 from rstar2.train.estimate.memory import Memory
 from rstar2.train.estimate.model import ModelShape
 from rstar2.train.estimate.work import Judge
-from rstar2.train.recipe import Hardware, StageRecipe
+from rstar2.train.recipe import Hardware, StageRecipe, dotted
 
 MOST_IN_FLIGHT = 4
 """Times the full-length rollouts that fit; rollouts are a quarter as long on average while they grow."""
+
+SHORT_S = 60.0
+"""Work of a step for each of a judge's workers that is not worth a larger judge."""
 
 
 def stage_warnings(
@@ -24,6 +27,20 @@ def stage_warnings(
     yield from _engine_warnings(hardware, memory)
     yield from judge_warnings(judge)
     yield from mode_warnings(recipe)
+    yield from _kl_warnings(recipe, memory)
+
+
+def _kl_warnings(recipe: StageRecipe, memory: Memory) -> Iterator[str]:
+    """What VERL's keys of a KL term ask for, which no recipe of ours has."""
+    keys, actor = dotted(recipe.verl), "actor_rollout_ref.actor"
+    if keys.get(f"{actor}.use_kl_loss"):
+        # VERL shards it over all ranks in fp32, as it does the trained weights.
+        yield (
+            f"with use_kl_loss=true, VERL also holds a reference model, {_gib(memory.weights)} per GPU, which is not "
+            "counted above; verl.actor_rollout_ref.ref.fsdp_config.param_offload=true keeps it in the machine's memory"
+        )
+    elif f"{actor}.kl_loss_coef" in keys:
+        yield f"kl_loss_coef has no effect without a KL term in the loss: set verl.{actor}.use_kl_loss=true as well"
 
 
 def mode_warnings(recipe: StageRecipe) -> Iterator[str]:
@@ -52,7 +69,9 @@ def disk_warnings(needed: int, free: int) -> Iterator[str]:
 
 def judge_warnings(judge: Judge) -> Iterator[str]:
     """Whether a judge of a known size keeps up with a step's tool calls."""
-    if judge.workers is not None and judge.workers < judge.cores:
+    if judge.workers is None or judge.tool_calls * judge.program_s < SHORT_S * judge.workers:
+        return
+    if judge.workers < judge.cores:
         yield (
             f"the judge has {judge.workers} workers, but the {judge.tool_calls:,} tool calls of a step need about "
             f"{judge.cores}: rollouts will wait for it. Start a larger one (rstar2 judge up --workers {judge.cores}, "

@@ -133,7 +133,7 @@ def estimate_run(
     for number, recipe in recipes.items():
         memory = stage_memory(shape, recipe, given.update(recipe))
         step = stage_step(shape, recipe, memory, rates or Rates(), given)
-        judge = stage_judge(step, given, judge_workers)
+        judge = stage_judge(recipe, step, given, judge_workers)
         before = filter_hours(recipe, step, given)
         stages[number] = StageEstimate(
             memory_per_gpu=memory,

@@ -189,9 +189,12 @@ def _token_s(
     return max(read_s, compute_s) + 0.004, at_once
 
 
-def stage_judge(step: Step, given: Assumptions, workers: int | None) -> Judge:
+def stage_judge(recipe: StageRecipe, step: Step, given: Assumptions, workers: int | None) -> Judge:
     per_s = step.tool_calls / step.generate_s
-    cores = max(1, -(-int(1000 * per_s * given.program_s * given.peak_of_calls) // 1000))
+    busiest = -(-int(1000 * per_s * given.program_s * given.peak_of_calls) // 1000)
+    # A rollout waits for its call, so there are never more calls than rollouts in flight.
+    in_flight = min(step.rollouts, recipe.hardware.engines * recipe.hardware.sequences_in_flight)
+    cores = max(1, min(busiest, in_flight))
     return Judge(step.tool_calls, per_s, given.program_s, cores, workers)
 
 

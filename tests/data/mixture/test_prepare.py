@@ -253,6 +253,47 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert progress.titles == []
 
 
+def test_a_finished_set_whose_data_is_gone_or_changed_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    todo = plan(faulty(tmp_path / "it.jsonl"))
+    prepare(todo, out, Silent())
+    (out / "data.parquet").write_bytes(b"torn")
+    assert "data.parquet is missing or was changed" in refused(out, todo)
+    (out / "data.parquet").unlink()
+    assert "data.parquet is missing or was changed" in refused(out, todo)
+
+
+def test_the_tokens_of_a_finished_set_are_counted_when_they_are_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    todo = plan(faulty(tmp_path / "it.jsonl"))
+    prepare(todo, out, Silent())
+
+    def count(file: Path, kind: str) -> dict[str, Any]:
+        return count_tokens("words", lambda rows: [7 for _ in rows], file, "problems")
+
+    assert prepare(todo, out, Silent(), count).tokens["most"] == 7
+    assert Card.load(out).tokens["name"] == "words"
+    assert "## Tokens, by words" in (out / "card.md").read_text()
+
+
+def test_every_file_of_a_benchmark_is_read(tmp_path: Path) -> None:
+    first = jsonl(tmp_path / "1.jsonl", [{"problem": "Is anything here?", "answer": "1"}])
+    second = jsonl(tmp_path / "2.jsonl", [{"problem": BENCHMARK, "answer": "204"}])
+    given = (f"aime24={first}", f"aime24={second}")
+    out = tmp_path / "out"
+    card = prepare(plan(faulty(tmp_path / "it.jsonl"), against=["aime24"], given=given), out, Silent())
+    assert [(each["benchmark"], each["benchmark_id"]) for each in card.shared] == [("aime24", "2.jsonl: 1")]
+
+
+def test_a_set_that_was_not_searched_for_benchmarks_says_so(tmp_path: Path, benchmark: str) -> None:
+    source = faulty(tmp_path / "it.jsonl")
+    for name, filters in (("without", ["integer"]), ("with", ["integer", "grams"])):
+        out = tmp_path / name
+        card = prepare(plan(source, against=[benchmark], filters=filters), out, Silent())
+        assert card.checked is (name == "with")
+        assert ("Not checked against any benchmark." in (out / "card.md").read_text()) is (name == "without")
+
+
 def test_another_setting_uses_the_steps_it_has_in_common(tmp_path: Path, benchmark: str) -> None:
     source = faulty(tmp_path / "it.jsonl")
     out = tmp_path / "out"
@@ -301,6 +342,8 @@ def test_a_folder_of_another_mixture_or_of_something_else_is_refused(tmp_path: P
     (other / "notes.txt").touch()
     assert "is not empty: notes.txt" in refused(other, plan(source))
     assert "is a file, not a folder" in refused(source, plan(source))
+    assert "File name too long" in refused(tmp_path / ("x" * 300), plan(source))
+    assert "Not a directory" in refused(source / "out", plan(source))
 
 
 def test_a_refusal_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
@@ -349,6 +392,34 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
         (["it.jsonl"], {"overrides": ["sources.other.count=3"]}, "the recipe's source other is unknown"),
         (["it.jsonl"], {"given": ("dapo=x.jsonl",)}, "dapo is not in the mixture"),
         (["it.jsonl"], {"given": ("dapo",)}, "not of the form NAME=FILE"),
+        (["it.jsonl"], {"given": ("it=x.jsonl",)}, "it is already a file"),
+        (["it.jsonl", "paper-rl"], {}, "paper-rl is a mixture, which cannot be combined"),
+        (["it.jsonl"], {"measured": {"run": "run"}}, "no filter uses the evaluation run"),
+        (
+            ["it.jsonl"],
+            {"also": ("pass-rate",), "measured": {"run": "run", "least": 0.9, "most": 0.1}},
+            "measured.least = 0.9 is greater than measured.most = 0.1",
+        ),
+        (
+            ["it.jsonl"],
+            {"overrides": ["length.least=9", "length.most=8"]},
+            "length.least = 9 is greater than length.most = 8",
+        ),
+        (
+            ["it.jsonl"],
+            {"also": ("agreement",), "agreement": {"sources": ["dapoo"]}},
+            "agreement.sources: dapoo is not in the mixture",
+        ),
+        (
+            ["it.jsonl"],
+            {"also": ("agreement",), "agreement": {"by": "run"}},
+            "the evaluation at run has no problem of it",
+        ),
+        (
+            ["it.jsonl"],
+            {"also": ("solved",), "measured": {"run": "run"}},
+            "the evaluation at run has no problem of it",
+        ),
         (["absent.jsonl"], {}, "cannot read absent.jsonl"),
         (["absent.toml"], {}, "cannot read the recipe absent.toml"),
     ],
@@ -358,6 +429,9 @@ def test_what_is_asked_is_checked_before_a_row_is_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     faulty(tmp_path / "it.jsonl")
+    (tmp_path / "run").mkdir()
+    results = {"per_problem": [{"id": "other-1", "correct": 1, "samples": 1}]}
+    (tmp_path / "run" / "results.json").write_text(json.dumps(results))
     with pytest.raises(UserError) as caught:
         plan(*wanted, **changes)
     assert said in caught.value.message
@@ -373,6 +447,13 @@ def test_the_shipped_mixtures_resolve(tmp_path: Path) -> None:
     assert counts == {"glaive-v2": 101_000, "magicoder": 48_000, "llama-nemotron": 27_000}
     assert list(found["paper-rl"].recipe.sources) == ["dapo", "openmathreasoning", "project-euler"]
     assert found["paper-rl"].recipe.agreement.least == 2 / 16
+
+
+def test_a_point_in_a_files_name_hinders_no_setting_and_any_seed_draws(tmp_path: Path) -> None:
+    source = faulty(tmp_path / "my.data.jsonl")
+    todo = plan(source, overrides=["sources.my-data.count=1", "seed=12345678901"], filters=["integer"])
+    card = prepare(todo, tmp_path / "out", Silent())
+    assert card.sources["my-data"]["taken"] == 1
 
 
 def test_an_option_changes_a_part_of_a_table_of_the_recipe(tmp_path: Path) -> None:

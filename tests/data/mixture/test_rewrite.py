@@ -28,7 +28,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self.write: Callable[[str], tuple[str, str]] = lambda shown: (f"Better: {OLD}", "stop")
+        self.write: Callable[[str], tuple[Any, str]] = lambda shown: (f"Better: {OLD}", "stop")
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.busy = 0
@@ -153,13 +153,25 @@ def test_a_stopped_rewriting_asks_for_no_text_twice_and_ends_in_the_same_bytes(
 def test_a_text_that_is_not_taken_leaves_the_row_as_it_was_and_is_counted(
     tmp_path: Path, server: Server, sources: list[str]
 ) -> None:
-    ends = {0: ("", "stop"), 1: ("Short.", "stop"), 2: (OLD * 9, "stop"), 3: (OLD, "length")}
+    ends: dict[int, tuple[Any, str]] = {
+        0: ("", "stop"),
+        1: ("Short.", "stop"),
+        2: (OLD * 9, "stop"),
+        3: (OLD, "length"),
+    }
+    ends[4] = ([{"type": "text", "text": OLD.upper()}], "stop")
     server.write = lambda shown: ends.get(int(shown.split("Question ")[1][0]), (OLD.upper(), "stop"))
     ran = prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer")
     assert ran.code == 0, ran.stderr
-    assert [last for _, last in said(tmp_path / "out", "tulu3")] == [OLD] * 4 + [OLD.upper()] * 6
-    note = "6 answers rewritten by writer; left unchanged: 1 cut off, 1 empty, 1 too long, 1 too short"
+    assert [last for _, last in said(tmp_path / "out", "tulu3")] == [OLD] * 5 + [OLD.upper()] * 5
+    note = "5 answers rewritten by writer; left unchanged: 1 cut off, 1 empty, 1 not text, 1 too long, 1 too short"
     assert note in (tmp_path / "out" / "card.md").read_text()
+
+
+def test_a_finished_set_needs_no_server(tmp_path: Path, server: Server, sources: list[str]) -> None:
+    assert prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer").code == 0
+    again = prepare(sources, tmp_path / "out", "--rewrite", "http://127.0.0.1:1", "--model", "writer")
+    assert (again.code, "20 conversations" in again.stdout) == (0, True), again.stderr
 
 
 def test_marks_of_a_format_are_not_taken() -> None:

@@ -133,6 +133,41 @@ async def test_another_choice_is_wrong_by_letter_and_by_content(
     assert result.summary["accuracy"] == 0.0
 
 
+class MostlyTin(Says):
+    """Names the right choice by its letter in a third of the samples, else tin, by its letter or in words."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        assert sampling.seed is not None
+        self._reads = "iron and gold" if sampling.seed % 3 == 0 else " tin"
+        self._answer = "tin" if sampling.seed % 3 == 1 else "#"
+        return await super().generate(prompt_ids, sampling, on_tokens)
+
+
+async def test_a_choice_has_one_vote_in_every_order(
+    tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool
+) -> None:
+    result = await measured(tmp_path / "m", problems[:6], MostlyTin(codec, ""), codec, grader)
+    right = {row["id"]: row["correct"] for row in result.per_problem}
+    assert 0 < sum(right.values()) < 6 * SAMPLES / 2
+    expected = [(count > SAMPLES / 2) + (count == SAMPLES / 2) / 2 for count in right.values()]
+    assert result.summary["maj@n"] == pytest.approx(sum(expected) / 6)
+    resumed = await measured(tmp_path / "m", problems[:6], MostlyTin(codec, ""), codec, grader)
+    assert resumed.summary == result.summary
+
+
+async def test_a_run_that_was_stopped_is_compared_with_one_of_fewer_questions(
+    tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool
+) -> None:
+    for name, count in (("few", 2), ("stopped", 3)):
+        await measured(tmp_path / name, problems[:count], Says(codec, "A"), codec, grader)
+    written = tmp_path / "stopped" / "results.json"
+    written.write_text(json.dumps({**json.loads(written.read_text()), "complete": False}))
+    (found,) = compare_runs(tmp_path / "few", tmp_path / "stopped")
+    assert (len(found.pairs), found.unpaired) == (2, 1)
+
+
 async def test_a_run_that_was_killed_is_compared_by_its_questions(
     tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool
 ) -> None:

@@ -16,6 +16,7 @@ NOT_VERIFIED = "not verified: a limit, an integral or a long sum"
         ("\\frac13", "\\int_0^1 x^2 \\, dx", "correct"),
         ("\\int_0^1 x^2 dx", "1/3", "correct"),
         ("\\frac14", "\\int_0^1 x^2 dx", "wrong"),
+        ("2", "\\int_0^\\pi \\sin x dx", "correct"),
         ("\\ln 2", "\\int_1^2 \\frac{\\mathrm{d}x}{x}", "correct"),
         ("\\sqrt{\\pi}", "\\int_{-\\infty}^{\\infty} e^{-x^2} dx", "correct"),
         ("\\frac{1}{a}", "\\int_0^{\\infty} e^{-ax} dx", "correct"),

@@ -36,7 +36,7 @@ async def test_a_request_is_asked_by_the_runs_settings_and_its_reply_is_kept() -
             aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat,
             Gateway(chat, SETTINGS) as gateway,
         ):
-            async with gateway.conversation() as conversation:
+            async with gateway.conversation("a", 0) as conversation:
                 answer = (await post(conversation.url)).json()
             late = await post(conversation.url)
     assert answer["choices"][0]["message"]["content"] == "hi"
@@ -53,11 +53,26 @@ async def test_the_harness_gets_the_answer_and_the_record_keeps_the_reasoning() 
         async with (
             aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat,
             Gateway(chat, SETTINGS) as gateway,
-            gateway.conversation() as conversation,
+            gateway.conversation("a", 0) as conversation,
         ):
             answer = (await post(conversation.url)).json()
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "[f(a=1)]"}
     assert [reply.text for reply in conversation.replies] == [said]
+
+
+async def test_each_sample_of_each_problem_has_seeds_of_its_own() -> None:
+    settings = EvalSettings(samples=4, temperature=0.6)
+    with serving(ChatStandIn(lambda body: "hi")) as server:
+        async with (
+            aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat,
+            Gateway(chat, settings) as gateway,
+        ):
+            for problem, sample in (("a", 0), ("a", 1), ("b", 0), ("a", 0)):
+                async with gateway.conversation(problem, sample) as conversation:
+                    await post(conversation.url)
+    *seeds, again = [asked["seed"] for asked in server.asked]
+    assert len(set(seeds)) == 3
+    assert again == seeds[0]
 
 
 class Asks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -14,6 +15,7 @@ from support.waiting import TIMEOUT_S
 from rstar2.data.problem import Problem
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.engines.oracle import byte_codec
+from rstar2.engines.retry import ServiceGone
 from rstar2.eval.methods.chat import EngineChat, ServerChat, answer_text, trace_of
 from rstar2.prompts import ChatCodec
 
@@ -137,3 +139,36 @@ async def test_one_of_several_models_must_be_named() -> None:
                 with pytest.raises(EngineError) as several:
                     await chat.named()
         assert several.value.message == f"the server at {server.url} serves {held}"
+
+
+OFF = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Values that vLLM takes from the model's generation_config.json where a request does not have them."""
+
+
+@pytest.mark.parametrize(("owned_by", "sent"), [("vllm", OFF), ("rstar2", OFF), ("openai", {})])
+async def test_every_sampling_value_is_sent_to_a_server_that_is_known_to_take_them(
+    owned_by: str, sent: dict[str, float]
+) -> None:
+    server = ChatStandIn(lambda body: "fine")
+    server.owned_by = owned_by
+    with serving(server):
+        for name in (None, "scripted"):
+            async with aclosing(ServerChat(server.url, name, TIMEOUT_S, TIMEOUT_S)) as chat:
+                await chat.reply([{"role": "user", "content": "?"}], GREEDY)
+    for asked in server.asked:
+        assert {key: value for key, value in asked.items() if key in OFF} == sent
+        assert (asked["temperature"], asked["top_p"]) == (0.0, 1.0)
+
+
+async def test_a_turn_that_takes_too_long_is_a_server_that_does_not_answer() -> None:
+    class Stuck(Writes):
+        async def generate(
+            self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+        ) -> Generation:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    codec = byte_codec()
+    chat = EngineChat(Stuck(codec, ""), codec, wait_s=0.0, turn_timeout_s=0.05)
+    with pytest.raises(ServiceGone, match=r"writes did not finish a turn within 0\.05 seconds"):
+        await chat.reply([{"role": "user", "content": "?"}], GREEDY)

@@ -6,11 +6,23 @@ from typing import Any
 
 from rich.console import Console
 
-from rstar2.eval.terminal.tables import paper_table, scores_table
+from rstar2.eval.compare import Comparison, Pair, ScoreDifference
+from rstar2.eval.results import Row, summarise
+from rstar2.eval.runner import EvalResult
+from rstar2.eval.terminal.tables import (
+    comparison_tables,
+    flips_table,
+    paper_table,
+    problems_table,
+    score_differences_table,
+    scores_table,
+    summaries_table,
+)
 
 
 def summary(accuracy: float, **scores: tuple[float, float, float]) -> dict[str, Any]:
     return {
+        "as_published": True,
         "samples": 10,
         "accuracy": accuracy,
         "interval_clustered": [accuracy - 0.1, accuracy + 0.1],
@@ -65,10 +77,35 @@ def test_names_are_whole_in_a_terminal_of_80_columns() -> None:
 
 def test_there_is_no_table_where_the_paper_has_no_number() -> None:
     assert paper_table([("ifbench", summary(0.5)), ("numbers", summary(0.5))]) is None
-    empty = {"accuracy": None, "problems": 0, "samples": 0, "n": 0}
-    assert paper_table([("aime24", empty)]) is None
+    # A part of it, other problems under its name, or the oracle's answers.
+    for other in ({"accuracy": None, "samples": 0}, summary(0.5) | {"as_published": False}):
+        assert paper_table([("aime24", other)]) is None
 
 
 def test_scores_are_listed_with_their_intervals() -> None:
     table = scores_table("bfcl-v3", summary(0.5, live=(0.25, 0.2, 0.3))["scores"])
     assert table.row_count == 1
+
+
+def test_names_and_answers_are_shown_as_they_are_whatever_is_in_brackets() -> None:
+    odd, gold = "[/INST] [b]", "[a,b]"
+    row = {"id": odd, "gold": gold, "samples": 2, "correct": 1, "accuracy": 0.5, "mean_tokens": 1.0}
+    row |= {"calls_per_trace": 0.0, "no_answer": 0, "truncated": 0, "could_not_verify": 0}
+    flip = Pair(odd, 0.0, 1.0)
+    compared = Comparison(odd, 0.0, 1.0, 1.0, (0.1, 1.0), [flip], 0, [], [])
+    score = ScoreDifference(odd, 0.0, 1.0, 1.0, (0.1, 1.0), 3)
+    numbers = summarise({odd: [Row(odd, 0, "wrong", "1", "answer", 1, 0, 0, 0, "", None, None)]})
+    narrow, wide = Console(width=60), Console(width=200)
+    tables = [
+        *(summaries_table([(odd, numbers)] * count, narrow) for count in (1, 4)),
+        scores_table(odd, {odd: {"value": 0.5, "interval": [0.4, 0.6], "problems": 3}}),
+        problems_table(EvalResult(odd, {}, [row, {**row, "gold": None}], complete=True)),
+        *(table for console in (narrow, wide) for table in comparison_tables([compared] * 2, console)),
+        score_differences_table(odd, [score]),
+        flips_table(compared),
+    ]
+    for table in tables:
+        with wide.capture() as captured:
+            wide.print(table)
+        assert odd in captured.get()
+        assert (gold in captured.get()) == (table is tables[3])

@@ -232,6 +232,12 @@ async def test_what_is_no_url_of_a_judge_is_refused_at_once(url: str) -> None:
             await client.run(RunRequest(code="1"))
 
 
+async def test_a_program_of_another_type_is_refused_by_name() -> None:
+    async with JudgeClient("http://127.0.0.1:9") as client:
+        with pytest.raises(TypeError, match=r"a RunRequest is needed, .* not str"):
+            await client.run("1+1")  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 def test_loops_that_are_over_leave_nothing_open(judge: JudgeHandle) -> None:
     client = JudgeClient(judge.url)

@@ -22,7 +22,7 @@ from support.judge.held_programs import HELD, release_until
 from support.judge.judge_faults import parts, status, status_when
 from support.waiting import TIMEOUT_S, wait_until
 
-from rstar2.judge.client import JudgeClient
+from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.client.session import OPEN_S, JudgeSession
 from rstar2.judge.queue import tasks as queue
@@ -77,6 +77,26 @@ def test_sessions_of_one_worker_do_not_see_each_other(http: httpx.Client) -> Non
     seen = "import math, os\n('x' in globals(), math.tau == 1, os.path.exists('mine'))"
     assert cell(http, first, seen)["value"] == "(True, True, True)"
     assert cell(http, second, seen)["value"] == "(False, False, False)"
+
+
+def test_every_field_of_a_session_is_optional_and_one_that_ended_is_told_from_none(
+    http: httpx.Client,
+) -> None:
+    opened = http.post("/v1/sessions")
+    assert opened.status_code == 201, opened.text
+    session = opened.json()["id"]
+    assert http.delete(f"/v1/sessions/{session}").status_code == 204
+    assert http.delete(f"/v1/sessions/{session}").status_code == 404
+    assert cell(http, session, "1")["outcome"] == "lost"
+    assert http.post("/v1/sessions/nope/cells", json={"code": "1"}).status_code == 404
+
+
+async def test_a_session_of_another_client_and_a_cell_of_another_type_are_refused(judge: JudgeHandle) -> None:
+    with pytest.raises(TypeError, match="needs a JudgeClient, not SyncJudgeClient"):
+        JudgeSession(SyncJudgeClient(judge.url, judge.token))  # type: ignore[arg-type]
+    async with JudgeClient(judge.url, judge.token) as client:
+        with pytest.raises(TypeError, match=r"a CellRequest is needed, .* not str"):
+            await JudgeSession(client).run("1")  # type: ignore[arg-type]
 
 
 def test_a_cell_is_not_run_twice_under_one_key(http: httpx.Client) -> None:

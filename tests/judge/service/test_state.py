@@ -21,8 +21,8 @@ def test_a_judge_of_this_version_and_of_the_one_before_is_found_and_ended(
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path))
     assert module in SUPERVISORS
     assert read_state() is None
-    # What follows the program is in the command line, as a module's name is.
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", module]) as process:
+    # What follows the program is in the command line, as the name of a module that Python runs.
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", "-m", module]) as process:
         # As 0.1.0 wrote it.
         (tmp_path / "judge.json").write_text(
             '{"url": "http://127.0.0.1:8088", "token": null, "redis_url": "redis://", "isolation": "strict",'

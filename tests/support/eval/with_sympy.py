@@ -7,6 +7,6 @@ from rstar2.eval.grader import Verdict, grade
 
 def graded_with_sympy(gold: str, pred: str) -> Verdict:
     # Not above: each process of the tests, which imports all test files, would import sympy.
-    from rstar2.eval.grader.compare.symbolic import worked_out
+    from rstar2.eval.grader.values.symbolic import worked_out
 
     return grade(gold, pred, worked_out)

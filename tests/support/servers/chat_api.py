@@ -21,12 +21,14 @@ class ChatEndpoint:
         self.key = key
         self.url = ""
         self.asked: list[dict[str, Any]] = []
+        self.owned_by = "someone"
+        """What it says of its model; vLLM says `vllm`."""
         self.app = FastAPI()
         self.app.get("/v1/models")(self._models)
         self.app.post("/v1/chat/completions")(self._completions)
 
     async def _models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "scripted", "object": "model"}]}
+        return {"object": "list", "data": [{"id": "scripted", "owned_by": self.owned_by}]}
 
     async def _completions(self, request: Request) -> Response:
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":

@@ -22,6 +22,10 @@ class ChatStandIn:
         self.names = names
         self.url = ""
         self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        """The `Authorization` of every request."""
+        self.owned_by = "someone"
+        """What it says of its models; vLLM says `vllm`."""
         self.busy_answers = 0
         """How many of the next completions are answered with 503."""
         self.refuses = ""
@@ -32,12 +36,14 @@ class ChatStandIn:
         self.app.get("/v1/models")(self._models)
         self.app.post("/v1/chat/completions")(self._completions)
 
-    async def _models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": name} for name in self.names]}
+    async def _models(self, request: Request) -> dict[str, Any]:
+        self.keys.append(request.headers.get("authorization"))
+        return {"object": "list", "data": [{"id": name, "owned_by": self.owned_by} for name in self.names]}
 
     async def _completions(self, request: Request) -> Response:
         body = await request.json()
         self.asked.append(body)
+        self.keys.append(request.headers.get("authorization"))
         if self.busy_answers > 0:
             self.busy_answers -= 1
             return JSONResponse({"error": {"message": "warming up"}}, status_code=503)

@@ -89,6 +89,16 @@ def test_a_judge_of_the_papers_size_is_enough_and_one_of_two_workers_is_told() -
     assert warned("Qwen3-14B", "64xmi300x", judge_workers=judge.cores) == []
 
 
+def test_a_small_run_is_not_told_of_a_larger_judge_than_it_has_rollouts() -> None:
+    small = ["rollout.prompts=8", "rollout.rollouts=8", "roc.down_sample_to_n=4"]
+    estimate = estimated("Qwen3-0.6B", "laptop", *small, judge_workers=2, rates=Rates(generate=1e6))
+    judge = estimate.stages[1].judge
+    assert (judge.tool_calls, judge.cores) == (176, 64)
+    assert [said for said in estimate.warnings if "judge" in said] == []
+    larger = warned("Qwen3-0.6B", "laptop", "rollout.prompts=64", judge_workers=2, rates=Rates(generate=1e6))
+    assert any("need about 128" in said for said in larger), "as many as are in flight"
+
+
 @pytest.mark.parametrize("profile", ["8xh100", "64xh100", "64xmi300x"])
 def test_the_papers_model_fits_where_the_profile_says_so(profile: str) -> None:
     said = warned("Qwen3-14B", profile, stages=(1, 2, 3))
@@ -140,6 +150,15 @@ def test_a_model_too_large_for_the_machine_is_told_on_a_cpu() -> None:
     assert "this machine has 24.0 GiB" in warning
     assert warned("Qwen3-0.6B", "laptop", *["rollout.prompts=1", "rollout.rollouts=4", "roc.down_sample_to_n=2"],
                   "rollout.tokens=64", "rollout.prompt_tokens=64", machine_memory=24 << 30) == []  # fmt: skip
+
+
+def test_keys_of_a_kl_term_are_told_where_they_have_no_effect_or_take_memory() -> None:
+    key = "verl.actor_rollout_ref.actor"
+    [idle] = warned("Qwen3-14B", "64xmi300x", f"{key}.kl_loss_coef=0.001")
+    assert idle.startswith("kl_loss_coef has no effect without a KL term in the loss")
+    [used] = warned("Qwen3-14B", "64xmi300x", f"{key}.kl_loss_coef=0.001", f"{key}.use_kl_loss=true")
+    # 14.77 G parameters of 4 bytes over 64 GPUs.
+    assert "VERL also holds a reference model, 0.9 GiB per GPU" in used
 
 
 def test_a_warning_about_one_stage_names_it() -> None:

@@ -1,1 +1,1 @@
-"""Comparing two answers that were read: by kind in `answers`, and value by value in `equality`."""
+"""Comparing two answers that were read, by their kinds; values are compared in `rstar2.eval.grader.values`."""

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from rstar2.eval.grader.compare import assignments, matrices
+from rstar2.eval.grader.compare import assignments, matrices, relations, witnesses
 from rstar2.eval.grader.compare.bound_letters import (
     depends_on_whole_numbers,
     has_condition,
     may_be_other_parameters,
     same_families,
     same_numbers,
-    with_arguments_of,
     with_letter_of,
 )
-from rstar2.eval.grader.compare.equality import equal, functions, proportional, variables
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.compare.intervals import FLIPPED, as_interval, is_region, region_of, same_region
+from rstar2.eval.grader.compare.intervals import (
+    FLIPPED,
+    as_interval,
+    is_backwards,
+    is_region,
+    region_of,
+    same_region,
+)
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
+from rstar2.eval.grader.compare.notations import may_be_meant
 from rstar2.eval.grader.compare.one_answer import one_answer
 from rstar2.eval.grader.compare.quantities import (
     are_parts_of_a_sum,
@@ -28,13 +33,15 @@ from rstar2.eval.grader.compare.quantities import (
     same_residues,
 )
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import Node, negative, walk
+from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.units import same_words
+from rstar2.eval.grader.values.equality import equal
+from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.letters import functions, variables
 
 Items = tuple[Node, ...]
 Outcome = tuple[bool, str]
 """(equal, the rule that decided)."""
-_ORDER = {">": "<", ">=": "<="}
 
 
 def compare(gold: Node, pred: Node) -> Outcome:
@@ -80,6 +87,8 @@ def _compare_whole(gold: Node, pred: Node) -> Outcome:
         raise NoValue("a letter that may stand for every whole number")
     if any(_same(*pair) for pair in product(golds, preds) if pair != (gold, pred)):
         raise NoValue("several ± that may belong together")
+    if may_be_meant(gold, pred, _same):
+        raise NoValue("another notation")
     return outcome
 
 
@@ -99,13 +108,13 @@ def _compare(a: Node, b: Node) -> Outcome:
     if a == b:
         return True, "identical"
     if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation) and has_congruence(a, b):
-        return _congruences(a, b), "residue"
+        return relations.same_congruences(a, b, _same), "residue"
     if _about_regions(a, b):
         if has_congruence(a, b):
             raise NoValue("a congruence in an inequality")
         return _regions(a, b), "interval"
     if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation):
-        return _relations(a, b), "relation"
+        return relations.same_equations(a, b, _same), "relation"
     if isinstance(a, nodes.Relation) or isinstance(b, nodes.Relation):
         return _one_relation(a, b)
     if isinstance(a, nodes.Listing | nodes.SetOf) or isinstance(b, nodes.Listing | nodes.SetOf):
@@ -122,7 +131,8 @@ def _texts(a: Node, b: Node) -> bool:
     if isinstance(a, nodes.Text) and isinstance(b, nodes.Text):
         if a.words == b.words:
             return True
-        if a.plain and b.plain:
+        # Without their commas, red, blue and blue, red may be lists.
+        if a.plain and b.plain and sorted(a.words) != sorted(b.words):
             return False
     raise NoValue("not understood")
 
@@ -132,7 +142,13 @@ def _lists(a: Node, b: Node) -> Outcome:
     kinds = {type(a), type(b)}
     if kinds == {nodes.SetOf, nodes.Brackets}:
         return False, "set"
+    if any(part == nodes.Symbol("dots") for item in (*one, *other) for part in walk(item)):
+        if len(one) != len(other):
+            raise NoValue("members that are left out")
+        return in_order(one, other, _same), "list"
     names = _titles(one), _titles(other)
+    if not all(names) and not assignments.in_usual_order(names[0] or names[1]):
+        raise NoValue("which value is which")
     if nodes.Brackets in kinds:
         roots = any(len(given) > 1 and len(set(given)) == 1 for given in names)
         return not roots and in_order(assignments.unnamed(one), assignments.unnamed(other), _same), "list"
@@ -150,7 +166,7 @@ def _lists(a: Node, b: Node) -> Outcome:
         return unordered(one, other, _same), "list"
     if ordered and nodes.SetOf in kinds:
         return False, "set"
-    if ordered or any(part == nodes.Symbol("dots") for item in (*one, *other) for part in walk(item)):
+    if ordered:
         return in_order(one, other, _same), "list"
     return unordered(one, other, _same), "set" if nodes.SetOf in kinds else "list"
 
@@ -211,10 +227,20 @@ def _about_regions(a: Node, b: Node) -> bool:
 
 
 def _regions(a: Node, b: Node) -> bool:
+    for pair, other in ((a, b), (b, a)):
+        if is_backwards(pair):
+            # Empty sets are all equal, but the point (5, 2) is none of them.
+            if is_backwards(other) or not region_of(other)[1]:
+                raise NoValue("a pair that is no interval")
+            return False
     try:
         (name, first), (other_name, second) = region_of(a), region_of(b)
     except NoValue:
         return _unsolved_regions(a, b)
+    if any(isinstance(node, nodes.Listing) and not node.alternatives for node in (a, b)) and not (
+        first and second
+    ):
+        raise NoValue("bounds that may exclude each other")
     if name is not None and other_name is not None and not assignments.same_name(name, other_name):
         return False
     return same_region(first, second)
@@ -227,7 +253,11 @@ def _unsolved_regions(a: Node, b: Node) -> bool:
         for node in (a, b)
     )
     if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation):
-        return _relations(a, b)
+        if relations.same_relations(a, b, _same):
+            return True
+        if witnesses.differ(a, b):
+            return False
+        raise NoValue("inequalities in another form")
     one, other = as_interval(a), as_interval(b)
     if one and other:
         return _brackets(one, other) or any(_brackets(*pair) for pair in _turned(a, b, one, other))
@@ -235,6 +265,8 @@ def _unsolved_regions(a: Node, b: Node) -> bool:
         straight = in_order((a.left, a.right), (b.left, b.right), _same)
         return straight or (a.kind != "minus" and in_order((a.left, a.right), (b.right, b.left), _same))
     if isinstance(a, nodes.Listing) and isinstance(b, nodes.Listing):
+        if (a.together and b.alternatives) or (a.alternatives and b.together):
+            raise NoValue("bounds that hold together, or one of them")
         return unordered(a.items, b.items, _same)
     if isinstance(a, nodes.NumberSet) and isinstance(b, nodes.NumberSet):
         return a == b
@@ -265,82 +297,42 @@ def _one_relation(a: Node, b: Node) -> Outcome:
             node for node in (a, b) if isinstance(node, nodes.Relation) and set(node.operators) == {"~"}
         ]
         if not approximate:
-            return False, "relation"
+            return _unsolved(a, b), "relation"
         plain = b if isinstance(a, nodes.Relation) else a
         return any(_same(side, plain) for side in approximate[0].sides), "relation"
-    relation, plain = (a, right) if name is not None else (b, left)
+    relation, plain, value = (a, right, left) if name is not None else (b, left, right)
+    solutions = assignments.names_of(_items(plain)) if isinstance(plain, nodes.Listing) else []
+    if solutions and variables(value) and not isinstance(name or other, nodes.Brackets):
+        return _unsolved(a, b), "relation"
     assert isinstance(relation, nodes.Relation)
     if "~" in relation.operators and any(_same(side, plain) for side in relation.sides):
         return True, "relation"
-    if isinstance(name or other, nodes.Brackets) and isinstance(plain, nodes.Listing):
+    names = getattr(name or other, "items", ())
+    if not assignments.in_usual_order(names):
+        raise NoValue("which value is which")
+    if names and isinstance(plain, nodes.Listing):
         return _lists(assignments.expanded(name, left) or left, assignments.expanded(other, right) or right)
     return _compare(left, right)
 
 
-def _relations(a: nodes.Relation, b: nodes.Relation) -> bool:
-    b = with_arguments_of(a, b)
-    (name, left), (other, right) = assignments.named(a), assignments.named(b)
-    if name is not None and other is not None:
-        unnamed = not (assignments.is_name(name) or assignments.is_name(other))
-        if unnamed or assignments.same_name(name, other):
-            if _same(left, right):
-                return True
-            if len(a.sides) > 2 or len(b.sides) > 2:
-                return False
-    a, b = _ascending(a), _ascending(b)
-    if a.operators != b.operators and set(a.operators) | set(b.operators) != assignments.EQUALS:
+def _unsolved(a: Node, b: Node) -> bool:
+    """False where values do not solve an equation; NoValue where they do, or where it may state one of them."""
+    relation, plain = (a, b) if isinstance(a, nodes.Relation) else (b, a)
+    assert isinstance(relation, nodes.Relation)
+    if not set(relation.operators) <= assignments.EQUALS:
         return False
-    if len(a.sides) != len(b.sides):
-        return False
-    if _written_alike(a, b):
-        return True
-    return len(a.sides) == 2 and _equivalent(a, b)
-
-
-def _congruences(a: nodes.Relation, b: nodes.Relation) -> bool:
-    """Whether two congruences say the same; NoValue where they are not written as the residues of one name.
-
-    They are no equations: x = 2 (mod 5) is neither x = 2 nor 3x = 6 (mod 6), and what is divided changes the modulus.
-    """
-    (name, left), (other, right) = assignments.named(a), assignments.named(b)
-    if has_congruence(a) != has_congruence(b):
-        raise NoValue("a congruence against an equation")
-    if name is not None and other is not None and assignments.same_name(name, other):
-        if _same(left, right):
-            return True
-        if all(isinstance(side, nodes.Residue) and not variables(side) for side in (left, right)):
+    letter = assignments.only_letter(relation)
+    may_be_named = letter is None or not assignments.is_linear(relation)
+    for item in _items(plain):
+        name, value = assignments.named(item)
+        letter = letter if name is None else name
+        if name is None and may_be_named and _same(relation.sides[-1], value):
+            break  # what x^2 is may be asked for in x^2 = 5
+        if isinstance(value, nodes.Relation):
+            break
+        if letter not in set(walk(relation)) or not relations.holds_for(relation, letter, value):
             return False
-    elif a.operators == b.operators and in_order(a.sides, b.sides, _same):
-        return True
-    raise NoValue("a congruence in another form")
-
-
-def _written_alike(a: nodes.Relation, b: nodes.Relation) -> bool:
-    try:
-        if in_order(a.sides, b.sides, _same):
-            return True
-        symmetric = set(a.operators) <= {"=", "~", "!="} and len(a.sides) == 2
-        return symmetric and in_order(a.sides, b.sides[::-1], _same)
-    except NoValue:
-        if len(a.sides) == 2:
-            return False
-        raise
-
-
-def _ascending(node: nodes.Relation) -> nodes.Relation:
-    """The relation with its larger side on the right."""
-    if set(node.operators) <= _ORDER.keys():
-        return nodes.Relation(node.sides[::-1], tuple(_ORDER[operator] for operator in node.operators[::-1]))
-    return node
-
-
-def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
-    """Whether two equations or inequalities say the same: one is a multiple of the other."""
-    if a.operators[0] not in {"=", "!=", "<", "<="} or not (variables(a) & variables(b)):
-        return False
-    differences = [nodes.Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
-    sign = proportional(differences[0], differences[1])
-    return sign is not None and (sign > 0 or a.operators[0] in {"=", "!="})
+    raise NoValue("an equation that is not solved")
 
 
 def _matrices(a: Node, b: Node) -> bool:
@@ -362,11 +354,16 @@ def _matrices(a: Node, b: Node) -> bool:
 
 
 def _without_base(a: Node, b: Node) -> bool:
-    """A numeral against a number whose base is not stated: in question if the digits agree, different otherwise."""
+    """A numeral against a number whose base is not stated: in question if the digits agree, different otherwise.
+
+    Letters may be its digits: 1a_{16} is read as a product.
+    """
     numeral, plain = (a, b) if isinstance(a, nodes.Based) else (b, a)
     assert isinstance(numeral, nodes.Based)
     if isinstance(plain, nodes.Number) and str(plain.value) == numeral.digits:
         raise NoValue("the base is not stated")
+    if any(map(nodes.is_unknown, walk(plain))):
+        raise NoValue("a numeral that may have letters")
     return False
 
 
@@ -384,6 +381,9 @@ def _values(a: Node, b: Node) -> Outcome:
         return False, "tuple" if nodes.Brackets in kinds else "set"
     if isinstance(a, nodes.Based) and isinstance(b, nodes.Based):
         return a.value == b.value, "base"
-    if "percent" in functions(a) | functions(b):
+    signs = tuple(functions(node) & {"percent", "degree"} for node in (a, b))
+    if all(signs) and signs[0].isdisjoint(signs[1]):
+        raise NoValue("a percentage against an angle")
+    if "percent" in signs[0] | signs[1]:
         return equal(a, b), "percent"
     return equal(a, b), "expression" if variables(a) | variables(b) else "number"

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
-from rstar2.eval.grader.compare.equality import equal, variables
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk
+from rstar2.eval.grader.parse.nodes import AnyNode, Node, is_unknown, negative, number, walk, with_parts
+from rstar2.eval.grader.parse.vocabulary import OF_ANOTHER
+from rstar2.eval.grader.values.equality import equal
+from rstar2.eval.grader.values.functions import ANGLES
+from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.letters import variables
 
 EQUALS = frozenset({"=", "~"})
-_POLYNOMIAL = nodes.Number | nodes.Symbol | nodes.Sum | nodes.Product | nodes.Quotient | nodes.Power
+_OF_VALUES = ANGLES | {"det", "Re", "Im", "arg"}
+"""Functions whose values are asked for, while a root or a logarithm is a step on the way to what it is of."""
+_LINEAR = nodes.Number | nodes.Symbol | nodes.Sum | nodes.Product | nodes.Quotient
 
 
 def named(node: Node) -> tuple[Node | None, Node]:
-    """The name and the value of an assignment such as x = 5 or 5 = x; (None, node) for anything else."""
+    """The name and the value of an assignment such as x = 5, 5 = x or AB = 5; (None, node) for anything else."""
     if not isinstance(node, nodes.Relation):
         return None, node
     if node.operators == ("in",):
@@ -30,7 +37,8 @@ def named(node: Node) -> tuple[Node | None, Node]:
         constant = not variables(first) and not any(isinstance(part, nodes.Apply) for part in walk(first))
         if constant and node.operators == ("=",) and not _holds(first, last):
             raise NoValue("an equation that is false")
-        return first, last
+        if constant or names_quantity(first):
+            return first, last
     return None, node
 
 
@@ -46,41 +54,135 @@ def is_name(node: Node) -> bool:
     """Whether a side only names what the other side gives: x, a_3, f(x), (p, q, r), AB, NO/BO."""
     if isinstance(node, nodes.Brackets):
         return bool(node.items) and all(isinstance(item, nodes.Symbol | nodes.Apply) for item in node.items)
-    return is_unknown(node)
+    return is_unknown(node) and not (isinstance(node, nodes.Symbol) and OF_ANOTHER.match(node.name))
+
+
+def names_quantity(node: Node) -> bool:
+    """Whether a side only says which quantity is meant: x, AB, NO/BO, P(A), |AB|, sin A, AB + BC, 100m + n.
+
+    From 2AB, N - 1, AB^2 or √x the quantity that is asked for may have to be worked out still.
+    """
+    match node:
+        case nodes.Product(factors=parts):
+            is_power = math.gcd(*Counter(parts).values()) > 1  # AB·AB, but not AB·AC
+            return bool(parts) and not is_power and all(map(names_quantity, parts))
+        case nodes.Ratio(parts=parts):
+            return all(map(names_quantity, parts))
+        case nodes.Quotient(over=over, under=under):
+            return over != under and names_quantity(over) and names_quantity(under)
+        case nodes.Sum(terms=terms):
+            bare = [_without_numbers(term) for term in terms]
+            lone = {term.name for term in bare if isinstance(term, nodes.Symbol)}
+            return len(set(bare)) > 1 and all(map(names_quantity, bare)) and not lone & _applied(node)
+        case nodes.Call(name="abs" | "norm", args=(inner,)) if names_quantity(inner):
+            return not (
+                isinstance(inner, nodes.Symbol) and inner.name.islower() and inner.name not in {"z", "w"}
+            )
+        case nodes.Call(name="min" | "max" | "gcd" | "lcm", args=args):
+            return all(map(names_quantity, args))
+        case nodes.Call(name=name, args=args):
+            return bool(variables(node)) if name in _OF_VALUES else any(map(_has_several_letters, args))
+    return is_name(node)
+
+
+def _without_numbers(term: Node) -> Node:
+    """A term without its coefficient."""
+    if not isinstance(term, nodes.Product):
+        return term
+    factors = tuple(factor for factor in term.factors if not isinstance(factor, nodes.Number))
+    return factors[0] if len(factors) == 1 else nodes.Product(factors)
+
+
+def _applied(node: Node) -> set[str]:
+    """The letters that are arguments of unknown functions."""
+    return {name for part in walk(node) if isinstance(part, nodes.Apply) for name in variables(part)}
+
+
+def _has_several_letters(node: Node) -> bool:
+    """Whether it is a sum that several letters are part of, and no number, as a^2 + b^2."""
+    if not isinstance(node, nodes.Sum) or any(isinstance(term, nodes.Number) for term in node.terms):
+        return False
+    return len(variables(node)) > 1
 
 
 def _open(node: Node) -> bool:
     """Whether an expression has variables to solve for, rather than names of points, lengths or probabilities."""
+    return not all(name[0].isupper() for name in _letters(node) - {"angle", "triangle"})
+
+
+def _letters(node: Node) -> set[str]:
+    """The letters that are no arguments of unknown functions."""
     inside = {arg for part in walk(node) if isinstance(part, nodes.Apply) for arg in part.args}
     names = {part.name for part in walk(node) if isinstance(part, nodes.Symbol) and part not in inside}
-    free = names & variables(node) - {"angle", "triangle"}
-    return not all(name[0].isupper() for name in free)
+    return names & variables(node)
 
 
 def same_name(a: Node, b: Node) -> bool:
-    """Whether two names are the same, or both those of functions of a variable: y, f(x), g(t), not f(2) and f(5)."""
-    return a == b or (_names_function(a) and _names_function(b))
+    """Whether two names are the same, or those of one function: y and f(x), f(x) and f(t), not f(2) and f(5)."""
+    heads = _function(a), _function(b)
+    return a == b or (all(heads) and ("y" in heads or heads[0] == heads[1]))
 
 
-def _names_function(name: Node) -> bool:
-    return name == nodes.Symbol("y") or (
-        isinstance(name, nodes.Apply)
-        and len(name.name) == 1
-        and all(isinstance(arg, nodes.Symbol) for arg in name.args)
+def _function(name: Node) -> str:
+    """The letter of a function of variables, as f in f(x); empty for other names."""
+    if name == nodes.Symbol("y"):
+        return "y"
+    if not isinstance(name, nodes.Apply) or len(name.name) != 1:
+        return ""
+    return name.name if all(isinstance(arg, nodes.Symbol) and arg.name.islower() for arg in name.args) else ""
+
+
+def are_independent(*relations: nodes.Relation) -> bool:
+    """Whether each unknown function stands there with one argument, which is nothing else: not a_n and a_{n+1}."""
+    found = {part for node in relations for part in walk(node) if isinstance(part, nodes.Apply)}
+    general = [part.name for part in found if variables(part)]
+    decorated = {name for part in found for name in variables(part) if len(part.name.rstrip("_")) > 1}
+    return len(general) == len(set(general)) and not any(decorated & _letters(node) for node in relations)
+
+
+def with_plain_letters(node: AnyNode) -> AnyNode:
+    """What is no value of an unknown function itself, with each such value in it as a letter of its own."""
+    return with_parts(
+        node,
+        lambda part: nodes.Symbol(str(part)) if isinstance(part, nodes.Apply) else with_plain_letters(part),
     )
 
 
 def states_a_value(node: nodes.Relation) -> bool:
     """Whether an equation says what an expression amounts to, as m + n = 33 does.
 
-    x^2 + y^2 = 1 is a curve, and 2x = 42 is to be solved.
+    x^2 + y^2 = 1 is a curve, unless it is calculated, as in x^2 + y^2 = 9 + 16 = 25; and 2x = 42 is to be solved.
     """
     value = node.sides[-1]
     if not set(node.operators) <= EQUALS or variables(value) or value == number(0):
         return False
-    parts = list(walk(node.sides[0]))
-    linear = len(variables(node.sides[0])) > 1 and not any(isinstance(part, nodes.Power) for part in parts)
-    return len(node.sides) > 2 or linear or not all(isinstance(part, _POLYNOMIAL) for part in parts)
+    calculated = len(node.sides) > 2 and len(variables(node.sides[0])) > 1
+    return calculated or names_quantity(node.sides[0])
+
+
+def only_letter(node: nodes.Relation) -> Node | None:
+    """The one letter of an equation, which it is to be solved for; None where there are more, or it is a capital."""
+    letters = {name for side in node.sides for name in variables(side)}
+    (letter,) = letters if len(letters) == 1 else ("",)
+    return nodes.Symbol(letter) if letter.islower() else None
+
+
+def is_linear(node: nodes.Relation) -> bool:
+    """Whether an equation has no powers and no functions, as 2x = 42."""
+    return all(isinstance(part, _LINEAR) for side in node.sides for part in walk(side))
+
+
+def in_usual_order(names: Sequence[Node]) -> bool:
+    """Whether letters stand in the order in which a bare tuple gives their values: x before y, x_1 before x_2."""
+    letters = [
+        (
+            name.name.lower(),
+            *(arg.value for arg in getattr(name, "args", ()) if isinstance(arg, nodes.Number)),
+        )
+        for name in names
+        if isinstance(name, nodes.Symbol | nodes.Apply) and len(name.name.rstrip("_")) == 1
+    ]
+    return letters == sorted(letters)
 
 
 def expanded(name: Node | None, value: Node) -> Node | None:

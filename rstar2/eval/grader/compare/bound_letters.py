@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rstar2.eval.grader.compare.assignments import EQUALS, is_name, named
-from rstar2.eval.grader.compare.equality import equal, functions, variables, whole_number
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import CONSTANTS, Node, negative, number, renamed, walk, with_parts
+from rstar2.eval.grader.values.equality import equal, whole_number
+from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.letters import functions, variables
 
 _WHOLE = frozenset("klmn")
 """Letters that stand for every whole number in a family of angles, even where nothing says so."""
@@ -39,6 +40,8 @@ def with_arguments_of(gold: nodes.Relation, pred: nodes.Relation) -> nodes.Relat
     old, new = _letters(given.args), _letters(wanted.args)
     if old == new or not old or len(old) != len(new):
         return pred
+    if "".join(old + new).isupper() and variables(gold.sides[-1]).isdisjoint(new):
+        return pred  # the probabilities P(A) and P(B), not a function
     # A letter that was free and is called like an argument now stays another one.
     free = {name: f"{name} outside" for name in new if name not in old}
     return renamed(pred, free | dict(zip(old, new, strict=True)))
@@ -73,9 +76,11 @@ def _said(node: Node) -> dict[str, str]:
         ):
             return {name: said for side in rest for name, said in _said(side).items()}
     free = variables(node)
-    return {
-        part.name: part.numbers for part in walk(node) if isinstance(part, nodes.Symbol) and part.name in free
-    }
+    said = {name: set[str]() for name in free}
+    for part in walk(node):
+        if isinstance(part, nodes.Symbol) and part.name in free:
+            said[part.name].add(part.numbers)
+    return {name: ", ".join(sorted(kinds - {""})) for name, kinds in said.items()}
 
 
 def _usual_numbers(letter: str, *answers: Node) -> set[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
 
-from rstar2.eval.grader.compare.equality import infinite, real_value
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number
+from rstar2.eval.grader.values.equality import infinite, real_value
+from rstar2.eval.grader.values.guarded_numbers import NoValue
 
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 INFINITY = nodes.Symbol("infinity")
@@ -62,13 +63,24 @@ def is_region(node: Node) -> bool:
     return False
 
 
+def is_backwards(node: Node) -> bool:
+    """Whether it is a pair such as (5, 2) or (2, 2), which is a point or a list: an interval would hold no number."""
+    if not isinstance(node, nodes.Brackets) or len(node.items) != 2:
+        return False
+    try:
+        return _between(node).empty
+    except NoValue:
+        return False
+
+
 def region_of(node: Node) -> tuple[Node | None, Region]:
     """The variable, if one is named, and the numbers described; NoValue for no set, or ends that are not numbers."""
     match node:
-        case nodes.Brackets(
-            opening=("(" | "[") as opening, closing=(")" | "]") as closing, items=(low, high)
-        ):
-            return None, _normal([_piece(low, high, opening == "[", closing == "]")])
+        case nodes.Brackets(opening="(" | "[", closing=")" | "]", items=(_, _)):
+            piece = _between(node)
+            if piece.empty:
+                raise NoValue("a pair that is no interval")
+            return None, _normal([piece])
         case nodes.NumberSet(name="R"):
             return None, _normal([_piece(negative(INFINITY), INFINITY, False, False)])
         case nodes.SetOf(items=items):
@@ -78,22 +90,31 @@ def region_of(node: Node) -> tuple[Node | None, Region]:
             _, second = region_of(right)
             return name, _combined(kind, first, second)
         case nodes.Listing(items=items, alternatives=alternatives):
-            return _several([region_of(item) for item in items], alternatives)
+            return _several([region_of(item) for item in items], alternatives, node.together)
         case nodes.Relation():
             return _inequality(node)
     raise NoValue(f"{type(node).__name__} is not a set of numbers")
 
 
-def _several(found: list[tuple[Node | None, Region]], alternatives: bool) -> tuple[Node | None, Region]:
+def _several(
+    found: list[tuple[Node | None, Region]], alternatives: bool, together: bool
+) -> tuple[Node | None, Region]:
+    """Several sets of numbers as one: bounds on a variable hold together where they can, and intervals are joined.
+
+    NoValue where that may be meant otherwise: x < 3 and x > 5, or (0, 2) and (1, 3).
+    """
     names = {name for name, _ in found}
     if len(names) != 1:
         raise NoValue("several variables")
-    name, total = found[0]
-    for _, region in found[1:]:
-        total = _combined("union" if alternatives else "intersection", total, region)
-    if not total and not alternatives:
-        return _several(found, True)
-    return name, total
+    (name,), regions = names, [region for _, region in found]
+    union, intersection = (reduce(partial(_combined, kind), regions) for kind in ("union", "intersection"))
+    if alternatives or len(regions) == 1:
+        return name, union
+    if name is None and intersection and intersection != union:
+        raise NoValue("intervals that overlap")
+    if name is not None and together and not intersection:
+        raise NoValue("bounds that exclude each other")
+    return name, intersection or union
 
 
 def _inequality(node: nodes.Relation) -> tuple[Node | None, Region]:
@@ -156,6 +177,11 @@ def _solved(name: Node, operator: str, bound: Node) -> tuple[Node, Region]:
         mirrored = tuple(Piece(-one.high, -one.low, one.has_high, one.has_low) for one in positive)
         return name.args[0], _normal([*positive, *mirrored])
     return name, region
+
+
+def _between(pair: nodes.Brackets) -> Piece:
+    low, high = pair.items
+    return _piece(low, high, pair.opening == "[", pair.closing == "]")
 
 
 def _piece(low: Node, high: Node, has_low: bool, has_high: bool) -> Piece:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import TypeAlias
 
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, negative, number, walk, with_parts
+from rstar2.eval.grader.values.guarded_numbers import NoValue
 
 MAX_ITEMS = 50
 """Lists with more members that are written differently are compared in order only, or not verified."""
@@ -75,7 +76,8 @@ def flattened(node: Node, *, other_signs: bool = False) -> Node:
     parts = [part for item in items for part in _opened(item, other_signs)]
     if len(parts) == 1:
         return parts[0]
-    return nodes.Listing(tuple(parts), isinstance(node, nodes.Listing) and node.alternatives)
+    opened = tuple(parts)
+    return replace(node, items=opened) if isinstance(node, nodes.Listing) else nodes.Listing(opened)
 
 
 def has_open_signs(node: Node) -> bool:

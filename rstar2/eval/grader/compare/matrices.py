@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import reduce
 
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.parse.nodes import Brackets, Matrix, Node, Number, Power, Product, Quotient, Sum, walk
+from rstar2.eval.grader.values.guarded_numbers import NoValue
 
 MAX_TERMS = 2000
 """The most terms that one cell of a product may have."""

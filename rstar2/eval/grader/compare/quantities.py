@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from rstar2.eval.grader.compare.equality import equal, variables
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.listings import Same, in_order
 from rstar2.eval.grader.parse import nodes, units
 from rstar2.eval.grader.parse.nodes import Node, negative, number, walk
+from rstar2.eval.grader.values.equality import equal
+from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.letters import variables
 
 
 def same_quantities(a: Node, b: Node, same: Same) -> bool:
     a, b = _with_letter_unit(a), _with_letter_unit(b)
+    if any(isinstance(node, nodes.Quantity) and node.unit.lower() in units.HALF_DAYS for node in (a, b)):
+        is_clock = any(isinstance(part, nodes.Ratio) for node in (a, b) for part in walk(node))
+        a, b = _time_of_day(a, is_clock), _time_of_day(b, is_clock)
     for pair in ((a, b), (b, a)):
         match pair:
             case nodes.Quantity(value=value, unit=unit), nodes.Call(name="degree", args=(degrees,)):
+                if unit in units.TEMPERATURES:
+                    return same(value, degrees)
                 turned = nodes.Quotient(nodes.Product((degrees, nodes.Symbol("pi"))), number(180))
                 return units.measure(unit) == units.measure("radian") and same(value, turned)
     values = [node.value if isinstance(node, nodes.Quantity) else node for node in (a, b)]
     given = [node.unit for node in (a, b) if isinstance(node, nodes.Quantity)]
     written = [unit for unit in given if not units.no_unit(unit)]
     if len(written) < 2 or units.same_words(*written):
-        return same(values[0], values[1])
+        if same(values[0], values[1]):
+            if given == ["K"]:
+                raise NoValue("kelvins, or thousands")
+            return True
+        if len(given) == 1 and any(map(variables, values)) and _may_hold_units(values, same):
+            raise NoValue("letters that may be a unit")
+        return False
     one, other = (units.measure(unit) for unit in written)
     if one is None or other is None:
         if not same(values[0], values[1]):
             return False
         raise NoValue("units that are not known")
     if one[1] != other[1]:
+        if all(unit in units.TEMPERATURES for unit in written):
+            raise NoValue("temperatures on different scales")
         return False
     return same(
         nodes.Product((values[0], nodes.Number(one[0]))), nodes.Product((values[1], nodes.Number(other[0])))
@@ -34,37 +48,78 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
 
 
 def _with_letter_unit(node: Node) -> Node:
-    """5m as five metres and 5m/s as a speed, where the other side has a unit."""
+    """5m as five metres, 5m/s and 5 m s^{-1} as a speed and 9pm as a time, where the other side has a unit."""
     match node:
-        case nodes.Quotient(over=over, under=nodes.Symbol(name=name)) if units.measure(name):
-            speed = _with_letter_unit(over)
-            if isinstance(speed, nodes.Quantity):
-                return nodes.Quantity(speed.value, f"{speed.unit} / {name}")
-        case nodes.Product(factors=(*numbers, last)):
-            base, power = (last.base, last.exponent) if isinstance(last, nodes.Power) else (last, number(1))
-            value = nodes.Product(tuple(numbers))
-            match base, power:
-                case nodes.Symbol(name=unit), nodes.Number(value=times):
-                    if units.measure(unit) and not variables(value):
-                        return nodes.Quantity(value, f"{unit}^{times}")
+        case nodes.Product(
+            factors=(nodes.Number() as hour, nodes.Symbol(name="a" | "p" as half), nodes.Symbol("m"))
+        ):
+            return nodes.Quantity(hour, f"{half}m")
+        case nodes.Product() | nodes.Quotient():
+            factors, letters = _unit_letters(node, 1)
+            value = nodes.Product(tuple(factors))
+            if factors and letters and not variables(value):
+                return nodes.Quantity(value, " ".join(letters))
+    return node
+
+
+def _unit_letters(node: Node, sign: int) -> tuple[list[Node], list[str]]:
+    """The factors of a product or quotient that are no letters of units, and the units with their powers."""
+    match node:
+        case nodes.Product(factors=factors):
+            parts = [_unit_letters(factor, sign) for factor in factors]
+            return [factor for part in parts for factor in part[0]], [
+                unit for part in parts for unit in part[1]
+            ]
+        case nodes.Quotient(over=over, under=under) if variables(node):
+            (first, one), (second, other) = _unit_letters(over, sign), _unit_letters(under, -sign)
+            return first + second, one + other
+        case nodes.Symbol(name=name) if units.measure(name):
+            return [], [f"{name}^{sign}"]
+        case nodes.Power(base=nodes.Symbol(name=name), exponent=nodes.Number(value=times)):
+            if units.measure(name) and times.denominator == 1 and abs(times) < 10:
+                return [], [f"{name}^{sign * times}"]
+    return [node if sign > 0 else nodes.Quotient(number(1), node)], []
+
+
+def _may_hold_units(values: list[Node], same: Same) -> bool:
+    """Whether letters of a value may be a unit: 60 k m / h, of which k is none, or the same number times letters."""
+    found = [_unit_letters(value, 1) for value in values]
+    numbers = [[factor for factor in factors if not variables(factor)] for factors, _ in found]
+    return any(letters for _, letters in found) or same(
+        *(nodes.Product((number(1), *factors)) for factors in numbers)
+    )
+
+
+def _time_of_day(node: Node, is_clock: bool) -> Node:
+    """15:30 as 3:30 pm beside a time with am or pm, and 3 pm as 3:00 pm if one of them has minutes."""
+    match node:
+        case nodes.Quantity(value=nodes.Number() as hour, unit=unit) if is_clock:
+            return nodes.Quantity(nodes.Ratio((hour, number(0)), True), unit)
+        case nodes.Ratio(parts=(nodes.Number(value=value), *rest), clock=True) if not 1 <= value <= 12:
+            afternoon, past = divmod(int(value) % 24, 12)
+            return nodes.Quantity(nodes.Ratio((number(past or 12), *rest), True), "pm" if afternoon else "am")
     return node
 
 
 def same_ratios(a: Node, b: Node, same: Same) -> bool:
-    one, other = (node.parts if isinstance(node, nodes.Ratio) else None for node in (a, b))
-    clock = any(isinstance(node, nodes.Ratio) and node.clock for node in (a, b))
-    if one is not None and other is not None:
-        if len(one) != len(other):
-            return False
-        return in_order(one, other, same) or (
-            not clock
-            and all(
-                equal(nodes.Product((one[0], right)), nodes.Product((other[0], left)))
-                for left, right in zip(one, other, strict=True)
-            )
+    """Whether two ratios, or times of day, are the same; a number is its ratio to 1.
+
+    NoValue where a time and a ratio agree as ratios: 12:16 may be meant as 3:4.
+    """
+    one, other = (node.parts if isinstance(node, nodes.Ratio) else (node, number(1)) for node in (a, b))
+    clocks = [isinstance(node, nodes.Ratio) and node.clock for node in (a, b)]
+    if len(one) != len(other):
+        return False
+    agree = in_order(one, other, same)
+    # With zero first, the products below are zero whatever follows.
+    if not (agree or all(clocks) or equal(one[0], number(0)) or equal(other[0], number(0))):
+        agree = all(
+            equal(nodes.Product((one[0], right)), nodes.Product((other[0], left)))
+            for left, right in zip(one, other, strict=True)
         )
-    parts, plain = (one, b) if one is not None else (other, a)
-    return bool(parts and len(parts) == 2 and not clock and equal(nodes.Quotient(parts[0], parts[1]), plain))
+    if agree and any(clocks) and not all(clocks):
+        raise NoValue("a ratio or a time of day")
+    return agree
 
 
 def has_congruence(*answers: Node) -> bool:
@@ -91,7 +146,9 @@ def same_residues(a: Node, b: Node, same: Same) -> bool:
         return same(a.value, b.value) or equal(nodes.Call("floor", (difference,)), difference)
     residue, plain = (a, b) if isinstance(a, nodes.Residue) else (b, a)
     assert isinstance(residue, nodes.Residue)
-    if not residue.is_remainder or variables(residue):
+    if not residue.is_remainder:
+        if variables(residue):
+            raise NoValue("numbers up to multiples of another")
         return same(residue.value, plain)
     if equal(residue, plain):
         return True

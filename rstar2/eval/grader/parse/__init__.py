@@ -10,22 +10,24 @@ as words.
       separator  = "," | ";" | "&" | \\ | \land | \lor | and | or | where | with | such that | if | when ...
       relation   = [ label ":" ] side { operator side }                    at least two labels, or none
       operator   = [ \not ] ( "=" | ":=" | "!=" | "<" | "<=" | ">" | ">=" | \in | \notin | \approx | \equiv ... )
-      side       = ( name before "=" | set ) [ residue | { ":" sum } ] [ scale ] [ unit ] | money
+      side       = ( name before "=" | set ) [ residue | { ":" sum } ] [ scale ] [ unit ] | set money
       name       = word | letter "(" letter ")"
       set        = sum [ ( \choose | \over ) sum ] { ( \cup | \cap | \setminus ) sum }
       residue    = ( \pmod | \bmod | \mod | mod ) ( "{" sum "}" | "(" sum ")" | sum ) | "(" mod sum ")"
       unit       = word { word | "/" | "^" [ "-" ] digit } [ side ]        a second quantity: 1 hour 30 minutes
+                 | ( "C" | "F" ) behind a degree | \Omega behind a number | ( am | pm ) behind minutes
       collection = ( "(" | "[" | "]" ) relation { ( "," | ";" ) relation } ( ")" | "]" | "[" )
-                 | \{ [ name [ \in token ] ( "|" | ":" ) ] listing \} | \emptyset
-                 | \langle sum { "," sum } \rangle | \mathbb{R} ... | \$ factor
+                 | \{ [ letter [ \in set ] ( "|" | ":" ) ] listing \} | \emptyset
+                 | \langle sum { "," sum } \rangle | \mathbb{R} ... | money factor
+      money      = \$ | \euro | \pounds | \yen | \textrupee
 
     arithmetic.py
       sum        = signed { ( "+" | "-" | \pm | \mp ) signed }
       signed     = [ "+" | "-" ] signed | ( \pm | \mp ) signed | term
       term       = factor { times { "+" | "-" } factor | over { "+" | "-" } factor | factor | fraction }
       fraction   = digits "/" digits                                       behind a whole number: 1 1/2
-      factor     = operand { ( "^" | "**" ) exponent | "_" index | "!" | "'" | "%" | degree }
-      exponent   = degree | \prime | T behind a matrix | [ "-" ] argument [ "^" exponent ]
+      factor     = operand { ( "^" | "**" ) exponent | "_" index | "!" [ "!" ] | "'" | "%" | degree }
+      exponent   = degree | \prime | T behind a matrix or tuple | [ "-" ] argument [ "^" exponent ]
       argument   = "{" listing "}" | one letter | one digit | operand
       index      = argument | the base of a numeral
 
@@ -35,7 +37,7 @@ as words.
       word       = constant | function | name of a letter | letters, each a factor | ( f | g ... ) "(" arguments ")"
       command    = \frac argument argument | \binom argument argument | \sqrt [ "[" sum "]" ] argument
                  | \lfloor sum \rfloor ... | series | integral | matrix | constant | letter | an unknown name
-      function   = name [ "_" argument ] [ "^" argument ] ( "(" arguments ")" | factors up to a function or "(" )
+      function   = name [ "_" argument ] [ "^" argument ] ( "(" arguments ")" | factors up to a function, "(" or dx )
       arguments  = sum { ( "," | ";" ) sum }
       series     = ( \sum | \prod | \lim ) [ "_" index ( "=" | \to ) sum ] [ "^" argument ] term
       integral   = ( \int | \iint | \oint ) [ "_" argument ] [ "^" argument ] sum

@@ -9,10 +9,21 @@ import re
 
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.arithmetic import is_unit_word
+from rstar2.eval.grader.parse.conditions import Condition, set_name
 from rstar2.eval.grader.parse.expression import Expression
-from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk
+from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk, with_parts
+from rstar2.eval.grader.parse.numerals import numeral
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, TokenStream
-from rstar2.eval.grader.parse.units import DEGREES, PERCENTS, SCALES, is_remark, measure
+from rstar2.eval.grader.parse.units import (
+    DEGREES,
+    HALF_DAYS,
+    MONEY,
+    PERCENTS,
+    SCALES,
+    TEMPERATURES,
+    is_remark,
+    measure,
+)
 from rstar2.eval.grader.parse.vocabulary import DENIAL
 
 _OPERATORS = {
@@ -23,6 +34,7 @@ _OPERATORS = {
 }  # fmt: skip
 _SETS = {"cup": "union", "bigcup": "union", "cap": "intersection", "setminus": "minus", "backslash": "minus"}
 _BETWEEN = {"where", "for", "with", "such that", "if", "when", "and", "or", "or else", "and also", "and/or"}
+_OR, _AND = frozenset({"or", "lor", "vee"}), frozenset({"and", "land", "wedge"})
 _QUANTIFIER = re.compile(
     r"for (?:all|any|every|each|some) (?:[a-z]\b|real|positive|negative|non|integer|number|value)",
     re.IGNORECASE,
@@ -31,6 +43,7 @@ _KINDS = frozenset(
     {"integer", "integers", "number", "numbers", "real", "reals", "odd", "even", "prime", "primes"}
 )
 """Words that, behind an expression with letters, say something of these."""
+_DEGREES_OF = re.compile(r"^deg(?:rees?)? ")
 _NO_LABEL = re.compile(r"\b(?:ans|answers?|final|result|so|thus|hence|therefore)\b")
 """Words before a colon that announce the answer and are no part of it."""
 
@@ -40,7 +53,8 @@ class Answer(Expression):
 
     def __init__(self, tokens: list[Token]) -> None:
         super().__init__(TokenStream(tokens))
-        self._money = False
+        self._money = ""
+        """What the sign of money before a value stands for; empty where there is none."""
         self._labels = 0
 
     def read(self) -> Node:
@@ -55,13 +69,15 @@ class Answer(Expression):
     # --- lists and relations ---
 
     def _listing(self) -> Node:
-        items, alternatives = [self._relation()], False
+        items, joints = [self._relation()], set[str]()
         while self._separators():
-            alternatives |= self._tokens.peek(-1).text.lower() == "or"
+            joints.add(self._tokens.peek(-1).text.lower())
             if self._tokens.next.kind == "end" or self._tokens.at("sign", "}", ")"):
                 break
             items.append(self._relation())
-        return items[0] if len(items) == 1 else nodes.Listing(tuple(items), alternatives)
+        if len(items) == 1:
+            return items[0]
+        return nodes.Listing(tuple(items), not joints.isdisjoint(_OR), together=not joints.isdisjoint(_AND))
 
     def _separators(self) -> bool:
         """Skip what separates two answers; whether there was anything."""
@@ -114,11 +130,14 @@ class Answer(Expression):
     # --- one side ---
 
     def _side(self) -> Node:
-        self._money = False
+        self._money = ""
         node = self._set_expression()
-        if self._tokens.accept("command", "money") or self._money:
-            self._money = False
-            return nodes.Quantity(self._scaled(node), "dollar")
+        money = MONEY.get(self._tokens.take().text, "") if self._tokens.at("command", *MONEY) else ""
+        if money or self._money:
+            if money and self._money and money != self._money:
+                raise ParseError("two currencies")
+            money, self._money = money or self._money, ""
+            return nodes.Quantity(self._scaled(node), money)
         if self._tokens.at("command", "pmod", "bmod", "mod") or self._tokens.at("word", "mod"):
             return self._residue(node)
         if self._tokens.at("sign", "(") and self._tokens.peek().text in {"mod", "bmod"}:
@@ -136,6 +155,12 @@ class Answer(Expression):
             node = nodes.Call("binom", (node, self._sum()))
         elif self._tokens.accept("command", "over"):
             node = nodes.Quotient(node, self._sum())
+        match node:
+            case nodes.Sum(
+                terms=(nodes.NumberSet() as left, nodes.Product(factors=(sign, nodes.SetOf() as right)))
+            ):
+                if sign == number(-1):
+                    node = nodes.SetOperation("minus", left, right)
         while self._tokens.next.kind == "command" and self._tokens.next.text in _SETS:
             kind = _SETS[self._tokens.take().text]
             node = nodes.SetOperation(kind, node, self._sum())
@@ -188,9 +213,15 @@ class Answer(Expression):
     def _ratio(self, first: Node) -> Node:
         parts, written = [first], [self._tokens.peek(-1).text]
         while self._tokens.accept("sign", ":"):
-            parts.append(self._sum())
+            # Letters behind the minutes are no factors, as in 9:00 pm.
+            minutes = re.fullmatch(r"[0-5]\d", self._tokens.next.text) and self._tokens.peek().kind == "word"
+            parts.append(numeral(self._tokens.take().text) if minutes else self._sum())
             written.append(self._tokens.peek(-1).text)
-        clock = written[0].isdigit() and all(len(part) == 2 and part.isdigit() for part in written[1:])
+        digits = all(
+            isinstance(part, nodes.Number) and text.isdigit() and part.value == int(text)
+            for part, text in zip(parts, written, strict=True)
+        )
+        clock = digits and int(written[0]) <= 24 and all(len(one) == 2 and one < "60" for one in written[1:])
         return nodes.Ratio(tuple(parts), clock)
 
     # --- units ---
@@ -212,6 +243,9 @@ class Answer(Expression):
             return nodes.Call("percent", (node,))
         if unit.lower() in DEGREES:
             return nodes.Call("degree", (node,))
+        scale = TEMPERATURES.get(_DEGREES_OF.sub("", unit.lower()))
+        if scale and (len(unit) > 1 or _has_degrees(node)):
+            return nodes.Quantity(_without_degrees(node), scale)
         if self._tokens.next.kind == "number":
             return self._compound(nodes.Quantity(node, unit))
         return nodes.Quantity(node, unit)
@@ -237,7 +271,13 @@ class Answer(Expression):
         token = self._tokens.next
         if token.kind == "text":
             return token.text.lower() not in _BETWEEN
-        return token.kind == "word" and token.text not in _BETWEEN and is_unit_word(token)
+        if self._tokens.at("word", "C", "F"):
+            return self._after_degrees()
+        if self._at_ohms():
+            return True
+        # am and pm are letters of a product, except behind a time of day, which ends in front of them.
+        is_unit = token.text.lower() in HALF_DAYS or is_unit_word(token)
+        return token.kind == "word" and token.text not in _BETWEEN and is_unit
 
     def _unit_words(self) -> str:
         taken = [self._tokens.take().text] if self._starts_unit() else []
@@ -300,9 +340,13 @@ class Answer(Expression):
             return nodes.SetOf(())
         if tokens.accept("command", "langle"):
             return nodes.Brackets("<", ">", self._arguments("rangle", kind="command"))
-        if tokens.accept("command", "money"):
-            self._money = True
-            return self._factor()
+        if tokens.accept("command", *MONEY):
+            money = MONEY[tokens.peek(-1).text]
+            node = self._factor()
+            if self._money not in {"", money}:
+                raise ParseError("two currencies")
+            self._money = money
+            return node
         return None
 
     def _refuse_list(self, before: Token) -> None:
@@ -337,12 +381,41 @@ class Answer(Expression):
         return node
 
     def _such_that(self) -> Node | None:
-        """The condition of { x | condition }, which says what the set is."""
-        start = self._tokens.place
-        if self._tokens.take().kind == "word":
-            if self._tokens.accept("command", "in"):
-                self._tokens.take()
-            if self._tokens.accept("sign", "|", ":") or self._tokens.accept("command", "mid", "colon"):
-                return self._listing()
-        self._tokens.place = start
-        return None
+        """The condition of { x | condition }, which says what the set is, with the numbers among which x is."""
+        start, name = self._tokens.place, self._tokens.take()
+        domain = self._domain() if self._tokens.accept("command", "in") else "R"
+        divided = self._tokens.accept("sign", "|", ":") or self._tokens.accept("command", "mid", "colon")
+        if name.kind != "word" or len(name.text) > 1 or not divided:
+            self._tokens.place = start
+            return None
+        condition = self._listing()
+        relations = [part for part in walk(condition) if isinstance(part, nodes.Relation)]
+        if domain[:1] not in {"R", "Z", "N", "Q", "C"} or (
+            domain != "R" and any("=" in relation.operators for relation in relations)
+        ):
+            raise ConditionError("the elements of a set, of which only some satisfy an equation")
+        return Condition((name.text,), set_name(domain), is_quantified=False).noted_in(condition)
+
+    def _domain(self) -> str:
+        """What stands between \\in and the bar of { x \\in S | condition }, without braces."""
+        written = ""
+        while not (self._tokens.at("sign", "|", ":") or self._tokens.at("command", "mid", "colon", "}")):
+            token = self._tokens.take()
+            if token.kind == "end":
+                break
+            is_sign = token.kind == "command" and len(token.text) > 1
+            written += f"\\{token.text}" if is_sign else token.text
+        return written.replace("{", "").replace("}", "")
+
+
+def _has_degrees(node: Node) -> bool:
+    return any(isinstance(part, nodes.Call) and part.name == "degree" for part in walk(node))
+
+
+def _without_degrees(node: Node) -> Node:
+    """A temperature as a number: its sign of degrees says no angle."""
+    node = with_parts(node, _without_degrees)
+    match node:
+        case nodes.Call(name="degree", args=(value,)):
+            return value
+    return node

@@ -131,6 +131,8 @@ class Arithmetic(ABC):
         if token.kind == "number":
             return True
         if token.kind == "word":
+            if token.text in {"C", "F"} and self._after_degrees():
+                return False  # a temperature
             return token.text not in {"and", "or", "mod", "base"} and not is_unit_word(token)
         if token.kind == "text":
             return is_upright_function(self._tokens)
@@ -145,7 +147,11 @@ class Arithmetic(ABC):
             return False
         if token.text == "begin":
             return self._tokens.peek().text == "{" and self._tokens.peek(2).text in vocabulary.MATRICES
-        return token.text in _FIRST_COMMANDS
+        return token.text in _FIRST_COMMANDS and not self._at_ohms()
+
+    def _at_ohms(self) -> bool:
+        """Whether the next token is an omega right behind a number."""
+        return self._tokens.at("command", "Omega") and self._tokens.peek(-1).kind == "number"
 
     # --- powers and indices ---
 
@@ -158,7 +164,10 @@ class Arithmetic(ABC):
             elif tokens.at("sign", "_"):
                 node = self._lowered(node)
             elif tokens.accept("sign", "!"):
-                node = nodes.Call("factorial", (node,))
+                name = "double_factorial" if tokens.accept("sign", "!") else "factorial"
+                if tokens.at("sign", "!"):
+                    raise ParseError("a factorial of steps that are not supported")
+                node = nodes.Call(name, (node,))
             elif tokens.accept("sign", "'") or tokens.accept("command", "prime"):
                 node = _primed(node)
             elif tokens.accept("sign", "%") or tokens.accept("command", "%"):
@@ -166,24 +175,26 @@ class Arithmetic(ABC):
                     raise ParseError("a remainder as programs write it")
                 node = nodes.Call("percent", (node,))
             elif tokens.accept("command", "degree"):
-                node = self._degrees(node)
+                node = nodes.Call("degree", (node,))
             else:
                 return node
 
     def _raised(self, base: Node) -> Node:
         tokens = self._tokens
         if tokens.accept("command", *_DEGREE):
-            return self._degrees(base)
+            return nodes.Call("degree", (base,))
         if tokens.at("sign", "{") and tokens.peek().text in _DEGREE and tokens.peek(2).text == "}":
             tokens.place += 3
-            return self._degrees(base)
+            return nodes.Call("degree", (base,))
         if tokens.accept("command", "prime"):
             return _primed(base)
-        if isinstance(base, nodes.Matrix) and (
-            tokens.at("word", "T") or (tokens.at("sign", "{") and tokens.peek().text in {"T", "top"})
+        if isinstance(base, nodes.Matrix | nodes.Brackets) and (
+            tokens.next.text in {"T", "top"}
+            or (tokens.at("sign", "{") and tokens.peek().text in {"T", "top"})
         ):
             tokens.place += 3 if tokens.at("sign", "{") else 1
-            return nodes.Matrix(tuple(zip(*base.rows, strict=True)))
+            rows = base.rows if isinstance(base, nodes.Matrix) else (base.items,)
+            return nodes.Matrix(tuple(zip(*rows, strict=True)))
         negated = tokens.accept("sign", "-")
         with tokens.deeper():
             exponent = self._argument(whole_number=True)
@@ -191,10 +202,10 @@ class Arithmetic(ABC):
                 exponent = self._raised(exponent)
         return nodes.Power(base, negative(exponent) if negated else exponent)
 
-    def _degrees(self, value: Node) -> Node:
-        """Degrees of arc, or of temperature where C or F follows."""
-        self._tokens.accept("word", "C", "F")
-        return nodes.Call("degree", (value,))
+    def _after_degrees(self) -> bool:
+        """Whether a sign of degrees stands just before the next token."""
+        last = self._tokens.peek(-1)
+        return (last if last.text != "}" else self._tokens.peek(-2)).text in _DEGREE
 
     def _lowered(self, base: Node) -> Node:
         """An index: a base for numerals, part of the name otherwise."""

@@ -89,12 +89,12 @@ def _condition(found: re.Match[str]) -> Condition:
     kind = found["words"] or found["kind"] or ""
     return Condition(
         tuple(re.findall(r"\b[A-Za-z]\b", letters)),
-        _set_name(found["set"]) if found["set"] else _kind_name(kind),
+        set_name(found["set"]) if found["set"] else _kind_name(kind),
         is_quantified=found["named"] is None and re.search(r"\bfor\b|\\forall", found.group()) is not None,
     )
 
 
-def _set_name(written: str) -> str:
+def set_name(written: str) -> str:
     """What the elements of a set are called; the set as it is written where there is no name for them."""
     plain = re.sub(r"[ ^_]", "", written).replace(r"\geq", ">=").replace(r"\ge", ">=")
     plain = plain.replace(r"\gt", ">").replace(r"\lt", "<")

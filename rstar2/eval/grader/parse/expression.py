@@ -5,17 +5,25 @@ The rules `operand` to `matrix` of the grammar in `rstar2.eval.grader.parse`.
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 
 from rstar2.eval.grader.parse import nodes, vocabulary
 from rstar2.eval.grader.parse.arithmetic import FUNCTION_THEN_LETTER, Arithmetic, is_upright_function
 from rstar2.eval.grader.parse.nodes import UNKNOWN, Node, negative, number
 from rstar2.eval.grader.parse.numerals import numeral, repeating
-from rstar2.eval.grader.parse.tokens import END, ParseError
+from rstar2.eval.grader.parse.tokens import END, ParseError, TokenStream
+
+_DIFFERENTIAL = re.compile("d[a-z]")
 
 
 class Expression(Arithmetic):
     """Reads expressions."""
+
+    def __init__(self, tokens: TokenStream) -> None:
+        super().__init__(tokens)
+        self._in_integral = False
+        """Whether dx would end an integral rather than be two factors."""
 
     @abstractmethod
     def _collection(self) -> Node | None:
@@ -78,7 +86,10 @@ class Expression(Arithmetic):
         return self._letter(word[0])
 
     def _letter(self, letter: str) -> Node:
-        if letter in vocabulary.UNKNOWN_FUNCTIONS and self._tokens.accept("sign", "("):
+        tokens = self._tokens
+        # zeta is Riemann's function of a number, and otherwise a root of unity.
+        of_a_number = letter == "zeta" and tokens.peek().kind == "number" and tokens.peek(2).text == ")"
+        if (letter in vocabulary.UNKNOWN_FUNCTIONS or of_a_number) and tokens.accept("sign", "("):
             return nodes.Apply(letter, self._arguments(")"))
         return nodes.Symbol(letter)
 
@@ -181,6 +192,7 @@ class Expression(Arithmetic):
             self._starts_factor()
             and self._tokens.next.text not in vocabulary.FUNCTIONS
             and not self._tokens.at("sign", "(")
+            and not (self._in_integral and _DIFFERENTIAL.fullmatch(self._tokens.next.text))
         ):
             node = self._side_by_side(node)
         return (node,)
@@ -215,7 +227,9 @@ class Expression(Arithmetic):
         while self._tokens.at("sign", "_", "^"):
             sign = self._tokens.take().text
             limits[sign] = self._argument(whole_number=True)
+        outside, self._in_integral = self._in_integral, True
         body = self._sum()
+        self._in_integral = outside
         integrand = _before_differential(body)
         if kind == "int" and len(limits) == 2 and integrand is not None:
             inner, variable = integrand

@@ -142,6 +142,8 @@ class Listing(Node):
     items: tuple[Node, ...]
     alternatives: bool = False
     """Whether an `or` stood between them."""
+    together: bool = field(default=False, compare=False)
+    """Whether an `and` stood between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,11 @@ def renamed(node: AnyNode, names: Mapping[str, str]) -> AnyNode:
     if isinstance(node, Symbol):
         return replace(node, name=names.get(node.name, node.name))
     return with_parts(node, lambda part: renamed(part, names))
+
+
+def replaced(node: AnyNode, parts: Mapping[Node, Node]) -> AnyNode:
+    """The node with parts below it replaced, all at once."""
+    return with_parts(node, lambda part: parts[part] if part in parts else replaced(part, parts))
 
 
 def with_parts(node: AnyNode, changed: Callable[[Node], Node]) -> AnyNode:

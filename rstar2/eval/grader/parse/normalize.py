@@ -11,7 +11,8 @@ _SIGNS = {
     "-": "−–—‒﹣－‐‑", "*": "×⋅·∗∙•✕", "/": "÷∕⁄", "|": "∣｜", ",": "，、", ".": "。", "'": "′’‘", '"': "“”„«»",
     "<": "≪", ">": "≫", r"\le ": "≤≦⩽", r"\ge ": "≥≧⩾", r"\ne ": "≠", r"\equiv ": "≡", r"\approx ": "≈≃≅",
     r"\to ": "→⟶", r"\implies ": "⇒⟹", r"\pm ": "±", r"\mp ": "∓", r"\infty ": "∞", r"^\circ ": "°º˚",
-    r"\money ": "€£¥₹￥￡", r"\ldots ": "…", r"\cdots ": "⋯", r"\in ": "∈", r"\notin ": "∉", r"\cup ": "∪",
+    r"\euro ": "€", r"\pounds ": "£￡", r"\yen ": "¥￥", r"\textrupee ": "₹", r"^\circ C": "℃", r"^\circ F": "℉",
+    r"\ldots ": "…", r"\cdots ": "⋯", r"\in ": "∈", r"\notin ": "∉", r"\cup ": "∪",
     r"\cap ": "∩", r"\setminus ": "∖⧵", r"\emptyset ": "∅⌀", r"\R ": "ℝ", r"\Z ": "ℤ", r"\N ": "ℕ", r"\Q ": "ℚ",
     r"\C ": "ℂ", r"\langle ": "⟨〈", r"\rangle ": "⟩〉", r"\lfloor ": "⌊", r"\rfloor ": "⌋", r"\lceil ": "⌈",
     r"\rceil ": "⌉", r"\sum ": "∑", r"\prod ": "∏", r"\int ": "∫",
@@ -22,6 +23,13 @@ _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ₙₖ", "0123456789+-n
 _RAISED_RUN, _LOWERED_RUN = (
     re.compile(f"[{''.join(map(re.escape, signs))}]+") for signs in (_RAISED, _LOWERED)
 )
+_OVERLINED = re.compile("((?:\\d[\u0304\u0305])+)")
+_SELECTORS = re.compile("[\ufe00-\ufe0f]")
+"""Marks that choose how the sign before them is drawn."""
+_HALF_DAY = re.compile(r"(?<![A-Za-z\\])([AaPp])\. ?([Mm])(?:\.|(?![A-Za-z]))")
+_FONT = re.compile(r"\\(text|math(?:bf|rm|it|bb|sf|tt)|textbf|boldsymbol|bm) ([A-Za-z])")
+_MICRO = re.compile(r"\\mu\s*\\(?:text|mathrm)\s*\{\s*m\s*\}|\\(?:text|mathrm)\s*\{\s*\\mu\s*m\s*\}")
+_BRACED_THOUSANDS = re.compile(r"(?<![\d.}])(\d{1,3})((?:\{,\}\d{3})+)(?!\d)")
 _ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z])?")
 _ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
 _DOUBLED = re.compile(
@@ -46,34 +54,54 @@ _BLANKS = ' \t\r\n\v\f"`*'
 
 def clean(text: str) -> str:
     """The same answer with Unicode signs as LaTeX commands, and without delimiters, sizes and spacing."""
-    cleaned = text
-    if not text.isascii():
-        cleaned = _RAISED_RUN.sub(
-            lambda run: "^{" + "".join(map(_RAISED.__getitem__, run.group())) + "}", cleaned
+    # Most answers are short and have few of these signs: a search for a sign costs less than one for a pattern.
+    cleaned = text if text.isascii() else _as_commands(text)
+    cleaned = cleaned.replace("+/-", r"\pm ")
+    if "\\" in cleaned:
+        cleaned = _without_layout(cleaned)
+    cleaned = cleaned.replace("$", " ")
+    if "{" in cleaned:
+        cleaned = _BRACED_THOUSANDS.sub(lambda match: match.group().replace("{,}", ""), cleaned)
+        cleaned = cleaned.replace("{,}", ",").replace("{:}", ":")
+    if "\\" in cleaned or "~" in cleaned:
+        cleaned = re.sub(r"(?<=\d)(?:\\[,;: ]|~)(?=\d{3})", " ", cleaned)
+        cleaned = _SPACING.sub(" ", cleaned)
+    if " " in cleaned:
+        cleaned = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), cleaned)
+    if "_" in cleaned:
+        cleaned = re.sub(
+            r"(?<![\w.])(\d{1,3})((?:_\d{3})+)(?!\d)", lambda match: match.group().replace("_", ""), cleaned
         )
-        cleaned = _LOWERED_RUN.sub(
-            lambda run: "_{" + "".join(map(_LOWERED.__getitem__, run.group())) + "}", cleaned
-        )
-        cleaned = "".join(map(_character, cleaned))
-    cleaned = re.sub(r"\\([dtc]frac|[dt]binom)(?![A-Za-z])", lambda match: "\\" + match[1][1:], cleaned)
-    cleaned = cleaned.replace('\\"', '"').replace("+/-", r"\pm ")
-    cleaned = _ROOT.sub(_root, cleaned)
-    cleaned = _ROW_SKIP.sub(r"\\\\", cleaned)
-    cleaned = _DOUBLED.sub(r"\\", cleaned)
-    cleaned = cleaned.replace(r"\$", r"\money ").replace("$", " ")
-    cleaned = re.sub(r"(?<!\\)\\[()\[\]]", " ", cleaned)
-    cleaned = _LAYOUT.sub(" ", cleaned).replace(r"\lnot", r"\neg")
-    cleaned = re.sub(r",\s*\\!\s*", ",", cleaned).replace("{,}", ",").replace(r"\!", "")
-    cleaned = re.sub(r"(?<=\d)(?:\\[,;: ]|~)(?=\d{3})", " ", cleaned)
-    cleaned = _SPACING.sub(" ", cleaned)
-    cleaned = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), cleaned)
-    cleaned = re.sub(
-        r"(?<![\w.])(\d{1,3})((?:_\d{3})+)(?!\d)", lambda match: match.group().replace("_", ""), cleaned
-    )
-    cleaned = re.sub(r"\\(?:mathrm|text|mbox)\s*\{\s*\}", "", cleaned)
-    cleaned = re.sub(r"/\s*(?=[,;]|$)", "", cleaned)
-    cleaned = re.sub(r"\s+", " ", cleaned)
+    if "\\" in cleaned:
+        cleaned = re.sub(r"\\(?:mathrm|text|mbox)\s*\{\s*\}", "", cleaned)
+        cleaned = _FONT.sub(r"\\\1{\2}", cleaned.replace(r"\Bbb", r"\mathbb"))
+    if r"\mu" in cleaned:
+        cleaned = _MICRO.sub(r"\\text{micrometer}", cleaned)
+    if "." in cleaned:
+        cleaned = re.sub(r"(?<=\d\.)\((\d+)\)", r"\\overline{\1}", cleaned)
+        cleaned = _HALF_DAY.sub(r"\1\2", cleaned)
+    if "/" in cleaned:
+        cleaned = re.sub(r"/\s*(?=[,;]|$)", "", cleaned)
+    cleaned = re.sub(r"\s+", " ", cleaned.replace("per cent", "percent"))
     return _without_outer_groups(_without_ends(cleaned))
+
+
+def _as_commands(text: str) -> str:
+    """The text with signs outside ASCII as what is typed for them."""
+    typed = _RAISED_RUN.sub(lambda run: "^{" + "".join(map(_RAISED.__getitem__, run.group())) + "}", text)
+    typed = _LOWERED_RUN.sub(lambda run: "_{" + "".join(map(_LOWERED.__getitem__, run.group())) + "}", typed)
+    typed = _OVERLINED.sub(_overlined, _SELECTORS.sub("", unicodedata.normalize("NFC", typed)))
+    return _ROOT.sub(_root, "".join(map(_character, typed)))
+
+
+def _without_layout(text: str) -> str:
+    """The text without commands for sizes, delimiters and lines."""
+    plain = re.sub(r"\\(?:[dtc]|nice)(frac|binom)(?![A-Za-z])", r"\\\1", text)
+    plain = _ROW_SKIP.sub(r"\\\\", plain.replace('\\"', '"'))
+    plain = _DOUBLED.sub(r"\\", plain)
+    plain = re.sub(r"(?<!\\)\\[()\[\]]", " ", plain.replace(r"\$", r"\money "))
+    plain = _LAYOUT.sub(" ", plain).replace(r"\lnot", r"\neg")
+    return re.sub(r",\s*\\!\s*", "{,}", plain).replace(r"\!", "")
 
 
 def key(text: str) -> str:
@@ -139,7 +167,7 @@ def _character(character: str) -> str:
     if character in _CHARACTERS:
         return _CHARACTERS[character]
     category = unicodedata.category(character)
-    if category in {"Cf", "Mn", "So"}:
+    if category in {"Cf", "So"}:
         return ""
     if category == "Nd":
         return str(unicodedata.decimal(character))
@@ -152,6 +180,10 @@ def _character(character: str) -> str:
         letter = greek[2].lower().replace("lamda", "lambda")
         return f"\\{letter if greek[1] == 'SMALL' else letter.capitalize()} "
     return unicodedata.normalize("NFKC", character)
+
+
+def _overlined(match: re.Match[str]) -> str:
+    return rf"\overline{{{re.sub('[^0-9]', '', match.group())}}}"
 
 
 def _root(match: re.Match[str]) -> str:

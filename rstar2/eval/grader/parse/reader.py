@@ -14,7 +14,7 @@ from rstar2.eval.grader.parse.nodes import Node, NumberSet, Relation, SetOf, Sym
 from rstar2.eval.grader.parse.normalize import clean, words
 from rstar2.eval.grader.parse.numerals import based, repeating
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, tokenize
-from rstar2.eval.grader.parse.vocabulary import DENIAL, NUMBER_WORDS, ORDINAL_WORDS, SHORT_WORDS
+from rstar2.eval.grader.parse.vocabulary import DENIAL, NUMBER_WORDS, OF_ANOTHER, ORDINAL_WORDS, SHORT_WORDS
 
 MAX_CHARS = 6000
 """Longer answers are not understood."""
@@ -25,6 +25,11 @@ _LETTERED_NUMERAL = re.compile(
 )
 _LEADING = re.compile(r"^(?:=|\\approx(?![A-Za-z])|\\simeq(?![A-Za-z]))\s*")
 _WRAPPER = re.compile(r"\\(?:text\w*|mathrm|mathbb|mbox)\s*\{|\\mathbb(?![A-Za-z])")
+_ASIDE = re.compile(r"_(?:\{[^{}]*\}|\w)|\([^()]*\)")
+_CALCULATED = re.compile(
+    r"^[\s$]*(?:\d+(?!\d|st|nd|rd|th)|[-+√]|\\(?:sqrt|log|ln)(?![A-Za-z]))|[-+*/^]\s*\{?\d|\}\s*\{\s*\d+\s*\}"
+)
+"""What stands, beside indices and arguments, in an expression from which what it names has still to be worked out."""
 _ORDINAL = re.compile(
     r"(?=\d)(?:^|(?<=[,;=] )|(?<=[,;={])|(?<=the )|(?<=and ))(\d+)(?:(st|nd|rd|th)"
     r"|\s*\^?\s*\{?\s*(?:\\(?:text\w*|math\w+|rm)\s*)?\{\s*(st|nd|rd|th)\s*\}(?:\s*\})?)(?=\}?$|[,;]|\}? [a-z]{3})"
@@ -40,6 +45,7 @@ _PHRASES: dict[tuple[str, ...], Node] = {
     ("no", "solution"): SetOf(()),
     ("no", "real", "solution"): SetOf(()),
     ("empty", "set"): SetOf(()),
+    ("infinity",): Symbol("infinity"),
 }
 """Words that name a number or a set."""
 _SHOWN_PERIOD_CHARS = 60
@@ -88,6 +94,8 @@ def _last_side(text: str, thousands: bool) -> Node | None:
         not equals
         or len(text) > MAX_CHARS
         or DENIAL.search(left)
+        or _CALCULATED.search(_ASIDE.sub("", left))
+        or OF_ANOTHER.match(_WRAPPER.sub("", left).strip(" $"))
         or left.count("{") != left.count("}")
         or re.search(r"__|['\"!<>]\s*$|['\"]", left)
         or not left.strip("$ ")

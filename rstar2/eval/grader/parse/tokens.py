@@ -43,14 +43,14 @@ _TOKEN = re.compile(
     r"|(?P<command>\\(?:[A-Za-z]+|.))"
     # 2e-1 is 2e - 1, but 1e-9, 2.5e-1, 2e-05 and 2e5 are numbers
     r"|(?P<number>(?:1(?![\d.])|\d*\.\d+)[eE][+-]?\d+(?![A-Za-z.])|\d+[eE](?:\d+|[+-]\d\d+)(?![A-Za-z.])|\d*\.\d+"
-    r"|\d+\.(?=\s*\\(?:overline|dot|bar))|\d+)"
+    r"|\d*\.(?=\s*\\(?:overline|dot|bar))|\d+)"
     r"|(?P<word>[A-Za-z]+)"
     r"|(?P<sign><=|>=|(?<=\s)!=|==|\*\*|=<|=>|->|\S)",
     re.DOTALL,
 )
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
 _DEPTH = {"(": 1, "[": 1, r"\{": 1, ")": -1, "]": -1, r"\}": -1}
-_UNIT_LETTERS = frozenset("mgshlL")
+_UNIT_LETTERS = frozenset("mgshlLNJVWAK")
 """Letters that are units where they stand upright after a number."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
 
@@ -81,7 +81,7 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
         if kind == "wrap":
             content, position = _group(cleaned, position)
             after_value = bool(tokens) and (
-                tokens[-1].kind in {"number", "text"} or tokens[-1].text in {"}", "/"}
+                tokens[-1].kind in {"number", "text"} or tokens[-1].text in {"}", "/", "pi"}
             )
             tokens.extend(_wrapped(match.group(), content, after_value))
             continue

@@ -12,19 +12,40 @@ Measure = tuple[Fraction, tuple[tuple[str, int], ...]]
 
 _SIZES = {
     "metre": {"mm millimeter millimetre": "1/1000", "cm centimeter centimetre": "1/100", "m meter metre": "1",
-              "km kilometer kilometre": "1000"},
-    "inch": {"in inch": "1", "ft foot feet": "12", "yd yard": "36", "mi mile": "63360"},
+              "km kilometer kilometre": "1000", "micrometer micrometre micron": "1/1000000",
+              "nanometer nanometre": "1/1000000000",
+              "in inch": "0.0254", "ft foot feet": "0.3048", "yd yard": "0.9144", "mi mile": "1609.344"},
     "second": {"s sec second": "1", "min minute": "60", "h hr hour": "3600", "day": "86400", "week": "604800"},
     "month": {"month": "1", "yr year": "12"},
-    "gram": {"mg milligram": "1/1000", "g gram": "1", "kg kilogram": "1000"},
-    "ounce": {"oz ounce": "1", "lb pound": "16"},
+    "gram": {"mg milligram": "1/1000", "g gram": "1", "kg kilogram": "1000",
+             "oz ounce": "28.349523125", "lb pound": "453.59237"},
     "litre": {"ml milliliter millilitre": "1/1000", "l liter litre": "1"},
     "cup": {"cup": "1", "pint": "2", "quart": "4", "gal gallon": "16"},
     "dollar": {"cent": "1/100", "dollar buck usd": "1"},
     "radian": {"rad radian": "1"}, "hertz": {"hz hertz": "1"}, "am": {"am a.m": "1"}, "pm": {"pm p.m": "1"},
-    **{name: {name: "1"} for name in ("ton", "yuan", "euro", "rupee", "yen", "joule", "newton", "watt", "volt")},
+    "sterling": {"penny pence": "1/100", "sterling gbp": "1"}, "yensign": {"yensign": "1"},
+    "euro": {"euro eur": "1"}, "yen": {"yen jpy": "1"}, "yuan": {"yuan cny rmb renminbi": "1"},
+    "celsius": {"celsius": "1"}, "fahrenheit": {"fahrenheit": "1"}, "kelvin": {"kelvin": "1"},
+    "ampere": {"ma milliampere milliamp": "1/1000", "ampere amp": "1"},
+    "newton": {"newton": "1000", "kn kilonewton": "1000000"}, "joule": {"joule": "1000", "kj kilojoule": "1000000"},
+    "watt": {"watt": "1000", "kw kilowatt": "1000000"}, "volt": {"volt": "1000", "kv kilovolt": "1000000"},
+    "pascal": {"pa pascal": "1000", "kpa kilopascal": "1000000"}, "ohm": {"ohm": "1000", "kiloohm": "1000000"},
+    **{name: {name: "1"} for name in ("ton", "rupee")},
 }  # fmt: skip
 """Of each basic unit, the words for it and its multiples, and how many of it they are."""
+_MADE_OF: dict[str, dict[str, int]] = {
+    "hertz": {"second": -1}, "newton": {"gram": 1, "metre": 1, "second": -2},
+    "joule": {"gram": 1, "metre": 2, "second": -2},
+    "watt": {"gram": 1, "metre": 2, "second": -3}, "pascal": {"gram": 1, "metre": -1, "second": -2},
+    "volt": {"gram": 1, "metre": 2, "second": -3, "ampere": -1},
+    "ohm": {"gram": 1, "metre": 2, "second": -3, "ampere": -2},
+}  # fmt: skip
+"""Units that are products of basic ones; their sizes count those, with grams for kilograms."""
+_CAPITALS = {
+    "N": "newton", "J": "joule", "V": "volt", "W": "watt", "A": "ampere", "K": "kelvin",
+    "C": "celsius", "F": "fahrenheit", "Omega": "ohm",
+}  # fmt: skip
+_CAPITAL = re.compile(rf"\b(?:{'|'.join(_CAPITALS)})\b")
 _KNOWN = {
     word: (basic, Fraction(factor))
     for basic, sizes in _SIZES.items()
@@ -32,6 +53,17 @@ _KNOWN = {
     for word in words.split()
 }
 _SPEEDS = {"mph": ("mile", "hour"), "kph": ("kilometer", "hour"), "kmh": ("kilometer", "hour")}
+HALF_DAYS = frozenset({"am", "pm"})
+MONEY = {"money": "dollar", "euro": "euro", "pounds": "sterling", "yen": "yensign", "textrupee": "rupee"}
+"""Commands for signs of money, and the unit each stands for."""
+_MAY_BE = {
+    "sterling": {"pound", "pound sterling", "british pound"},
+    "yensign": {"yen", "jpy", "yuan", "renminbi", "rmb", "cny"},
+}
+"""Units with a name that is another unit too."""
+TEMPERATURES = {"c": "celsius", "celsius": "celsius", "centigrade": "celsius"} | {
+    "f": "fahrenheit", "fahrenheit": "fahrenheit",
+}  # fmt: skip
 DEGREES = frozenset({"degree", "degrees", "deg"})
 PERCENTS = frozenset({"percent", "percentage", "pct", "per cent", "percents", "percentage points"})
 SCALES = {
@@ -42,7 +74,9 @@ SCALES = {
     "trillion": 10**12,
     "dozen": 12,
 }
-_AMBIGUOUS = frozenset({"m", "g", "s", "h", "l", "am", "pm", "in", "mi", "min", "sec", "cu"})
+_AMBIGUOUS = frozenset(
+    "m g s h l am pm in mi min sec cu pa kn kj kv kw ma amp".split()  # noqa: SIM905
+)
 """Read as variables or functions unless they stand in `\\text{}`."""
 _FRACTIONS = (
     r"(?:half|halve|third|fourth|fifth|sixth|eighth|ninth|tenth|twelfth|hundredth|thousandth|millionth)s?"
@@ -54,7 +88,7 @@ _REMARK = re.compile(
     r"|at (?:least|most))\b|(?:raised|doubled|tripled|halved|negated|inverted|reversed)(?= to\b| by\b|$)"
     r"|(?:times|to) \w|per (?:hundred|thousand|mille?)\b"
     r"|(?:.* )?(?:wrong\w*|incorrect\w*|false\w*|invalid\w*|rejected|impossible|fails?|failed|denied)$"
-    r"|(?:.* )?(?:root \w+|pi|gross|lakhs?|crore|infinity|plus|minus"
+    r"|score$|(?:.* )?(?:root \w+|pi|gross|lakhs?|crore|infinity|plus|minus"
     rf"|{_FRACTIONS}(?= of\b|$)|(?:{'|'.join(SCALES)})s|{'|'.join(NUMBER_WORDS)})(?![\w-])"
 )
 """Words that change a number, or begin a remark about it, rather than say what it counts."""
@@ -67,7 +101,7 @@ def is_unit(word: str) -> bool:
     """Whether a bare run of letters after a number is a unit, and not a product of variables."""
     lowered = word.lower()
     named = DEGREES | PERCENTS | SCALES.keys() | _SPEEDS.keys() | _AREA.keys()
-    if word in {"AM", "PM"}:
+    if word in {"AM", "PM", "kPa"}:
         return True
     return lowered not in _AMBIGUOUS and (lowered in named or _lookup(lowered) is not None)
 
@@ -98,7 +132,8 @@ def measure(text: str) -> Measure | None:
             return None
         name, size = found
         power = sign * int(written or pending or 1)
-        powers[name] = powers.get(name, 0) + power
+        for basic, times in _MADE_OF.get(name, {name: 1}).items():
+            powers[basic] = powers.get(basic, 0) + power * times
         factor *= size**power
         pending = 0
     return factor, tuple(sorted((name, power) for name, power in powers.items() if power))
@@ -106,12 +141,12 @@ def measure(text: str) -> Measure | None:
 
 def same_words(one: str, other: str) -> bool:
     """Whether two units are the same words, but for case and plurals."""
-    left, right = (list(map(_singular, unit.lower().split())) for unit in (one, other))
-    return left == right
+    left, right = (" ".join(map(_singular, unit.lower().split())) for unit in (one, other))
+    return left == right or right in _MAY_BE.get(left, ()) or left in _MAY_BE.get(right, ())
 
 
 def _spelled(text: str) -> str:
-    lowered = text.lower()
+    lowered = _CAPITAL.sub(lambda letter: _CAPITALS[letter.group()], text).lower()
     for short, (over, under) in _SPEEDS.items():
         lowered = re.sub(rf"\b{short}\b", f"{over} per {under}", lowered)
     return re.sub(r"\b(squared|cubed)\b", lambda match: "^2" if match[1] == "squared" else "^3", lowered)

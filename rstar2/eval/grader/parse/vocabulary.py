@@ -62,7 +62,7 @@ COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | _
     doteq cup cap setminus backslash emptyset varnothing langle rangle lvert rvert lVert rVert lfloor rfloor lceil
     rceil land lor wedge vee circ degree prime sum prod int iint oint begin money implies iff to mid colon not pmod
     bmod mod Rightarrow Longrightarrow rightarrow longrightarrow therefore newline cdotp perp forall exists coloneqq
-    top
+    top euro pounds yen textrupee
 """)
 """Every command the grammar reads, to tell one from a command with a letter joined to it."""
 
@@ -78,6 +78,13 @@ DENIAL = re.compile(
     re.IGNORECASE,
 )
 """The end of words before an equals sign or a colon with which what stands behind it is no answer."""
+
+OF_ANOTHER = re.compile(
+    r"(?:the )?(?:twice|double|triple|half|third|quarter|reciprocal|inverse|negative|opposite|minus|square (?:of|root)"
+    r"|cube (?:of|root))\b",
+    re.IGNORECASE,
+)
+"""How the name of something begins that is calculated from the quantity named behind it."""
 
 NUMBER_WORDS = _counted(0, """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen

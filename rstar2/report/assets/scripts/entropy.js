@@ -51,7 +51,7 @@ function shadedNodes(detail) {
     }
     const results = turn.parts.filter((part) => part.kind === "call").map((part) => callNodes(part)[1]);
     nodes.push(
-      element("div", { class: "turn" }, `turn ${number + 1} · ${formatCount(turn.tokens)} tokens`),
+      element("div", { class: "turn" }, turnHead(turn, number)),
       element("div", { class: "part tokens" }, pieces),
       ...results,
     );
@@ -64,13 +64,17 @@ function tokenNode(text, nats, mark) {
   return element("span", { class: `token ${mark}`, style, title: `${nats.toFixed(2)} nats ${mark}` }, text);
 }
 
-/** The panel with the analysis of a run, {tables: [{name, title, columns, rows}], charts}; none without one. */
+const STALE = " The run has other traces by now: start `rstar2 analyze` again, then `rstar2 report`.";
+
+/** The panel with the analysis of a run, {tables: [{name, title, columns, rows}], charts, stale}; none without one. */
 function analysisPanels(analysis) {
   if (!analysis) return [];
   const charts = analysis.charts.map(plotWithUsual);
   const tables = analysis.tables.map((table) => fold(table.title, [csvLink(table), tableOf(table)]));
-  const parts = [element("div", { class: "plots small" }, charts), tables];
-  return [fold("Inside the traces: entropy, tool calls, behaviour", parts)];
+  const stale = element("p", {}, element("span", { class: "badge warn" }, "out of date"), STALE);
+  const parts = [analysis.stale ? stale : null, element("div", { class: "plots small" }, charts), tables];
+  const title = "Inside the traces: entropy, tool calls, behaviour";
+  return [fold(`${title}${analysis.stale ? ", of earlier traces" : ""}`, parts)];
 }
 
 function tableOf({ columns, rows }) {

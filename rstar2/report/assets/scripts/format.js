@@ -7,6 +7,10 @@ const formatCount = (value) => (isNumber(value) ? WHOLE_NUMBER.format(value) : "
 const formatFixed = (value, digits = 2) => (isNumber(value) ? value.toFixed(digits) : "–");
 /** A share between 0 and 1 as a percentage. */
 const formatShare = (share, digits = 1) => (isNumber(share) ? `${(100 * share).toFixed(digits)} %` : "–");
+/** The largest of any number of values, and `least` where none is larger. */
+const largest = (values, least) => values.reduce((most, value) => Math.max(most, value), least);
+/** The beginning of a text that would not fit a line. */
+const shortened = (text, most = 100) => (text.length > most ? `${text.slice(0, most)}…` : text);
 const plural = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
 function formatSeconds(value) {
@@ -30,7 +34,7 @@ function verdictTone(verdict) {
 const VERDICT_TEXTS = {
   unparsed: "could not verify",
   timeout: "could not verify (timeout)",
-  invalid: "could not verify (gold unusable)",
+  invalid: "could not verify",
 };
 
 const verdictText = (verdict) => VERDICT_TEXTS[verdict] ?? verdict;

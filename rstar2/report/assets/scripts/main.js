@@ -104,12 +104,21 @@ class Sections {
 
   /** Shows what an address "#section/problem/sample" names, as Viewer.open writes it. */
   async showAddress(hash) {
-    const [section, problem, sample, step] = hash.slice(1).split("/").map(decodeURIComponent);
+    const [section, problem, sample, step] = addressParts(hash);
     this.show(this.sections[+section] ? +section : 0);
     const trace = this.sections[+section] ? this.viewer.find(problem, +sample, step) : undefined;
     if (trace === undefined) return;
     await this.viewer.open(trace);
     this.viewer.scrollToCurrent();
+  }
+}
+
+/** The parts of an address "#a/b"; none where it is malformed. */
+function addressParts(hash) {
+  try {
+    return hash.slice(1).split("/").map(decodeURIComponent);
+  } catch {
+    return [];
   }
 }
 
@@ -137,6 +146,7 @@ async function start() {
   byId("page").append(...page.filter(Boolean));
   if (about.sections.length) {
     await sections.showAddress(location.hash);
+    globalThis.addEventListener("hashchange", () => sections.showAddress(location.hash));
     document.addEventListener("keydown", (event) => {
       const isTyping = /INPUT|SELECT/.test(event.target.tagName);
       if (!isTyping && (event.key === "j" || event.key === "k")) sections.viewer.onKey(event);

@@ -181,7 +181,7 @@ function drawStack(canvas, stack, x, step, most, label) {
 
 /** rows: [{value: tokens, verdict}] */
 function lengthPlot(rows) {
-  const most = Math.max(1, ...rows.map((row) => row.value));
+  const most = largest(rows.map((row) => row.value), 1);
   const step = ticks(0, most, 24, true)[1] ?? 1;
   const bins = Array.from(
     { length: Math.max(1, Math.ceil((most + 1e-9) / step)) },
@@ -199,7 +199,7 @@ function lengthPlot(rows) {
 
 /** rows: [{value: calls, verdict}] */
 function toolCallPlot(rows) {
-  const most = Math.min(16, Math.max(...rows.map((row) => row.value), 1));
+  const most = Math.min(16, largest(rows.map((row) => row.value), 1));
   const bins = Array.from({ length: most + 1 }, (_, number) => number);
   const more = rows.some((row) => row.value > most);
   return histogram("Tool calls per trace", "calls", rows, bins, (number, brief) => {

@@ -153,7 +153,7 @@ function problemRow(problem, onPick) {
     element("td", {}, problem.id),
     element("td", {}, meter, `${problem.correct}/${problem.samples}`),
     numbers.map((text) => element("td", {}, `${text}`)),
-    element("td", { class: "left" }, problem.gold ?? ""),
+    element("td", { class: "left" }, shortened(problem.gold ?? "")),
   );
 }
 

@@ -4,20 +4,21 @@ const FINISH_TEXTS = {
   answer: "",
   max_turns: " · ended by the turn limit",
   max_tokens: " · ended by the token limit",
+  stopped: " · stopped",
   error: " · ended by a failure of the engine, not graded",
 };
 
 /**
  * The nodes of a trace.
  * @param row {problem: {id, text, gold}, sample, verdict, tokens, calls, finish, step}, from the page's index
- * @param detail {turns: [{tokens, parts}], extracted, rule, wall_s, reward, kept}, from a chunk of the page; with
- *   `shading` where the entropies of its tokens are known, and `problem`, {text, gold}, where it was asked otherwise
- *   than the problem's first trace
+ * @param detail {turns: [{tokens, parts}], extracted, rule, wall_s, reward, kept}, from a chunk of the page; `tokens`
+ *   is null where no server told; with `shading` where the entropies of its tokens are known, and `problem`,
+ *   {text, gold}, where it was asked otherwise than the problem's first trace
  */
 function traceNodes(row, detail) {
   const sample = [`${row.problem.id}, sample ${row.sample + 1}`, ...trainingFacts(row, detail)].join(" · ");
   const turns = detail.turns.map((turn, number) => [
-    element("div", { class: "turn" }, `turn ${number + 1} · ${formatCount(turn.tokens)} tokens`),
+    element("div", { class: "turn" }, turnHead(turn, number)),
     turn.parts.map((part) => part.kind === "call" ? callNodes(part) : textNode(part, row.verdict)),
   ]);
   const parts = element("div", {}, turns);
@@ -28,6 +29,11 @@ function traceNodes(row, detail) {
     ...(detail.shading ? entropySwitch(detail, parts) : []),
     parts,
   ];
+}
+
+function turnHead(turn, number) {
+  const tokens = isNumber(turn.tokens) ? [`${formatCount(turn.tokens)} tokens`] : [];
+  return [`turn ${number + 1}`, ...tokens].join(" · ");
 }
 
 /** What training did with a rollout; nothing for one of a benchmark. */
@@ -54,13 +60,19 @@ function verdictBar(row, detail) {
       "span",
       { class: "pair" },
       "answer ",
-      element("code", {}, detail.extracted ?? "none"),
+      answerNode(detail.extracted),
       "  gold ",
-      element("code", {}, (detail.problem ?? row.problem).gold ?? "none"),
+      answerNode((detail.problem ?? row.problem).gold),
       detail.rule ? element("span", { class: "muted" }, `  decided by ${detail.rule}`) : null,
     ),
     element("span", { class: "facts" }, facts.join(" · ")),
   );
+}
+
+/** An answer in a line, where it may be a whole text: its beginning, with all of it as a tooltip. */
+function answerNode(answer) {
+  const text = answer ?? "none";
+  return element("code", { title: text === shortened(text) ? null : text }, shortened(text));
 }
 
 /** part: {kind: thought, text or answer; text, as textNodes takes it} */

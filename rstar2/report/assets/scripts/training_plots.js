@@ -147,11 +147,12 @@ const PHASE_PLOTS = [
 function phasePanels(summary) {
   const phases = summary?.phases ?? [];
   if (!phases.length) return [];
-  const plots = PHASE_PLOTS.map(([key, title, y, unit]) => {
+  const charts = PHASE_PLOTS.map(([key, title, y, unit]) => {
     const interval = (phase) => (key === "accuracy" ? phase.interval ?? [] : []);
     const points = phases.map((phase) => [phase.name, phase[key], ...interval(phase)]);
-    return linePlot({ title, x: "phase", y, unit, series: [{ name: title, points }] });
+    return { title, x: "phase", y, unit, series: [{ name: title, points }] };
   });
+  const plots = charts.filter((chart) => drawnPoints(chart.series[0]).length).map(linePlot);
   const table = element("section", { class: "panel wide scroll" }, phaseTable(phases));
   return [element("div", { class: "plots small" }, table, plots)];
 }

@@ -82,12 +82,13 @@ class Viewer {
     const { filters, rows } = this;
     const tally = new Map();
     for (const trace of this.traces) {
-      tally.set(rows.verdict[trace], (tally.get(rows.verdict[trace]) ?? 0) + 1);
+      const verdict = verdictText(rows.verdict[trace]);
+      tally.set(verdict, (tally.get(verdict) ?? 0) + 1);
     }
     const chips = [...tally].sort().map(([verdict, number]) => {
       const pressed = filters.verdicts.has(verdict);
       const toggle = () => (pressed ? filters.verdicts.delete(verdict) : filters.verdicts.add(verdict));
-      return this.chip(verdictText(verdict), number, pressed, toggle, verdictTone(verdict));
+      return this.chip(verdict, number, pressed, toggle, verdictTone(verdict));
     });
     const failed = this.traces.filter((trace) => rows.failed[trace]).length;
     if (failed) {
@@ -127,7 +128,7 @@ class Viewer {
 
   fits(trace) {
     const { verdicts, failedCalls, words, problem: picked } = this.filters;
-    return (!verdicts.size || verdicts.has(this.rows.verdict[trace])) &&
+    return (!verdicts.size || verdicts.has(verdictText(this.rows.verdict[trace]))) &&
       (!failedCalls || this.rows.failed[trace] > 0) &&
       (picked === null || this.problemOf(trace).id === picked) &&
       (this.problemTexts[this.rows.problem[trace]].includes(words) || this.textSearch.found.has(trace));

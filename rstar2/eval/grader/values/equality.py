@@ -7,16 +7,16 @@ decides identities far more often than a simplifier does, and in bounded time.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from itertools import chain, product, repeat
 from typing import Any
 
-from rstar2.eval.grader.compare.evaluate import evaluate
-from rstar2.eval.grader.compare.guarded_numbers import (
+from rstar2.eval.grader.parse.nodes import UNKNOWN, Apply, Node, Number, Product, Series, Sum, Symbol, walk
+from rstar2.eval.grader.values.evaluate import evaluate
+from rstar2.eval.grader.values.guarded_numbers import (
     MAX_SPREAD_BITS,
     MAX_STEPS,
     Constant,
@@ -26,18 +26,17 @@ from rstar2.eval.grader.compare.guarded_numbers import (
     Value,
     Work,
 )
-from rstar2.eval.grader.parse.nodes import (
-    CONSTANTS,
-    UNKNOWN,
-    Apply,
-    Call,
-    Node,
-    Number,
-    Product,
-    Series,
-    Sum,
-    Symbol,
-    walk,
+from rstar2.eval.grader.values.letters import functions, variables
+from rstar2.eval.grader.values.points import (
+    LENGTHS,
+    OF_COMPLEX,
+    STEPS,
+    fixed_points,
+    is_for_integers,
+    points_around_kinks,
+    small_whole_points,
+    special_points,
+    whole_points_around_kinks,
 )
 
 ROUNDED_DIGITS = 7
@@ -48,20 +47,11 @@ FLOAT_PLACES = 20
 """A float's own printing is nearer to every number that has this float than so many units of its last digit."""
 MAX_FLOAT = 10**300
 _LOW_DIGITS, _HIGH_DIGITS = 40, 80
-_INTEGERS = frozenset("nkmj")
-"""Variables that may be taken to be whole numbers where an identity holds for those only."""
-ROUNDING = frozenset({"floor", "ceil", "sgn"})
-"""Functions whose values jump."""
-_STEPS = ROUNDING | {"gcd", "lcm", "min", "max"}
-"""Functions that may agree with simpler ones except at some numbers, or at large ones."""
-_MANY_DIVISORS = Fraction(2329089562800**6)
-"""A square and a cube that all numbers up to 30 divide, and their squares."""
-_JUMPS = (Fraction(64), Fraction(2520), Fraction(-2520), Fraction(1), Fraction(5, 2), _MANY_DIVISORS)
-"""Whole numbers with many divisors, powers and a half: where floors and ceilings of most expressions jump."""
-_LENGTHS = frozenset({"abs", "norm"})
-_OF_COMPLEX = _LENGTHS | {"Re", "Im", "arg"}
-_COMPLEX = (Fraction(3, 4), Fraction(-5, 8))
-"""Imaginary parts that letters for complex numbers get."""
+_SMALL_BITS = 100
+"""80 digits tell apart what is computed from numbers of at most this size."""
+_MORE_DIGITS = (0, 150, 300, 600, 1200, 2400, 4800, 9600, 19200)
+"""Where there are larger ones, twice their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit, and
+their difference has 101 digits less. Few lengths are used, as a context is kept for each."""
 _contexts = threading.local()
 
 
@@ -73,6 +63,8 @@ def equal(a: Node, b: Node) -> bool:
     if any(ends):
         return ends[0] == ends[1]
     names = sorted(variables(a) | variables(b))
+    if "dots" in names:
+        return _same_written_parts(a, b)
     doubt: NoValue | None = None
     for setting in _readings(a, b):
         try:
@@ -88,6 +80,19 @@ def equal(a: Node, b: Node) -> bool:
     if _unknown(a) != _unknown(b):
         raise NoValue("a function or command that is not known")
     return False
+
+
+def _same_written_parts(a: Node, b: Node) -> bool:
+    """Whether sums or products of which only some parts are written, as 1 + 2 + … + n, have equal parts in order.
+
+    NoValue where they have not: what the dots stand for is not known.
+    """
+    match a, b:
+        case (Sum(terms=one), Sum(terms=other)) | (Product(factors=one), Product(factors=other)):
+            for order in (other, other[::-1]):
+                if len(one) == len(order) and all(map(equal, one, order)):
+                    return True
+    raise NoValue("parts that are left out")
 
 
 def _unknown(node: Node) -> set[str]:
@@ -110,18 +115,6 @@ def infinite(node: Node) -> int:
     return 0
 
 
-def variables(node: Node) -> set[str]:
-    """The names of the free variables."""
-    parts = [part for part in walk(node) if isinstance(part, Symbol | Series)]
-    bound = {part.index for part in parts if isinstance(part, Series)} | {"none"}
-    return {part.name for part in parts if isinstance(part, Symbol)} - CONSTANTS - bound
-
-
-def functions(node: Node) -> set[str]:
-    """The names of the known functions and postfix signs."""
-    return {part.name for part in walk(node) if isinstance(part, Call)}
-
-
 def real_value(node: Node) -> Any:
     """A constant as an mpmath real or infinity; NoValue where it has variables, is not real or cannot be computed."""
     value, context = constant_value(node), _context(_LOW_DIGITS)
@@ -142,6 +135,11 @@ def constant_value(node: Node) -> Any:
     return +setting.inexact(evaluate(node, setting))
 
 
+def real_setting() -> Setting:
+    """How an expression is evaluated where only its real values count."""
+    return Setting({}, _context(_LOW_DIGITS), real=True)
+
+
 def whole_number(node: Node) -> int | None:
     """The integer a constant is equal to, None where it is none; NoValue as `real_value`."""
     value = real_value(node)
@@ -156,24 +154,27 @@ def proportional(a: Node, b: Node) -> Fraction | None:
     names = sorted(variables(a) | variables(b))
     context = _context(_LOW_DIGITS)
     ratios, work = [], Work()
-    for point in _points(names):
+    kinked = points_around_kinks(a, b, names, Setting({}, context))
+    for point, real in chain(zip(fixed_points(names), repeat(False)), zip(kinked, repeat(True))):
         work.left = MAX_STEPS
-        setting = Setting(point, context, work)
+        setting = Setting(point, context, work, real=real)
         try:
             top, bottom = evaluate(a, setting), evaluate(b, setting)
         except NoValue:
             continue
+        if real and top == bottom == 0:
+            continue
         if top == 0 or bottom == 0:
             return None
         ratios.append(+setting.inexact(top) / +setting.inexact(bottom))
-    noise = context.mpf(10) ** -30
-    if len(ratios) < 3 or any(abs(ratio - ratios[0]) > abs(ratios[0]) * noise for ratio in ratios):
-        if work.several_values:
-            raise NoValue("a power of a negative number that is not real")
-        return None
-    if abs(context.im(ratios[0])) > noise:
-        return None
-    return Fraction(1 if context.re(ratios[0]) > 0 else -1)
+        if abs(ratios[-1] - ratios[0]) > abs(ratios[0]) * context.mpf(10) ** -30:
+            break
+    else:
+        if len(ratios) > 2 and abs(context.im(ratios[0])) <= context.mpf(10) ** -30:
+            return Fraction(1 if context.re(ratios[0]) > 0 else -1)
+    if work.several_values:
+        raise NoValue("a power of a negative number that is not real")
+    return None
 
 
 def _readings(a: Node, b: Node) -> Iterator[Setting]:
@@ -189,11 +190,11 @@ def _readings(a: Node, b: Node) -> Iterator[Setting]:
 def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
     if not names:
         return _agree(a, b, setting)
-    for_integers = _identical_for_integers(a, b, names, setting) if set(names) <= _INTEGERS else None
+    for_integers = _identical_for_integers(a, b, names, setting) if is_for_integers(names) else None
     if for_integers is not None:
         return for_integers
     tried, doubt = 0, ""
-    for point in _points(names):
+    for point in fixed_points(names):
         negative = any(value < 0 for value in point.values())
         try:
             if not _agree(a, b, replace(setting, symbols=point, real=negative)):
@@ -207,10 +208,12 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
         doubt = doubt or "not defined where it was tried"
     if doubt:
         raise NoValue(doubt)
-    same = _identical_at(_special_points(a, b, names), a, b, setting)
-    if not same and not (functions(a) | functions(b)) & (_STEPS | _OF_COMPLEX - _LENGTHS):
+    same = _identical_at(special_points(a, b, names), a, b, setting)
+    if not same and not (functions(a) | functions(b)) & (STEPS | OF_COMPLEX - LENGTHS):
         raise NoValue("a letter that may stand for a complex number")
-    return same
+    return same and _identical_at(
+        points_around_kinks(a, b, names, setting), a, b, replace(setting, real=True)
+    )
 
 
 def _identical_for_integers(a: Node, b: Node, names: list[str], setting: Setting) -> bool | None:
@@ -231,14 +234,16 @@ def _identical_for_integers(a: Node, b: Node, names: list[str], setting: Setting
             continue
     if tried < 2:
         return None
+    if not _identical_at(small_whole_points(a, b, names), a, b, setting):
+        return False
     if any(isinstance(part, Series) for node in (a, b) for part in walk(node)):
         return True  # a sum up to a large number is not added up
     large = (
         point
-        for point in _special_points(a, b, names)
+        for point in special_points(a, b, names)
         if all(not isinstance(value, tuple) and value.denominator == 1 < value for value in point.values())
     )
-    return _identical_at(large, a, b, setting)
+    return _identical_at(chain(whole_points_around_kinks(a, b, names, setting), large), a, b, setting)
 
 
 def _identical_at(points: Iterable[Mapping[str, Constant]], a: Node, b: Node, setting: Setting) -> bool:
@@ -250,39 +255,6 @@ def _identical_at(points: Iterable[Mapping[str, Constant]], a: Node, b: Node, se
         except NoValue:
             continue
     return True
-
-
-def _special_points(a: Node, b: Node, names: list[str]) -> Iterator[dict[str, Constant]]:
-    """Where expressions may differ that agree nearly everywhere, or at real numbers."""
-    used = functions(a) | functions(b)
-    if used & _STEPS:
-        for start in range(len(_JUMPS)):
-            yield {name: _JUMPS[(start + i) % len(_JUMPS)] for i, name in enumerate(names)}
-    letters = _complex_letters(a) | _complex_letters(b) if used & _OF_COMPLEX else set()
-    if letters:
-        point = next(_points(names))
-        for part in _COMPLEX:
-            yield {name: (value, part) if name in letters else value for name, value in point.items()}
-
-
-def _complex_letters(node: Node) -> set[str]:
-    """The letters that may be complex: those inside Re, Im and arg, or inside |…| where they are called z or w."""
-    found = set[str]()
-    for part in walk(node):
-        if isinstance(part, Call) and part.name in _OF_COMPLEX:
-            found |= {name for name in variables(part) if name[0] in "zw" or part.name not in _LENGTHS}
-    return {name for name in found if name[0] in "zw"} or found
-
-
-def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
-    """Fixed points with fractions that depend on the names only; the last two have negative coordinates."""
-    for trial in range(5):
-        point = {}
-        for name in names:
-            digest = hashlib.sha256(f"{trial}|{name}".encode()).digest()
-            value = Fraction(200 + int.from_bytes(digest[:2], "big") % 2500, 1009)
-            point[name] = -value if trial > 2 and (len(names) == 1 or digest[2] % 2 or trial == 4) else value
-        yield point
 
 
 def _agree(a: Node, b: Node, setting: Setting) -> bool:
@@ -300,14 +272,25 @@ def _agree(a: Node, b: Node, setting: Setting) -> bool:
     context = setting.context
     same = bool(low <= context.mpf(10) ** -15 * max(scale, 1))
     if same:
-        second = _difference(a, b, replace(setting, context=_context(_HIGH_DIGITS), work=Work()))
+        lost = setting.work.bits * 3 // 10 if setting.work.bits > _SMALL_BITS else 0
+        more = _more_digits(2 * lost)
+        finer = replace(setting, context=_context(_HIGH_DIGITS + more), work=Work())
+        second = _difference(a, b, finer)
         if isinstance(second, bool):
             return second
         noise = max(low, scale * context.mpf(10) ** -_LOW_DIGITS)
-        same = bool(second[0] <= noise * context.mpf(10) ** -25)
+        same = bool(second[0] <= noise * context.mpf(10) ** (lost - more - 25))
     if not same and setting.work.several_values:
         raise SeveralValues("a power of a negative number that is not real")
     return same
+
+
+def _more_digits(needed: int) -> int:
+    """How many digits beyond the usual ones values are computed to that need at least so many more."""
+    found = next((more for more in _MORE_DIGITS if more >= needed), None)
+    if found is None:
+        raise NoValue("too large to be told apart")
+    return found
 
 
 def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bool]:

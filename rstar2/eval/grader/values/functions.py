@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
-from rstar2.eval.grader.compare.guarded_numbers import MAX_LOG10, NoValue, Setting, Value, whole
+from rstar2.eval.grader.values.guarded_numbers import MAX_LOG10, NoValue, Setting, Value, whole
 
 MAX_ARGUMENT = 10_000
 """The largest argument of an exact factorial or binomial coefficient."""
@@ -39,6 +39,8 @@ def _plain(name: str, value: Value, setting: Setting) -> Value:
         raise NoValue("not real")
     if abs(setting.context.mag(argument)) > (16 if name in _EXPONENTIAL else 4 * MAX_LOG10) and argument:
         raise NoValue("too large")
+    if name in _EXPONENTIAL:
+        setting.work.note(3 * int(abs(argument)))  # tanh is as near to 1 as e^-2x to 0
     if name in ANGLES and setting.context.mag(argument) > 300:
         raise NoValue("too large")
     return setting.guard(getattr(setting.context, name)(argument))
@@ -88,6 +90,14 @@ def _factorial(setting: Setting, value: Value) -> Value:
     return setting.context.factorial(argument)
 
 
+def _double_factorial(value: Value) -> Value:
+    """n (n - 2) (n - 4)…, down to 1 or 2."""
+    (number,) = whole((value,))
+    if not 0 <= number <= MAX_ARGUMENT:
+        raise NoValue("too large")
+    return Fraction(math.prod(range(number, 0, -2)))
+
+
 def _binomial(setting: Setting, top: Value, bottom: Value) -> Value:
     exact = isinstance(top, Fraction) and isinstance(bottom, Fraction)
     if exact and top.denominator == bottom.denominator == 1 and 0 <= top <= MAX_ARGUMENT and bottom >= 0:
@@ -122,6 +132,7 @@ _SPECIAL: dict[str, Callable[..., Value]] = {
     "floor": lambda setting, value: _floor(setting, value),
     "ceil": lambda setting, value: -_floor(setting, -value),
     "factorial": _factorial,
+    "double_factorial": lambda setting, value: _double_factorial(value),
     "binom": _binomial,
     "log": lambda setting, value: _plain("ln" if setting.natural_log else "log10", value, setting),
     "logarithm": lambda setting, value, base: setting.divide(

@@ -13,8 +13,8 @@ from typing import Any
 
 import sympy
 
-from rstar2.eval.grader.compare.evaluate import is_unsolved
 from rstar2.eval.grader.parse import nodes
+from rstar2.eval.grader.values.evaluate import is_unsolved
 
 _MAX_BITS = 2_000
 _MAX_EXPONENT = 200

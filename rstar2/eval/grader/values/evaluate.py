@@ -12,9 +12,9 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
-from rstar2.eval.grader.compare.functions import ANGLES, call
-from rstar2.eval.grader.compare.guarded_numbers import NoValue, Setting, Value, remainder, whole
 from rstar2.eval.grader.parse import nodes
+from rstar2.eval.grader.values.functions import ANGLES, call
+from rstar2.eval.grader.values.guarded_numbers import NoValue, Setting, Value, remainder, whole
 
 MAX_TERMS = 2000
 """The longest sum or product written with an index that is added up."""

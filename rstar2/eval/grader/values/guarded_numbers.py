@@ -25,12 +25,18 @@ Constant: TypeAlias = Fraction | tuple[Fraction, Fraction]
 class Work:
     """How many steps an evaluation may still take, and what was met on the way."""
 
-    __slots__ = ("left", "several_values")
+    __slots__ = ("bits", "left", "several_values")
 
     def __init__(self) -> None:
         self.left = MAX_STEPS
+        self.bits = 0
+        """The size of the largest number met that was not kept exact."""
         self.several_values = False
         """Whether a negative number was raised to a power that is no whole number."""
+
+    def note(self, bits: int) -> None:
+        """Take note of the size of a number."""
+        self.bits = max(self.bits, bits)
 
     def spend(self) -> None:
         """Take one step; NoValue where none is left."""
@@ -68,6 +74,7 @@ class Setting:
 
     def inexact(self, value: Value) -> Value:
         if isinstance(value, Fraction):
+            self.work.note(max(value.numerator.bit_length(), value.denominator.bit_length()))
             return self.context.mpf(value.numerator) / value.denominator
         return value
 
@@ -83,8 +90,11 @@ class Setting:
                 raise NoValue("too large")
         elif not self.context.isfinite(value):
             raise NoValue("not finite")
-        elif value and abs(self.context.mag(value)) > MAX_LOG10 * 4:
-            raise NoValue("too large")
+        elif value:
+            size = abs(self.context.mag(value))
+            if size > MAX_LOG10 * 4:
+                raise NoValue("too large")
+            self.work.note(size)
         return value
 
     def add(self, a: Value, b: Value) -> Value:
@@ -114,9 +124,10 @@ class Setting:
                 raise NoValue("a power of zero")
             return Fraction(0)
         context = self.context
-        if context.im(a) == 0 and context.re(a) < 0 and not context.isint(b):
+        is_whole = context.isint(b)
+        if context.im(a) == 0 and context.re(a) < 0 and not is_whole:
             self.work.several_values = True
-        if self.real and context.re(a) < 0:
+        if self.real and context.re(a) < 0 and not is_whole:
             raise NoValue("not real")
         if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:
             raise NoValue("too large")

@@ -1,0 +1,133 @@
+"""Whether two equations, inequalities or congruences say the same."""
+
+from __future__ import annotations
+
+from rstar2.eval.grader.compare import assignments, witnesses
+from rstar2.eval.grader.compare.bound_letters import with_arguments_of
+from rstar2.eval.grader.compare.listings import Same, in_order
+from rstar2.eval.grader.compare.quantities import has_congruence
+from rstar2.eval.grader.parse import nodes
+from rstar2.eval.grader.parse.nodes import Node, negative, walk
+from rstar2.eval.grader.values.equality import equal, proportional
+from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.letters import variables
+
+_ORDER = {">": "<", ">=": "<="}
+
+
+def same_equations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
+    """Whether two equations say the same; NoValue where they are only known to be written differently."""
+    return same_relations(a, b, same) or _told_apart(a, b, same)
+
+
+def same_relations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
+    """Whether two relations are written alike, or one is a multiple of the other; if not, they need not differ."""
+    b = with_arguments_of(a, b)
+    (name, left), (other, right) = assignments.named(a), assignments.named(b)
+    if name is not None and other is not None:
+        if _same_names(name, other, same):
+            if same(left, right):
+                return True
+        elif not (assignments.is_name(name) or assignments.is_name(other)):
+            raise NoValue("the value of something else")
+    if isinstance(name, nodes.Brackets) and isinstance(other, nodes.Brackets):
+        one, two = assignments.expanded(name, left), assignments.expanded(other, right)
+        return bool(one and two and same(one, two))
+    a, b = _ascending(a), _ascending(b)
+    if a.operators != b.operators and set(a.operators) | set(b.operators) != assignments.EQUALS:
+        return False
+    if len(a.sides) != len(b.sides):
+        return False
+    if _written_alike(a, b, same):
+        return True
+    return len(a.sides) == 2 and _equivalent(a, b)
+
+
+def _same_names(a: Node, b: Node, same: Same) -> bool:
+    """Whether two equations name the same quantity: AB is BA, but angle ABC is not angle BAC."""
+    if assignments.is_name(a) or assignments.is_name(b):
+        return assignments.same_name(a, b)
+    if isinstance(a, nodes.Product) and isinstance(b, nodes.Product) and "angle" in variables(a):
+        return b.factors in {a.factors, (*a.factors[:1], *a.factors[:0:-1])}
+    return same(a, b)
+
+
+def _told_apart(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
+    """False where something solves one equation and not the other; NoValue where that is not known.
+
+    What solves an equation such as y = 2x is put into the other one.
+    """
+    b = with_arguments_of(a, b)
+    pairs = assignments.named(a), assignments.named(b)
+    (name, left), (other, right) = pairs
+    if not set(a.operators) | set(b.operators) <= assignments.EQUALS or not assignments.are_independent(a, b):
+        raise NoValue("relations in another form")
+    letters = [{letter for side in node.sides for letter in variables(side)} for node in (a, b)]
+    if letters[0].isdisjoint(letters[1]) and max(map(len, letters)) > 1:
+        raise NoValue("an equation in other letters")
+    match name, other:
+        case nodes.Brackets(items=one), nodes.Brackets(items=two) if set(one) == set(two):
+            return False  # their values have been compared name by name
+        case nodes.Node(), nodes.Node() if _same_names(name, other, same):
+            if not any(name in walk(value) for value in (left, right)) and not same(left, right):
+                return False
+    for (letter, value), equation in zip(pairs, (b, a), strict=True):
+        is_solved = letter is not None and assignments.is_name(letter) and letter not in walk(value)
+        if is_solved and not holds_for(equation, letter, value):
+            return False
+    if witnesses.differ(a, b):
+        return False
+    raise NoValue("an equation in another form")
+
+
+def same_congruences(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
+    """Whether two congruences say the same; NoValue where they are not written as the residues of one name.
+
+    They are no equations: x = 2 (mod 5) is neither x = 2 nor 3x = 6 (mod 6), and what is divided changes the modulus.
+    """
+    (name, left), (other, right) = assignments.named(a), assignments.named(b)
+    if has_congruence(a) != has_congruence(b):
+        raise NoValue("a congruence against an equation")
+    if name is not None and other is not None and assignments.same_name(name, other):
+        if same(left, right):
+            return True
+        if all(isinstance(side, nodes.Residue) and not variables(side) for side in (left, right)):
+            return False
+    elif a.operators == b.operators and in_order(a.sides, b.sides, same):
+        return True
+    raise NoValue("a congruence in another form")
+
+
+def _written_alike(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
+    try:
+        if in_order(a.sides, b.sides, same):
+            return True
+        symmetric = set(a.operators) <= {"=", "~", "!="} and len(a.sides) == 2
+        return symmetric and in_order(a.sides, b.sides[::-1], same)
+    except NoValue:
+        if len(a.sides) == 2:
+            return False
+        raise
+
+
+def _ascending(node: nodes.Relation) -> nodes.Relation:
+    """The relation with its larger side on the right."""
+    if set(node.operators) <= _ORDER.keys():
+        return nodes.Relation(node.sides[::-1], tuple(_ORDER[operator] for operator in node.operators[::-1]))
+    return node
+
+
+def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
+    """Whether two equations or inequalities say the same: one is a multiple of the other."""
+    if a.operators[0] not in {"=", "!=", "<", "<="} or not (variables(a) & variables(b)):
+        return False
+    differences = [nodes.Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
+    sign = proportional(differences[0], differences[1])
+    return sign is not None and (sign > 0 or a.operators[0] in {"=", "!="})
+
+
+def holds_for(equation: nodes.Relation, letter: Node | None, value: Node) -> bool:
+    """Whether an equation is true where a letter has a value, for all others."""
+    assert letter is not None
+    found = assignments.with_plain_letters(nodes.replaced(equation, {letter: value}))
+    return all(equal(found.sides[0], side) for side in found.sides[1:])

@@ -1,0 +1,17 @@
+"""Which letters and which functions an expression has."""
+
+from __future__ import annotations
+
+from rstar2.eval.grader.parse.nodes import CONSTANTS, Call, Node, Series, Symbol, walk
+
+
+def variables(node: Node) -> set[str]:
+    """The names of the free variables."""
+    parts = [part for part in walk(node) if isinstance(part, Symbol | Series)]
+    bound = {part.index for part in parts if isinstance(part, Series)} | {"none"}
+    return {part.name for part in parts if isinstance(part, Symbol)} - CONSTANTS - bound
+
+
+def functions(node: Node) -> set[str]:
+    """The names of the known functions and postfix signs."""
+    return {part.name for part in walk(node) if isinstance(part, Call)}

@@ -1,0 +1,56 @@
+"""The processes that read rows end with the one that started them, however it ends, and leave Ctrl-C to it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.process_table import descendants, running
+from support.waiting import wait_until
+
+PROGRAM = """
+import itertools
+from rstar2.data.workers import mapped
+
+if __name__ == "__main__":
+    for made in mapped(bytes, itertools.repeat(1 << 22)):
+        print(len(made), flush=True)
+"""
+"""Gets results from its processes that are more than a pipe holds."""
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    with subprocess.Popen(
+        [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{1 << 22}\n"
+        # From now on nobody reads what the others write.
+        process.send_signal(signal.SIGSTOP)
+        yield process
+        process.kill()
+
+
+def test_no_process_outlives_one_that_was_killed(started: subprocess.Popen[str]) -> None:
+    others = descendants(started.pid)
+    assert len(others) > 2
+    started.kill()
+    wait_until(lambda: not running(others))
+
+
+def _unaware_of_ctrl_c(pid: int) -> bool:
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool((int(status["SigBlk"], 16) | int(status["SigIgn"], 16)) & 2)
+
+
+def test_ctrl_c_is_for_the_process_that_started_them(started: subprocess.Popen[str]) -> None:
+    others = descendants(started.pid)
+    assert all(map(_unaware_of_ctrl_c, others))
+    assert not _unaware_of_ctrl_c(started.pid)
