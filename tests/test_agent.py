@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rstar2.agent import Limits, RolloutError, parse_calls, rollout
@@ -18,7 +18,7 @@ from rstar2.formats.format import ours, read_format
 from rstar2.prompts import END_OF_TURN, ChatCodec
 from rstar2.tools import tool_modules
 from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
-from rstar2.trace import CallStatus, ToolCall, Trace
+from rstar2.trace import CallStatus, ToolCall, Trace, TraceWriter, read_traces
 
 
 def call_text(code: str, stdin: str = "") -> str:
@@ -139,6 +139,23 @@ async def test_several_calls_of_a_turn_are_answered_in_their_order(codec: ChatCo
         ("[1, 2]", "parse_error", '"name" and "arguments"'),
         ('{"arguments": {}}', "parse_error", '"name" and "arguments"'),
         ("[" * 100_000, "parse_error", "not valid JSON"),
+        ('{"name": "\\ud83d", "arguments": {}}', "parse_error", "half a surrogate pair"),
+        (
+            f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "print(\'\\ude00\')"}}}}',
+            "parse_error",
+            "half a surrogate pair",
+        ),
+        (
+            f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "1", "more": {"[" * 400 + "]" * 400}}}}}',
+            "parse_error",
+            "nested more than 64 deep",
+        ),
+        (f'{{"name": {"[" * 900 + "]" * 900}, "arguments": {{}}}}', "parse_error", "nested more than"),
+        (f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "1", "n": NaN}}}}', "parse_error", "number nan"),
+        (f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "1", "n": -1e999}}}}', "parse_error", "-inf"),
+        (f'{{"name": "{TOOL_NAME}", "arguments": {{"code": {"9" * 5000}}}}}', "parse_error", "4300 digits"),
+        ('{"name": "\\u0000", "arguments": {}}', "unknown_tool", "\0"),
+        (f'{{"name": {"9" * 4000}, "arguments": {{}}}}', "unknown_tool", "999"),
         ('{"name": "rm_rf", "arguments": {}}', "unknown_tool", TOOL_NAME),
         (f'{{"name": "{TOOL_NAME}", "arguments": {{"input": "1"}}}}', "invalid_arguments", '"code"'),
         (f'{{"name": "{TOOL_NAME}", "arguments": "1"}}', "invalid_arguments", '"code"'),
@@ -251,6 +268,52 @@ def test_no_text_breaks_the_parser(text: str) -> None:
     calls = parse_calls(text, ours())
     assert bool(calls) == ("<tool_call>" in text)
     assert all(isinstance(call, ToolCall) and call.failed for call in calls)
+
+
+_ANY_TEXT = st.text(st.characters(categories=None), max_size=8)
+"""Lone surrogates and control characters too, which JSON can name by escapes."""
+_ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_ANY_TEXT, inner, max_size=3),
+)
+
+
+def _nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@given(
+    name=st.just(TOOL_NAME) | _ANY_JSON,
+    arguments=st.fixed_dictionaries({"code": _ANY_JSON, "input": _ANY_JSON, "more": _ANY_JSON}) | _ANY_JSON,
+)
+@example(name="\ud83d", arguments={})
+@example(name=TOOL_NAME, arguments={"code": "print('\ud83d')"})
+@example(name=TOOL_NAME, arguments={"code": "1", "more": _nested(240)})
+@example(name=TOOL_NAME, arguments={"code": "1", "more": _nested(400)})
+def test_whatever_a_call_holds_the_rollout_goes_on_and_its_trace_can_be_stored(
+    codec: ChatCodec, tmp_path_factory: pytest.TempPathFactory, name: object, arguments: object
+) -> None:
+    body = json.dumps({"name": name, "arguments": arguments})
+    engine = Scripted(codec, f"<tool_call>{body}</tool_call>", ANSWER)
+    trace = asyncio.run(_run(codec, engine, limits=Limits(max_tokens=1 << 20)))
+    assert (trace.finish, len(trace.calls)) == ("answer", 1)
+    path = tmp_path_factory.mktemp("stored") / "traces.jsonl"
+    with TraceWriter(path) as writer:
+        writer.write(trace)
+    assert list(read_traces(path)) == [trace]
+
+
+def test_of_a_call_that_names_an_argument_twice_the_last_counts_as_json_readers_have_it() -> None:
+    body = f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "1", "code": "2"}}}}'
+    assert parse_calls(f"<tool_call>{body}</tool_call>", ours()) == [(TOOL_NAME, {"code": "2"})]
+
+
+def test_arguments_that_the_tool_does_not_have_are_left_out() -> None:
+    body = json.dumps({"name": TOOL_NAME, "arguments": {"code": "1", "language": "python"}})
+    assert parse_calls(f"<tool_call>{body}</tool_call>", ours()) == [(TOOL_NAME, {"code": "1"})]
 
 
 async def test_the_turn_limit_ends_a_rollout_that_keeps_calling(codec: ChatCodec) -> None:
