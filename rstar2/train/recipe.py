@@ -19,6 +19,7 @@ from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
 from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
+from rstar2.train.trainer.ranks import batch_fault, hardware_fault
 from rstar2.train.trainer.tracking import Tracker
 
 STAGES = (1, 2, 3)
@@ -80,7 +81,18 @@ class Hardware(Strict):
     @property
     def engines(self) -> int:
         """Rollout engines, on all GPUs."""
-        return max(1, self.nodes * self.gpus_per_node // self.tensor_parallel)
+        return max(1, self.ranks // self.tensor_parallel)
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the trainer, one a GPU."""
+        return self.nodes * self.gpus_per_node
+
+    @model_validator(mode="after")
+    def _gpus_divide(self) -> Hardware:
+        if why := hardware_fault(self):
+            raise ValueError(why)
+        return self
 
 
 class RolloutSettings(Strict):
@@ -275,6 +287,19 @@ class StageRecipe(Strict):
         return self
 
     @model_validator(mode="after")
+    def _ranks_share_an_update(self) -> StageRecipe:
+        prompts, kept = self.rollout.prompts, self.roc.down_sample_to_n
+        told = f"rollout.prompts = {prompts}"
+        own = dotted(self.verl).get("actor_rollout_ref.actor.ppo_mini_batch_size")
+        if isinstance(own, int):
+            prompts, told = own, f"verl.actor_rollout_ref.actor.ppo_mini_batch_size = {own}"
+        if why := batch_fault(
+            self.hardware, prompts * kept, f"{told} times roc.down_sample_to_n = {kept} rollouts"
+        ):
+            raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
     def _mode_works(self) -> StageRecipe:
         why = mode_fault(self.mode, self.asynchronous, self.hardware.device, self.hardware.router)
         if why:
@@ -346,6 +371,12 @@ class SftRecipe(Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _ranks_share_a_batch(self) -> SftRecipe:
+        if why := batch_fault(self.hardware, self.batch, f"batch = {self.batch} conversations"):
+            raise ValueError(why)
+        return self
+
 
 def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables of VERL's keys as dotted keys, so that both ways of writing them are one."""
@@ -401,7 +432,7 @@ def stage_recipes(
     """The recipes of several stages, as `stage_recipe` makes them; `stage2.a.b=c` changes stage 2 alone.
 
     A UserError besides where an override names a stage that is not among them, or a stage is to continue the optimizer
-    of the one before with other settings, which VERL would not heed.
+    of the one before with other settings, which VERL would not heed, or on another number of ranks.
     """
     found = {}
     for stage in stages:
@@ -414,15 +445,28 @@ def stage_recipes(
                 own.append(override[named.end() :] if named else override)
         found[stage] = stage_recipe(stage, profile, own, recipe)
     for (before, one), (after, other) in pairwise(found.items()):
-        for key in ("lr", "weight_decay"):
-            old, new = getattr(one.optim, key), getattr(other.optim, key)
-            if other.optim.state == "continued" and old != new:
-                raise UserError(
-                    f"stage {after} continues stage {before}'s optimizer and so keeps optim.{key} = {old:g}: it cannot "
-                    f"use {new:g}",
-                    f"Set both the same, or start stage {after} afresh with --set stage{after}.optim.state=fresh.",
-                )
+        if other.optim.state == "continued":
+            _check_continues(before, one, after, other)
     return found
+
+
+def _check_continues(before: int, one: StageRecipe, after: int, other: StageRecipe) -> None:
+    """Raise a UserError where a stage cannot continue the optimizer of the one before it."""
+    fresh = f"or start stage {after} afresh with --set stage{after}.optim.state=fresh."
+    for key in ("lr", "weight_decay"):
+        old, new = getattr(one.optim, key), getattr(other.optim, key)
+        if old != new:
+            raise UserError(
+                f"stage {after} continues stage {before}'s optimizer and so keeps optim.{key} = {old:g}: it cannot "
+                f"use {new:g}",
+                f"Set both the same, {fresh}",
+            )
+    if one.hardware.ranks != other.hardware.ranks:
+        raise UserError(
+            f"stage {after} continues stage {before}'s optimizer, which {one.hardware.ranks} ranks write "
+            f"(hardware.nodes times hardware.gpus_per_node): it cannot use {other.hardware.ranks}",
+            f"Set both the same, {fresh}",
+        )
 
 
 def sft_recipe(

@@ -209,6 +209,16 @@ def test_a_stage_that_continues_an_optimizer_has_its_settings() -> None:
     stage_recipes([1, 2, 3], None, ["optim.lr=2e-6", "stage3.optim.lr=1e-6"])
 
 
+def test_a_stage_that_continues_an_optimizer_has_its_ranks() -> None:
+    """Told before stage 1, not after it: VERL reads AdamW's state on as many ranks as wrote it."""
+    change = "stage2.hardware.nodes=4"
+    with pytest.raises(UserError, match=r"which 64 ranks write .*: it cannot use 32"):
+        stage_recipes([1, 2], "64xh100", [change])
+    stage_recipes([1, 2], "64xh100", [change, "stage2.optim.state=fresh"])
+    stage_recipes([1, 2], "64xh100", [change, "stage2.hardware.gpus_per_node=16"])
+    stage_recipes([1, 2, 3], "64xh100", ["stage3.hardware.nodes=4"])
+
+
 @needs("torch")
 def test_problems_that_a_stage_is_measured_on_are_read_before_it_begins_and_rolled_out_as_often_as_asked(
     model: Path, tmp_path: Path

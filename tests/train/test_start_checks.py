@@ -68,7 +68,7 @@ def test_long_conversations_are_counted_at_the_start_and_dropped_or_cut(
     data = lines(tmp_path / "x.jsonl", {"messages": GOOD}, {"messages": long}, {"messages": GOOD})
 
     def planned(*changes: str) -> SftPlan:
-        return plan_sft(sft_recipe(None, ["max_tokens=100", "batch=2", *changes]), tmp_path, data)
+        return plan_sft(sft_recipe("laptop", ["max_tokens=100", "batch=2", *changes]), tmp_path, data)
 
     dropped, cut = planned(), planned("too_long=cut")
     assert (dropped.too_long, cut.too_long) == (1, 1)
@@ -90,7 +90,7 @@ def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, to
     data = lines(tmp_path / "x.jsonl", *({"messages": messages} for messages in turns))
 
     def told(*changes: str) -> tuple[float, int]:
-        recipe = sft_recipe(None, ["batch=2", "max_tokens=2000", *changes])
+        recipe = sft_recipe("laptop", ["batch=2", "max_tokens=2000", *changes])
         sample = conversation_lengths(recipe, tmp_path, data)
         every = [len(each.input_ids) for each in plan_sft(recipe, tmp_path, data).conversations]
         assert set(sample) <= set(every)

@@ -61,12 +61,9 @@ def judge_warnings(judge: Judge) -> Iterator[str]:
 
 
 def division_warnings(shape: ModelShape, hardware: Hardware) -> Iterator[str]:
-    """What of the hardware does not divide evenly; vLLM and VERL refuse to start then."""
-    gpus = hardware.nodes * hardware.gpus_per_node
+    """What of the model does not divide evenly over the hardware; vLLM and VERL refuse to start then."""
     for key in ("tensor_parallel", "sequence_parallel"):
         parts = getattr(hardware, key)
-        if gpus % parts:
-            yield f"{gpus} GPUs cannot be split into groups of {parts}: change hardware.{key}"
         if shape.heads % parts:
             yield f"the model's {shape.heads} attention heads cannot be split by {parts}: change hardware.{key}"
 
