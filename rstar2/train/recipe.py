@@ -173,7 +173,8 @@ class JudgeSettings(Strict):
     """If a larger share of a step's rollouts lost a call, the step is not trained on: training waits for the judge, and
     rolls the step out again with the next problems. Otherwise these rollouts are left out before RoC selects."""
     stop_after_s: float = Field(1800.0, gt=0)
-    """Seconds of waiting for the judge after which training ends. Its last checkpoint is kept."""
+    """Seconds of a step's waiting for the judge, rollouts not counted, after which training ends. Its last checkpoint
+    is kept. It ends too if a judge that answers spoils a step ten times in a row."""
 
 
 class StageRecipe(Strict):
