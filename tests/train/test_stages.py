@@ -140,6 +140,36 @@ def test_the_filter_before_a_stage_needs_no_verdicts_on_problems_whose_prompts_a
     assert [each["extra_info"]["id"] for each in kept] == ["1", "2", "3"]
 
 
+@needs("torch")
+def test_verdicts_are_looked_at_before_the_first_stage(model: Path, tmp_path: Path) -> None:
+    """Those that a stage would find missing hours later, and those that no stage would use."""
+    data = written(tmp_path / "train.parquet", short=4, long=1)
+    verdicts = tmp_path / "solved" / VERDICTS
+    changes = ["rollout.prompts=3", "rollout.prompt_tokens=600", "stage2.optim.state=fresh"]
+
+    def planned(numbers: list[int], *more: str) -> TrainPlan:
+        recipes = stage_recipes(numbers, None, [*changes, *more])
+        return plan_training(recipes, model, data, verdicts.parent, JudgeChoice("http://judge"))
+
+    with VerdictWriter(verdicts) as writer:
+        for problem in ("0", "1", "2"):
+            for sample in range(8):
+                writer.write(problem, sample, "wrong")
+    with pytest.raises(UserError, match=r"--solved .*solved: problem 3 has 0 samples, but 8 are needed"):
+        planned([1, 2, 3])
+    with VerdictWriter(verdicts) as writer:
+        for sample in range(8):
+            writer.write("3", sample, "correct")
+    assert planned([1, 2, 3]).solved == verdicts.parent, (
+        "the fifth problem's prompt is too long for any stage"
+    )
+    with pytest.raises(UserError, match="9 are needed"):
+        planned([1, 2, 3], "stage3.drop_solved=9")
+    for numbers, more in (([1, 2], ()), ([1, 2, 3], ("drop_solved=0",))):
+        with pytest.raises(UserError, match=r"no stage of this run leaves out solved problems \(drop_solved"):
+            planned(numbers, *more)
+
+
 def stage2(ranks: int = 2, lr: float = 1e-6, weight_decay: float = 0.01) -> StageRecipe:
     optim = [f"optim.lr={lr}", f"optim.weight_decay={weight_decay}"]
     return stage_recipe(2, None, [f"hardware.gpus_per_node={ranks}", *optim])
@@ -194,7 +224,7 @@ def test_an_optimizer_that_cannot_be_continued_is_one_message(tmp_path: Path, st
 def test_a_training_that_begins_with_a_continued_stage_is_refused_before_it_begins(
     model: Path, tmp_path: Path
 ) -> None:
-    write_parquet(tmp_path / "train.parquet", [{"prompt": "?"}] * 512)
+    written(tmp_path / "train.parquet", short=512, long=0)
     with pytest.raises(
         UserError, match=r"optim.state = continued, but .*/model has no optimizer state beside it"
     ):
