@@ -225,6 +225,9 @@ async def _take_turns(
         if not calls:
             return "answer"
         if number == limits.max_turns - 1:
+            turn.calls_not_run = sum(
+                not isinstance(call, ToolCall) or call.status != "parse_error" for call in calls
+            )
             break
         turn.calls = await asyncio.gather(*(_run(call, tools) for call in calls))
         for call in turn.calls:

@@ -19,6 +19,7 @@ from rstar2.prompts import END_OF_TURN, ChatCodec
 from rstar2.tools import tool_modules
 from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.trace import CallStatus, ToolCall, Trace, TraceWriter, read_traces
+from rstar2.train.roc import RocSettings, Rollout, left_out
 
 
 def call_text(code: str, stdin: str = "") -> str:
@@ -322,8 +323,21 @@ async def test_the_turn_limit_ends_a_rollout_that_keeps_calling(codec: ChatCodec
     assert trace.finish == "max_turns"
     assert len(trace.turns) == 2
     assert len(tools.ran) == 1, "the last turn's call could not be answered, so it is not run"
+    assert [turn.calls_not_run for turn in trace.turns] == [0, 1]
     assert trace.response_mask[-1] == 1
     _check(trace)
+
+
+@pytest.mark.parametrize(("last", "void"), [(ASK, 0), ("<tool_call>{oops</tool_call>", 1)])
+async def test_a_last_turn_is_not_void_where_its_call_parses_though_it_is_not_run(
+    codec: ChatCodec, last: str, void: int
+) -> None:
+    trace = await _run(codec, Scripted(codec, ASK, last), limits=Limits(max_turns=2))
+    assert trace.finish == "max_turns"
+    trace = Trace.model_validate_json(trace.model_copy(update={"reward": 0.0}).model_dump_json())
+    found = Rollout.from_trace(trace)
+    assert (found.void_turns, found.calls) == (void, 1)
+    assert left_out(found, RocSettings(leave_out="void-turn")) == bool(void)
 
 
 async def test_a_turn_that_hits_the_budget_ends_the_rollout(codec: ChatCodec) -> None:
