@@ -55,7 +55,7 @@ class DemoTraces(Strict):
 class DemoRecipe(Strict):
     """The demo, whole. `sft`, `rl` and `stage1` to `stage3` hold keys of the recipes they change."""
 
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     model: TinyModel
     problems: DemoProblems
     traces: DemoTraces

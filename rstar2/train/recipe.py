@@ -211,7 +211,7 @@ class StageRecipe(Strict):
     """Rollouts per step that are kept as traces in the stage's folder, drawn at random; 0: none, -1: all. Unless 0,
     every failed rollout is kept too: one that the engine could not finish, or that lost a tool call because of a fault
     of the judge. A rollout with a wrong answer is not a failed one."""
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     """Seed for the order of problems, for RoC's draws and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
     """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's
@@ -339,7 +339,7 @@ class SftRecipe(Strict):
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
     """Steps between checkpoints; the last step is always saved."""
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     """Seed for the order of conversations."""
     trackers: tuple[Tracker, ...] = ("console",)
     """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's

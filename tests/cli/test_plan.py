@@ -99,6 +99,10 @@ def test_a_runs_lengths_are_expected_again(model: Path) -> None:
         (["--model", "Qwen3-14B", "--stage", "4"], "--stage 4: no such stage"),
         (["--model", "Qwen3-14B", "--set", "algorithm.name=grop"], "the nearest is 'grpo'"),
         (["--model", "Qwen3-14B", "--set", "hardware.gpu=h1000"], "the nearest is 'h100'"),
+        (
+            ["--model", "Qwen3-14B", "--generate-tps", "inf"],
+            "--generate-tps inf: must be above 0 and at most",
+        ),
     ],
 )
 def test_a_mistake_is_refused_by_name(args: list[str], said: str, model: Path) -> None:

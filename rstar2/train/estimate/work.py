@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rstar2.errors import UserError
 from rstar2.train.estimate.gpus import gpu_of
 from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory, Update
 from rstar2.train.estimate.model import ModelShape
@@ -70,12 +71,27 @@ class Assumptions:
         return Update(kept, self.prompt_tokens(rollout) + tokens)
 
 
+MOST_TPS = 1e9
+"""Tokens per second of one GPU, thousands of times what the fastest reach."""
+
+
 @dataclass(frozen=True)
 class Rates:
-    """Tokens per second of one GPU, as the user states them; None where they are to be calculated."""
+    """Tokens per second of one GPU, as the user states them; None where they are to be calculated.
+
+    A UserError for what no GPU reaches, infinite numbers included.
+    """
 
     generate: float | None = None
     update: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, stated in (("--generate-tps", self.generate), ("--update-tps", self.update)):
+            if stated is not None and not 0 < stated <= MOST_TPS:
+                raise UserError(
+                    f"{name} {stated:g}: must be above 0 and at most {MOST_TPS:g}",
+                    "Give the tokens per second of one GPU.",
+                )
 
 
 @dataclass(frozen=True)
