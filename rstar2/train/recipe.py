@@ -387,6 +387,18 @@ def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def on_top(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`merged`, with VERL's keys dotted in both, so that the one on top wins however either is written.
+
+    What `--set` adds to the dotted keys comes after them, and wins too.
+    """
+    layers = [
+        {**layer, "verl": dotted(layer["verl"])} if isinstance(layer.get("verl"), dict) else layer
+        for layer in (base, over)
+    ]
+    return merged(*layers)
+
+
 def find(name: str) -> Path:
     """A recipe by path, or by the name of one that is shipped with rstar2; a UserError where there is none."""
     shipped = recipes_folder() / f"{name}.toml"
@@ -423,7 +435,7 @@ def stage_recipe(
     which names `where`, by default the file, or the override. For `within` see `rstar2.config.resolve`.
     """
     path = find(f"stage{stage}" if recipe == PAPER else recipe)
-    values = merged(merged(read_toml(path), _profile(profile, "stage")), over or {})
+    values = on_top(on_top(read_toml(path), _profile(profile, "stage")), over or {})
     return resolve(StageRecipe, values, overrides, where or str(path), within)
 
 
@@ -480,7 +492,7 @@ def sft_recipe(
 ) -> SftRecipe:
     """The recipe of SFT, put together as `stage_recipe` does with the profile's `[sft]` table."""
     path = find(recipe or "sft")
-    values = merged(merged(read_toml(path), _profile(profile, "sft")), over or {})
+    values = on_top(on_top(read_toml(path), _profile(profile, "sft")), over or {})
     return resolve(SftRecipe, values, overrides, where or str(path), within)
 
 
