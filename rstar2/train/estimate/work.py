@@ -62,6 +62,10 @@ class Assumptions:
         """Of an average prompt."""
         return min(self.mean_prompt_tokens, rollout.prompt_tokens)
 
+    def times_rolled_out(self, recipe: StageRecipe) -> float:
+        """Groups of a step per problem of it: more than one where those without a gradient are replaced."""
+        return 1 / max(self.trained_groups, 1 / (1 + recipe.selection.refill_batches))
+
     def update(self, recipe: StageRecipe) -> Update:
         """What the largest step trains on."""
         rollout, selection = recipe.rollout, recipe.selection
@@ -99,6 +103,7 @@ class Step:
     """One training step."""
 
     rollouts: int
+    """Those of replaced groups included, at the expected share of groups that give a gradient."""
     kept_rollouts: int
     """At most; groups without a signal are dropped."""
     tokens: int
@@ -153,7 +158,7 @@ def stage_step(
 ) -> Step:
     rollout, hardware = recipe.rollout, recipe.hardware
     gpus = hardware.nodes * hardware.gpus_per_node
-    rollouts = rollout.prompts * rollout.rollouts
+    rollouts = round(rollout.prompts * rollout.rollouts * given.times_rolled_out(recipe))
     kept = rollout.prompts * min(recipe.roc.down_sample_to_n, rollout.rollouts)
     mean, prompt = given.rollout_tokens(rollout), given.prompt_tokens(rollout)
     per_token_s, at_once = _token_s(shape, recipe, memory, given)

@@ -10,7 +10,7 @@ import pytest
 from rstar2.train.estimate.memory import sft_memory
 from rstar2.train.estimate.model import ModelShape, shape_of
 from rstar2.train.estimate.report import RunEstimate, estimate_run, sft_warnings
-from rstar2.train.estimate.work import Rates
+from rstar2.train.estimate.work import Assumptions, Rates
 from rstar2.train.recipe import sft_recipe, stage_recipes
 
 from .test_model import PUBLISHED
@@ -127,6 +127,20 @@ def test_what_does_not_fit_is_told_with_the_key_to_change(changes: list[str], sa
     found = [warning for warning in warned("Qwen3-32B", "8xh100", *changes) if said in warning]
     assert len(found) == 1
     assert key in found[0]
+
+
+def test_groups_that_are_replaced_are_rolled_out_too_and_told() -> None:
+    """DAPO replaces groups without a gradient, here half of them, up to three times a step's problems."""
+    plain = estimated("Qwen3-14B", "64xh100").stages[1]
+    dapo = ("algorithm.name=dapo",)
+    half = estimated("Qwen3-14B", "64xh100", *dapo, assumptions=Assumptions(trained_groups=0.5)).stages[1]
+    assert (plain.step.rollouts, half.step.rollouts) == (16_384, 2 * 16_384)
+    assert half.hours > 1.5 * plain.hours
+    few = Assumptions(trained_groups=0.0)
+    assert estimated("Qwen3-14B", "64xh100", *dapo, assumptions=few).stages[1].step.rollouts == 4 * 16_384
+    (said,) = [warning for warning in warned("Qwen3-14B", "64xh100", *dapo) if "replaced" in warning]
+    assert "up to 4 times its problems, 65,536 rollouts" in said
+    assert not any("replaced" in warning for warning in plain.warnings)
 
 
 def test_what_a_warning_advises_ends_it() -> None:
