@@ -36,7 +36,7 @@ _TYPES: Mapping[str, Any] = {
 }
 """JSON schema's types of a tool's arguments, as `json` reads them."""
 OnCall = Callable[[ToolCall], None]
-"""Gets each tool call once it has ended, for a person who watches."""
+"""Gets each tool call once it and those before it in its turn have ended, for a person who watches."""
 _MAX_DEPTH = 64
 """Of lists and objects in a call. `json` reads a thousand, but pydantic, which reads traces, 200 in a whole line."""
 _SEED_STEP = 1_000_003
@@ -229,10 +229,7 @@ async def _take_turns(
                 not isinstance(call, ToolCall) or call.status != "parse_error" for call in calls
             )
             break
-        turn.calls = await asyncio.gather(*(_run(call, tools) for call in calls))
-        for call in turn.calls:
-            if on_call is not None:
-                on_call(call)
+        turn.calls = await _run_all(calls, tools, on_call)
         output = codec.tool_turn([call.output for call in turn.calls])
         if len(trace.response_ids) + len(output) >= limits.max_tokens:
             return "max_tokens"
@@ -240,7 +237,19 @@ async def _take_turns(
     return "max_turns"
 
 
-async def _run(call: ToolCall | tuple[str, dict[str, Any]], tools: ToolRunner) -> ToolCall:
-    if isinstance(call, ToolCall):
-        return call
-    return await tools.run(*call)
+async def _run_all(
+    calls: Sequence[ToolCall | tuple[str, dict[str, Any]]], tools: ToolRunner, on_call: OnCall | None
+) -> list[ToolCall]:
+    """Run the calls of a turn side by side."""
+    ended: dict[int, ToolCall] = {}
+    told = 0
+
+    async def run(place: int, call: ToolCall | tuple[str, dict[str, Any]]) -> None:
+        nonlocal told
+        ended[place] = call if isinstance(call, ToolCall) else await tools.run(*call)
+        while on_call is not None and told in ended:
+            told += 1
+            on_call(ended[told - 1])
+
+    await asyncio.gather(*(run(place, call) for place, call in enumerate(calls)))
+    return [ended[place] for place in range(len(calls))]

@@ -409,6 +409,32 @@ async def test_a_watcher_sees_every_token_and_every_call_in_order(codec: ChatCod
     assert seen == [ASK, "=4", ANSWER]
 
 
+@pytest.mark.parametrize("slower", ["second", "first"])
+async def test_a_watcher_sees_a_call_while_a_later_one_still_runs_and_never_before_an_earlier_one(
+    codec: ChatCodec, slower: str
+) -> None:
+    seen: list[str] = []
+    quick_is_over = asyncio.Event()
+
+    class Uneven(Tools):
+        async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+            if arguments["code"] == slower:
+                async with asyncio.timeout(60):
+                    await quick_is_over.wait()
+            elif slower == "first":
+                quick_is_over.set()
+            return ToolCall(name=name, arguments=arguments, status="ok", output=arguments["code"])
+
+    def on_call(call: ToolCall) -> None:
+        seen.append(call.output)
+        # Where the second is the slower one, it ends only after the first was shown.
+        quick_is_over.set()
+
+    both = call_text("first") + call_text("second")
+    await _run(codec, Scripted(codec, both, ANSWER), Uneven(), on_call=on_call)
+    assert seen == ["first", "second"]
+
+
 async def test_an_engine_that_fails_leaves_the_rollout_up_to_there(codec: ChatCodec) -> None:
     class Gone(Scripted):
         async def generate(
