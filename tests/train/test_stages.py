@@ -182,7 +182,8 @@ def stage1(tmp_path: Path) -> Path:
     actor.mkdir(parents=True)
     for rank in range(2):
         (actor / f"optim_world_size_2_rank_{rank}.pt").touch()
-    (tmp_path / "stage1" / "checkpoints" / "global_step_9").mkdir()
+    for name in ("global_step_9", "global_step_13.bak"):
+        (tmp_path / "stage1" / "checkpoints" / name).mkdir()
     write_json(tmp_path / "stage1" / "optimizer.json", stage2().optim.model_dump())
     return actor
 

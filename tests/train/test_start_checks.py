@@ -25,6 +25,7 @@ from rstar2.train.start_checks import (
     with_format,
 )
 
+BAD_CALL = {"function": {"name": "f", "arguments": '{"x": "\\ud83d"}'}}
 GOOD = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 
 
@@ -41,6 +42,13 @@ def lines(path: Path, *rows: object) -> Path:
         ({"messages": []}, "row 2: no messages"),
         ({"messages": [{"role": "user", "content": "?"}]}, "row 2: no assistant message"),
         ({"messages": [{"role": "robot", "content": "?"}]}, "row 2: message 1 has role 'robot'"),
+        ({"messages": [{"role": ["x"], "content": "?"}]}, "row 2: message 1 has role ['x']"),
+        ({"messages": [GOOD[0], {**GOOD[1], "content": "\ud83d"}]}, "row 2: holds half a surrogate pair"),
+        ({"messages": GOOD, "tools": '[{"name": "\\ud83d"}]'}, "row 2: holds half a surrogate pair"),
+        (
+            {"messages": [GOOD[0], {"role": "assistant", "tool_calls": [BAD_CALL]}]},
+            "row 2: holds half a surrogate pair",
+        ),
         ({"messages": [{"role": "user", "content": 3}]}, "row 2: message 1 has no text content"),
         ({"messages": [{"role": "assistant", "content": None}]}, "row 2: message 1 has no text content"),
         (
