@@ -445,7 +445,8 @@ def stage_recipes(
     """The recipes of several stages, as `stage_recipe` makes them; `stage2.a.b=c` changes stage 2 alone.
 
     A UserError besides where an override names a stage that is not among them, or a stage is to continue the optimizer
-    of the one before with other settings, which VERL would not heed, or on another number of ranks.
+    of the one before with other settings, which VERL would not heed, or on another number of ranks, or a stage names
+    another format than the one before, whose model it starts from.
     """
     found = {}
     for stage in stages:
@@ -458,6 +459,12 @@ def stage_recipes(
                 own.append(override[named.end() :] if named else override)
         found[stage] = stage_recipe(stage, profile, own, recipe)
     for (before, one), (after, other) in pairwise(found.items()):
+        if (one.format or None) != (other.format or None):
+            raise UserError(
+                f"stage {after} starts from stage {before}'s model and so keeps its format, {one.format or 'its own'}: "
+                f"it cannot use {other.format or 'another'}",
+                "Set format for all stages, or leave it out.",
+            )
         if other.optim.state == "continued":
             _check_continues(before, one, after, other)
     return found

@@ -240,6 +240,17 @@ def test_a_stage_that_continues_an_optimizer_has_its_settings() -> None:
     stage_recipes([1, 2, 3], None, ["optim.lr=2e-6", "stage3.optim.lr=1e-6"])
 
 
+def test_a_stage_has_the_format_of_the_one_before() -> None:
+    """A stage's model has the format that it was trained in."""
+    with pytest.raises(UserError, match=r"stage 2 starts from stage 1's model .*: it cannot use release"):
+        stage_recipes([1, 2], None, ["stage2.format=release"])
+    with pytest.raises(UserError, match=r"keeps its format, release: it cannot use another"):
+        stage_recipes([1, 2, 3], None, ["stage1.format=release"])
+    stage_recipes([1, 2, 3], None, ["format=release"])
+    stage_recipes([1, 2, 3], None, ["format=''"])
+    stage_recipes([2], None, ["stage2.format=release"])
+
+
 def test_a_stage_that_continues_an_optimizer_has_its_ranks() -> None:
     """Told before stage 1, not after it: VERL reads AdamW's state on as many ranks as wrote it."""
     change = "stage2.hardware.nodes=4"
