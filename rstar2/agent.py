@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,9 @@ _TYPES: Mapping[ArgumentType, Any] = {
 }
 """JSON schema's types of a tool's arguments, as `json` reads them."""
 OnCall = Callable[[ToolCall], None]
-"""Gets each tool call once it has ended, for a person who watches."""
+"""Gets each tool call once it and those before it in its turn have ended, for a person who watches."""
+_MAX_DEPTH = 64
+"""Of lists and objects in a call. `json` reads a thousand, but pydantic, which reads traces, 200 in a whole line."""
 _SEED_STEP = 1_000_003
 """Turns of one rollout draw from different streams: this times the turn is added to the rollout's seed."""
 
@@ -63,7 +66,10 @@ class Limits:
 
 
 def parse_calls(text: str, fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:
-    """The calls of a turn, in order: (name, arguments), or a failed `ToolCall` where one cannot be run."""
+    """The calls of a turn, in order: (name, arguments), or a failed `ToolCall` where one cannot be run.
+
+    Arguments that are not in the tool's schema are left out, as the tool does not read them.
+    """
     calls = (_CLOSED_CALL if fmt.closed_calls_only else _CALL).findall(text)
     return [_parse_call(body, fmt) for body in calls[: fmt.calls_per_turn]]
 
@@ -75,6 +81,7 @@ def _parse_call(body: str, fmt: Format) -> ToolCall | tuple[str, dict[str, Any]]
 
     try:
         call = json.loads(body)
+        _check_storable(call)
     except (ValueError, RecursionError) as error:
         return refused("parse_error", f"The tool call is not valid JSON: {error}", error)
     try:
@@ -93,7 +100,27 @@ def _parse_call(body: str, fmt: Format) -> ToolCall | tuple[str, dict[str, Any]]
         needs = " and ".join(f'"{key}" ({properties[key]["type"]})' for key in required)
         unread = AttributeError(f"{type(arguments).__name__!r} object has no attribute 'get'")
         return refused("invalid_arguments", f"{name} needs {needs} in its arguments.", unread, name)
-    return name, arguments
+    return name, {key: value for key, value in arguments.items() if key in properties}
+
+
+def _check_storable(value: object, depth: int = 0) -> None:
+    """Raise a ValueError for what `json` reads, but no file or reply can hold: a call of the model must end no run."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("it holds half a surrogate pair") from error
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"it holds the number {value}")
+    elif isinstance(value, list):
+        for each in value:
+            _check_storable(each, depth + 1)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            _check_storable(key, depth + 1)
+            _check_storable(each, depth + 1)
 
 
 def _fit(arguments: dict[str, Any], properties: Mapping[str, Any], required: Sequence[str]) -> bool:
@@ -198,11 +225,11 @@ async def _take_turns(
         if not calls:
             return "answer"
         if number == limits.max_turns - 1:
+            turn.calls_not_run = sum(
+                not isinstance(call, ToolCall) or call.status != "parse_error" for call in calls
+            )
             break
-        turn.calls = await asyncio.gather(*(_run(call, tools) for call in calls))
-        for call in turn.calls:
-            if on_call is not None:
-                on_call(call)
+        turn.calls = await _run_all(calls, tools, on_call)
         output = codec.tool_turn([call.output for call in turn.calls])
         if len(trace.response_ids) + len(output) >= limits.max_tokens:
             return "max_tokens"
@@ -210,7 +237,19 @@ async def _take_turns(
     return "max_turns"
 
 
-async def _run(call: ToolCall | tuple[str, dict[str, Any]], tools: ToolRunner) -> ToolCall:
-    if isinstance(call, ToolCall):
-        return call
-    return await tools.run(*call)
+async def _run_all(
+    calls: Sequence[ToolCall | tuple[str, dict[str, Any]]], tools: ToolRunner, on_call: OnCall | None
+) -> list[ToolCall]:
+    """Run the calls of a turn side by side."""
+    ended: dict[int, ToolCall] = {}
+    told = 0
+
+    async def run(place: int, call: ToolCall | tuple[str, dict[str, Any]]) -> None:
+        nonlocal told
+        ended[place] = call if isinstance(call, ToolCall) else await tools.run(*call)
+        while on_call is not None and told in ended:
+            told += 1
+            on_call(ended[told - 1])
+
+    await asyncio.gather(*(run(place, call) for place, call in enumerate(calls)))
+    return [ended[place] for place in range(len(calls))]

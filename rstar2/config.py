@@ -11,15 +11,26 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 import rstar2
 from rstar2.errors import UserError
 
 
-class Strict(BaseModel, extra="forbid", frozen=True):
-    """The base of every recipe model: unknown keys are refused, values do not change later."""
+class Strict(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
+    """The base of every recipe model: unknown keys and infinite numbers are refused, values do not change later."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number_is_true(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse true and false where a number belongs; pydantic takes them for 1 and 0."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        kinds = {kind, *get_args(kind)}
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise PydanticCustomError("number_type", "must be a number")
+        return value
 
 
 Model = TypeVar("Model", bound=BaseModel)

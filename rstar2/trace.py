@@ -57,6 +57,8 @@ class Turn(BaseModel, extra="forbid"):
     end: int
     """One past the turn's last token."""
     calls: list[ToolCall] = Field(default_factory=list)
+    calls_not_run: int = 0
+    """Calls that parse, in the last turn that the limit allows: the model could not read their output."""
 
 
 class Trace(BaseModel, extra="forbid"):

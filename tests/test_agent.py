@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rstar2.agent import Limits, RolloutError, parse_calls, rollout
@@ -18,7 +18,8 @@ from rstar2.formats.format import ours, read_format
 from rstar2.prompts import END_OF_TURN, ChatCodec
 from rstar2.tools import tool_modules
 from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
-from rstar2.trace import CallStatus, ToolCall, Trace
+from rstar2.trace import CallStatus, ToolCall, Trace, TraceWriter, read_traces
+from rstar2.train.roc import RocSettings, Rollout, left_out
 
 
 def call_text(code: str, stdin: str = "") -> str:
@@ -139,6 +140,23 @@ async def test_several_calls_of_a_turn_are_answered_in_their_order(codec: ChatCo
         ("[1, 2]", "parse_error", '"name" and "arguments"'),
         ('{"arguments": {}}', "parse_error", '"name" and "arguments"'),
         ("[" * 100_000, "parse_error", "not valid JSON"),
+        ('{"name": "\\ud83d", "arguments": {}}', "parse_error", "half a surrogate pair"),
+        (
+            f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "print(\'\\ude00\')"}}}}',
+            "parse_error",
+            "half a surrogate pair",
+        ),
+        (
+            f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "1", "more": {"[" * 400 + "]" * 400}}}}}',
+            "parse_error",
+            "nested more than 64 deep",
+        ),
+        (f'{{"name": {"[" * 900 + "]" * 900}, "arguments": {{}}}}', "parse_error", "nested more than"),
+        (f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "1", "n": NaN}}}}', "parse_error", "number nan"),
+        (f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "1", "n": -1e999}}}}', "parse_error", "-inf"),
+        (f'{{"name": "{TOOL_NAME}", "arguments": {{"code": {"9" * 5000}}}}}', "parse_error", "4300 digits"),
+        ('{"name": "\\u0000", "arguments": {}}', "unknown_tool", "\0"),
+        (f'{{"name": {"9" * 4000}, "arguments": {{}}}}', "unknown_tool", "999"),
         ('{"name": "rm_rf", "arguments": {}}', "unknown_tool", TOOL_NAME),
         (f'{{"name": "{TOOL_NAME}", "arguments": {{"input": "1"}}}}', "invalid_arguments", '"code"'),
         (f'{{"name": "{TOOL_NAME}", "arguments": "1"}}', "invalid_arguments", '"code"'),
@@ -253,14 +271,73 @@ def test_no_text_breaks_the_parser(text: str) -> None:
     assert all(isinstance(call, ToolCall) and call.failed for call in calls)
 
 
+_ANY_TEXT = st.text(st.characters(categories=None), max_size=8)
+"""Lone surrogates and control characters too, which JSON can name by escapes."""
+_ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_ANY_TEXT, inner, max_size=3),
+)
+
+
+def _nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@given(
+    name=st.just(TOOL_NAME) | _ANY_JSON,
+    arguments=st.fixed_dictionaries({"code": _ANY_JSON, "input": _ANY_JSON, "more": _ANY_JSON}) | _ANY_JSON,
+)
+@example(name="\ud83d", arguments={})
+@example(name=TOOL_NAME, arguments={"code": "print('\ud83d')"})
+@example(name=TOOL_NAME, arguments={"code": "1", "more": _nested(240)})
+@example(name=TOOL_NAME, arguments={"code": "1", "more": _nested(400)})
+def test_whatever_a_call_holds_the_rollout_goes_on_and_its_trace_can_be_stored(
+    codec: ChatCodec, tmp_path_factory: pytest.TempPathFactory, name: object, arguments: object
+) -> None:
+    body = json.dumps({"name": name, "arguments": arguments})
+    engine = Scripted(codec, f"<tool_call>{body}</tool_call>", ANSWER)
+    trace = asyncio.run(_run(codec, engine, limits=Limits(max_tokens=1 << 20)))
+    assert (trace.finish, len(trace.calls)) == ("answer", 1)
+    path = tmp_path_factory.mktemp("stored") / "traces.jsonl"
+    with TraceWriter(path) as writer:
+        writer.write(trace)
+    assert list(read_traces(path)) == [trace]
+
+
+def test_of_a_call_that_names_an_argument_twice_the_last_counts_as_json_readers_have_it() -> None:
+    body = f'{{"name": "{TOOL_NAME}", "arguments": {{"code": "1", "code": "2"}}}}'
+    assert parse_calls(f"<tool_call>{body}</tool_call>", ours()) == [(TOOL_NAME, {"code": "2"})]
+
+
+def test_arguments_that_the_tool_does_not_have_are_left_out() -> None:
+    body = json.dumps({"name": TOOL_NAME, "arguments": {"code": "1", "language": "python"}})
+    assert parse_calls(f"<tool_call>{body}</tool_call>", ours()) == [(TOOL_NAME, {"code": "1"})]
+
+
 async def test_the_turn_limit_ends_a_rollout_that_keeps_calling(codec: ChatCodec) -> None:
     tools = Tools()
     trace = await _run(codec, Scripted(codec, ASK, ASK, ASK), tools, Limits(max_turns=2))
     assert trace.finish == "max_turns"
     assert len(trace.turns) == 2
     assert len(tools.ran) == 1, "the last turn's call could not be answered, so it is not run"
+    assert [turn.calls_not_run for turn in trace.turns] == [0, 1]
     assert trace.response_mask[-1] == 1
     _check(trace)
+
+
+@pytest.mark.parametrize(("last", "void"), [(ASK, 0), ("<tool_call>{oops</tool_call>", 1)])
+async def test_a_last_turn_is_not_void_where_its_call_parses_though_it_is_not_run(
+    codec: ChatCodec, last: str, void: int
+) -> None:
+    trace = await _run(codec, Scripted(codec, ASK, last), limits=Limits(max_turns=2))
+    assert trace.finish == "max_turns"
+    trace = Trace.model_validate_json(trace.model_copy(update={"reward": 0.0}).model_dump_json())
+    found = Rollout.from_trace(trace)
+    assert (found.void_turns, found.calls) == (void, 1)
+    assert left_out(found, RocSettings(leave_out="void-turn")) == bool(void)
 
 
 async def test_a_turn_that_hits_the_budget_ends_the_rollout(codec: ChatCodec) -> None:
@@ -330,6 +407,32 @@ async def test_a_watcher_sees_every_token_and_every_call_in_order(codec: ChatCod
         on_call=lambda call: seen.append(f"={call.output}"),
     )
     assert seen == [ASK, "=4", ANSWER]
+
+
+@pytest.mark.parametrize("slower", ["second", "first"])
+async def test_a_watcher_sees_a_call_while_a_later_one_still_runs_and_never_before_an_earlier_one(
+    codec: ChatCodec, slower: str
+) -> None:
+    seen: list[str] = []
+    quick_is_over = asyncio.Event()
+
+    class Uneven(Tools):
+        async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+            if arguments["code"] == slower:
+                async with asyncio.timeout(60):
+                    await quick_is_over.wait()
+            elif slower == "first":
+                quick_is_over.set()
+            return ToolCall(name=name, arguments=arguments, status="ok", output=arguments["code"])
+
+    def on_call(call: ToolCall) -> None:
+        seen.append(call.output)
+        # Where the second is the slower one, it ends only after the first was shown.
+        quick_is_over.set()
+
+    both = call_text("first") + call_text("second")
+    await _run(codec, Scripted(codec, both, ANSWER), Uneven(), on_call=on_call)
+    assert seen == ["first", "second"]
 
 
 async def test_an_engine_that_fails_leaves_the_rollout_up_to_there(codec: ChatCodec) -> None:

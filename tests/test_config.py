@@ -79,6 +79,10 @@ def test_an_unknown_key_is_named_with_the_known_ones_at_its_place() -> None:
         ("trainer..steps=3", "not of the form a.b=c"),
         ("seed.deep=3", "seed is a value, not a table"),
         ("trainer=3", "trainer must be a table, not 3"),
+        ("trainer.steps=true", r"trainer\.steps must be a whole number above 0, not True"),
+        ("trainer.lr=false", r"trainer\.lr must be a number, not False"),
+        ("trainer.lr=inf", r"trainer\.lr must be a number, not inf"),
+        ("trainer.lr=nan", r"trainer\.lr must be a number, not nan"),
     ],
 )
 def test_a_wrong_override_names_itself(override: str, message: str) -> None:
@@ -187,6 +191,25 @@ def test_the_stages_are_the_papers(stage: int, steps: int, tokens: int, turns: i
     assert (optim.lr, optim.warmup_steps, *recipe.clip) == (1e-6, 20, 0.2, 0.28)
     assert recipe.roc.variant == "paper"
     assert recipe.reward == "paper"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("hardware.hung_after_s=inf", "judge.wait_s=inf", "roc.refill_batches=inf", "roc.penalty_floor=inf"),
+        *(
+            "optim.lr=inf",
+            "optim.clip_high=inf",
+            "rollout.temperature=nan",
+            "rollout.prompts=true",
+            "seed=-1",
+        ),
+    ],
+)
+def test_a_number_that_no_training_could_use_is_refused(change: str) -> None:
+    """Each would be a wait without an end, or an error hours later."""
+    with pytest.raises(UserError, match=rf"--set {change}: {change.split('=')[0]} must be a (whole )?number"):
+        stage_recipe(1, None, [change])
 
 
 def test_an_override_reaches_one_stage_of_several_or_all() -> None:

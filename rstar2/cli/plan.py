@@ -209,7 +209,14 @@ def _disk_warnings(estimate: RunEstimate, run: Path) -> Iterator[str]:
     from rstar2.train.estimate.fit import disk_warnings
 
     there = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.is_dir())
-    return disk_warnings(estimate.disk, shutil.disk_usage(there).free)
+    return disk_warnings(max(0, estimate.disk - _stored(run)), shutil.disk_usage(there).free)
+
+
+def _stored(run: Path) -> int:
+    """Bytes of a run's checkpoints and models that are there already, of an earlier start."""
+    kinds = ("checkpoints", "models", "model", "solved")
+    files = (file for kind in kinds for file in run.glob(f"stage*/{kind}/**/*"))
+    return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
 
 
 def _workers(judge: JudgeChoice) -> int | None:

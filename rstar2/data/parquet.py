@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -44,20 +46,83 @@ def prepared_file(path: Path) -> Path:
 
 
 def stage_rows(path: Path, rollouts: int) -> list[dict[str, Any]]:
-    """The rows that a stage of RL trains on: prepared problems, or a file in VERL's own form as it is.
+    """The rows that a stage of RL trains on: prepared problems, or a file in VERL's own form.
 
-    UserError as of `read_rows`, or where the file holds conversations.
+    A row without an id gets one, made from its text: verdicts, RoC's draws and the seeds of rollouts go by ids.
+
+    UserError as of `read_rows`, where the file holds conversations, or where a row lacks its problem or its answer, or
+    has the id of another; it names the row, from 1.
     """
     file = prepared_file(path)
     rows = read_rows(file)
     if "messages" in rows[0]:
         raise UserError(f"{file} holds conversations, for `rstar2 sft`, not problems", HOW_TO_PREPARE)
     if "problem" not in rows[0] or "answer" not in rows[0]:
-        return read_rows(file, "prompt")
+        return _verl_rows(file, read_rows(file, "prompt"))
+    names = _ids(
+        file, [row.get("id") for row in rows], _texts(file, "problem", [row["problem"] for row in rows])
+    )
+    answers = _texts(file, "answer", [row["answer"] for row in rows])
     return [
-        _rl_row(at, Problem(row["id"], row["problem"], row["answer"]), rollouts, row["source"])
-        for at, row in enumerate(rows)
+        _rl_row(at, Problem(name, row["problem"], answer), rollouts, row.get("source") or file.stem)
+        for at, (name, row, answer) in enumerate(zip(names, rows, answers, strict=True))
     ]
+
+
+def _verl_rows(file: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of VERL's own form as they are, each with an id; UserError as of `stage_rows`."""
+    rewards, about = (
+        [value if isinstance(value := row.get(key), dict) else {} for row in rows]
+        for key in ("reward_model", "extra_info")
+    )
+    for number, row in enumerate(rows, 1):
+        said = row["prompt"] if isinstance(row["prompt"], list) else []
+        if not said or not all(isinstance(each, dict) and _is_text(each.get("content")) for each in said):
+            raise _refused(file, number, "prompt is not a list of messages with text")
+    _texts(file, "reward_model.ground_truth", [each.get("ground_truth") for each in rewards])
+    told = ["\n".join(each["content"] for each in row["prompt"]) for row in rows]
+    names = _ids(file, [each.get("id") for each in about], told)
+    return [
+        {**row, "extra_info": {**each, "id": name}}
+        for row, each, name in zip(rows, about, names, strict=True)
+    ]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _texts(file: Path, column: str, values: list[Any]) -> list[str]:
+    """The values of a column; a UserError where one is no text, or empty."""
+    for number, value in enumerate(values, 1):
+        if not _is_text(value):
+            raise _refused(file, number, f"{column} must be a text, not {value!r:.60}")
+    return values
+
+
+def _ids(file: Path, given: list[Any], texts: list[str]) -> list[str]:
+    """An id for each row: its own, or one made from its text; a UserError where one is no text, or is given twice."""
+    seen: dict[str, int] = {}
+    times: Counter[str] = Counter()
+    names = []
+    for number, (own, text) in enumerate(zip(given, texts, strict=True), 1):
+        name = own
+        if own is None or own == "":
+            name = hashlib.sha256(text.encode()).hexdigest()[:16]
+            times[name] += 1
+            # The same problem twice is counted as two, as rows with ids of their own are.
+            name += f"-{times[name]}" * (times[name] > 1)
+        if not _is_text(name):
+            raise _refused(file, number, f"id must be a text, not {name!r:.60}")
+        if name in seen:
+            raise _refused(file, number, f"has the id of row {seen[name]}, {name!r:.60}")
+        seen[name] = number
+        names.append(name)
+    return names
+
+
+def _refused(file: Path, number: int, what: str) -> UserError:
+    return UserError(f"{file}, row {number}: {what}", f"Correct the row, or leave it out. {HOW_TO_PREPARE}")
 
 
 def read_rows(path: Path, column: str | None = None) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from rstar2.errors import UserError
 from rstar2.eval.settings import HOW_IT_RUNS, EvalSettings
 from rstar2.train.command import Command, sft_command, stage_commands
 from rstar2.train.hardware import LAPTOP
-from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, read_recipe, sft_recipe, stage_recipe
+from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, on_top, read_recipe, sft_recipe, stage_recipe
 from rstar2.train.trainer.changeable import compared, without
 from rstar2.train.trainer.tracking import check_trackers
 
@@ -55,7 +55,7 @@ class DemoTraces(Strict):
 class DemoRecipe(Strict):
     """The demo, whole. `sft`, `rl` and `stage1` to `stage3` hold keys of the recipes they change."""
 
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     model: TinyModel
     problems: DemoProblems
     traces: DemoTraces
@@ -107,7 +107,7 @@ def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
     sft = sft_recipe(LAPTOP, overrides, over=over, where=f"{path}, [sft]", within=("sft",))
     stages, plain = {}, {}
     for number in STAGES:
-        over = {"seed": demo.seed, **merged(demo.rl, getattr(demo, f"stage{number}"))}
+        over = {"seed": demo.seed, **on_top(demo.rl, getattr(demo, f"stage{number}"))}
         named: Any = {"where": f"{path}, [rl] and [stage{number}]", "within": ("rl", f"stage{number}")}
         stages[number] = stage_recipe(number, LAPTOP, overrides, over=over, **named)
         over = merged(over, {"roc": {"variant": "off"}})

@@ -15,7 +15,7 @@ from rstar2.errors import UserError
 from rstar2.files import read_objects
 from rstar2.prompts import ChatCodec, Message
 
-_ROLES = frozenset({"system", "user", "assistant", "tool"})
+_ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ def read_conversations(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} is empty", "Give at least one conversation.")
     for number, row in enumerate(rows, 1):
         fault = _fault(row.get("messages")) or ("" if _are_tools(row) else "tools is not a list of schemas")
+        fault = fault or ("" if _can_be_encoded(row) else "holds half a surrogate pair")
         if fault:
             raise UserError(f"{path}, row {number}: {fault}", hint)
     return rows
@@ -120,6 +121,16 @@ def _are_tools(row: dict[str, Any]) -> bool:
     except ValueError:
         return False
     return tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools))
+
+
+def _can_be_encoded(row: dict[str, Any]) -> bool:
+    """Whether the texts that a row of messages and tools comes to are such that a tokenizer takes them."""
+    texts = [written(message) for message in row["messages"]]
+    try:
+        json.dumps([texts, _tools(row)], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _are_calls(calls: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import shlex
 import signal
@@ -20,6 +19,7 @@ from rstar2.errors import Failure
 from rstar2.processes import start_bound, stop_group
 from rstar2.train.command import CPU_ENVIRONMENT, Command
 from rstar2.train.records.progress import describe
+from rstar2.train.records.steps import whole_lines
 from rstar2.train.trainer.causes import find_cause
 from rstar2.train.verl import fork_client
 
@@ -187,9 +187,4 @@ def _whole_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
     with path.open("rb") as file:
         file.seek(position)
         data = file.read()
-    whole = data[: data.rfind(b"\n") + 1]
-    lines = []
-    for line in whole.splitlines():
-        with contextlib.suppress(ValueError):  # a line of another format is not a step
-            lines.append(json.loads(line))
-    return lines, position + len(whole)
+    return list(whole_lines(data)), position + data.rfind(b"\n") + 1

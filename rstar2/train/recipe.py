@@ -19,6 +19,7 @@ from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
 from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
+from rstar2.train.trainer.ranks import batch_fault, hardware_fault
 from rstar2.train.trainer.tracking import Tracker
 
 STAGES = (1, 2, 3)
@@ -80,7 +81,18 @@ class Hardware(Strict):
     @property
     def engines(self) -> int:
         """Rollout engines, on all GPUs."""
-        return max(1, self.nodes * self.gpus_per_node // self.tensor_parallel)
+        return max(1, self.ranks // self.tensor_parallel)
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the trainer, one a GPU."""
+        return self.nodes * self.gpus_per_node
+
+    @model_validator(mode="after")
+    def _gpus_divide(self) -> Hardware:
+        if why := hardware_fault(self):
+            raise ValueError(why)
+        return self
 
 
 class RolloutSettings(Strict):
@@ -161,7 +173,8 @@ class JudgeSettings(Strict):
     """If a larger share of a step's rollouts lost a call, the step is not trained on: training waits for the judge, and
     rolls the step out again with the next problems. Otherwise these rollouts are left out before RoC selects."""
     stop_after_s: float = Field(1800.0, gt=0)
-    """Seconds of waiting for the judge after which training ends. Its last checkpoint is kept."""
+    """Seconds of a step's waiting for the judge, rollouts not counted, after which training ends. Its last checkpoint
+    is kept. It ends too if a judge that answers spoils a step ten times in a row."""
 
 
 class StageRecipe(Strict):
@@ -198,7 +211,7 @@ class StageRecipe(Strict):
     """Rollouts per step that are kept as traces in the stage's folder, drawn at random; 0: none, -1: all. Unless 0,
     every failed rollout is kept too: one that the engine could not finish, or that lost a tool call because of a fault
     of the judge. A rollout with a wrong answer is not a failed one."""
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     """Seed for the order of problems, for RoC's draws and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
     """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's
@@ -275,6 +288,19 @@ class StageRecipe(Strict):
         return self
 
     @model_validator(mode="after")
+    def _ranks_share_an_update(self) -> StageRecipe:
+        prompts, kept = self.rollout.prompts, self.roc.down_sample_to_n
+        told = f"rollout.prompts = {prompts}"
+        own = dotted(self.verl).get("actor_rollout_ref.actor.ppo_mini_batch_size")
+        if isinstance(own, int):
+            prompts, told = own, f"verl.actor_rollout_ref.actor.ppo_mini_batch_size = {own}"
+        if why := batch_fault(
+            self.hardware, prompts * kept, f"{told} times roc.down_sample_to_n = {kept} rollouts"
+        ):
+            raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
     def _mode_works(self) -> StageRecipe:
         why = mode_fault(self.mode, self.asynchronous, self.hardware.device, self.hardware.router)
         if why:
@@ -313,7 +339,7 @@ class SftRecipe(Strict):
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
     """Steps between checkpoints; the last step is always saved."""
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     """Seed for the order of conversations."""
     trackers: tuple[Tracker, ...] = ("console",)
     """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's
@@ -344,6 +370,12 @@ class SftRecipe(Strict):
                 f"hardware.update_tokens = {tokens} times hardware.sequence_parallel = {split} is less than the "
                 f"longest conversation: max_tokens = {self.max_tokens}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_share_a_batch(self) -> SftRecipe:
+        if why := batch_fault(self.hardware, self.batch, f"batch = {self.batch} conversations"):
+            raise ValueError(why)
         return self
 
 
@@ -388,6 +420,18 @@ def _shipped(kind: RecipeKind) -> list[str]:
     return [PAPER] * (kind == "stage") + [file.stem for file in files if _kind(read_toml(file)) == kind]
 
 
+def on_top(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`merged`, with VERL's keys dotted in both, so that the one on top wins however either is written.
+
+    What `--set` adds to the dotted keys comes after them, and wins too.
+    """
+    layers = [
+        {**layer, "verl": dotted(layer["verl"])} if isinstance(layer.get("verl"), dict) else layer
+        for layer in (base, over)
+    ]
+    return merged(*layers)
+
+
 def stage_range(text: str) -> list[int]:
     """The stages that `2` or `1..3` means; a UserError where there is no such stage, or it runs backwards."""
     first, dots, last = text.partition("..")
@@ -417,7 +461,7 @@ def stage_recipe(
             f"{path}: [{table}] is not read from a recipe, which is that of every stage",
             f"Set what differs in it with --set {table}.KEY=VALUE.",
         )
-    values = merged(merged(values, _profile(profile, "stage")), over or {})
+    values = on_top(on_top(values, _profile(profile, "stage")), over or {})
     return resolve(StageRecipe, values, overrides, where or str(path), within, f"stage{stage}.")
 
 
@@ -427,7 +471,8 @@ def stage_recipes(
     """The recipes of several stages, as `stage_recipe` makes them; `stage2.a.b=c` changes stage 2 alone.
 
     A UserError besides where an override names a stage that is not among them, or a stage is to continue the optimizer
-    of the one before with other settings, which VERL would not heed.
+    of the one before with other settings, which VERL would not heed, or on another number of ranks, or a stage names
+    another format than the one before, whose model it starts from.
     """
     found = {}
     for stage in stages:
@@ -440,15 +485,34 @@ def stage_recipes(
                 own.append(override)
         found[stage] = stage_recipe(stage, profile, own, recipe)
     for (before, one), (after, other) in pairwise(found.items()):
-        for key in ("lr", "weight_decay"):
-            old, new = getattr(one.optim, key), getattr(other.optim, key)
-            if other.optim.state == "continued" and old != new:
-                raise UserError(
-                    f"stage {after} continues stage {before}'s optimizer and so keeps optim.{key} = {old:g}: it cannot "
-                    f"use {new:g}",
-                    f"Set both the same, or start stage {after} afresh with --set stage{after}.optim.state=fresh.",
-                )
+        if (one.format or None) != (other.format or None):
+            raise UserError(
+                f"stage {after} starts from stage {before}'s model and so keeps its format, {one.format or 'its own'}: "
+                f"it cannot use {other.format or 'another'}",
+                "Set format for all stages, or leave it out.",
+            )
+        if other.optim.state == "continued":
+            _check_continues(before, one, after, other)
     return found
+
+
+def _check_continues(before: int, one: StageRecipe, after: int, other: StageRecipe) -> None:
+    """Raise a UserError where a stage cannot continue the optimizer of the one before it."""
+    fresh = f"or start stage {after} afresh with --set stage{after}.optim.state=fresh."
+    for key in ("lr", "weight_decay"):
+        old, new = getattr(one.optim, key), getattr(other.optim, key)
+        if old != new:
+            raise UserError(
+                f"stage {after} continues stage {before}'s optimizer and so keeps optim.{key} = {old:g}: it cannot "
+                f"use {new:g}",
+                f"Set both the same, {fresh}",
+            )
+    if one.hardware.ranks != other.hardware.ranks:
+        raise UserError(
+            f"stage {after} continues stage {before}'s optimizer, which {one.hardware.ranks} ranks write "
+            f"(hardware.nodes times hardware.gpus_per_node): it cannot use {other.hardware.ranks}",
+            f"Set both the same, {fresh}",
+        )
 
 
 def sft_recipe(
@@ -461,7 +525,7 @@ def sft_recipe(
 ) -> SftRecipe:
     """The recipe of SFT, put together as `stage_recipe` does with the profile's `[sft]` table."""
     path, values = read_recipe(recipe or "sft", "sft")
-    values = merged(merged(values, _profile(profile, "sft")), over or {})
+    values = on_top(on_top(values, _profile(profile, "sft")), over or {})
     return resolve(SftRecipe, values, overrides, where or str(path), within)
 
 

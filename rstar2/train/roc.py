@@ -128,7 +128,7 @@ class Rollout:
 
 
 def _is_void(turn: Turn) -> bool:
-    called = any(call.status != "parse_error" for call in turn.calls)
+    called = turn.calls_not_run or any(call.status != "parse_error" for call in turn.calls)
     return not called and "\\boxed" not in turn.text and "</answer>" not in turn.text
 
 

@@ -95,11 +95,15 @@ def drop_solved(rows: Rows, samples: Iterable[tuple[str, bool]], times: int, fil
     solved: Rows = []
     for row in rows:
         name = row["extra_info"]["id"]
-        counted = outcomes[name][:times]
-        if len(counted) < times:
-            raise UserError(
-                f"problem {name} has {len(counted)} samples, but {times} are needed to decide whether it is solved",
-                f"Sample the training problems {times} times with the policy that the stage starts from.",
-            )
-        (solved if all(counted) else unsolved).append(row)
+        check_samples(name, len(outcomes[name]), times)
+        (solved if all(outcomes[name][:times]) else unsolved).append(row)
     return unsolved + solved[: max(0, fill - len(unsolved))]
+
+
+def check_samples(problem: str, samples: int, times: int) -> None:
+    """Raise a UserError where a problem has fewer samples than decide whether it is solved."""
+    if samples < times:
+        raise UserError(
+            f"problem {problem} has {samples} samples, but {times} are needed to decide whether it is solved",
+            f"Sample the training problems {times} times with the policy that the stage starts from.",
+        )

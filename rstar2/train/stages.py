@@ -60,6 +60,7 @@ from rstar2.train.trainer.checkpoints import (
     finished_steps,
     last_checkpoint,
     prune,
+    steps_of,
 )
 
 OnStep = Callable[[int, dict[str, float]], None]
@@ -321,9 +322,8 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
     """
     checkpoints, hardware = model.parent / "checkpoints", recipe.hardware
     hint = "Give the folder of the stage before, or start afresh with --set optim.state=fresh."
-    steps = [int(folder.name.removeprefix("global_step_")) for folder in checkpoints.glob("global_step_*")]
-    actor = checkpoints / f"global_step_{max(steps, default=0)}" / "actor"
-    ranks = hardware.nodes * hardware.gpus_per_node
+    actor = checkpoints / f"global_step_{max(steps_of(checkpoints), default=0)}" / "actor"
+    ranks = hardware.ranks
     if not any(actor.glob("optim_world_size_*")):
         raise UserError(f"optim.state = continued, but {model} has no optimizer state beside it", hint)
     if not (actor / f"optim_world_size_{ranks}_rank_0.pt").exists():

@@ -15,7 +15,7 @@ from rstar2.formats.format import FORMAT_FILE, Format, read_format, save_format
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
 from rstar2.train.conversations import Encoded, encode, read_conversations
-from rstar2.train.filter.unsolved import counted
+from rstar2.train.filter.unsolved import check_counted, counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import problems_of
 from rstar2.train.stages import check_enough, last_actor, prompt_lengths
@@ -99,8 +99,8 @@ def plan_training(
 ) -> TrainPlan:
     """Check everything that can be checked before the first stage.
 
-    A UserError where model, data or `solved` cannot be used, the data is too small, also without prompts that are too
-    long, or no judge can be started.
+    A UserError where model, data or `solved` cannot be used, `solved` does not decide on each problem that a stage may
+    leave out, the data is too small, also without prompts that are too long, or no judge can be started.
     """
     check_model(model)
     fmt = check_start(recipes, model)
@@ -121,6 +121,11 @@ def plan_training(
         number: _too_long(lengths, recipe, recipe.rollout.prompts, str(data))
         for number, recipe in recipes.items()
     }
+    if solved is not None:
+        for recipe in filter(lambda each: each.drop_solved, recipes.values()):
+            limit = recipe.rollout.prompt_tokens
+            left = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
+            check_counted(solved, left, recipe)
     held_out_too_long = {
         number: _too_long(prompt_lengths(held, codec), recipes[number], 1, str(recipes[number].held_out.data))
         for number, held in held_out.items()

@@ -111,6 +111,10 @@ def test_a_runs_lengths_are_expected_again(model: Path) -> None:
         (["--model", "Qwen3-14B", "--stage", "4"], "--stage 4: no such stage"),
         (["--model", "Qwen3-14B", "--set", "algorithm.name=grop"], "the nearest is 'grpo'"),
         (["--model", "Qwen3-14B", "--set", "hardware.gpu=h1000"], "the nearest is 'h100'"),
+        (
+            ["--model", "Qwen3-14B", "--generate-tps", "inf"],
+            "--generate-tps inf: must be above 0 and at most",
+        ),
     ],
 )
 def test_a_mistake_is_refused_by_name(args: list[str], said: str, model: Path) -> None:
@@ -233,6 +237,12 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(
     )
     assert "checkpoint.keep=1" in said
     assert "GiB free" not in rstar2(*line, "--stage", "1", "--set", "checkpoint.keep=1").stdout
+    # What an earlier start has written needs no room again.
+    stored = Path("runs/x/stage1/checkpoints/global_step_10/actor/model.pt")
+    stored.parent.mkdir(parents=True)
+    with stored.open("wb") as sparse:
+        sparse.truncate(51 << 30)
+    assert "GiB free" not in rstar2(*line, "--stage", "1").stdout
 
 
 def test_a_dry_run_of_a_model_that_is_not_here_says_that_it_has_no_plan(model: Path) -> None:

@@ -48,7 +48,8 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     path = tmp_path / "train.parquet"
-    write_parquet(path, [{"prompt": [{"role": "user", "content": "?"}]}])
+    answer = {"style": "rule", "ground_truth": "1"}
+    write_parquet(path, [{"prompt": [{"role": "user", "content": "?"}], "reward_model": answer}])
     return path
 
 

@@ -48,6 +48,79 @@ def test_rows_in_verls_form_stay_as_they_are(tmp_path: Path) -> None:
     assert stage_rows(tmp_path / "verl.parquet", rollouts=16) == rows
 
 
+def test_rows_of_ones_own_need_a_problem_and_an_answer_and_get_ids_of_their_texts(tmp_path: Path) -> None:
+    rows = [{"problem": "What is 1+1?", "answer": "2"}, {"problem": "What is 6*7?", "answer": "42"}]
+    file = tmp_path / "mine.parquet"
+    write_parquet(file, [*rows, rows[0]])
+    made = stage_rows(file, rollouts=8)
+    names = [row["extra_info"]["id"] for row in made]
+    assert len(set(names)) == 3
+    assert names[2] == f"{names[0]}-2"
+    assert {row["data_source"] for row in made} == {"mine"}
+    write_parquet(file, rows[::-1])
+    again = [row["extra_info"]["id"] for row in stage_rows(file, rollouts=8)]
+    assert again == names[1::-1], "an id is the text's, wherever its row is"
+
+
+def test_rows_in_verls_form_get_the_ids_that_they_lack(tmp_path: Path) -> None:
+    """Without one every problem of a step would be RoC's same draw."""
+    row = rl_rows([Problem("", "What is 1+1?", "2")], 8, "mine")[0]
+    for about in ({"index": 0, "split": "train"}, None):
+        rows = [{**row, "extra_info": about}, {**row, "extra_info": about, "prompt": [{"content": "Other?"}]}]
+        write_parquet(tmp_path / "verl.parquet", rows)
+        read = stage_rows(tmp_path / "verl.parquet", rollouts=16)
+        names = [each["extra_info"]["id"] for each in read]
+        assert len({*names, ""}) == 3
+        assert read[1]["extra_info"] == {**(about or {}), "id": names[1]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"problem": None}, "problem must be a text, not None"),
+        ({"problem": " "}, "problem must be a text, not ' '"),
+        ({"answer": None}, "answer must be a text, not None"),
+        ({"id": "a"}, "has the id of row 1, 'a'"),
+    ],
+)
+def test_a_problem_that_cannot_be_trained_on_is_named_by_its_row(
+    tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    good = {"id": "a", "problem": "What is 1+1?", "answer": "2", "source": "mine"}
+    write_parquet(tmp_path / "mine.parquet", [good, {**good, "id": "b", **changes}])
+    with pytest.raises(UserError) as refused:
+        stage_rows(tmp_path / "mine.parquet", rollouts=8)
+    assert f"mine.parquet, row 2: {said}" in refused.value.message
+
+
+@pytest.mark.parametrize(("column", "value"), [("id", 1), ("answer", 2), ("problem", 3)])
+def test_numbers_where_texts_belong_are_refused(tmp_path: Path, column: str, value: int) -> None:
+    good = {"id": "a", "problem": "What is 1+1?", "answer": "2", "source": "mine"}
+    write_parquet(tmp_path / "mine.parquet", [{**good, column: value}])
+    with pytest.raises(UserError, match=rf"row 1: {column} must be a text, not {value}"):
+        stage_rows(tmp_path / "mine.parquet", rollouts=8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"reward_model": None}, "reward_model.ground_truth must be a text, not None"),
+        ({"reward_model": {"style": "rule"}}, "reward_model.ground_truth must be a text, not None"),
+        ({"prompt": []}, "prompt is not a list of messages with text"),
+        ({"prompt": [{"role": "user", "content": None}]}, "prompt is not a list of messages with text"),
+        ({"extra_info": {"id": "p"}}, "has the id of row 1, 'p'"),
+    ],
+)
+def test_a_row_in_verls_form_that_cannot_be_trained_on_is_named(
+    tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    rows = rl_rows([Problem("p", "What is 1+1?", "2"), Problem("q", "What is 2+1?", "3")], 8, "mine")
+    write_parquet(tmp_path / "verl.parquet", [rows[0], {**rows[1], **changes}])
+    with pytest.raises(UserError) as refused:
+        stage_rows(tmp_path / "verl.parquet", rollouts=8)
+    assert f"verl.parquet, row 2: {said}" in refused.value.message
+
+
 def test_a_prepared_folder_can_be_evaluated(problems: Path) -> None:
     assert load_benchmark(str(problems)) == [
         Problem("a-1", "What is 1+1?", "2"),

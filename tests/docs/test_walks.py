@@ -39,7 +39,7 @@ BETWEEN = {
         _JUDGE + "client/client.py:JudgeClient.run",
         "rstar2/tools/python_code_with_standard_io.py:Tool.run",
     ],
-    "ChatCodec.tool_turn": ["rstar2/agent.py:_run", "rstar2/agent.py:_take_turns"],
+    "ChatCodec.tool_turn": ["rstar2/agent.py:_run_all", "rstar2/agent.py:_take_turns"],
     "grade": [_GRADER + "worker.py:_graded"],
     "tokenize": [_GRADER + "parse/reader.py:_parsed"],
     "Arithmetic._sum": [

@@ -272,6 +272,18 @@ def test_nested_verl_keys_reach_verl_as_dotted_ones_do(tmp_path: Path) -> None:
     assert (config.trainer.test_freq, config.data.seed) == (5, 9)
 
 
+def test_verl_keys_of_the_user_win_however_the_layers_below_write_them(tmp_path: Path) -> None:
+    """A table of a recipe, a profile's dotted keys, and --set, each on top of the one before."""
+    key = "actor_rollout_ref.rollout"
+    nested = tmp_path / "nested.toml"
+    nested.write_text(f'steps = 3\n[verl.{key}]\nfree_cache_engine = true\nname = "sglang"\nseed = 3\n')
+    below = command_of(stage_recipe(1, "laptop", [], str(nested)), tmp_path).argv
+    assert {f"{key}.free_cache_engine=False", f"{key}.name=rstar2_cpu", f"{key}.seed=3"} <= set(below)
+    changes = [f"verl.{key}.name=vllm", f"verl.{key}.free_cache_engine=true"]
+    above = command_of(stage_recipe(1, "laptop", changes, str(nested)), tmp_path).argv
+    assert {f"{key}.free_cache_engine=True", f"{key}.name=vllm", f"{key}.seed=3"} <= set(above)
+
+
 @pytest.mark.slow
 @NEEDS_VERL
 def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:

@@ -119,4 +119,67 @@ def test_a_conversation_that_fits_no_micro_batch_is_refused_at_once() -> None:
 
 def test_micro_batches_hold_the_longest_rollout_where_no_size_is_named() -> None:
     assert stage_recipe(3, None, []).update_tokens == 2048 + 12288
-    assert stage_recipe(3, None, ["hardware.sequence_parallel=3"]).update_tokens == 4779
+    assert (
+        stage_recipe(3, None, ["hardware.gpus_per_node=6", "hardware.sequence_parallel=3"]).update_tokens
+        == 4779
+    )
+
+
+@pytest.mark.parametrize(
+    ("profile", "changes", "said"),
+    [
+        ("64xh100", ["hardware.nodes=6"], "batch = 128 conversations cannot be split evenly over 48 GPUs"),
+        ("64xh100", ["batch=32"], "batch = 32 conversations cannot be split evenly over 64 GPUs"),
+        ("laptop", ["batch=3", "hardware.gpus_per_node=2"], "batch = 3 conversations .* over 2 ranks"),
+        (
+            "8xh100",
+            ["batch=6", "hardware.sequence_parallel=2"],
+            "over 8 GPUs .*, in groups of hardware.sequence_parallel = 2",
+        ),
+        ("8xh100", ["hardware.sequence_parallel=3"], "8 GPUs .* groups of hardware.sequence_parallel = 3"),
+        ("laptop", ["hardware.nodes=2"], 'hardware.nodes = 2, but hardware.device = "cpu"'),
+    ],
+)
+def test_sft_on_ranks_that_cannot_share_a_batch_is_refused(
+    profile: str, changes: list[str], said: str
+) -> None:
+    """VERL would train on batches of another size, and let the learning rate rise again at the end."""
+    with pytest.raises(UserError, match=said):
+        sft_recipe(profile, changes)
+
+
+@pytest.mark.parametrize(
+    ("profile", "changes", "said"),
+    [
+        (
+            "64xh100",
+            ["hardware.nodes=6"],
+            r"rollout\.prompts = 512 times roc\.down_sample_to_n = 16 .* 48 GPUs",
+        ),
+        (
+            "laptop",
+            ["rollout.prompts=4", "roc.down_sample_to_n=2", "hardware.gpus_per_node=3"],
+            "cannot be split evenly over 3 ranks",
+        ),
+        (
+            "64xh100",
+            ["verl.actor_rollout_ref.actor.ppo_mini_batch_size=3"],
+            "ppo_mini_batch_size = 3 times roc.down_sample_to_n = 16 rollouts cannot be split evenly over 64",
+        ),
+        ("64xh100", ["hardware.tensor_parallel=16"], "hardware.gpus_per_node = 8 .*tensor_parallel = 16"),
+        ("8xh100", ["hardware.tensor_parallel=3"], "cannot be split into engines of .*tensor_parallel = 3"),
+        ("laptop", ["hardware.nodes=2"], 'hardware.nodes = 2, but hardware.device = "cpu"'),
+    ],
+)
+def test_a_stage_on_gpus_that_cannot_share_its_work_is_refused(
+    profile: str, changes: list[str], said: str
+) -> None:
+    """VERL would end in the first update, after a whole step of rollouts, or wait for GPUs that no node has."""
+    with pytest.raises(UserError, match=said):
+        stage_recipe(1, profile, changes)
+
+
+def test_ranks_that_share_an_update_are_not_refused() -> None:
+    halved = ["hardware.nodes=6", "hardware.sequence_parallel=3"]
+    assert stage_recipe(1, "64xh100", halved).hardware.ranks == 48
+    assert sft_recipe("64xh100", ["hardware.nodes=6", "batch=96"]).hardware.ranks == 48

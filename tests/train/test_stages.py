@@ -140,6 +140,36 @@ def test_the_filter_before_a_stage_needs_no_verdicts_on_problems_whose_prompts_a
     assert [each["extra_info"]["id"] for each in kept] == ["1", "2", "3"]
 
 
+@needs("torch")
+def test_verdicts_are_looked_at_before_the_first_stage(model: Path, tmp_path: Path) -> None:
+    """Those that a stage would find missing hours later, and those that no stage would use."""
+    data = written(tmp_path / "train.parquet", short=4, long=1)
+    verdicts = tmp_path / "solved" / VERDICTS
+    changes = ["rollout.prompts=3", "rollout.prompt_tokens=600", "stage2.optim.state=fresh"]
+
+    def planned(numbers: list[int], *more: str) -> TrainPlan:
+        recipes = stage_recipes(numbers, None, [*changes, *more])
+        return plan_training(recipes, model, data, verdicts.parent, JudgeChoice("http://judge"))
+
+    with VerdictWriter(verdicts) as writer:
+        for problem in ("0", "1", "2"):
+            for sample in range(8):
+                writer.write(problem, sample, "wrong")
+    with pytest.raises(UserError, match=r"--solved .*solved: problem 3 has 0 samples, but 8 are needed"):
+        planned([1, 2, 3])
+    with VerdictWriter(verdicts) as writer:
+        for sample in range(8):
+            writer.write("3", sample, "correct")
+    assert planned([1, 2, 3]).solved == verdicts.parent, (
+        "the fifth problem's prompt is too long for any stage"
+    )
+    with pytest.raises(UserError, match="9 are needed"):
+        planned([1, 2, 3], "stage3.drop_solved=9")
+    for numbers, more in (([1, 2], ()), ([1, 2, 3], ("drop_solved=0",))):
+        with pytest.raises(UserError, match=r"no stage of this run leaves out solved problems \(drop_solved"):
+            planned(numbers, *more)
+
+
 def stage2(ranks: int = 2, lr: float = 1e-6, weight_decay: float = 0.01) -> StageRecipe:
     optim = [f"optim.lr={lr}", f"optim.weight_decay={weight_decay}"]
     return stage_recipe(2, None, [f"hardware.gpus_per_node={ranks}", *optim])
@@ -152,7 +182,8 @@ def stage1(tmp_path: Path) -> Path:
     actor.mkdir(parents=True)
     for rank in range(2):
         (actor / f"optim_world_size_2_rank_{rank}.pt").touch()
-    (tmp_path / "stage1" / "checkpoints" / "global_step_9").mkdir()
+    for name in ("global_step_9", "global_step_13.bak"):
+        (tmp_path / "stage1" / "checkpoints" / name).mkdir()
     write_json(tmp_path / "stage1" / "optimizer.json", stage2().optim.model_dump())
     return actor
 
@@ -194,7 +225,7 @@ def test_an_optimizer_that_cannot_be_continued_is_one_message(tmp_path: Path, st
 def test_a_training_that_begins_with_a_continued_stage_is_refused_before_it_begins(
     model: Path, tmp_path: Path
 ) -> None:
-    write_parquet(tmp_path / "train.parquet", [{"prompt": "?"}] * 512)
+    written(tmp_path / "train.parquet", short=512, long=0)
     with pytest.raises(
         UserError, match=r"optim.state = continued, but .*/model has no optimizer state beside it"
     ):
@@ -207,6 +238,27 @@ def test_a_stage_that_continues_an_optimizer_has_its_settings() -> None:
             stage_recipes([1, 2, 3], None, [change])
         stage_recipes([1, 2, 3], None, [change, "stage2.optim.state=fresh"])
     stage_recipes([1, 2, 3], None, ["optim.lr=2e-6", "stage3.optim.lr=1e-6"])
+
+
+def test_a_stage_has_the_format_of_the_one_before() -> None:
+    """A stage's model has the format that it was trained in."""
+    with pytest.raises(UserError, match=r"stage 2 starts from stage 1's model .*: it cannot use release"):
+        stage_recipes([1, 2], None, ["stage2.format=release"])
+    with pytest.raises(UserError, match=r"keeps its format, release: it cannot use another"):
+        stage_recipes([1, 2, 3], None, ["stage1.format=release"])
+    stage_recipes([1, 2, 3], None, ["format=release"])
+    stage_recipes([1, 2, 3], None, ["format=''"])
+    stage_recipes([2], None, ["stage2.format=release"])
+
+
+def test_a_stage_that_continues_an_optimizer_has_its_ranks() -> None:
+    """Told before stage 1, not after it: VERL reads AdamW's state on as many ranks as wrote it."""
+    change = "stage2.hardware.nodes=4"
+    with pytest.raises(UserError, match=r"which 64 ranks write .*: it cannot use 32"):
+        stage_recipes([1, 2], "64xh100", [change])
+    stage_recipes([1, 2], "64xh100", [change, "stage2.optim.state=fresh"])
+    stage_recipes([1, 2], "64xh100", [change, "stage2.hardware.gpus_per_node=16"])
+    stage_recipes([1, 2, 3], "64xh100", ["stage3.hardware.nodes=4"])
 
 
 @needs("torch")

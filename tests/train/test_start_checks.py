@@ -25,6 +25,7 @@ from rstar2.train.start_checks import (
     with_format,
 )
 
+BAD_CALL = {"function": {"name": "f", "arguments": '{"x": "\\ud83d"}'}}
 GOOD = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 
 
@@ -41,6 +42,13 @@ def lines(path: Path, *rows: object) -> Path:
         ({"messages": []}, "row 2: no messages"),
         ({"messages": [{"role": "user", "content": "?"}]}, "row 2: no assistant message"),
         ({"messages": [{"role": "robot", "content": "?"}]}, "row 2: message 1 has role 'robot'"),
+        ({"messages": [{"role": ["x"], "content": "?"}]}, "row 2: message 1 has role ['x']"),
+        ({"messages": [GOOD[0], {**GOOD[1], "content": "\ud83d"}]}, "row 2: holds half a surrogate pair"),
+        ({"messages": GOOD, "tools": '[{"name": "\\ud83d"}]'}, "row 2: holds half a surrogate pair"),
+        (
+            {"messages": [GOOD[0], {"role": "assistant", "tool_calls": [BAD_CALL]}]},
+            "row 2: holds half a surrogate pair",
+        ),
         ({"messages": [{"role": "user", "content": 3}]}, "row 2: message 1 has no text content"),
         ({"messages": [{"role": "assistant", "content": None}]}, "row 2: message 1 has no text content"),
         (
@@ -68,7 +76,7 @@ def test_long_conversations_are_counted_at_the_start_and_dropped_or_cut(
     data = lines(tmp_path / "x.jsonl", {"messages": GOOD}, {"messages": long}, {"messages": GOOD})
 
     def planned(*changes: str) -> SftPlan:
-        return plan_sft(sft_recipe(None, ["max_tokens=100", "batch=2", *changes]), tmp_path, data)
+        return plan_sft(sft_recipe("laptop", ["max_tokens=100", "batch=2", *changes]), tmp_path, data)
 
     dropped, cut = planned(), planned("too_long=cut")
     assert (dropped.too_long, cut.too_long) == (1, 1)
@@ -91,7 +99,7 @@ def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, to
     data = lines(tmp_path / "x.jsonl", *rows)
 
     def told(*changes: str) -> tuple[float, int]:
-        recipe = sft_recipe(None, ["batch=2", "max_tokens=2000", *changes])
+        recipe = sft_recipe("laptop", ["batch=2", "max_tokens=2000", *changes])
         sample = conversation_lengths(recipe, tmp_path, rows)
         every = [len(each.input_ids) for each in plan_sft(recipe, tmp_path, data).conversations]
         assert set(sample) <= set(every)

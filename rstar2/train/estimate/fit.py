@@ -24,6 +24,7 @@ def stage_warnings(
     hardware = recipe.hardware
     yield from division_warnings(shape, hardware)
     yield from memory_warnings(hardware, memory, machine_memory)
+    yield from _refill_warnings(recipe)
     yield from _engine_warnings(hardware, memory)
     yield from judge_warnings(judge)
     yield from mode_warnings(recipe)
@@ -80,12 +81,9 @@ def judge_warnings(judge: Judge) -> Iterator[str]:
 
 
 def division_warnings(shape: ModelShape, hardware: Hardware) -> Iterator[str]:
-    """What of the hardware does not divide evenly; vLLM and VERL refuse to start then."""
-    gpus = hardware.nodes * hardware.gpus_per_node
+    """What of the model does not divide evenly over the hardware; vLLM and VERL refuse to start then."""
     for key in ("tensor_parallel", "sequence_parallel"):
         parts = getattr(hardware, key)
-        if gpus % parts:
-            yield f"{gpus} GPUs cannot be split into groups of {parts}: change hardware.{key}"
         if shape.heads % parts:
             yield f"the model's {shape.heads} attention heads cannot be split by {parts}: change hardware.{key}"
 
@@ -136,6 +134,17 @@ def _engine_warnings(hardware: Hardware, memory: Memory) -> Iterator[str]:
         yield (
             f"an engine holds {full} rollouts of full length, and is sent {sent}: it will recompute many of them. Set "
             f"hardware.sequences_in_flight={MOST_IN_FLIGHT * full}, or raise hardware.tensor_parallel"
+        )
+
+
+def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
+    """How much more a step may roll out than the plan says, which knows no model's groups without a gradient."""
+    refills = recipe.selection.refill_batches
+    if refills:
+        most = round((1 + refills) * recipe.rollout.prompts * recipe.rollout.rollouts)
+        yield (
+            f"groups without a gradient are replaced, so a step may roll out up to {1 + refills:g} times its problems, "
+            f"{most:,} rollouts; the plan expects the share of such groups that --like RUN had, or else none"
         )
 
 

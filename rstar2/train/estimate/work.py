@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rstar2.errors import UserError
 from rstar2.train.estimate.gpus import gpu_of
 from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory, Update
 from rstar2.train.estimate.model import ModelShape
@@ -61,6 +62,10 @@ class Assumptions:
         """Of an average prompt."""
         return min(self.mean_prompt_tokens, rollout.prompt_tokens)
 
+    def times_rolled_out(self, recipe: StageRecipe) -> float:
+        """Groups of a step per problem of it: more than one where those without a gradient are replaced."""
+        return 1 / max(self.trained_groups, 1 / (1 + recipe.selection.refill_batches))
+
     def update(self, recipe: StageRecipe) -> Update:
         """What the largest step trains on."""
         rollout, selection = recipe.rollout, recipe.selection
@@ -70,12 +75,27 @@ class Assumptions:
         return Update(kept, self.prompt_tokens(rollout) + tokens)
 
 
+MOST_TPS = 1e9
+"""Tokens per second of one GPU, thousands of times what the fastest reach."""
+
+
 @dataclass(frozen=True)
 class Rates:
-    """Tokens per second of one GPU, as the user states them; None where they are to be calculated."""
+    """Tokens per second of one GPU, as the user states them; None where they are to be calculated.
+
+    A UserError for what no GPU reaches, infinite numbers included.
+    """
 
     generate: float | None = None
     update: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, stated in (("--generate-tps", self.generate), ("--update-tps", self.update)):
+            if stated is not None and not 0 < stated <= MOST_TPS:
+                raise UserError(
+                    f"{name} {stated:g}: must be above 0 and at most {MOST_TPS:g}",
+                    "Give the tokens per second of one GPU.",
+                )
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,7 @@ class Step:
     """One training step."""
 
     rollouts: int
+    """Those of replaced groups included, at the expected share of groups that give a gradient."""
     kept_rollouts: int
     """At most; groups without a signal are dropped."""
     tokens: int
@@ -137,7 +158,7 @@ def stage_step(
 ) -> Step:
     rollout, hardware = recipe.rollout, recipe.hardware
     gpus = hardware.nodes * hardware.gpus_per_node
-    rollouts = rollout.prompts * rollout.rollouts
+    rollouts = round(rollout.prompts * rollout.rollouts * given.times_rolled_out(recipe))
     kept = rollout.prompts * min(recipe.roc.down_sample_to_n, rollout.rollouts)
     mean, prompt = given.rollout_tokens(rollout), given.prompt_tokens(rollout)
     per_token_s, at_once = _token_s(shape, recipe, memory, given)

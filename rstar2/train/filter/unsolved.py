@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
@@ -26,7 +27,7 @@ from rstar2.train.filter.progress import CARD, SETTINGS, VERDICTS
 from rstar2.train.filter.sample import TRACES, FilterProgress, Sampler, sample_problems
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.reward import solved
-from rstar2.train.sampling import JudgeAddress, Rows, drop_solved, problems_of
+from rstar2.train.sampling import JudgeAddress, Rows, check_samples, drop_solved, problems_of
 
 _GRADERS = 4
 """Processes, beside engines on GPUs."""
@@ -73,11 +74,33 @@ def unsolved_as_counted(file: Path, rows: Rows, recipe: StageRecipe, model: Path
     return drop_solved(rows, outcomes, recipe.drop_solved, recipe.rollout.prompts)
 
 
-def counted(path: Path, recipe: StageRecipe | None = None) -> Path:
+def check_counted(path: Path, rows: Rows, recipe: StageRecipe) -> None:
+    """Raise a UserError where what `counted` finds does not decide on each of the rows, or as of `counted`."""
+    file = counted(path, recipe)
+    samples: Counter[str] = Counter()
+    if file.name == VERDICTS:
+        samples.update({problem: len(seen) for problem, seen in Tally.of(file).samples.items()})
+    else:
+        samples.update(trace.problem_id for trace in read_traces(file))
+    for row in rows:
+        name = row["extra_info"]["id"]
+        try:
+            check_samples(name, samples[name], recipe.drop_solved)
+        except UserError as error:
+            raise UserError(f"--solved {path}: {error.message}", error.hint) from error
+
+
+def counted(path: Path, recipe: StageRecipe | None) -> Path:
     """The verdicts of a filter, or the traces of an `rstar2 eval` run of one benchmark: a file, or in its folder.
 
-    A UserError where there is not one such file, or the verdicts were reached under another reward than the recipe's.
+    A UserError where there is not one such file, the verdicts were reached under another reward than the recipe's, or
+    there is no recipe of a stage that leaves out solved problems.
     """
+    if recipe is None:
+        raise UserError(
+            f"--solved {path}: no stage of this run leaves out solved problems (drop_solved = 0)",
+            "Leave out --solved, or set drop_solved, the number of samples in each of which a problem must be solved.",
+        )
     in_folder = sorted(path.glob(f"**/{VERDICTS}")) or sorted(path.glob(f"**/{TRACES}"))
     found = [path] if path.is_file() else in_folder
     if len(found) != 1:
@@ -87,7 +110,7 @@ def counted(path: Path, recipe: StageRecipe | None = None) -> Path:
             "filtered them.",
         )
     settings = found[0].with_name(SETTINGS)
-    if recipe is not None and found[0].name == VERDICTS and settings.is_file():
+    if found[0].name == VERDICTS and settings.is_file():
         reward = json.loads(settings.read_text(encoding="utf-8")).get("reward")
         if reward != recipe.reward:
             raise UserError(

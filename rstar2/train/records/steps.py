@@ -7,6 +7,7 @@ is NaN or infinite; here it is NaN.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -186,10 +187,17 @@ def with_nan(metrics: Metrics) -> Metrics:
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of all starts of a trainer, in order."""
     for path in sorted(folder.glob("metrics-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
-        for line in path.read_bytes().splitlines(keepends=True):
-            if line.endswith(b"\n"):
-                row = json.loads(line)
-                yield {**row, "data": with_nan(row["data"])}
+        for row in whole_lines(path.read_bytes()):
+            yield {**row, "data": with_nan(row["data"])}
+
+
+def whole_lines(written: bytes) -> Iterator[dict[str, Any]]:
+    """The steps' lines of a metrics file; those that a kill or a full disk has torn are left out, wherever they are."""
+    for line in written[: written.rfind(b"\n") + 1].splitlines():
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and "step" in row and isinstance(row.get("data"), dict):
+                yield row
 
 
 def sft_metrics(folder: Path) -> dict[int, Metrics]:

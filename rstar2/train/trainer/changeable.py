@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
+from rstar2.train.recipe import dotted
+
 MAY_CHANGE = frozenset(
     {
         "hardware.gpu",
@@ -33,8 +35,9 @@ MAY_CHANGE = frozenset(
 
 
 def compared(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe as JSON, or a part of one, without the keys that may change."""
-    return without(recipe, MAY_CHANGE)
+    """A recipe as JSON, or a part of one, without the keys that may change; VERL's are dotted, however written."""
+    verl = {"verl": dotted(recipe["verl"])} if "verl" in recipe else {}
+    return without({**recipe, **verl}, MAY_CHANGE)
 
 
 def without(values: dict[str, Any], keys: Set[str], table: str = "") -> dict[str, Any]:

@@ -82,11 +82,12 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """A step's batch and metrics.
 
         Raises:
-            JudgeError: too many rollouts lost a call, for longer than the recipe's `judge.stop_after_s`.
+            JudgeError: too many rollouts lost a call, and the judge was away for longer than the recipe's
+                `judge.stop_after_s`, or `EMPTY_STEPS` times in a row while it answers.
             Failure: whatever was rolled out, the algorithm leaves all of it out.
         """
         self._step = global_steps
-        deadline, paused_s, empty = None, 0.0, 0
+        paused_s, lost, empty = 0.0, 0, 0
         while True:
             self._replaced.clear()
             batch, metrics = super().sample(global_steps, partition_id, batch_size)
@@ -99,10 +100,10 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                 self._nothing_to_train_on(empty)
                 self.refill_fn(batch_size)
                 continue
-            begun_at = time.monotonic()
-            deadline = deadline or begun_at + self._judge.stop_after_s
-            self._await_judge(deadline)
-            paused_s += time.monotonic() - begun_at
+            lost += 1
+            # Only waiting counts: to roll a step out again may take longer than the limit.
+            paused_s += self._await_judge(self._judge.stop_after_s - paused_s)
+            self._lost_again(lost)
             self.refill_fn(batch_size)
 
     def _materialize_batch(
@@ -219,8 +220,8 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             )
         log.warning("%s; it is rolled out again", why)
 
-    def _await_judge(self, deadline: float) -> None:
-        """Wait until the judge answers, and say why; JudgeError at the deadline, on the monotonic clock."""
+    def _await_judge(self, limit_s: float) -> float:
+        """Wait until the judge answers, and say why; the seconds that took, JudgeError past the limit."""
         why = f"step {self._step}: {self._lost_text()}"
         [settings] = json.loads(self._agent_loop.read_text())
         log.warning("%s; training waits for the judge at %s", why, settings["judge_url"])
@@ -229,17 +230,27 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             while True:
                 away_s = round(time.monotonic() - begun_at, 1)
                 self._progress.write(RolloutProgress(self._step, 0, self._wanted, judge_away_s=away_s))
-                if time.monotonic() > deadline:
-                    raise JudgeError(
-                        f"{why}, for {self._judge.stop_after_s:g} s; the last checkpoint is kept",
-                        "Start the judge again, then run the same command.",
-                    )
                 try:
                     judge.health()
                     log.warning("the judge answers; step %d is rolled out again", self._step)
-                    return
-                except JudgeError:
-                    time.sleep(min(JUDGE_POLL_S, max(0.0, deadline - time.monotonic())))
+                    return time.monotonic() - begun_at
+                except JudgeError as error:
+                    left_s = begun_at + limit_s - time.monotonic()
+                    if left_s <= 0:
+                        raise JudgeError(
+                            f"{why}, for {self._judge.stop_after_s:g} s; the last checkpoint is kept",
+                            "Start the judge again, then run the same command.",
+                        ) from error
+                    time.sleep(min(JUDGE_POLL_S, left_s))
+
+    def _lost_again(self, times: int) -> None:
+        """JudgeError once a judge that answers has lost too many calls of a step `EMPTY_STEPS` times in a row."""
+        if times == EMPTY_STEPS:
+            raise JudgeError(
+                f"step {self._step}: {self._lost_text()}, {times} times in a row although the judge answers; the last "
+                "checkpoint is kept",
+                "See the judge's own log for why it loses programs, then run the same command.",
+            )
 
     def _lost_text(self) -> str:
         """How many rollouts lost a tool call, and the most frequent causes."""

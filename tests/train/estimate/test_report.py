@@ -10,7 +10,7 @@ import pytest
 from rstar2.train.estimate.memory import sft_memory
 from rstar2.train.estimate.model import ModelShape, shape_of
 from rstar2.train.estimate.report import RunEstimate, estimate_run, sft_warnings
-from rstar2.train.estimate.work import Rates
+from rstar2.train.estimate.work import Assumptions, Rates
 from rstar2.train.recipe import sft_recipe, stage_recipes
 
 from .test_model import PUBLISHED
@@ -58,8 +58,8 @@ def test_hours_follow_from_the_tokens_per_second_that_are_stated() -> None:
 
 
 def test_a_step_is_never_shorter_than_its_longest_rollout() -> None:
-    """Two problems do not keep 64 GPUs busy: a rollout of 8K tokens takes its time nevertheless."""
-    few = estimated("Qwen3-14B", "64xh100", "rollout.prompts=2").stages[1].step
+    """Four problems do not keep 64 GPUs busy: a rollout of 8K tokens takes its time nevertheless."""
+    few = estimated("Qwen3-14B", "64xh100", "rollout.prompts=4").stages[1].step
     assert few.generate_s > 60
 
 
@@ -120,8 +120,11 @@ def test_a_4b_model_fits_on_one_h200_and_a_14b_does_not() -> None:
         (["hardware.offload=none"], "engine and trainer need", "hardware.offload=optimizer"),
         (["hardware.engine_memory_share=0.3"], "less than one rollout", "hardware.tensor_parallel=4"),
         (["hardware.sequences_in_flight=1024"], "is sent 1024", "hardware.sequences_in_flight="),
-        (["hardware.tensor_parallel=3"], "8 GPUs cannot be split", "hardware.tensor_parallel"),
-        (["hardware.tensor_parallel=3"], "attention heads cannot be split by 3", "hardware.tensor_parallel"),
+        (
+            ["hardware.gpus_per_node=3", "rollout.prompts=510", "hardware.tensor_parallel=3"],
+            "attention heads cannot be split by 3",
+            "hardware.tensor_parallel",
+        ),
         (["hardware.update_tokens=131072"], "the update needs", "hardware.update_tokens"),
         (
             ["hardware.gradient_checkpointing=false"],
@@ -134,6 +137,20 @@ def test_what_does_not_fit_is_told_with_the_key_to_change(changes: list[str], sa
     found = [warning for warning in warned("Qwen3-32B", "8xh100", *changes) if said in warning]
     assert len(found) == 1
     assert key in found[0]
+
+
+def test_groups_that_are_replaced_are_rolled_out_too_and_told() -> None:
+    """DAPO replaces groups without a gradient, here half of them, up to three times a step's problems."""
+    plain = estimated("Qwen3-14B", "64xh100").stages[1]
+    dapo = ("algorithm.name=dapo",)
+    half = estimated("Qwen3-14B", "64xh100", *dapo, assumptions=Assumptions(trained_groups=0.5)).stages[1]
+    assert (plain.step.rollouts, half.step.rollouts) == (16_384, 2 * 16_384)
+    assert half.hours > 1.5 * plain.hours
+    few = Assumptions(trained_groups=0.0)
+    assert estimated("Qwen3-14B", "64xh100", *dapo, assumptions=few).stages[1].step.rollouts == 4 * 16_384
+    (said,) = [warning for warning in warned("Qwen3-14B", "64xh100", *dapo) if "replaced" in warning]
+    assert "up to 4 times its problems, 65,536 rollouts" in said
+    assert not any("replaced" in warning for warning in plain.warnings)
 
 
 def test_what_a_warning_advises_ends_it() -> None:

@@ -225,11 +225,12 @@ def test_verdicts_of_another_reward_are_refused(tmp_path: Path) -> None:
     with VerdictWriter(tmp_path / "solved" / VERDICTS) as writer:
         writer.write("a", 0, "correct")
     (tmp_path / "solved" / "settings.json").write_text('{"reward": "release"}')
-    assert counted(tmp_path) == tmp_path / "solved" / VERDICTS
+    release = stage_recipe(3, None, ["reward=release"])
+    assert counted(tmp_path, release) == tmp_path / "solved" / VERDICTS
     with pytest.raises(UserError, match="reward = release, but the recipe has paper"):
         counted(tmp_path, stage_recipe(3, None, []))
     with pytest.raises(UserError, match="needs one file of verdicts or traces there, but has 0"):
-        counted(tmp_path / "nowhere")
+        counted(tmp_path / "nowhere", release)
 
 
 def test_a_line_that_is_no_verdict_is_named(tmp_path: Path) -> None:

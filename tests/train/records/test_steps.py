@@ -144,6 +144,13 @@ def test_metrics_of_a_resumed_stage_are_read_once_a_step(tmp_path: Path) -> None
     assert read == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0}
 
 
+def test_a_line_that_was_torn_ends_no_later_start_wherever_it_is(tmp_path: Path) -> None:
+    """A full disk tears one, and the logger of the same start writes on once there is room."""
+    torn = line(2)[:-20]
+    (tmp_path / "metrics-1.jsonl").write_text(line(1) + torn + line(3) + "7\n" + line(4) + torn)
+    assert list(step_metrics(tmp_path)) == [1, 4]
+
+
 def test_losses_of_a_resumed_sft_are_read_once_a_step(tmp_path: Path) -> None:
     rows = [json.dumps({"step": n, "data": {"train/loss": 1 / n}}) + "\n" for n in (1, 2, 3)]
     (tmp_path / "metrics-1.jsonl").write_text("".join(rows))

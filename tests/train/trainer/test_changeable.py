@@ -92,7 +92,7 @@ def test_what_only_decides_how_it_runs_may_change(kind: str, change: str, data: 
         ("train", "stage2.hardware.update_tokens=99999", "recipes.2.hardware.update_tokens"),
         ("train", "stage1.steps=7", "recipes.1.steps"),
         ("train", "stage1.seed=7", "recipes.1.seed"),
-        ("train", "stage1.verl.trainer.test_freq=7", "recipes.1.verl.trainer"),
+        ("train", "stage1.verl.trainer.test_freq=7", "recipes.1.verl.trainer.test_freq"),
         ("train", "stage1.rollout.prompts=7", "recipes.1.rollout.prompts"),
         ("sft", "lr=1", "recipe.lr"),
         ("demo", "stage2.rollout.tokens=50", "demo.stage2.rollout.tokens, stage2.rollout.tokens"),

@@ -272,6 +272,32 @@ def test_once_the_judge_answers_the_step_is_rolled_out_again(
     assert "step 1 is rolled out again" in caplog.text
 
 
+def test_only_waiting_for_the_judge_counts_and_a_judge_that_goes_on_losing_calls_ends_the_training(
+    submit: Any, judge: JudgeHandle, tmp_path: Path
+) -> None:
+    """A step may take longer than the limit, so one that is rolled out again says nothing about the judge."""
+    settings = {"judge_url": judge.url, "judge_token": judge.token}
+    (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
+    groups = iter([("b", "1x10"), ("c", "1x10"), ("d", "1010"), *((name, "1x10") for name in "efghijklmn")])
+
+    def refill(count: int) -> None:
+        for name, rewards in islice(groups, count):
+            submit(name, group(rewards))
+
+    # Less than one question to the judge takes, so that any second round is past it.
+    sampler = buffer(tmp_path, judge={"stop_after_s": 1e-9}, refill=refill, down_sample_to_n=2)
+    submit("a", group("1x10"))
+    batch, metrics = sampler.sample(1, "train", 1)
+    assert {key.split("_")[0] for key in batch.keys} == {"d"}
+    assert metrics["rstar2/judge_pause_s"] > 0
+    refill(1)
+    with pytest.raises(
+        JudgeError, match=r"lost a tool call: 1 .*10 times in a row although the judge answers"
+    ):
+        sampler.sample(2, "train", 1)
+    assert next(groups, None) is None
+
+
 def groups_of(keys: Any) -> set[str]:
     return {key.split("_")[0] for key in keys}
 
