@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _OPEN_FILES, _FILE_BYTES, _STACK_BYTES = 256, 256 * _MIB, 64 * _MIB
+_PENDING_SIGNALS = 256
+"""With timers: the kernel counts them for each user, and also for the user that owns the jail's user namespace."""
 _PAGE = resource.getpagesize()
 _NO_LIMIT = (1 << 63) - 1
 
@@ -30,6 +32,7 @@ class Confinement:
             (resource.RLIMIT_NOFILE, _OPEN_FILES),
             (resource.RLIMIT_FSIZE, _FILE_BYTES),
             (resource.RLIMIT_STACK, _STACK_BYTES),
+            (resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS),
         ]
         if spec["max_processes"]:
             self._limits.append((resource.RLIMIT_NPROC, spec["max_processes"]))

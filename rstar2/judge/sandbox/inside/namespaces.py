@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _socket
 import os
+import resource
 
 from rstar2.judge.sandbox.inside import scratch, syscalls
 
@@ -37,6 +38,9 @@ _WRITABLE = {"box": WORK_DIR, "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/
 WRITABLE = tuple(_WRITABLE.values())
 """What a program may write: parts of one small file system in memory."""
 
+_PENDING_SIGNALS = 4096
+"""Of all programs and sessions of a worker; the kernel counts them for the worker's user, too."""
+
 
 def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> bool:
     """Enter new namespaces and fork their first process. True in the process that waited outside for its end."""
@@ -44,6 +48,10 @@ def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> boo
     if spec["is_root"]:
         syscalls.unshare(syscalls.CLONE_NEWNS)
         _build_root(spec)
+    # What may be pending in the user namespace as a whole is the limit of the process that makes it.
+    hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
+    most = _PENDING_SIGNALS if hard == resource.RLIM_INFINITY else min(_PENDING_SIGNALS, hard)
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (most, most))
     flags = syscalls.ALL_NAMESPACES
     syscalls.unshare(flags if spec["user_namespace"] else flags & ~syscalls.CLONE_NEWUSER)
     if not spec["is_root"]:
