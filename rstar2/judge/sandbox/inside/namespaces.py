@@ -38,6 +38,8 @@ _WRITABLE = {"box": WORK_DIR, "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/
 WRITABLE = tuple(_WRITABLE.values())
 """What a program may write: parts of one small file system in memory."""
 
+OWNED = (*WRITABLE, _SCRATCH, PRELOAD_DIR)
+"""The folders that belong to the user of the jail, which programs run as where the worker is not root."""
 _PENDING_SIGNALS = 4096
 """Of all programs and sessions of a worker; the kernel counts them for the worker's user, too."""
 
@@ -146,6 +148,19 @@ def mount_scratch(spec: JailSpec, size_mb: int = scratch.MAX_MB) -> None:
         os.mkdir(f"{_SCRATCH}/{name}")
         os.chmod(f"{_SCRATCH}/{name}", 0o1777)
         syscalls.mount(f"{_SCRATCH}/{name}", path, "", syscalls.MS_BIND)
-    for path in filter(_is_covered, spec["bound_paths"]):
+    covered = list(filter(_is_covered, spec["bound_paths"]))
+    for path in covered:
         os.makedirs(path, exist_ok=True)
+    # Else a program could rename, or change, the folders that lead there.
+    read_only = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
+    for top in {_below_writable(path) for path in covered}:
+        syscalls.mount(top, top, "", syscalls.MS_BIND)
+        syscalls.mount("none", top, "", syscalls.MS_REMOUNT | syscalls.MS_BIND | read_only)
+    for path in covered:
         syscalls.mount(_COVERED + path, path, "", syscalls.MS_BIND | syscalls.MS_REC)
+
+
+def _below_writable(path: str) -> str:
+    """What contains a covered path directly in a folder that programs may write."""
+    folder = next(folder for folder in WRITABLE if path.startswith(folder + "/"))
+    return f"{folder}/{path[len(folder) + 1 :].split('/')[0]}"
