@@ -233,6 +233,7 @@ class Sandbox:
             fds=streams.names,
             session=session > 0,
             private_scratch=session > 0 or tiers.is_one_user(jail.spec) or _looks_itself_up(code),
+            beside_sessions=bool(self._sessions) and tiers.counts_sessions(jail.spec),
             uid=tiers.program_uid(jail.spec, session),
             cpu=-1 if self._affinity is None else self._affinity.update(self._used_s),
             memory_mb=memory_mb,
