@@ -355,6 +355,10 @@ class Sandbox:
     def close(self) -> None:
         """End the jail and everything in it, sessions too."""
         self._drop_jail()
+        if self._spec is not None and self._spec["tier"] != "strict":
+            # What the last program left there; where it cannot be moved now, the next sandbox tries again.
+            with contextlib.suppress(OSError):
+                self._removal.take(Path(self._spec["work_dir"]), wait=False)
         self._removal.close()
         self._abort.close()
         if self._affinity is not None:

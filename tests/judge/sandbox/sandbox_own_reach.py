@@ -183,9 +183,10 @@ attempt(
     strict_only=PROCESSES,
 )
 # What the kernel counts for each user, or for the user that owns a namespace, and has few of.
-INOTIFY = "import ctypes\nlibc = ctypes.CDLL(None)\ndef check(fd):\n    if fd < 0: raise OSError"
-attempt("share/inotify", "check(libc.inotify_init1(0))", INOTIFY)
-attempt("share/inotify of old", "check(libc.inotify_init())", INOTIFY)
+LIBC = "import ctypes\nlibc = ctypes.CDLL(None)\ndef check(fd):\n    if fd < 0: raise OSError"
+attempt("share/inotify", "check(libc.inotify_init1(0))", LIBC)
+attempt("share/inotify of old", "check(libc.inotify_init())", LIBC)
+attempt("share/syncfs", "check(libc.syncfs(os.open(os.__file__, os.O_RDONLY)))", f"import os\n{LIBC}")
 case(
     "share/pending signals",
     """

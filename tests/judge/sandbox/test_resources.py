@@ -565,3 +565,30 @@ def _threads_beside_sessions(sandbox: Sandbox) -> list[str]:
 
 def test_what_sessions_have_of_processes_is_not_taken_from_programs(worker: ThisUser | OrdinaryUser) -> None:
     assert worker.do(_threads_beside_sessions) == ["60\n"] * 3
+
+
+def test_in_landlock_no_file_grows_without_being_written(landlock: Sandbox) -> None:
+    code = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+own = os.open('own', os.O_CREAT | os.O_RDWR)
+print(libc.fallocate(own, 0, ctypes.c_long(0), ctypes.c_long(1 << 20)), ctypes.get_errno() == 95)
+os.posix_fallocate(own, 0, 1 << 20)
+print(os.fstat(own).st_size)
+"""
+    assert landlock.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "a").stdout == "-1 True\n1048576\n"
+
+
+@pytest.mark.slow
+def test_what_the_last_program_left_is_removed_when_the_sandbox_is_closed(
+    landlock: Sandbox, tmp_path: Path
+) -> None:
+    del landlock  # Only for its skip.
+    sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
+    sandbox.start()
+    work_dir = Path(sandbox._started_spec()["work_dir"])
+    sandbox._open_jail()
+    # After the last cleaning.
+    (work_dir / "left").touch()
+    sandbox.close()
+    wait_until(lambda: not any(tmp_path.rglob("left")))
