@@ -68,13 +68,6 @@ JudgeModelUrl = Annotated[
         help="URL of an OpenAI-compatible server whose model grades arena-hard; its key is in OPENAI_API_KEY."
     ),
 ]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(
-        envvar="RSTAR2_API_KEY",
-        help="The API key of the --url server; without --judge-model-url, OPENAI_API_KEY has it too.",
-    ),
-]
 JudgeModelName = Annotated[
     str | None, typer.Option(help="Which model of the --judge-model-url server, if it has several.")
 ]
@@ -134,7 +127,7 @@ def run(
     url: common.Url = None,
     model_name: common.ModelName = None,
     api: common.Api = "tokens",
-    api_key: ApiKey = None,
+    api_key: common.ApiKey = None,
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     oracle: Oracle = False,
@@ -187,9 +180,6 @@ def run(
             "no model to measure: --run names the folder for the evaluation, not a model",
             f"To measure the model that a run trained, give --model {run_folder}.",
         )
-    openai_key = os.environ.get("OPENAI_API_KEY")
-    if not judge_model_url:
-        api_key = api_key or openai_key
     target = Target(model, url, model_name, oracle, FormatChoice(format, force_format), api, api_key)
     asked = {key: value for key, value in values.items() if value is not None}
     # Before all that takes long: the other imports, and a dataset hub without a network.
@@ -199,7 +189,8 @@ def run(
 
     choice = JudgeChoice(judge, judge_token, judge_workers)
     given = Given(data, baseline, native_calls)
-    judge_model = JudgeModel(judge_model_url, judge_model_name, openai_key) if judge_model_url else None
+    key = os.environ.get("OPENAI_API_KEY")
+    judge_model = JudgeModel(judge_model_url, judge_model_name, key) if judge_model_url else None
     plan = prepare(target, server, benchmarks, asked, choice, given, judge_model, limit)
     _measure(plan, run_folder or plan.folder, per_problem)
 

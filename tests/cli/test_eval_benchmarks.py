@@ -266,10 +266,10 @@ def test_each_server_gets_its_own_key_and_the_judge_models_goes_to_no_other(
 
 
 @pytest.mark.slow
-def test_without_a_judge_model_the_key_of_openai_is_the_servers(harness: Path, model: ChatStandIn) -> None:
+def test_the_key_of_openai_goes_to_no_other_server(harness: Path, model: ChatStandIn) -> None:
     ran = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", env={"OPENAI_API_KEY": "models"})
     assert ran.code == 0, printed(ran)
-    assert set(model.keys) == {"Bearer models"}
+    assert set(model.keys) == {None}
     assert "defaults decide top_k" in json.loads(Path("r/ifbench/results.json").read_text())["left_to_server"]
     assert "defaults decide top_k" in printed(ran)
 

@@ -29,9 +29,10 @@ local found = {}
 for i = 2, #KEYS do
   local id, fingerprint, body = ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2]
   local state = redis.call('GET', KEYS[i])
-  if state and string.sub(state, 17) ~= ARGV[3] then
+  local told = state and known(state, fingerprint)
+  if told and told ~= ARGV[3] then
     table.insert(found, id)
-    table.insert(found, known(state, fingerprint))
+    table.insert(found, told)
   else
     local entry = redis.call('XADD', KEYS[1], '*', 'id', id, 'body', body, 'at', ARGV[1])
     redis.call('SET', KEYS[i], fingerprint .. '@' .. KEYS[1] .. ' ' .. entry, 'EX', ARGV[2])
@@ -43,15 +44,15 @@ return found
 ENQUEUE = _KNOWN + _ENQUEUE
 """KEYS stream, states. ARGV now, ttl, CANCELLED, REUSED, NO_FINGERPRINT, then id, fingerprint and body of each.
 → id and state without fingerprint, by turns, of those that had a state already and were not queued; REUSED in
-place of the state where it has another fingerprint."""
+place of the state where it has another fingerprint. What was cancelled is queued again if it is the same."""
 
 ENQUEUE_IF_WORKER_ALIVE = (
     _KNOWN
     + """
 if redis.call('HEXISTS', ARGV[9], ARGV[10]) == 0 then
   local state = redis.call('GET', KEYS[2])
-  local waits = state and string.sub(state, 17) ~= ARGV[3]
-  return {ARGV[6], waits and known(state, ARGV[7]) or ARGV[11]}
+  local told = state and known(state, ARGV[7])
+  return {ARGV[6], told and told ~= ARGV[3] and told or ARGV[11]}
 end
 """
     + _ENQUEUE
@@ -67,7 +68,7 @@ for i = 4, #KEYS, 2 do
   entries[stream] = entries[stream] or {}
   table.insert(entries[stream], entry)
   local before = redis.call('GET', state)
-  if not before or string.sub(before, 17, 17) == '@' then
+  if not before or string.sub(before, 17) == '@' .. stream .. ' ' .. entry then
     redis.call('SET', state, (before and string.sub(before, 1, 16) or ARGV[5]) .. text, 'EX', ARGV[2])
     local inline = #text <= tonumber(ARGV[3]) and text or ''
     table.insert(notices, table.concat({id, ARGV[at + 4], ARGV[at + 5], inline}, ' '))
@@ -86,7 +87,8 @@ return {'stored', #notices, 'unfinished', unfinished, 'workers', redis.call('HLE
 """KEYS outcomes, tasks, workers, then state and stream of each. ARGV group, ttl, the longest result that is
 published whole, done, NO_FINGERPRINT, then entry, id, result, outcome, queue_s, wall_s of each.
 → names and numbers by turns: `stored`, how many of these results count (the others had one already, or were
-cancelled); `unfinished`, how many programs the queue holds; `workers`, how many share them."""
+cancelled, whatever was asked for under their ids since); `unfinished`, how many programs the queue holds; `workers`,
+how many share them."""
 
 STATES = """
 local found = {}

@@ -72,6 +72,7 @@ def lease_library():
 def lease_own_file():
     with open("leased", "w") as own: return fcntl.fcntl(own, fcntl.F_SETLEASE, fcntl.F_WRLCK) == 0
 def watch_folder(): return fcntl.fcntl(os.open("/", os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_ACCESS) == 0
+def watch_files(): return libc.inotify_init1(0) >= 0
 def own_signals(): return fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid()) == 0
 def own_signals_by_kind():
     return fcntl.fcntl(0, 15, array.array("i", [1, os.getpid()]).tobytes())

@@ -63,6 +63,8 @@ class StartCommand(TypedDict):
     session: bool
     private_scratch: bool
     """Give it a mount namespace with a scratch space and a /proc of its own, which takes milliseconds."""
+    beside_sessions: bool
+    """Sessions of the same user are open: what they have of processes and threads does not count as this program's."""
     uid: int
     """User to become; -1: keep the zygote's."""
     cpu: int

@@ -233,6 +233,7 @@ class Sandbox:
             fds=streams.names,
             session=session > 0,
             private_scratch=session > 0 or tiers.is_one_user(jail.spec) or _looks_itself_up(code),
+            beside_sessions=bool(self._sessions) and tiers.counts_sessions(jail.spec),
             uid=tiers.program_uid(jail.spec, session),
             cpu=-1 if self._affinity is None else self._affinity.update(self._used_s),
             memory_mb=memory_mb,
@@ -354,6 +355,10 @@ class Sandbox:
     def close(self) -> None:
         """End the jail and everything in it, sessions too."""
         self._drop_jail()
+        if self._spec is not None and self._spec["tier"] != "strict":
+            # What the last program left there; where it cannot be moved now, the next sandbox tries again.
+            with contextlib.suppress(OSError):
+                self._removal.take(Path(self._spec["work_dir"]), wait=False)
         self._removal.close()
         self._abort.close()
         if self._affinity is not None:

@@ -118,7 +118,8 @@ class Session:
         try:
             cell = self._wait_for_cell(nonce, data, began + timeout_s)
         except BrokenPipeError:
-            # It ended just now, and its zygote is about to report how.
+            # It ended just now, and its zygote is about to report how; or it has only shut the channel, and is killed.
+            self._jail.send(self._kind, {"op": "kill", "key": self._key})
             self._end_with(self._wait_for_process_end())
             return None
         self._streams.drain()
@@ -162,7 +163,7 @@ class Session:
         """Send a cell as fast as its process reads, and wait for its answer or the process's end.
 
         → which was first; neither: the cell does not stop, or its code wrote what is no answer, and is to be killed.
-        BrokenPipeError: the process ended before it had read all.
+        BrokenPipeError: the process ended, or shut the channel, before it had read all.
         """
         control = self._jail.zygote_socket(self._kind)
         unsent = memoryview(nonce + len(source).to_bytes(LENGTH, "big") + source)

@@ -83,6 +83,11 @@ def is_one_user(spec: JailSpec) -> bool:
     return spec["tier"] == "strict" and not spec["is_root"] and not spec["landlock_abi"]
 
 
+def counts_sessions(spec: JailSpec) -> bool:
+    """Whether the kernel counts the processes of a worker's sessions together with those of a program."""
+    return spec["tier"] == "strict" and not spec["is_root"]
+
+
 def exceptions(spec: JailSpec, cgroup: Cgroup) -> list[str]:
     """What the tier in force does not enforce, one sentence each."""
     if spec["tier"] == "none":
@@ -113,6 +118,11 @@ def _strict_exceptions(spec: JailSpec) -> list[str]:
         )
     elif not spec["is_root"]:
         found.append("Without root all programs of a worker are one user: only Landlock separates them.")
+    if counts_sessions(spec):
+        found.append(
+            "Without root the processes and threads of a worker's programs and sessions are counted together: each "
+            "may have 64 besides what there is when it starts, and those that start more later can leave it fewer."
+        )
     if not spec["landlock_abi"]:
         found.append("The kernel has no Landlock: only namespaces, users and seccomp confine programs.")
     return found

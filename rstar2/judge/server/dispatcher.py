@@ -87,7 +87,9 @@ class PendingRun:
         """The result as JSON, or IdReused."""
         self.waiters = 0
         self.sent_at: float | None = None
-        """Monotonic seconds; None while it has still to be sent to Redis."""
+        """Monotonic seconds; None until Redis has answered that it has it."""
+        self.early_notice: queue.Notice | None = None
+        """One that came before that answer."""
         self.deadline = time.monotonic() + timeout_s + MAX_WAIT_S
 
     @classmethod
@@ -305,9 +307,14 @@ class Dispatcher:
                 self._resolve(run.id, state)
             elif state == queue.REUSED and not run.result.done():
                 run.result.set_exception(IdReused())
+                if run.id in cancelled:
+                    # That was another program, which this one has kept from being cancelled.
+                    self.cancelled.append(run.id)
             if run.result.cancelled():
                 # It was released while it was on its way.
                 self.cancelled.append(run.id)
+        early = [run.early_notice for run in runs if run.early_notice is not None]
+        await self._hand_out(early)
 
     def _expire_delivered(self) -> Command:
         """Has Redis forget delivered results sooner. Where it does not arrive, they stay till they expire."""
@@ -323,15 +330,25 @@ class Dispatcher:
     async def _handle_notices(self, message: str) -> None:
         """Hand out the results of finished programs."""
         notices = queue.Notice.from_message(message)
-        not_inline = []
         for notice in notices:
-            if notice.result:
-                self._resolve(notice.id, notice.result)
-            elif notice.id in self.waiting:
-                not_inline.append(notice.id)
             self.on_finished(notice.queue_s, notice.wall_s)
         self.finished += len(notices)
         self.recent.extend((notice.queue_s, notice.wall_s) for notice in notices)
+        await self._hand_out(notices)
+
+    async def _hand_out(self, notices: Sequence[queue.Notice]) -> None:
+        not_inline = []
+        for notice in notices:
+            run = self.waiting.get(notice.id)
+            if run is None:
+                continue
+            if run.sent_at is None:
+                # It may tell of another program, which was cancelled under this id too late. Redis knows.
+                run.early_notice = notice
+            elif notice.result:
+                self._resolve(notice.id, notice.result)
+            else:
+                not_inline.append(notice.id)
         await self._fetch_results(not_inline)
 
     async def _fetch_results(self, ids: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ Started by `start`; it ends, with everything it started, on SIGTERM or when its 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import redis
@@ -75,6 +76,8 @@ class Supervisor:
         self.token = secrets.token_urlsafe(24) if makes_token else settings.token
         self.folder = Path(settings.folder)
         self.logs = self.folder / "logs"
+        self.lock: IO[str] | None = None
+        """Locked as long as this process lives, so that no other uses the folder."""
         self.stopping = False
         self.embedded: EmbeddedRedis | None = None
         self.queue: Part | None = None
@@ -98,11 +101,12 @@ class Supervisor:
         """Start every part and wait until the service answers.
 
         Raises:
-            UserError: the port is taken, the queue does not answer or is open to anybody, a token is missing, or
-                the workers of the queue do not agree on a tier.
+            UserError: the folder is in use, the port is taken, the queue does not answer or is open to anybody, a token
+                is missing, or the workers of the queue do not agree on a tier.
             Failure: a part did not come up.
         """
         settings = self.settings
+        self._lock_folder()
         self.listener = listener = self._listen() if settings.api else None
         work = self.folder / "work"
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -125,6 +129,20 @@ class Supervisor:
                 lambda: self.restarts.update(["api"]),
             )
         return self._wait(START_S + settings.workers)
+
+    def _lock_folder(self) -> None:
+        """Keep others out of the folder: each removes what it finds there of an earlier one."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.lock = (self.folder / "lock").open("w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another judge, or workers of one, use the folder {self.folder}",
+                "stop them, or use another folder: set RSTAR2_STATE, or give `judge worker` a --folder",
+            ) from error
+        except OSError as error:
+            log.warning("%s cannot be locked, so nothing keeps other judges out: %s", self.folder, error)
 
     def _listen(self) -> socket.socket:
         settings = self.settings

@@ -184,7 +184,10 @@ def test_another_program_under_the_same_id_is_told_and_not_queued(client: Any) -
     assert do(client, queue.enqueue({"a": BODY})) == ["a", state(client, "a")]
     do(client, queue.enqueue({"b": BODY}))
     do(client, queue.cancel("b"))
-    assert do(client, queue.enqueue({"b": other})) == []
+    assert do(client, queue.enqueue({"b": other})) == ["b", queue.REUSED]
+    client.hset(queue.WORKERS, "w1", "{}")
+    assert do(client, queue.enqueue_cell("b", BODY, "w1", "a cell")) == ["b", queue.REUSED]
+    assert client.xlen(queue.cells_stream("w1")) == 0
 
 
 def test_what_is_given_back_is_delivered_again_without_a_try_counted(client: Any) -> None:
@@ -221,6 +224,21 @@ def test_what_was_cancelled_while_it_ran_is_not_given_to_others_and_its_result_i
     assert do(client, queue.remove_worker("w1")) == 0
     assert do(client, queue.commit([(task, RunResult(id="a", outcome="ok"))]))[:2] == ["stored", 0]
     assert state(client, "a") == queue.CANCELLED
+
+
+def test_a_result_of_a_run_that_was_cancelled_does_not_answer_the_next_one_under_its_id(client: Any) -> None:
+    do(client, queue.enqueue({"a": BODY}))
+    [cancelled] = take(client, "w1")
+    do(client, queue.cancel("a"))
+    do(client, queue.enqueue({"a": BODY}))
+    [again] = take(client, "w2")
+    late, result = RunResult(id="a", outcome="error"), RunResult(id="a", outcome="ok")
+    with published(client) as notices:
+        assert do(client, queue.commit([(cancelled, late)]))[:2] == ["stored", 0]
+    assert notices == []
+    assert state(client, "a") == queue.delivered_state(again)
+    assert do(client, queue.commit([(again, result)]))[:2] == ["stored", 1]
+    assert RunResult.model_validate_json(state(client, "a")) == result
 
 
 def test_the_queue_survives_a_restart_of_its_server(client: Any, server: EmbeddedRedis) -> None:

@@ -182,6 +182,25 @@ attempt(
     "import subprocess",
     strict_only=PROCESSES,
 )
+# What the kernel counts for each user, or for the user that owns a namespace, and has few of.
+LIBC = "import ctypes\nlibc = ctypes.CDLL(None)\ndef check(fd):\n    if fd < 0: raise OSError"
+attempt("share/inotify", "check(libc.inotify_init1(0))", LIBC)
+attempt("share/inotify of old", "check(libc.inotify_init())", LIBC)
+attempt("share/syncfs", "check(libc.syncfs(os.open(os.__file__, os.O_RDONLY)))", f"import os\n{LIBC}")
+case(
+    "share/pending signals",
+    """
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+signals = timers = 0
+while signals < 2000 and libc.sigqueue(os.getpid(), 40, None) == 0: signals += 1
+while timers < 2000 and libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p())) == 0: timers += 1
+print('PWNED' if signals + timers > 1000 else 'capped')
+""",
+    "ok",
+    "capped\n",
+)
 
 # The network.
 case(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.judge.held_programs import HELD, programs, release_until
-from support.judge.ordinary_user import OrdinaryUser
+from support.judge.ordinary_user import OrdinaryUser, ThisUser
 from support.judge.sandbox_worker import SandboxWorker
 from support.process_table import stat
 from support.waiting import TIMEOUT_S, wait_until
@@ -537,3 +537,58 @@ def test_a_namespace_without_users_to_spare_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(Path, "read_text", lambda self: "0 1000 1\n")
     with pytest.raises(Failure, match="to spare"):
         users.first_host_uid.__wrapped__()
+
+
+_START_THREADS = """
+import threading
+threading.stack_size(1 << 16)
+stop, started = threading.Event(), 0
+try:
+    while started < 60:
+        threading.Thread(target=stop.wait, daemon=True).start()
+        started += 1
+except RuntimeError: pass
+print(started)
+"""
+
+
+def _threads_beside_sessions(sandbox: Sandbox) -> list[str]:
+    idle = [sandbox.open_session(kind="bare") for _ in range(20)]
+    full = sandbox.open_session(kind="bare")
+    results = [full.run_cell(_START_THREADS, TIMEOUT_S, "a")]
+    for kind in ("", "import numpy\n"):
+        results.append(sandbox.run(RunRequest(code=kind + _START_THREADS, timeout_s=TIMEOUT_S), "b"))
+    for session in (*idle, full):
+        session.close()
+    return [result.stdout for result in results]
+
+
+def test_what_sessions_have_of_processes_is_not_taken_from_programs(worker: ThisUser | OrdinaryUser) -> None:
+    assert worker.do(_threads_beside_sessions) == ["60\n"] * 3
+
+
+def test_in_landlock_no_file_grows_without_being_written(landlock: Sandbox) -> None:
+    code = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+own = os.open('own', os.O_CREAT | os.O_RDWR)
+print(libc.fallocate(own, 0, ctypes.c_long(0), ctypes.c_long(1 << 20)), ctypes.get_errno() == 95)
+os.posix_fallocate(own, 0, 1 << 20)
+print(os.fstat(own).st_size)
+"""
+    assert landlock.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "a").stdout == "-1 True\n1048576\n"
+
+
+@pytest.mark.slow
+def test_what_the_last_program_left_is_removed_when_the_sandbox_is_closed(
+    landlock: Sandbox, tmp_path: Path
+) -> None:
+    del landlock  # Only for its skip.
+    sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
+    sandbox.start()
+    work_dir = Path(sandbox._started_spec()["work_dir"])
+    sandbox._open_jail()
+    # After the last cleaning.
+    (work_dir / "left").touch()
+    sandbox.close()
+    wait_until(lambda: not any(tmp_path.rglob("left")))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import secrets
+from pathlib import Path
+from typing import Any
 
 import pytest
-from support.judge.ordinary_user import OrdinaryUser, ThisUser
+from support.judge.ordinary_user import OrdinaryUser, ThisUser, start_sandbox
 from support.waiting import TIMEOUT_S
 
+from rstar2.judge.sandbox import tiers
+from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.sandbox.sandbox import Sandbox
-from rstar2.judge.schema import RunRequest
+from rstar2.judge.schema import Isolation, RunRequest
 
 _MARK = "planted"
 # Without /proc, which landlock hides: mincore(2) says which pages there are. Far from the areas it starts at, little
@@ -112,3 +116,74 @@ def test_nothing_of_earlier_programs_is_in_the_memory_of_a_later_one(
     own = f"{_MARK}-own-{'f' * 16}"
     assert own in found, "the scan did not find what this program itself holds"
     assert {re.split("-", word)[1] for word in found if word != own} == set()
+
+
+_FOLDERS = ("/box", "/tmp", "/var/tmp", "/dev/shm", "/.scratch", "/.preload")
+_CHANGE_FOLDERS = """
+import os
+for folder in folders:
+    try:
+        os.utime(folder, (12345, 12345))
+        os.chmod(folder, 0)
+    except OSError: pass
+"""
+_LOOK_AT_FOLDERS = """
+import os
+for folder in folders:
+    found = os.stat(folder)
+    print(folder, oct(found.st_mode), 12345 in (found.st_mtime, found.st_atime))
+"""
+
+
+@pytest.mark.parametrize("user", ["strict", "strict_user"])
+def test_what_a_program_changes_of_the_folders_themselves_is_not_seen_by_the_next(
+    request: pytest.FixtureRequest, user: str
+) -> None:
+    worker = request.getfixturevalue(user)
+
+    def run(code: str) -> str:
+        program = RunRequest(code=f"folders = {_FOLDERS}\n{code}", timeout_s=TIMEOUT_S)
+        return str(worker.run(program, "a").stdout)
+
+    before = run(_LOOK_AT_FOLDERS)
+    assert "True" not in before
+    # With the word for which it gets a scratch space of its own, too.
+    for more in ("", "# /proc"):
+        run(_CHANGE_FOLDERS + more)
+        assert run(_LOOK_AT_FOLDERS) == before
+        assert run("for folder in folders[:4]: open(folder + '/f', 'w')\nprint('written')") == "written\n"
+
+
+def _start_with_folder_below_tmp(folder: Path, tier: Isolation) -> Sandbox:
+    bound = folder / "bound" / "deep"
+    bound.mkdir(parents=True)
+    whole = tiers.jail_specs
+
+    def with_it(*asked: Any) -> list[JailSpec]:
+        return [{**spec, "bound_paths": [*spec["bound_paths"], str(bound)]} for spec in whole(*asked)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiers, "jail_specs", with_it)
+        return start_sandbox(folder, tier)
+
+
+@pytest.mark.slow
+def test_a_program_cannot_change_the_folders_that_lead_to_bound_ones(strict_user: OrdinaryUser) -> None:
+    del strict_user  # Only for its skip.
+    worker = OrdinaryUser("strict", _start_with_folder_below_tmp)
+    code = """
+import glob, os
+[bound] = glob.glob('/tmp/*/bound/deep')
+inner, outer = os.path.dirname(bound), os.path.dirname(os.path.dirname(bound))
+def tries(act, *arguments):
+    try: act(*arguments)
+    except OSError: return False
+    return True
+for folder in (inner, outer):
+    print(tries(os.rename, folder, folder + 'x'), tries(os.chmod, folder, 0), tries(os.utime, folder, (1, 1)))
+print(os.path.isdir(bound), tries(open, '/tmp/own', 'w'))
+"""
+    for _ in range(2):
+        result = worker.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "a")
+        assert result.stdout == "False False False\n" * 2 + "True True\n"
+    worker.close()

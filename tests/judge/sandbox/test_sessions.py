@@ -225,6 +225,31 @@ loop['_receive'] = lambda fd, count: real(fd, count) if count == 16 else time.sl
     assert not session.alive
 
 
+def test_a_session_that_shuts_its_channel_and_lives_on_is_killed_at_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_KILL_TIMEOUT_S", TIMEOUT_S)
+    code = """
+import os, socket, sys
+frame = sys._getframe()
+while frame.f_code.co_name != '_run_cell': frame = frame.f_back
+loop, names = frame.f_locals['self'], frame.f_globals
+channel = socket.socket(fileno=os.dup(3))
+loop._fd = channel.fileno()
+# Its zygote sees it wait for the next cell, while it waits for what never comes.
+os.dup2(os.pipe()[0], 3)
+def receive(fd, count):
+    channel.shutdown(socket.SHUT_RD)
+    return os.read(3, count)
+names['_receive'] = receive
+"""
+    assert cell(session, code).outcome == "ok"
+    began = time.monotonic()
+    after = cell(session, "1", timeout_s=0.2)
+    assert time.monotonic() - began < TIMEOUT_S
+    assert (after.outcome, session.reason) == ("lost", "the session ended with signal 9")
+
+
 def _core_dump_filter(sandbox: Sandbox) -> str:
     session = sandbox.open_session(kind="bare")
     code = """

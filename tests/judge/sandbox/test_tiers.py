@@ -23,7 +23,7 @@ from rstar2.judge.schema import Isolation, RunRequest
 
 _FILTERED = [
     *("lease_own_file", "own_signals", "own_signals_by_kind", "own_signals_by_ioctl", "choose_signal"),
-    *("signal_on_input", "signal_on_input_by_ioctl", "enlarge_pipe", "renice_group", "hide"),
+    *("signal_on_input", "signal_on_input_by_ioctl", "enlarge_pipe", "renice_group", "hide", "watch_files"),
 ]
 """Attempts that only seccomp refuses, in every tier and for every user."""
 

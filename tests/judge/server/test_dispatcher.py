@@ -10,7 +10,7 @@ import redis
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.schema import RunResult
-from rstar2.judge.server.dispatcher import RESULTS_AT_ONCE, Dispatcher, PendingRun, QueueFull
+from rstar2.judge.server.dispatcher import RESULTS_AT_ONCE, Dispatcher, IdReused, PendingRun, QueueFull
 
 
 async def test_missed_results_are_fetched_the_long_ones_a_few_at_a_time(
@@ -57,4 +57,35 @@ async def test_more_bytes_than_the_queue_may_hold_are_refused(
         dispatcher.submit(PendingRun(name, body, timeout_s=10.0))
     with pytest.raises(QueueFull, match="programs and results take 2 MiB, 2 are allowed"):
         dispatcher.check_capacity(1)
+    await dispatcher.close()
+
+
+async def test_a_notice_that_comes_before_redis_knows_the_program_answers_no_other(
+    server: EmbeddedRedis,
+) -> None:
+    dispatcher = Dispatcher(server.url, max_queued=1000, max_queued_bytes=1 << 30)
+    earlier = RunResult(id="reused", outcome="ok", stdout="earlier").model_dump_json()
+    mine = RunResult(id="mine", outcome="ok").model_dump_json()
+    with redis.Redis.from_url(server.url) as client:
+        client.set(queue.state_key("reused"), queue.fingerprint("earlier") + earlier)
+    reused, quick = (dispatcher.submit(PendingRun(name, "{}", timeout_s=10.0)) for name in ("reused", "mine"))
+    await dispatcher._handle_notices(f"reused 0 0 {earlier}\nmine 0 0 {mine}")
+    await dispatcher._send_batch()
+    assert isinstance(reused.result.exception(), IdReused)
+    assert quick.result.result() == mine
+    await dispatcher.close()
+
+
+async def test_what_was_to_be_cancelled_is_so_where_another_program_under_its_id_is_refused(
+    server: EmbeddedRedis,
+) -> None:
+    dispatcher = Dispatcher(server.url, max_queued=1000, max_queued_bytes=1 << 30)
+    first = dispatcher.submit(PendingRun("a", "{}", timeout_s=10.0))
+    await dispatcher._send_batch()
+    dispatcher.release(first)
+    other = dispatcher.submit(PendingRun("a", "[]", timeout_s=10.0))
+    await dispatcher._send_batch()
+    assert isinstance(other.result.exception(), IdReused)
+    await dispatcher._send_batch()
+    assert await dispatcher.client.execute_command(*queue.get_state("a")) == queue.CANCELLED
     await dispatcher.close()

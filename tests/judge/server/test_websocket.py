@@ -125,8 +125,11 @@ def test_a_cancelled_program_is_ended_and_others_continue(
     stream.send(json.dumps([{"id": "endless", "cancel": True}, {"id": "unknown", "cancel": True}]))
     assert receive(stream, 2) == {name: {"id": name, "cancelled": True} for name in ("endless", "unknown")}
     status_when(judge, lambda found: unfinished(found) == 1)
-    ask(stream, short=quick("print(2)"))
-    assert list(receive(stream, 1)) == ["short"]
+    ask(stream, short=quick("print(2)"), endless=quick("print(3)"))
+    answers = receive(stream, 2)
+    assert answers["short"]["result"]["outcome"] == "ok"
+    assert answers["endless"]["result"]["outcome"] == "invalid"
+    assert "something else was asked for" in answers["endless"]["result"]["stderr"]
     stream.send(json.dumps([{"id": "stays", "cancel": True}]))
     assert list(receive(stream, 1)) == ["stays"]
     none_left(judge)

@@ -66,6 +66,23 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         assert wait_gone(parts, TIMEOUT_S) == []
 
 
+def test_a_second_judge_in_a_folder_is_refused_and_leaves_the_first_alone(tmp_path: Path) -> None:
+    first = Supervisor(ServiceSettings(folder=str(tmp_path), workers=1, port=0))
+    first._lock_folder()
+    kept = tmp_path / "redis" / "kept"
+    kept.parent.mkdir()
+    kept.touch()
+    for api in (True, False):
+        settings = ServiceSettings(folder=str(tmp_path), workers=1, port=0, api=api)
+        with pytest.raises(UserError, match="another judge"):
+            start_service(settings)
+    assert kept.exists()
+    assert first.lock is not None
+    first.lock.close()
+    # Whoever is killed holds no lock any longer.
+    Supervisor(ServiceSettings(folder=str(tmp_path), workers=1))._lock_folder()
+
+
 @pytest.mark.slow
 def test_what_a_tier_does_not_enforce_is_told_and_documented(tmp_path: Path) -> None:
     docs = " ".join((Path(__file__).resolve().parents[3] / "docs" / "judge.md").read_text().split())

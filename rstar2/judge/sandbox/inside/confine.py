@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from rstar2.judge.sandbox.inside import namespaces, syscalls
+from rstar2.judge.sandbox.inside import namespaces, processes, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _OPEN_FILES, _FILE_BYTES, _STACK_BYTES = 256, 256 * _MIB, 64 * _MIB
+_PENDING_SIGNALS = 256
+"""With timers: the kernel counts them for each user, and also for the user that owns the jail's user namespace."""
+_OWN_TASKS = 8
+"""Processes of a jail without sessions: zygotes and what they need."""
 _PAGE = resource.getpagesize()
 _NO_LIMIT = (1 << 63) - 1
 
@@ -30,9 +34,11 @@ class Confinement:
             (resource.RLIMIT_NOFILE, _OPEN_FILES),
             (resource.RLIMIT_FSIZE, _FILE_BYTES),
             (resource.RLIMIT_STACK, _STACK_BYTES),
+            (resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS),
         ]
-        if spec["max_processes"]:
-            self._limits.append((resource.RLIMIT_NPROC, spec["max_processes"]))
+        # Without root all in the jail is one user's, and counts.
+        self._processes = spec["max_processes"] + (0 if spec["is_root"] else _OWN_TASKS)
+        self._most_processes = _hard_limit(resource.RLIMIT_NPROC)
         # Where the judge itself was started under a lower limit, that one holds.
         self._limits = [(kind, min(limit, _hard_limit(kind))) for kind, limit in self._limits]
         self._most_data, self._most_space = _hard_limit(resource.RLIMIT_DATA), _hard_limit(resource.RLIMIT_AS)
@@ -56,10 +62,12 @@ class Confinement:
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(score, b"1000")
         os.close(score)
+        # Before it has a /proc that does not show them.
+        tasks = processes.count_tasks() if command["beside_sessions"] else 0
         if command["private_scratch"]:
             landlock = self._enter_private_scratch(command["work_dir"], command["memory_mb"])
         os.chdir(command["work_dir"])
-        self._limit(command["memory_mb"] * _MIB)
+        self._limit(command["memory_mb"] * _MIB, tasks)
         if command["uid"] >= 0:
             syscalls.become_user(command["uid"])
         if not self._strict:
@@ -80,9 +88,12 @@ class Confinement:
             namespaces.mount_proc("/proc")
         return _landlock(self._spec, work_dir)
 
-    def _limit(self, memory: int) -> None:
+    def _limit(self, memory: int, tasks_beside: int) -> None:
         for kind, limit in self._limits:
             resource.setrlimit(kind, (limit, limit))
+        if self._spec["max_processes"]:
+            most = min(self._processes + tasks_beside, self._most_processes)
+            resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
         data = min(self._data + memory, self._most_data)
         resource.setrlimit(resource.RLIMIT_DATA, (data, data))
         # The address space is only a backstop for shared mappings, which the data limit does not count.

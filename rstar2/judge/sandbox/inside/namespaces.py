@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _socket
 import os
+import resource
 
 from rstar2.judge.sandbox.inside import scratch, syscalls
 
@@ -37,6 +38,11 @@ _WRITABLE = {"box": WORK_DIR, "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/
 WRITABLE = tuple(_WRITABLE.values())
 """What a program may write: parts of one small file system in memory."""
 
+OWNED = (*WRITABLE, _SCRATCH, PRELOAD_DIR)
+"""The folders that belong to the user of the jail, which programs run as where the worker is not root."""
+_PENDING_SIGNALS = 4096
+"""Of all programs and sessions of a worker; the kernel counts them for the worker's user, too."""
+
 
 def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> bool:
     """Enter new namespaces and fork their first process. True in the process that waited outside for its end."""
@@ -44,6 +50,10 @@ def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> boo
     if spec["is_root"]:
         syscalls.unshare(syscalls.CLONE_NEWNS)
         _build_root(spec)
+    # What may be pending in the user namespace as a whole is the limit of the process that makes it.
+    hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
+    most = _PENDING_SIGNALS if hard == resource.RLIM_INFINITY else min(_PENDING_SIGNALS, hard)
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (most, most))
     flags = syscalls.ALL_NAMESPACES
     syscalls.unshare(flags if spec["user_namespace"] else flags & ~syscalls.CLONE_NEWUSER)
     if not spec["is_root"]:
@@ -138,6 +148,19 @@ def mount_scratch(spec: JailSpec, size_mb: int = scratch.MAX_MB) -> None:
         os.mkdir(f"{_SCRATCH}/{name}")
         os.chmod(f"{_SCRATCH}/{name}", 0o1777)
         syscalls.mount(f"{_SCRATCH}/{name}", path, "", syscalls.MS_BIND)
-    for path in filter(_is_covered, spec["bound_paths"]):
+    covered = list(filter(_is_covered, spec["bound_paths"]))
+    for path in covered:
         os.makedirs(path, exist_ok=True)
+    # Else a program could rename, or change, the folders that lead there.
+    read_only = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
+    for top in {_below_writable(path) for path in covered}:
+        syscalls.mount(top, top, "", syscalls.MS_BIND)
+        syscalls.mount("none", top, "", syscalls.MS_REMOUNT | syscalls.MS_BIND | read_only)
+    for path in covered:
         syscalls.mount(_COVERED + path, path, "", syscalls.MS_BIND | syscalls.MS_REC)
+
+
+def _below_writable(path: str) -> str:
+    """What contains a covered path directly in a folder that programs may write."""
+    folder = next(folder for folder in WRITABLE if path.startswith(folder + "/"))
+    return f"{folder}/{path[len(folder) + 1 :].split('/')[0]}"

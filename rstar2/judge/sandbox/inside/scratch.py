@@ -35,17 +35,22 @@ class Scratch:
         folders: the ones that programs may write.
         dedicated: they are all on one file system that nothing else uses, so that its counters say whether there
             is anything to remove.
+        changeable: folders of the user that programs run as, who may thus change their modes and times.
     """
 
-    def __init__(self, folders: tuple[str, ...], *, dedicated: bool) -> None:
+    def __init__(
+        self, folders: tuple[str, ...], *, dedicated: bool, changeable: tuple[str, ...] = ()
+    ) -> None:
         self._folders = folders
         self._dedicated = dedicated
+        self._changeable = changeable
         self.take_snapshot()
 
     def take_snapshot(self) -> None:
         """Record what is there now as empty."""
         self._empty = [set(os.listdir(folder)) for folder in self._folders]
         self._usage_when_empty = self._usage()
+        self._attributes = [_attributes(folder) for folder in self._changeable]
 
     def _usage(self) -> tuple[int, int]:
         """(files, blocks) in use."""
@@ -53,6 +58,13 @@ class Scratch:
             return 0, 0
         numbers = os.statvfs(self._folders[0])
         return numbers.f_files - numbers.f_ffree, numbers.f_blocks - numbers.f_bfree
+
+    def restore_attributes(self) -> None:
+        """Give folders the modes and times back that a program has changed."""
+        for folder, (mode, accessed, modified) in zip(self._changeable, self._attributes, strict=True):
+            if _attributes(folder) != (mode, accessed, modified):
+                os.chmod(folder, mode)
+                os.utime(folder, ns=(accessed, modified))
 
     def is_clean(self) -> bool:
         """Whether it is empty; one system call where the file system is dedicated."""
@@ -85,6 +97,12 @@ class Scratch:
             _collect_sockets()
             time.sleep(0.001)
         return True
+
+
+def _attributes(folder: str) -> tuple[int, int, int]:
+    """(permissions, and in nanoseconds when it was last read and last changed)."""
+    found = os.stat(folder)
+    return stat.S_IMODE(found.st_mode), found.st_atime_ns, found.st_mtime_ns
 
 
 def _collect_sockets() -> None:

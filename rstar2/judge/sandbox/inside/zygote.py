@@ -73,7 +73,9 @@ def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int)
         _hidden_modules.append(sys.modules.pop(name))
     strict = spec["tier"] == "strict"
     # One for all zygotes: what is empty must be recorded before the first program runs.
-    scratch = Scratch(namespaces.WRITABLE if strict else (spec["work_dir"],), dedicated=strict)
+    folders = namespaces.WRITABLE if strict else (spec["work_dir"],)
+    changeable = namespaces.OWNED if strict and not spec["is_root"] else ()
+    scratch = Scratch(folders, dedicated=strict, changeable=changeable)
     cleaner = Cleaner(scratch)
     forked: Forked | _socket.socket = control
     while isinstance(forked, _socket.socket):
@@ -337,6 +339,7 @@ class Zygote:
             # This also has what the others lack: children whose end the program told the kernel to ignore.
             cpu = max(cpu, self._group_cpu_seconds() - child.others_s)
         report = {"key": child.key, "status": status, "cpu_s": cpu, "over_quota": child.over_quota}
+        self._scratch.restore_attributes()
         report["cleaning"] = cleaning = child.shares_scratch and not self._is_scratch_clean()
         wire.send(self._control, report)
         if cleaning:
