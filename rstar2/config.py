@@ -54,6 +54,14 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys, so that both ways of writing them are one."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
 def resolve(
     model: type[Model],
     values: dict[str, Any],

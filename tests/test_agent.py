@@ -294,7 +294,7 @@ def _nested(depth: int) -> object:
 @example(name=TOOL_NAME, arguments={"code": "print('\ud83d')"})
 @example(name=TOOL_NAME, arguments={"code": "1", "more": _nested(240)})
 @example(name=TOOL_NAME, arguments={"code": "1", "more": _nested(400)})
-def test_whatever_a_call_holds_the_rollout_goes_on_and_its_trace_can_be_stored(
+def test_whatever_a_call_holds_the_rollout_continues_and_its_trace_can_be_stored(
     codec: ChatCodec, tmp_path_factory: pytest.TempPathFactory, name: object, arguments: object
 ) -> None:
     body = json.dumps({"name": name, "arguments": arguments})

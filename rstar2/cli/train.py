@@ -29,7 +29,7 @@ EPILOG = examples(
     ("stage 1 on one node of 8 GPUs", "rstar2 train --stage 1 --model runs/sft --data data/rl"),
     (
         "stages 1 and 2 on 8 nodes of a Ray cluster, with a running judge",
-        "rstar2 train --stage 1..2 --model runs/sft --data data/rl --set hardware.nodes=8 "
+        "rstar2 train --stage 1..2 --model runs/sft --data data/rl --profile 64xh100 "
         "--judge http://judge:8088",
     ),
     (

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar2.config import dotted
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
 from rstar2.train.algorithms import verl_keys
-from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe, dotted
+from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.trainer import modes
 from rstar2.train.trainer.tracking import tracker_environment, tracker_keys
 

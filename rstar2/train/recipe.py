@@ -12,14 +12,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
+from rstar2.config import Strict, dotted, merged, read_toml, recipes_folder, resolve
 from rstar2.errors import UserError
 from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
 from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
-from rstar2.train.trainer.ranks import batch_fault, hardware_fault
 from rstar2.train.trainer.tracking import Tracker
 
 STAGES = (1, 2, 3)
@@ -90,9 +89,40 @@ class Hardware(Strict):
 
     @model_validator(mode="after")
     def _gpus_divide(self) -> Hardware:
-        if why := hardware_fault(self):
-            raise ValueError(why)
+        if self.device == "cpu" and self.nodes > 1:
+            raise ValueError(
+                f'hardware.nodes = {self.nodes}, but hardware.device = "cpu" trains on one machine'
+            )
+        if self.gpus_per_node % self.tensor_parallel:
+            # Ray takes the GPUs of an engine of ours from one node.
+            raise ValueError(
+                f"the hardware.gpus_per_node = {self.gpus_per_node} GPUs of a node cannot be split into engines of "
+                f"hardware.tensor_parallel = {self.tensor_parallel}"
+            )
+        if self.ranks % self.sequence_parallel:
+            raise ValueError(
+                f"{self._named_ranks} cannot be split into groups of hardware.sequence_parallel = "
+                f"{self.sequence_parallel}"
+            )
         return self
+
+    def batch_fault(self, size: int, what: str) -> str:
+        """Why an update of `size` samples, which `what` names with its keys, cannot be split; empty where it can.
+
+        VERL finds out in the first update, after a whole step of rollouts, or trains on other batches than it was
+        told.
+        """
+        split = self.sequence_parallel
+        if size % (self.ranks // split) == 0:
+            return ""
+        groups = f", in groups of hardware.sequence_parallel = {split}" if split > 1 else ""
+        return f"{what} cannot be split evenly over {self._named_ranks}{groups}"
+
+    @property
+    def _named_ranks(self) -> str:
+        kind = "ranks" if self.device == "cpu" else "GPUs"
+        keys = f"hardware.nodes = {self.nodes} times hardware.gpus_per_node = {self.gpus_per_node}"
+        return f"{self.ranks} {kind} ({keys})"
 
 
 class RolloutSettings(Strict):
@@ -294,8 +324,8 @@ class StageRecipe(Strict):
         own = dotted(self.verl).get("actor_rollout_ref.actor.ppo_mini_batch_size")
         if isinstance(own, int):
             prompts, told = own, f"verl.actor_rollout_ref.actor.ppo_mini_batch_size = {own}"
-        if why := batch_fault(
-            self.hardware, prompts * kept, f"{told} times roc.down_sample_to_n = {kept} rollouts"
+        if why := self.hardware.batch_fault(
+            prompts * kept, f"{told} times roc.down_sample_to_n = {kept} rollouts"
         ):
             raise ValueError(why)
         return self
@@ -374,17 +404,9 @@ class SftRecipe(Strict):
 
     @model_validator(mode="after")
     def _ranks_share_a_batch(self) -> SftRecipe:
-        if why := batch_fault(self.hardware, self.batch, f"batch = {self.batch} conversations"):
+        if why := self.hardware.batch_fault(self.batch, f"batch = {self.batch} conversations"):
             raise ValueError(why)
         return self
-
-
-def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables of VERL's keys as dotted keys, so that both ways of writing them are one."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 RecipeKind = Literal["stage", "sft", "demo", "profile"]

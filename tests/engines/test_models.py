@@ -101,7 +101,10 @@ SAID = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 
 def _trained_from(*words: str) -> Callable[[str], str]:
     def model(named: str) -> str:
-        row = {"train": {"prompt": [{"role": "user", "content": "?"}]}, "sft": {"messages": SAID}}[words[0]]
+        row = {
+            "train": {"prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "1"}},
+            "sft": {"messages": SAID},
+        }[words[0]]
         write_parquet(Path("d.parquet"), [row] * 512)
         ran = rstar2(*words, "--model", named, "--data", "d.parquet", "--profile", "laptop", "--dry-run")
         assert ran.code == 0, ran.stderr

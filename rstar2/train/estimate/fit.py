@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rstar2.config import dotted
 from rstar2.train.estimate.gpus import GIB
 from rstar2.train.estimate.memory import Memory
 from rstar2.train.estimate.model import ModelShape
 from rstar2.train.estimate.work import Judge
-from rstar2.train.recipe import Hardware, StageRecipe, dotted
+from rstar2.train.recipe import Hardware, StageRecipe
 
 MOST_IN_FLIGHT = 4
 """Times the full-length rollouts that fit; rollouts are a quarter as long on average while they grow."""

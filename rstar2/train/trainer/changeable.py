@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from rstar2.train.recipe import dotted
+from rstar2.config import dotted
 
 MAY_CHANGE = frozenset(
     {

@@ -272,7 +272,7 @@ def test_once_the_judge_answers_the_step_is_rolled_out_again(
     assert "step 1 is rolled out again" in caplog.text
 
 
-def test_only_waiting_for_the_judge_counts_and_a_judge_that_goes_on_losing_calls_ends_the_training(
+def test_only_waiting_for_the_judge_counts_and_a_judge_that_keeps_losing_calls_ends_the_training(
     submit: Any, judge: JudgeHandle, tmp_path: Path
 ) -> None:
     """A step may take longer than the limit, so one that is rolled out again says nothing about the judge."""
