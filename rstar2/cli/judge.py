@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 from rich.markup import escape
 
+from rstar2.addresses import check_key
 from rstar2.cli.common import FollowLogs, LogLines, counted, err, examples, out, show_logs
 
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     from rstar2.judge.schema import RunResult
     from rstar2.judge.service.settings import JudgeHandle
 
@@ -91,6 +94,8 @@ def up(
     from rstar2.judge.service.state import read_state, state_file
     from rstar2.supervision.state import state_folder
 
+    if token is not None:
+        check_key(token)
     running = read_state()
     if running is not None:
         raise UserError(
@@ -116,10 +121,19 @@ def up(
     if detach:
         return
     try:
-        process.wait()
+        _wait_for_end(process, folder)
     finally:
         stop_service(process)
         state_file().clear(judge.pid)
+
+
+def _wait_for_end(process: Popen[bytes], folder: Path) -> None:
+    """Wait until a supervisor ends; a Failure where nobody stopped it."""
+    from rstar2.errors import Failure
+
+    if code := process.wait():
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        raise Failure(f"the supervisor {how}", f"See {folder}/logs.")
 
 
 def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
@@ -173,6 +187,8 @@ def _address(url: str | None, token: str | None) -> tuple[str, str | None]:
     """The URL, and the token, of the judge that is named, or of the one that runs here."""
     from rstar2.judge.service.state import current_judge
 
+    if token is not None:
+        check_key(token)
     if url is not None:
         return url.rstrip("/"), token
     judge = current_judge()
@@ -188,7 +204,10 @@ def _status(url: str, token: str | None) -> dict[str, Any]:
     try:
         answer = httpx.get(f"{url}/status", headers=headers, timeout=30.0, trust_env=False)
         answer.raise_for_status()
-        return dict(answer.json())
+        status = answer.json()
+        if not (isinstance(status, dict) and "num_workers" in status):
+            raise ValueError("what answers is not a judge")
+        return status
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise UserError(f"--url {url}: {error}", "Give it as http://host:port") from error
     except httpx.HTTPStatusError as error:
@@ -262,7 +281,7 @@ def worker(
     out.print(f"{counted(workers, 'worker')}, isolation [bold]{judge.isolation}[/]")
     out.print(f"logs: tail -F {place}/logs/*.log", markup=False, soft_wrap=True)
     try:
-        process.wait()
+        _wait_for_end(process, place)
     finally:
         stop_service(process)
 
@@ -339,12 +358,18 @@ def run(
         raise typer.Exit(1)
 
 
+def _encodable(text: str, stream: TextIO) -> str:
+    """A text with escapes in place of what a terminal's encoding lacks."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def _show(result: RunResult) -> None:
-    sys.stdout.write(result.stdout)
+    sys.stdout.write(_encodable(result.stdout, sys.stdout))
     if result.value is not None:
-        print(result.value)
+        print(_encodable(result.value, sys.stdout))
     sys.stdout.flush()
-    sys.stderr.write(result.stderr)
+    sys.stderr.write(_encodable(result.stderr, sys.stderr))
     seconds = f"{result.wall_s:.3f} s, {result.cpu_s:.3f} s CPU, {result.queue_s:.3f} s queued"
     during = f" while {result.ended_while}" if result.ended_while else ""
     err.print(

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from support.commands import Ran, rstar2
+
+from rstar2.judge.service.start import JudgeHandle
 
 
 class Shell:
@@ -111,12 +114,63 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
         (("run", __file__, "--url", "http://127.0.0.1:1"), "no judge answers at http://127.0.0.1:1"),
         (("run", __file__, "--url", "nonsense"), "'nonsense' is not the URL of a judge"),
         (("logs",), "no logs of a judge in"),
+        (("up", "--token", "gehéim"), "the key holds spaces, line ends or characters outside ASCII"),
+        (
+            ("run", __file__, "--url", "http://127.0.0.1:1", "--token", "a\nb"),
+            "the key holds spaces, line ends",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_message(shell: Shell, words: tuple[str, ...], said: str) -> None:
     result = shell(*words)
     assert result.code == 2
     assert said in result.stderr
+
+
+@pytest.mark.parametrize("answer", ["{}", "[1, 2]", "hello"])
+def test_what_is_no_judge_is_told(shell: Shell, answer: str) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer.encode())
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server, ThreadPoolExecutor(1) as pool:
+        served = pool.submit(server.handle_request)
+        result = shell("status", "--once", "--url", f"http://127.0.0.1:{server.server_port}")
+        served.result(600)
+    assert (result.code, "no judge answers at" in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ended_by", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, 1)])
+def test_a_judge_in_the_foreground_tells_whether_its_supervisor_was_killed(
+    shell: Shell, tmp_path: Path, ended_by: signal.Signals, code: int
+) -> None:
+    words = [sys.executable, "-m", "rstar2", "judge", "up", "--port", "0", "--workers", "1", "--no-preload"]
+    up = subprocess.Popen(
+        words, env=shell.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert up.stdout is not None
+    assert "judge at" in up.stdout.readline()
+    os.kill(json.loads((tmp_path / "state" / "judge.json").read_text())["pid"], ended_by)
+    _, said = up.communicate(timeout=600)
+    assert (up.returncode, "killed by signal 9" in said) == (code, bool(code)), said
+
+
+@pytest.mark.slow
+def test_output_that_the_terminal_cannot_show_is_escaped(judge: JudgeHandle, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print('é')")
+    run = subprocess.run(
+        [sys.executable, "-m", "rstar2", "judge", "run", str(program), "--url", judge.url],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "RSTAR2_STATE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (0, "\\xe9\n"), run.stderr
 
 
 def test_a_port_in_use_is_told(shell: Shell) -> None:
