@@ -20,7 +20,7 @@ from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.models import ServerModel
 from rstar2.engines.retry import RetryingEngine
-from rstar2.errors import Failure, UserError
+from rstar2.errors import UserError, as_user_error
 from rstar2.eval.benchmarks import NAMES as BENCHMARK_NAMES
 from rstar2.eval.benchmarks import Benchmark, Given, JudgeModel, Resources, expanded, find
 from rstar2.eval.grader import GraderPool
@@ -172,11 +172,8 @@ def _names(benchmarks: list[str]) -> list[str]:
 
 def _isolation(url: str, token: str | None) -> str:
     """The isolation tier that a judge reports; a UserError where it does not answer."""
-    try:
-        with SyncJudgeClient(url, token) as client:
-            return str(client.health().get("isolation", "unknown"))
-    except Failure as error:
-        raise UserError(error.message, error.hint) from error
+    with as_user_error(), SyncJudgeClient(url, token) as client:
+        return str(client.health().get("isolation", "unknown"))
 
 
 def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult], bool, SamplesRefused | None]:

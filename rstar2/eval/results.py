@@ -32,7 +32,7 @@ class Row:
     lost_calls: int
     read_by: str
     paper_correct: bool | None
-    """None for a trace of a version that did not look."""
+    """None where no answer is read by the paper's rule, as in benchmarks that are scored by a harness."""
     scores: dict[str, list[float]] | None
     ballot: str | None = None
     """What it votes for in maj@n; None votes for `extracted`."""

@@ -17,7 +17,7 @@ from rstar2.engines.base import Engine
 from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import ServerModel, find_model, local_model, model_name, open_folder, open_server
 from rstar2.engines.retry import FIRST_ANSWER_S
-from rstar2.errors import Failure, UserError
+from rstar2.errors import UserError, as_user_error
 from rstar2.eval.methods.chat import JUDGE_MODEL, EngineChat, ServerChat
 from rstar2.eval.settings import EvalSettings
 from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
@@ -131,7 +131,7 @@ def reach_server(target: Target, wait_s: float, tokenizer: bool = True) -> Serve
     """
     if target.url is None:
         return None
-    try:
+    with as_user_error():
         if not tokenizer:
             return asyncio.run(_reach_chat(target.url, target.model_name, target.api_key, wait_s))
         if target.api == "chat":
@@ -140,8 +140,6 @@ def reach_server(target: Target, wait_s: float, tokenizer: bool = True) -> Serve
             target.url, target.model_name, target.model, wait_s, target.format, target.api_key
         )
         return asyncio.run(opening)
-    except Failure as error:
-        raise UserError(error.message, error.hint) from error
 
 
 def reach_judge_model(url: str, name: str | None, wait_s: float, key: str | None = None) -> str:
@@ -153,10 +151,8 @@ def reach_judge_model(url: str, name: str | None, wait_s: float, key: str | None
             await chat.takes_all()
             return await chat.named()
 
-    try:
+    with as_user_error():
         return asyncio.run(reached())
-    except Failure as error:
-        raise UserError(error.message, error.hint) from error
 
 
 async def _reach_chat(url: str, name: str | None, key: str | None, wait_s: float) -> ServedChat:

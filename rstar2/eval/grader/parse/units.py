@@ -12,21 +12,21 @@ Measure = tuple[Fraction, tuple[tuple[str, int], ...]]
 
 _SIZES = {
     "metre": {"mm millimeter millimetre": "1/1000", "cm centimeter centimetre": "1/100", "m meter metre": "1",
-              "km kilometer kilometre": "1000", "micrometer micrometre micron": "1/1000000",
+              "km kilometer kilometre": "1000", "megam": "1000000", "micrometer micrometre micron": "1/1000000",
               "nanometer nanometre": "1/1000000000",
               "in inch": "0.0254", "ft foot feet": "0.3048", "yd yard": "0.9144", "mi mile": "1609.344"},
     "second": {"s sec second": "1", "min minute": "60", "h hr hour": "3600", "day": "86400", "week": "604800"},
     "month": {"month": "1", "yr year": "12"},
-    "gram": {"mg milligram": "1/1000", "g gram": "1", "kg kilogram": "1000",
+    "gram": {"mg milligram": "1/1000", "g gram": "1", "kg kilogram": "1000", "megag": "1000000",
              "oz ounce": "28.349523125", "lb pound": "453.59237"},
-    "litre": {"ml milliliter millilitre": "1/1000", "l liter litre": "1"},
+    "litre": {"ml milliliter millilitre": "1/1000", "l liter litre": "1", "megal": "1000000"},
     "cup": {"cup": "1", "pint": "2", "quart": "4", "gal gallon": "16"},
     "dollar": {"cent": "1/100", "dollar buck usd": "1"},
     "radian": {"rad radian": "1"}, "hertz": {"hz hertz": "1"}, "am": {"am a.m": "1"}, "pm": {"pm p.m": "1"},
     "sterling": {"penny pence": "1/100", "sterling gbp": "1"}, "yensign": {"yensign": "1"},
     "euro": {"euro eur": "1"}, "yen": {"yen jpy": "1"}, "yuan": {"yuan cny rmb renminbi": "1"},
     "celsius": {"celsius": "1"}, "fahrenheit": {"fahrenheit": "1"}, "kelvin": {"kelvin": "1"},
-    "ampere": {"ma milliampere milliamp": "1/1000", "ampere amp": "1"},
+    "ampere": {"ma milliampere milliamp": "1/1000", "ampere amp": "1", "megaa": "1000000"},
     "newton": {"newton": "1000", "kn kilonewton": "1000000"}, "joule": {"joule": "1000", "kj kilojoule": "1000000"},
     "watt": {"watt": "1000", "kw kilowatt": "1000000"}, "volt": {"volt": "1000", "kv kilovolt": "1000000"},
     "pascal": {"pa pascal": "1000", "kpa kilopascal": "1000000"}, "ohm": {"ohm": "1000", "kiloohm": "1000000"},
@@ -45,6 +45,8 @@ _CAPITALS = {
     "N": "newton", "J": "joule", "V": "volt", "W": "watt", "A": "ampere", "K": "kelvin",
     "C": "celsius", "F": "fahrenheit", "Omega": "ohm",
 }  # fmt: skip
+_MEGA = re.compile(r"\bM(?=[mgAlL]\b)")
+"""Mm and MA are a thousand million times mm and mA, from which only the size of a letter tells them."""
 _CAPITAL = re.compile(rf"\b(?:{'|'.join(_CAPITALS)})\b")
 _KNOWN = {
     word: (basic, Fraction(factor))
@@ -75,7 +77,8 @@ SCALES = {
     "dozen": 12,
 }
 _AMBIGUOUS = frozenset(
-    "m g s h l am pm in mi min sec cu pa kn kj kv kw ma amp".split()  # noqa: SIM905
+    {"m", "g", "s", "h", "l", "am", "pm", "in", "mi", "min", "sec", "cu"}
+    | {"pa", "kn", "kj", "kv", "kw", "ma", "amp"}
 )
 """Read as variables or functions unless they stand in `\\text{}`."""
 _FRACTIONS = (
@@ -140,13 +143,14 @@ def measure(text: str) -> Measure | None:
 
 
 def same_words(one: str, other: str) -> bool:
-    """Whether two units are the same words, but for case and plurals."""
-    left, right = (" ".join(map(_singular, unit.lower().split())) for unit in (one, other))
+    """Whether two units are the same words, but for case, except in a prefix, and plurals."""
+    left, right = (" ".join(map(_singular, _MEGA.sub("mega", unit).lower().split())) for unit in (one, other))
     return left == right or right in _MAY_BE.get(left, ()) or left in _MAY_BE.get(right, ())
 
 
 def _spelled(text: str) -> str:
-    lowered = _CAPITAL.sub(lambda letter: _CAPITALS[letter.group()], text).lower()
+    spelled = _MEGA.sub("mega", text)
+    lowered = _CAPITAL.sub(lambda letter: _CAPITALS[letter.group()], spelled).lower()
     for short, (over, under) in _SPEEDS.items():
         lowered = re.sub(rf"\b{short}\b", f"{over} per {under}", lowered)
     return re.sub(r"\b(squared|cubed)\b", lambda match: "^2" if match[1] == "squared" else "^3", lowered)
