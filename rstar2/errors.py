@@ -5,7 +5,8 @@ The CLI prints these without a traceback. Every other exception is a bug of ours
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 _NAMED = 5
 """Of many names, how many a message gives; the services of vendors hold a hundred models."""
@@ -42,6 +43,18 @@ class Failure(RStarError):
 
 class Unavailable(Failure):
     """A service did not answer: away, too busy or too slow. The same request may succeed later."""
+
+
+@contextmanager
+def as_user_error() -> Iterator[None]:
+    """A Failure within the block becomes a UserError.
+
+    For a service that is asked for the first time: the user gave a wrong address, name or key, or started none.
+    """
+    try:
+        yield
+    except Failure as error:
+        raise UserError(error.message, error.hint) from error
 
 
 def first_few(names: Sequence[str]) -> str:

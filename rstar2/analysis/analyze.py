@@ -32,7 +32,7 @@ from rstar2.analysis.tokens import TokenReader
 from rstar2.engines.models import ask_served, local_model, server_tokenizer
 from rstar2.engines.openai_server import Served
 from rstar2.engines.vllm import VLLMEngine
-from rstar2.errors import Failure, UserError
+from rstar2.errors import Failure, UserError, as_user_error
 from rstar2.eval.target import model_hash
 from rstar2.files import write_json
 from rstar2.prompts import load_tokenizer
@@ -246,10 +246,8 @@ def _served(url: str, name: str | None, key: str | None) -> Served:
         async with contextlib.aclosing(VLLMEngine(url, name, key=key)) as engine:
             return await ask_served(engine)
 
-    try:
+    with as_user_error():
         return asyncio.run(asked())
-    except Failure as error:
-        raise UserError(error.message, error.hint) from error
 
 
 class _Set:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from rstar2.chat.recovery import WAIT_S, ContinuingEngine, Notice
 from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import local_model, open_folder, open_server
-from rstar2.errors import Failure, UserError
+from rstar2.errors import UserError, as_user_error
 from rstar2.formats.format import Format
 from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
 from rstar2.serve.hardware import check_float32
@@ -128,10 +128,8 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
 
 async def _reached(asked: Coroutine[Any, Any, T]) -> T:
     """What a server answered at first; where it did not, a URL or a name was wrong."""
-    try:
+    with as_user_error():
         return await asked
-    except Failure as error:
-        raise UserError(error.message, error.hint) from error
 
 
 def _with_tool(codec: ChatCodec, tool: ToolName | None) -> ChatCodec:

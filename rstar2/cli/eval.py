@@ -78,7 +78,12 @@ NativeCalls = Annotated[
     ),
 ]
 PerProblem = Annotated[bool, typer.Option("--per-problem", help="Also show a table of problems.")]
-Judge = Annotated[str | None, typer.Option(help="URL of a judge; by default one is started for the run.")]
+Judge = Annotated[
+    str | None,
+    typer.Option(
+        callback=common.checked_judge, help="URL of a judge; by default one is started for the run."
+    ),
+]
 JudgeWorkers = Annotated[
     int, typer.Option(min=1, max=4096, help="Workers of the judge that is started for the run.")
 ]

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import typer
 from rich.markup import escape
 
-from rstar2.addresses import check_key
-from rstar2.cli.common import FollowLogs, LogLines, counted, err, examples, out, show_logs
+from rstar2.cli.common import (
+    FollowLogs,
+    LogLines,
+    checked_judge,
+    checked_key,
+    counted,
+    err,
+    examples,
+    out,
+    show_logs,
+)
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -43,10 +52,14 @@ Preload = Annotated[
     typer.Option(help="Import numpy, sympy, scipy and pandas ahead of time, in idle workers."),
 ]
 Url = Annotated[
-    str | None, typer.Option(help="URL of a judge; by default the one that `judge up` started here.")
+    str | None,
+    typer.Option(
+        callback=checked_judge, help="URL of a judge; by default the one that `judge up` started here."
+    ),
 ]
 Token = Annotated[
-    str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token of the judge at --url.")
+    str | None,
+    typer.Option(envvar="RSTAR2_JUDGE_TOKEN", callback=checked_key, help="The token of the judge at --url."),
 ]
 
 
@@ -74,7 +87,10 @@ def up(
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")
     ] = 8088,
     token: Annotated[
-        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that clients must send.")
+        str | None,
+        typer.Option(
+            envvar="RSTAR2_JUDGE_TOKEN", callback=checked_key, help="The token that clients must send."
+        ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
@@ -94,8 +110,6 @@ def up(
     from rstar2.judge.service.state import read_state, state_file
     from rstar2.supervision.state import state_folder
 
-    if token is not None:
-        check_key(token)
     running = read_state()
     if running is not None:
         raise UserError(
@@ -187,8 +201,6 @@ def _address(url: str | None, token: str | None) -> tuple[str, str | None]:
     """The URL, and the token, of the judge that is named, or of the one that runs here."""
     from rstar2.judge.service.state import current_judge
 
-    if token is not None:
-        check_key(token)
     if url is not None:
         return url.rstrip("/"), token
     judge = current_judge()
@@ -208,8 +220,6 @@ def _status(url: str, token: str | None) -> dict[str, Any]:
         if not (isinstance(status, dict) and "num_workers" in status):
             raise ValueError("what answers is not a judge")
         return status
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise UserError(f"--url {url}: {error}", "Give it as http://host:port") from error
     except httpx.HTTPStatusError as error:
         refused = error.response.status_code == httpx.codes.UNAUTHORIZED
         hint = (
@@ -332,9 +342,8 @@ def run(
     """Run one program on the judge and show its output; exit code 1 unless its outcome is ok."""
     from pydantic import ValidationError
 
-    from rstar2.errors import UserError
+    from rstar2.errors import UserError, as_user_error
     from rstar2.judge.client import SyncJudgeClient
-    from rstar2.judge.client.http import JudgeError
     from rstar2.judge.schema import RunRequest
 
     try:
@@ -348,10 +357,8 @@ def run(
     except ValidationError as error:
         raise UserError(f"{file} cannot be run: {error.errors()[0]['msg']}") from error
     with SyncJudgeClient(*_address(url, token), wait_s=60) as client:
-        try:
+        with as_user_error():
             client.health()
-        except JudgeError as error:
-            raise UserError(error.message, error.hint) from error
         result = client.run(request)
     _show(result)
     if result.outcome != "ok":

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from rstar2.cli.common import Change, Profile, RunFolder, counted, err, examples, out
+from rstar2.cli.common import (
+    Change,
+    JudgeToken,
+    Profile,
+    RunFolder,
+    checked_judge,
+    counted,
+    err,
+    examples,
+    out,
+)
 from rstar2.cli.plan import warn_before_start
 from rstar2.cli.training import (
     ProgressRows,
@@ -76,12 +86,12 @@ def command(
     judge: Annotated[
         str | None,
         typer.Option(
-            envvar="RSTAR2_JUDGE", help="URL of a running judge. [default: one is started for the run]"
+            envvar="RSTAR2_JUDGE",
+            callback=checked_judge,
+            help="URL of a running judge. [default: one is started for the run]",
         ),
     ] = None,
-    judge_token: Annotated[
-        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The judge's token.")
-    ] = None,
+    judge_token: JudgeToken = None,
     judge_workers: Annotated[int, typer.Option(min=1, help="Workers of the judge that is started.")] = 2,
     solved: Annotated[
         Path | None,

@@ -100,7 +100,7 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
     [
         (("run", "absent.py"), "absent.py"),
         (("status",), "no judge is running"),
-        (("status", "--url", "ftp://judge"), "http://host:port"),
+        (("status", "--url", "ftp://judge"), "not a judge's URL: ftp://judge"),
         (("down",), "no judge is running"),
         (("up", "--redis", "redis://127.0.0.1:1"), "no Redis server answers"),
         (("up", "--redis", "nonsense"), "nonsense"),
@@ -112,7 +112,7 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
         (("up", "--allow-host", "a b"), "--allow-host 'a b' is not a host name"),
         (("status", "--url", "http://127.0.0.1:1"), "no judge answers at http://127.0.0.1:1"),
         (("run", __file__, "--url", "http://127.0.0.1:1"), "no judge answers at http://127.0.0.1:1"),
-        (("run", __file__, "--url", "nonsense"), "'nonsense' is not the URL of a judge"),
+        (("run", __file__, "--url", "nonsense"), "not a judge's URL: nonsense"),
         (("logs",), "no logs of a judge in"),
         (("up", "--token", "gehéim"), "the key holds spaces, line ends or characters outside ASCII"),
         (

@@ -139,7 +139,7 @@ class Supervisor:
         except BlockingIOError as error:
             raise UserError(
                 f"another judge, or workers of one, use the folder {self.folder}",
-                "stop them, or use another folder: set RSTAR2_STATE, or give `judge worker` a --folder",
+                "Stop them, or use another folder: set RSTAR2_STATE, or give `judge worker` a --folder.",
             ) from error
         except OSError as error:
             log.warning("%s cannot be locked, so nothing keeps other judges out: %s", self.folder, error)
