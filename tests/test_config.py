@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
 from rstar2.demo.recipe import demo_plan
 from rstar2.errors import UserError
-from rstar2.train.recipe import RecipeKind, read_recipe, sft_recipe, stage_recipe, stage_recipes
+from rstar2.train.recipe_files import RecipeKind, read_recipe, sft_recipe, stage_recipe, stage_recipes
 
 
 class Trainer(Strict):

@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, read_recipe
+from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
+from rstar2.train.recipe_files import read_recipe
 
 PAGE = Path(__file__).resolve().parents[1] / "training.md"
 MARK = "<!-- From here on written by docs/generators/recipe_reference.py from the models; do not edit. -->\n"

@@ -85,7 +85,7 @@ def command(
     from rstar2.train.estimate.model import read_shape
     from rstar2.train.estimate.report import estimate_run, start_warnings
     from rstar2.train.estimate.work import Rates
-    from rstar2.train.recipe import stage_range, stage_recipes
+    from rstar2.train.recipe_files import stage_range, stage_recipes
 
     recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
     hardware = [each.hardware for each in recipes.values()]

@@ -54,7 +54,7 @@ def command(
     """Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0)."""
     from rstar2.engines.models import find_model, local_model
     from rstar2.train.command import own_overrides, sft_command
-    from rstar2.train.recipe import sft_recipe
+    from rstar2.train.recipe_files import sft_recipe
     from rstar2.train.trainer.verl_config import check_verl_keys
 
     here = model_here(model)

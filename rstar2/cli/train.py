@@ -109,7 +109,7 @@ def command(
     """Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model."""
     from rstar2.engines.models import find_model, local_model
     from rstar2.train.command import own_overrides, stage_commands
-    from rstar2.train.recipe import stage_range, stage_recipes
+    from rstar2.train.recipe_files import stage_range, stage_recipes
     from rstar2.train.trainer.verl_config import check_verl_keys
 
     here = model_here(model)

@@ -14,7 +14,8 @@ from rstar2.errors import UserError
 from rstar2.eval.settings import HOW_IT_RUNS, EvalSettings
 from rstar2.train.command import Command, sft_command, stage_commands
 from rstar2.train.hardware import LAPTOP
-from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, on_top, read_recipe, sft_recipe, stage_recipe
+from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
+from rstar2.train.recipe_files import on_top, read_recipe, sft_recipe, stage_recipe
 from rstar2.train.trainer.changeable import compared, without
 from rstar2.train.trainer.tracking import check_trackers
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rstar2.files import write_text
-from rstar2.train.curves import Curve, curve
+from rstar2.train.records.curves import Curve, curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

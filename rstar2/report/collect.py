@@ -130,8 +130,8 @@ def _training_charts(run: Path) -> list[Chart]:
     As in figure 4 of the rStar2-Agent paper (arXiv 2508.20722). A run that also trained with plain GRPO has a
     second line in each chart.
     """
-    from rstar2.train.curves import curve
     from rstar2.train.recipe import STAGES
+    from rstar2.train.records.curves import curve
     from rstar2.train.records.steps import step_metrics
 
     arms = {"GRPO-RoC": curve(run).smoothed(), "plain GRPO": curve(run / "plain").smoothed()}

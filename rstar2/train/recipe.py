@@ -1,19 +1,15 @@
-"""Recipes: the settings of SFT and of an RL stage, read from TOML files.
+"""Recipes: the settings of SFT and of an RL stage; `rstar2.train.recipe_files` reads them from TOML files.
 
 `rstar2.train.trainer.changeable` names the keys that may differ where a run is continued.
 """
 
 from __future__ import annotations
 
-import re
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rstar2.config import Strict, dotted, merged, read_toml, recipes_folder, resolve
-from rstar2.errors import UserError
+from rstar2.config import Strict, dotted
 from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
 from rstar2.train.records.alarms import AlarmSettings
@@ -22,12 +18,9 @@ from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
 from rstar2.train.trainer.tracking import Tracker
 
 STAGES = (1, 2, 3)
-PAPER = "paper"
-"""The recipe with a file for each stage: `stage1.toml` to `stage3.toml`."""
 VERL_MICRO_BATCH = 4
 """VERL's default of `data.micro_batch_size_per_gpu`."""
 RewardRule = ReadingRule | Literal["constant"]
-_STAGE = re.compile(r"\s*stage(\d+)\.")
 
 
 class Hardware(Strict):
@@ -407,155 +400,3 @@ class SftRecipe(Strict):
         if why := self.hardware.batch_fault(self.batch, f"batch = {self.batch} conversations"):
             raise ValueError(why)
         return self
-
-
-RecipeKind = Literal["stage", "sft", "demo", "profile"]
-
-
-def read_recipe(name: str, kind: RecipeKind) -> tuple[Path, dict[str, Any]]:
-    """The file of a recipe or a profile, given by path or by the name of one that is shipped, and what it holds.
-
-    A UserError where there is none, or it is of another kind.
-    """
-    path, shipped = Path(name), recipes_folder() / f"{name}.toml"
-    if path.suffix != ".toml" or not path.is_file():
-        path = shipped
-    word = "profile" if kind == "profile" else "recipe"
-    hint = f"Give a .toml file or one of: {', '.join(_shipped(kind))}."
-    if not path.is_file():
-        raise UserError(f"no {word} {name}", hint)
-    values = read_toml(path)
-    if (found := _kind(values)) != kind and found in ("demo", "profile"):
-        is_ = "a hardware profile" if found == "profile" else "the demo's recipe"
-        raise UserError(f"{name} is {is_}, not a {word} for this", hint)
-    return path, values
-
-
-def _kind(values: dict[str, Any]) -> RecipeKind:
-    if values and values.keys() <= {"stage", "sft"}:
-        return "profile"
-    return "demo" if "rl" in values else "sft" if "epochs" in values else "stage"
-
-
-def _shipped(kind: RecipeKind) -> list[str]:
-    files = sorted(recipes_folder().glob("*.toml"))
-    return [PAPER] * (kind == "stage") + [file.stem for file in files if _kind(read_toml(file)) == kind]
-
-
-def on_top(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`merged`, with VERL's keys dotted in both, so that the one on top wins however either is written.
-
-    What `--set` adds to the dotted keys comes after them, and wins too.
-    """
-    layers = [
-        {**layer, "verl": dotted(layer["verl"])} if isinstance(layer.get("verl"), dict) else layer
-        for layer in (base, over)
-    ]
-    return merged(*layers)
-
-
-def stage_range(text: str) -> list[int]:
-    """The stages that `2` or `1..3` means; a UserError where there is no such stage, or it runs backwards."""
-    first, dots, last = text.partition("..")
-    numbers = [first, last if dots else first]
-    if not all(number in map(str, STAGES) for number in numbers) or numbers[0] > numbers[1]:
-        raise UserError(f"--stage {text}: no such stage", "Give 1, 2, 3, or a range such as 1..3.")
-    return list(range(int(numbers[0]), int(numbers[1]) + 1))
-
-
-def stage_recipe(
-    stage: int,
-    profile: str | None,
-    overrides: list[str],
-    recipe: str = PAPER,
-    over: dict[str, Any] | None = None,
-    where: str | None = None,
-    within: tuple[str, ...] = (),
-) -> StageRecipe:
-    """The recipe of an RL stage: its file, on top the profile's `[stage]`, `over` and `--set`.
-
-    The recipe `paper` has a file for each stage, every other one for all. A wrong file, key or value is a UserError,
-    which names `where`, by default the file, or the override. For `within` see `rstar2.config.resolve`.
-    """
-    path, values = read_recipe(f"stage{stage}" if recipe == PAPER else recipe, "stage")
-    if table := next((key for key in values if _STAGE.match(f"{key}.")), ""):
-        raise UserError(
-            f"{path}: [{table}] is not read from a recipe, which is that of every stage",
-            f"Set what differs in it with --set {table}.KEY=VALUE.",
-        )
-    values = on_top(on_top(values, _profile(profile, "stage")), over or {})
-    return resolve(StageRecipe, values, overrides, where or str(path), within, f"stage{stage}.")
-
-
-def stage_recipes(
-    stages: list[int], profile: str | None, overrides: list[str], recipe: str = PAPER
-) -> dict[int, StageRecipe]:
-    """The recipes of several stages, as `stage_recipe` makes them; `stage2.a.b=c` changes stage 2 alone.
-
-    A UserError besides where an override names a stage that is not among them, or a stage is to continue the optimizer
-    of the one before with other settings, which VERL would not heed, or on another number of ranks, or a stage names
-    another format than the one before, whose model it starts from.
-    """
-    found = {}
-    for stage in stages:
-        own = []
-        for override in overrides:
-            named = _STAGE.match(override)
-            if named and int(named[1]) not in stages:
-                raise UserError(f"--set {override}: stage {named[1]} is not run", f"Stages: {stages}.")
-            if named is None or int(named[1]) == stage:
-                own.append(override)
-        found[stage] = stage_recipe(stage, profile, own, recipe)
-    for (before, one), (after, other) in pairwise(found.items()):
-        if (one.format or None) != (other.format or None):
-            raise UserError(
-                f"stage {after} starts from stage {before}'s model and so keeps its format, {one.format or 'its own'}: "
-                f"it cannot use {other.format or 'another'}",
-                "Set format for all stages, or leave it out.",
-            )
-        if other.optim.state == "continued":
-            _check_continues(before, one, after, other)
-    return found
-
-
-def _check_continues(before: int, one: StageRecipe, after: int, other: StageRecipe) -> None:
-    """Raise a UserError where a stage cannot continue the optimizer of the one before it."""
-    fresh = f"or start stage {after} afresh with --set stage{after}.optim.state=fresh."
-    for key in ("lr", "weight_decay"):
-        old, new = getattr(one.optim, key), getattr(other.optim, key)
-        if old != new:
-            raise UserError(
-                f"stage {after} continues stage {before}'s optimizer and so keeps optim.{key} = {old:g}: it cannot "
-                f"use {new:g}",
-                f"Set both the same, {fresh}",
-            )
-    if one.hardware.ranks != other.hardware.ranks:
-        raise UserError(
-            f"stage {after} continues stage {before}'s optimizer, which {one.hardware.ranks} ranks write "
-            f"(hardware.nodes times hardware.gpus_per_node): it cannot use {other.hardware.ranks}",
-            f"Set both the same, {fresh}",
-        )
-
-
-def sft_recipe(
-    profile: str | None,
-    overrides: list[str],
-    recipe: str | None = None,
-    over: dict[str, Any] | None = None,
-    where: str | None = None,
-    within: tuple[str, ...] = (),
-) -> SftRecipe:
-    """The recipe of SFT, put together as `stage_recipe` does with the profile's `[sft]` table."""
-    path, values = read_recipe(recipe or "sft", "sft")
-    values = on_top(on_top(values, _profile(profile, "sft")), over or {})
-    return resolve(SftRecipe, values, overrides, where or str(path), within)
-
-
-def _profile(name: str | None, table: str) -> dict[str, Any]:
-    if name is None:
-        return {}
-    _, values = read_recipe(name, "profile")
-    unknown = sorted(set(values) - {"stage", "sft"})
-    if unknown:
-        raise UserError(f"profile {name}: unknown table {unknown[0]}", "A profile holds [stage] and [sft].")
-    return dict(values.get(table, {}))

@@ -20,7 +20,7 @@ from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.formats.format import ours
-from rstar2.train.recipe import stage_recipe
+from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.start_checks import TrainPlan
 
 QWEN3_14B: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from rstar2.demo.show import plot, table, write_figure
-from rstar2.train.curves import curve
+from rstar2.train.records.curves import curve
 
 PHASE = {
     "accuracy": 0.5,

@@ -15,7 +15,8 @@ from rstar2.errors import UserError
 from rstar2.trace import ToolCall, Trace, Turn
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmName, AlgorithmSettings, selection, verl_keys
 from rstar2.train.command import stage_command
-from rstar2.train.recipe import StageRecipe, stage_recipe
+from rstar2.train.recipe import StageRecipe
+from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.roc import RocSettings, Rollout
 
 NAMES = get_args(AlgorithmName)

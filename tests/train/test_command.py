@@ -13,7 +13,8 @@ from support.train.verl_config import composed
 
 from rstar2.errors import UserError
 from rstar2.train.command import Command, agent_loop_yaml, sft_command, stage_command
-from rstar2.train.recipe import StageRecipe, sft_recipe, stage_recipe
+from rstar2.train.recipe import StageRecipe
+from rstar2.train.recipe_files import sft_recipe, stage_recipe
 from rstar2.train.roc import RocSettings
 
 NEEDS_VERL = needs("verl")

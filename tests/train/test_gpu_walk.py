@@ -14,7 +14,7 @@ from rstar2.doctor.hardware import gpu_names
 from rstar2.errors import Failure
 from rstar2.train.command import stage_command
 from rstar2.train.launch import SignsOfLife, run_trainer
-from rstar2.train.recipe import stage_recipe
+from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.stages import write_stage_inputs
 
 ASKED = 8

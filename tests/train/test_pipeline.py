@@ -12,7 +12,7 @@ import pytest
 from rstar2.runs import Run
 from rstar2.train import stages
 from rstar2.train.pipeline import Pipeline
-from rstar2.train.recipe import stage_recipes
+from rstar2.train.recipe_files import stage_recipes
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.stages import OnStep, Start
 

@@ -26,7 +26,7 @@ from rstar2.runs import open_run
 from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
 from rstar2.trace import read_traces
 from rstar2.train.conversations import written
-from rstar2.train.recipe import sft_recipe
+from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.start_checks import plan_sft
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(10800), needs("verl")]

@@ -12,7 +12,7 @@ from support.train.verl_config import accepted, composed
 from rstar2.errors import UserError
 from rstar2.train.algorithms import AlgorithmName
 from rstar2.train.command import sft_command, stage_command
-from rstar2.train.recipe import read_recipe, sft_recipe, stage_recipe
+from rstar2.train.recipe_files import read_recipe, sft_recipe, stage_recipe
 
 PROFILES = ("laptop", "1xh200", "8xh100", "64xh100", "64xmi300x")
 RECIPES = [(1, "paper"), (2, "paper"), (3, "paper"), (1, "release"), (1, "7b-8xh100")]

@@ -27,7 +27,8 @@ from rstar2.train import stages
 from rstar2.train.command import Command, stage_command
 from rstar2.train.filter.sample import VERDICTS
 from rstar2.train.pipeline import Pipeline
-from rstar2.train.recipe import CheckpointSettings, Hardware, StageRecipe, stage_recipe, stage_recipes
+from rstar2.train.recipe import CheckpointSettings, Hardware, StageRecipe
+from rstar2.train.recipe_files import stage_recipe, stage_recipes
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.sampling import drop_solved
 from rstar2.train.stages import Start, continue_optimizer, fitting, train, write_stage_inputs

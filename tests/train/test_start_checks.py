@@ -14,7 +14,7 @@ from rstar2.errors import UserError
 from rstar2.formats.format import FORMAT_FILE, ours, read_format, save_format
 from rstar2.prompts import ChatCodec, load_codec
 from rstar2.train.conversations import encode, read_conversations, write_encoded
-from rstar2.train.recipe import sft_recipe
+from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.start_checks import (
     SftPlan,
     check_model,

@@ -11,7 +11,8 @@ from support.train.trainer_metrics import write_steps
 from rstar2.errors import UserError
 from rstar2.train.estimate.measured import assumptions_of, measured_assumptions
 from rstar2.train.estimate.work import Assumptions
-from rstar2.train.recipe import RolloutSettings, stage_recipe
+from rstar2.train.recipe import RolloutSettings
+from rstar2.train.recipe_files import stage_recipe
 
 
 def test_the_last_stage_that_has_steps_counts(tmp_path: Path) -> None:

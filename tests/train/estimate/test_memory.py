@@ -21,7 +21,8 @@ from rstar2.train.estimate.memory import (
 )
 from rstar2.train.estimate.model import ModelShape, shape_of
 from rstar2.train.estimate.work import Assumptions
-from rstar2.train.recipe import Hardware, StageRecipe, sft_recipe, stage_recipe
+from rstar2.train.recipe import Hardware, StageRecipe
+from rstar2.train.recipe_files import sft_recipe, stage_recipe
 
 from .test_model import PUBLISHED
 

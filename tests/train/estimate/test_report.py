@@ -11,7 +11,7 @@ from rstar2.train.estimate.memory import sft_memory
 from rstar2.train.estimate.model import ModelShape, shape_of
 from rstar2.train.estimate.report import RunEstimate, estimate_run, sft_warnings
 from rstar2.train.estimate.work import Assumptions, Rates
-from rstar2.train.recipe import sft_recipe, stage_recipes
+from rstar2.train.recipe_files import sft_recipe, stage_recipes
 
 from .test_model import PUBLISHED
 

@@ -38,7 +38,7 @@ from rstar2.train.filter.engines import running_servers
 from rstar2.train.filter.progress import VERDICTS, SamplesDone, samples_done
 from rstar2.train.filter.sample import TRACES, FilterProgress, Sampler, sample_problems
 from rstar2.train.filter.unsolved import counted, unsolved, unsolved_as_counted
-from rstar2.train.recipe import stage_recipe
+from rstar2.train.recipe_files import stage_recipe
 
 PROBLEMS = [Problem(f"p{number}", f"{number} + 0?", str(number)) for number in range(6)]
 SETTINGS = EvalSettings(samples=4, max_tokens=400, max_turns=2, in_flight=8, wait_s=20.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rstar2.train.curves import curve
+from rstar2.train.records.curves import curve
 from rstar2.train.records.panels import PANELS
 from rstar2.train.records.raw_metrics import raw_metrics
 from rstar2.train.records.steps import (

@@ -19,7 +19,7 @@ from rstar2.engines.base import Sampling
 from rstar2.errors import UserError
 from rstar2.train.command import stage_command
 from rstar2.train.estimate.fit import mode_warnings
-from rstar2.train.recipe import stage_recipe
+from rstar2.train.recipe_files import stage_recipe
 
 BOUND_S = 600.0
 

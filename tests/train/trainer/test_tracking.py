@@ -9,7 +9,7 @@ from support.optional import needs
 
 from rstar2.errors import UserError
 from rstar2.train.command import stage_command, stage_commands
-from rstar2.train.recipe import stage_recipe, stage_recipes
+from rstar2.train.recipe_files import stage_recipe, stage_recipes
 from rstar2.train.trainer.tracking import check_trackers, run_name, tracker_environment, tracker_keys
 
 

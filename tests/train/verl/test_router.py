@@ -19,7 +19,7 @@ from support.optional import needs
 from support.train.verl_config import composed
 
 from rstar2.train.command import ROUTER_FILE, router_yaml, stage_command
-from rstar2.train.recipe import stage_recipe
+from rstar2.train.recipe_files import stage_recipe
 
 pytestmark = [pytest.mark.slow, needs("verl")]  # Importing Ray takes seconds.
 

@@ -22,7 +22,8 @@ from rstar2.prompts import load_codec
 from rstar2.trace import read_traces
 from rstar2.train import stages
 from rstar2.train.command import CPU_ENVIRONMENT, Command
-from rstar2.train.recipe import StageRecipe, stage_recipe
+from rstar2.train.recipe import StageRecipe
+from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.stages import Start, continue_optimizer
 

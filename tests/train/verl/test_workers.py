@@ -15,7 +15,7 @@ from support.optional import needs
 from rstar2.errors import Failure
 from rstar2.train.command import Command, secrets_file, sft_command, stage_command, worker_environment
 from rstar2.train.launch import SignsOfLife, run_trainer
-from rstar2.train.recipe import sft_recipe, stage_recipe
+from rstar2.train.recipe_files import sft_recipe, stage_recipe
 
 
 def signs(folder: Path) -> SignsOfLife:
