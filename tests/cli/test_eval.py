@@ -147,6 +147,17 @@ def test_a_changed_setting_is_refused_by_name_and_nothing_is_touched(
     assert stable(tmp_path / "r" / "numbers") == before
 
 
+def _complete_the_rest_once_it_stops(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the stand-in answer what it holds back once a Ctrl-C has been noted."""
+    note = LiveView.note
+
+    def noted(view: LiveView, text: str) -> None:
+        note(view, text)
+        standin.complete_until = None
+
+    monkeypatch.setattr(LiveView, "note", noted)
+
+
 def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
     problems: Path, model: Path, standin: StandIn, tmp_path: Path, judge: JudgeHandle
 ) -> None:
@@ -190,13 +201,7 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
         wait_until(lambda: lines(traces) >= 4 and len(standin.asked) == 16)
         os.kill(os.getpid(), signal.SIGINT)
 
-    note = LiveView.note
-
-    def noted(view: LiveView, text: str) -> None:
-        note(view, text)
-        standin.complete_until = None
-
-    monkeypatch.setattr(LiveView, "note", noted)
+    _complete_the_rest_once_it_stops(standin, monkeypatch)
     with ThreadPoolExecutor(1) as pool:
         interrupted = pool.submit(interrupt)
         code, out, err = run(*words)
@@ -240,13 +245,7 @@ def test_ctrl_c_during_the_last_samples_leaves_a_finished_run(
         wait_until(lambda: len(standin.asked) == 2 * COUNT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    note = LiveView.note
-
-    def noted(view: LiveView, text: str) -> None:
-        note(view, text)
-        standin.complete_until = None
-
-    monkeypatch.setattr(LiveView, "note", noted)
+    _complete_the_rest_once_it_stops(standin, monkeypatch)
     servers = ("--url", standin.url, "--judge", judge.url, "--model", str(model))
     with ThreadPoolExecutor(1) as pool:
         interrupted = pool.submit(interrupt)

@@ -6,8 +6,174 @@ import time
 
 import pytest
 from support.eval.grader_cases import misgraded
+from support.eval.verdicts import CORRECT, NOT_CORRECT, UNPARSED, WRONG, Case, misjudged
 
-from rstar2.eval.grader import extract_answer, grade
+from rstar2.eval.grader import GraderPool, extract_answer, grade
+
+BOXES_JOINED_BY_WORDS: list[Case] = [
+    ("1,2", r"X\boxed{1} papers and \boxed{2} bins", CORRECT),
+    ("1,2", r"We need $\boxed{1}$ papers and $\boxed{2}$ bins.", CORRECT),
+    ("1,2,3", r"\boxed{1} red, \boxed{2} blue and \boxed{3} green", CORRECT),
+    ("1,2", r"\boxed{2} papers and \boxed{1} bins", NOT_CORRECT),
+    ("2", r"\boxed{1} papers and \boxed{2} bins", WRONG),
+    ("42", r"\boxed{41} was wrong, and \boxed{42}", CORRECT),
+    ("42", r"\boxed{41} first and \boxed{42} later", CORRECT),
+    ("42", r"I had \boxed{41} before, and \boxed{42} now.", CORRECT),
+    ("42", r"\boxed{41} is wrong and \boxed{42} is right", CORRECT),
+    ("42", r"\boxed{41} apples, no, \boxed{42} apples", CORRECT),
+    ("2", "first \\boxed{1}\n\nthen \\boxed{2}", CORRECT),
+    ("1,2", r"\boxed{1}\text{ papers and }\boxed{2}\text{ bins}", CORRECT),
+    ("1,2", r"\boxed{1} papers and \boxed{3} bins", WRONG),
+    ("42", r"case one gives \boxed{41}. The total is \boxed{42} dollars.", CORRECT),
+]
+BOXES_IN_FORMULAS: list[Case] = [
+    ("42", r"$-\boxed{42}$", UNPARSED),
+    ("42", r"-\boxed{42}", UNPARSED),
+    ("42", r"$x = - \boxed{42}$", UNPARSED),
+    ("42", r"$2\boxed{42}$", UNPARSED),
+    ("42", r"\sqrt{\boxed{42}}", UNPARSED),
+    ("42", r"\frac{1}{\boxed{42}}", UNPARSED),
+    ("42", r"\boxed{42}+1", UNPARSED),
+    ("42", r"$\boxed{42} - x$", UNPARSED),
+    ("42", r"\boxed{42}\pi", UNPARSED),
+    ("42", r"\boxed{42}_7", UNPARSED),
+    ("42", "- \\boxed{42}", CORRECT),
+    ("42", r"Step 5 - \boxed{42} - done", CORRECT),
+    ("42", r"$x = 40 + 2 = \boxed{42}.$", CORRECT),
+    ("42", r"Answer -\boxed{42}", CORRECT),
+    ("42", r"$\boxed{42}$ - 5 points", CORRECT),
+    ("42", r"\boxed{42}\text{ cm}", CORRECT),
+    ("42", r"It costs \$5, so \boxed{42} + tax.", CORRECT),
+    ("42", r"It costs $5, so \boxed{42} + tax.", CORRECT),
+]
+PROGRAMS_AND_UNCLOSED_BRACES: list[Case] = [
+    ("0", "[0]*10**10", UNPARSED),
+    ("0", r"\boxed{[0]*10**10}", UNPARSED),
+    ("0", "10*[0]", UNPARSED),
+    ("0", "[0][0]", UNPARSED),
+    ("0", "[0]+[0]", UNPARSED),
+    ("5", "[5]*1", UNPARSED),
+    ("42", r"\boxed{{{{42", UNPARSED),
+    ("42", r"\boxed{{42", UNPARSED),
+    ("42", r"\boxed{42", CORRECT),
+    ("42", r"\boxed{{42}}", CORRECT),
+    ("42", r"\boxed{{{{42}}}}", CORRECT),
+    ("Yes", r"\boxed{\text{Yes}}", CORRECT),
+    ("2(x+1)", "2[x+1]", CORRECT),
+    ("2(x+1)", "[x+1]2", NOT_CORRECT),
+    ("3(x+1)", "[x+1]*3", CORRECT),
+    ("6", "[1+2]*2", CORRECT),
+    ("[0]", "[0]", CORRECT),
+    ("0", "[]*5", NOT_CORRECT),
+    ("5", "([5])", CORRECT),
+    ("6", "([2]*3)", UNPARSED),
+    ("42", r"\boxed{{{{x=42", UNPARSED),
+    ("42", r"\boxed{{42}", CORRECT),
+    ("0", "The answer is [0]*10**10", UNPARSED),
+    ("10", "The answer is [0]*10**10", UNPARSED),
+    ("10", "We get foo * 10 bar", UNPARSED),
+    ("10", "We get 10**x of foo", NOT_CORRECT),
+    ("1", "We get 10**x of foo", NOT_CORRECT),
+]
+GOLD_IN_WORDS: list[Case] = [
+    ("all n not divisible by 4", "4", UNPARSED),
+    ("all n not divisible by 4", "all n not divisible by 4", CORRECT),
+    ("all primes less than 100", "100", UNPARSED),
+    ("July 4, 1776", "1776", UNPARSED),
+    ("...", "We think about it. " * 20 + r"So it is \boxed{5}.", NOT_CORRECT),
+    ("$", "We think about it. " * 20 + r"So it is \boxed{5}.", NOT_CORRECT),
+    ("1/2 for even n, 0 for odd n", "0", UNPARSED),
+    ("all odd $n$", "n", NOT_CORRECT),
+    (r"So it is $\boxed{7}$.", "7", CORRECT),
+    ("The only such function is $f(x) = 2x+1$.", "f(x) = 2x+1", CORRECT),
+    ("So the set is $(2, 5]$.", "(2,5]", CORRECT),
+    ("Solution: $42$", "42", CORRECT),
+    ("So the total is 42.", "42", CORRECT),
+    (r"The probability is $\frac12$.", "1/2", CORRECT),
+    ("3 + 4 = 7\n#### 7", "7", CORRECT),
+    ("$x^2$", "x^2", CORRECT),
+]
+MARKDOWN: list[Case] = [
+    ("10", "So we get **10**", CORRECT),
+    ("10", "**Final answer: 10**", CORRECT),
+    ("10", "The numbers:\n* 9\n* 10", CORRECT),
+    ("-5", "The answer is **-5**.", CORRECT),
+    ("2", "The answer is **2** or **3**", WRONG),
+    ("8", "2**3", CORRECT),
+    ("x^5", "x**3*x**2", CORRECT),
+    ("6", "**2*3**", CORRECT),
+]
+LAST_NUMBERS: list[Case] = [
+    ("2", "We get 10 × 2", WRONG),
+    ("20", "We get 10 × 2", CORRECT),
+    ("5", r"we have 2 \times 5", WRONG),
+    ("2", "We get 2x", WRONG),
+    ("2x", "We get 2x", CORRECT),
+    ("2", "We get 2e5", WRONG),
+    ("3/2", "We get 3 / 2", CORRECT),
+    (r"2\pi", "The area is 2π", CORRECT),
+    ("2", "The area is 2π", WRONG),
+    ("2", "we have 2^n", WRONG),
+    ("2", "we have 2 ** n", WRONG),
+    ("-5", "The value is negative 5", CORRECT),
+    ("5", "so minus 5", WRONG),
+    ("-5", "so -5", CORRECT),
+    ("5000000", "The total is 5 million", CORRECT),
+    ("5", "The total is 5 million", WRONG),
+    ("3", "we find x != 3", UNPARSED),
+    ("3", "It cannot be 3", UNPARSED),
+    ("3", "anything but 3", UNPARSED),
+    ("3", "It is less than 3", UNPARSED),
+    ("12", "So 3 × 4 = 12 apples", CORRECT),
+    ("5", "We get 5cm", CORRECT),
+    ("10", "Then there are 10 apples.", CORRECT),
+    ("42", r"\boxed{41}/\boxed{42}", WRONG),
+    ("42", r"\boxed{41} versus \boxed{42}", WRONG),
+    ("42", r"either \boxed{41} or the other one \boxed{42}", WRONG),
+    ("7", r"\boxed{7}^2", UNPARSED),
+    ("7", r"\boxed{7}^\circ", CORRECT),
+]
+ORDINARY_TEXTS: list[Case] = [
+    ("7", "- The number of ways is 7.", CORRECT),
+    ("7", "- Let n be the number of cats.\n- 2n = 14\n- n = 7", CORRECT),
+    ("42", "=> 42", CORRECT),
+    ("42", "Result -> 42", CORRECT),
+    ("42", "> **42**", CORRECT),
+    ("42", "The total is <b>42</b>.", CORRECT),
+    ("42", "That gives us 42!", CORRECT),
+    ("42", "So 42!", CORRECT),
+    ("3", "The distance is √3 units", NOT_CORRECT),
+    (r"2\sqrt3", "It's 2√3.", CORRECT),
+    ("42", r"The equation has a = \boxed{2} or a=-2; hence the answer \boxed{42}", CORRECT),
+    ("42", r"Part 1 gives \boxed{5} or so; the total is \boxed{42}.", CORRECT),
+    ("42", r"$\boxed{84}/2 = \boxed{42}$", CORRECT),
+    ("42", r"Comparing \boxed{5} versus the true value, \boxed{42}", CORRECT),
+    ("42", "She earns $42/hour.", CORRECT),
+    ("42", "The speed is 42/h.", CORRECT),
+    ("42", "The force is 42N.", CORRECT),
+    (r"90^\circ", r"The result equals 90^\circ, as desired.", CORRECT),
+    (r"6\sqrt2", "Working here.\n\nFinal result: **6\\sqrt{2}**", CORRECT),
+    ("3500", "Working.\n\nIn the end: 3.5e3", CORRECT),
+    ("7", "so that's 84/12 = 7 dozen eggs", CORRECT),
+    ("42", "we get 42…", CORRECT),
+    ("42", "- **x** = 42", CORRECT),
+]
+LONG_TEXTS = [
+    ("42", "0]" * 50_000),
+    ("42", "1]]" * 33_000),
+    ("Tuesday", r"\boxed{" + "," * 19_970 + "a}"),
+    ("no", r"\boxed{" + ". " * 9_900 + "a}"),
+    ("42", "ab" * 40 + " 2×3 " * 20_000),
+    ("42", "so " * 30_000),
+]
+"""Texts for which a search with a step back at each character would take its square in time."""
+KINDS = {
+    "boxes joined by words": BOXES_JOINED_BY_WORDS,
+    "boxes in formulas": BOXES_IN_FORMULAS,
+    "programs and unclosed braces": PROGRAMS_AND_UNCLOSED_BRACES,
+    "gold answers in words": GOLD_IN_WORDS,
+}
+
 
 CASES = [
     ("42", "<answer>42</answer>", True),
@@ -205,3 +371,22 @@ def test_extraction_ends_soon_on_huge_outputs(name):
 
 def test_an_answer_after_a_very_long_output_is_found():
     assert grade("42", "x " * 400_000 + "so the answer is $42$.").correct
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_way_of_writing_gets_its_verdict_with_and_without_a_box(kind: str) -> None:
+    assert misjudged(KINDS[kind]) == []
+
+
+@pytest.mark.parametrize(
+    "cases", [MARKDOWN, LAST_NUMBERS, ORDINARY_TEXTS], ids=["Markdown", "last numbers", "ordinary texts"]
+)
+def test_an_answer_without_a_box_is_found_with_what_belongs_to_it(cases: list[Case]) -> None:
+    assert misjudged(cases, also_boxed=False) == []
+
+
+def test_a_long_text_is_searched_within_the_deadline_of_a_grading() -> None:
+    # The deadline is of processor time, and some hundred times what a linear search takes.
+    with GraderPool(timeout_s=5) as pool:
+        verdicts = [pool.grade(gold, output).verdict for gold, output in LONG_TEXTS]
+    assert "timeout" not in verdicts
