@@ -22,8 +22,10 @@ from rstar2.prompts import END_OF_TURN, ChatCodec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-# A shell starts what it puts in the background with Ctrl-C ignored, and the commands under test inherit it.
+# A shell starts what it puts in the background with Ctrl-C ignored, and nohup what it runs with SIGHUP; the commands
+# under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # For speed only: imports make hundreds of thousands of objects, nearly all of which stay.
 gc.set_threshold(20_000, 20, 100)
