@@ -1,10 +1,9 @@
-"""The rules of the code base: who may import whom, how large a folder may be, which words are not used."""
+"""The rules of the code base: who may import whom."""
 
 from __future__ import annotations
 
 import ast
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,74 +17,6 @@ import pytest
 from rstar2 import cli
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-MOST_FILES = 14
-"""In one folder."""
-SOURCE = {".py", ".js", ".css", ".html", ".j2", ".lua", ".toml", ".json", ".md", ".svg", ".csv"}
-"""How the names of files end that are counted."""
-RETIRED = (
-    *("seat", "seats", "desk", "desks", "talk", "talks", "talking", "talked", "heard", "deaths"),
-    *(
-        "attend",
-        "attends",
-        "attended",
-        "attending",
-        "promise",
-        "promises",
-        "promised",
-        "bury",
-        "buries",
-        "buried",
-    ),
-    *(
-        "nursery",
-        "rig",
-        "rigs",
-        "lab",
-        "labs",
-        "attic",
-        "mend",
-        "mends",
-        "mended",
-        "mending",
-        "ticket",
-        "tickets",
-    ),
-    *(
-        "enclosure",
-        "enclosures",
-        "theatre",
-        "canary",
-        "canaries",
-        "broker",
-        "brokers",
-        "patience",
-        "stopwatch",
-    ),
-    *("lane", "lanes", "be had", "go on", "goes on", "going on", "went on", "gone on", "See the module"),
-)
-"""Words for which the field has better ones, or none: not in names, messages or docs."""
-STANDARD = frozenset({"Promise", "CANARY"})
-"""Spellings that are retired words otherwise: JavaScript's class, and what shared/attacks looks for."""
-READ = (
-    *("rstar2", "docs", "recipes", "tests", "benchmarks", "examples", "deploy", ".github", ".ci", "Makefile"),
-    *("README.md", "CONTRIBUTING.md"),
-)
-TEXT = {
-    ".sh",
-    ".cfg",
-    "",
-    ".py",
-    ".md",
-    ".toml",
-    ".js",
-    ".css",
-    ".html",
-    ".j2",
-    ".lua",
-    ".yml",
-    ".yaml",
-    ".json",
-}
 
 
 def _lint(root: Path) -> subprocess.CompletedProcess[str]:
@@ -252,18 +183,6 @@ def test_a_cycle_would_be_noticed() -> None:
     assert sorted(set(_cycle(_inside("a", graph)))) == ["b", "d"]
 
 
-def test_no_folder_holds_more_files_than_can_be_taken_in_at_once() -> None:
-    """The command line and its tests are left out: they hold one file per verb."""
-    many = [REPOSITORY / place for place in ("rstar2/cli", "tests/cli")]
-    places = ("rstar2", "tests", "docs", "benchmarks")
-    folders = {path.parent for place in places for path in (REPOSITORY / place).rglob("*.*")}
-    counts = {
-        str(folder.relative_to(REPOSITORY)): sum(path.suffix in SOURCE for path in folder.iterdir())
-        for folder in folders - set(many)
-    }
-    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
-
-
 def test_every_module_says_what_it_is_for() -> None:
     silent = [
         name
@@ -271,44 +190,3 @@ def test_every_module_says_what_it_is_for() -> None:
         if len((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split()) < 4
     ]
     assert silent == []
-
-
-def _texts() -> Iterator[Path]:
-    for place in (REPOSITORY / name for name in READ):
-        paths = [place] if place.is_file() else place.rglob("*")
-        yield from (path for path in paths if path.is_file() and path.suffix in TEXT)
-
-
-def _retired(text: str) -> list[str]:
-    """`line: word` for each retired word in a text, as part of a name too."""
-    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", " ", text)
-    found = re.finditer(rf"\b(?:{'|'.join(RETIRED)})\b", text, re.IGNORECASE)
-    return [
-        f"{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
-        for match in found
-        if match[0] not in STANDARD
-    ]
-
-
-def test_no_retired_word_is_left_in_names_messages_or_docs() -> None:
-    texts = [path for path in _texts() if path != Path(__file__).resolve()]
-    assert len(texts) > 200
-    found = {
-        str(path.relative_to(REPOSITORY)): words
-        for path in texts
-        if (words := _retired(path.read_text(encoding="utf-8")))
-    }
-    assert found == {}
-
-
-def test_a_retired_word_would_be_noticed_and_a_standard_spelling_is_none() -> None:
-    assert _retired("class Seat:\n    pass  # it mends") == ["1: Seat", "2: mends"]
-    assert _retired("new Promise((resolve) => 1)") == []
-    assert _retired("# a promise") == ["1: promise"]
-    assert _retired("class SeatBroker: ...\ndef bury_at_desk(): ...") == [
-        "1: Seat",
-        "1: Broker",
-        "2: bury",
-        "2: desk",
-    ]
-    assert _retired("flocks of seated menders") == []

@@ -142,22 +142,3 @@ def test_every_row_of_the_comparison_with_the_paper_names_a_test() -> None:
     assert len(rows) > 30
     for row in rows:
         assert re.search(r"`tests/[\w/]+\.py:test_\w+`", row.rstrip(" |").rpartition(" | ")[2]), row
-
-
-def _hops(heading: str) -> list[str]:
-    """The numbered lines of a section of the architecture page."""
-    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    section = re.split(r"^#{2,3} ", page.split(f"\n{heading}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
-    return re.findall(r"^\d+\. .*$", section, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("heading", "most"),
-    [("### Out", 40), ("### Back", 24), ("## A reward, from a finished rollout to the update", 31)],
-)
-def test_the_walks_are_short_and_each_step_names_a_function(heading: str, most: int) -> None:
-    hops = _hops(heading)
-    assert 10 < len(hops) <= most
-    assert [int(hop.split(".")[0]) for hop in hops] == list(range(1, len(hops) + 1))
-    for hop in hops:
-        assert re.match(r"\d+\. `rstar2/[\w/]+\.py:[\w.]+` ", hop), hop
