@@ -21,7 +21,7 @@ from rstar2.data.parquet import read_rows, rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.formats.format import save_format
 from rstar2.prompts import ChatCodec
-from rstar2.train.command import sft_command, stage_command
+from rstar2.train.command import agent_loop_yaml, sft_command, stage_command
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import sft_recipe, stage_recipe
 from rstar2.train.stages import write_stage_inputs
@@ -249,6 +249,30 @@ def test_a_step_is_one_update_with_16_rollouts_of_each_of_512_problems(
     assert (roc.variant, roc.down_sample_to_n, roc.penalty_floor) == ("paper", 16, 0.001)
     assert (roc.reject_equal_reward, roc.roc_error_ratio, roc.roc_answer_format) == (True, True, True)
     assert sampler.sampler_kwargs.judge.max_lost_share == 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "update_tokens"), [("release", 200, 20480), ("7b-8xh100", 150, 16384)]
+)
+def test_the_recipes_of_others_reach_verl(name: str, steps: int, update_tokens: int, tmp_path: Path) -> None:
+    profile = "8xh100" if name == "7b-8xh100" else None
+    recipe = stage_recipe(1, profile, [], name)
+    config = trainer(recipe, tmp_path)
+    assert config.trainer.total_training_steps == steps
+    expected = [1e-6 * min(step, 20) / 20 for step in range(1, steps + 1)]
+    assert rates(config.actor_rollout_ref.actor.optim, steps) == pytest.approx(expected)
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (128, 16, 128)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (2048, 8192)
+    assert actor.ppo_max_token_len_per_gpu == update_tokens
+    assert rollout.temperature == 1.0
+    sampler = config.trainer.v1.sampler.sampler_kwargs
+    assert (sampler.prompts, sampler.rollouts) == (128, 32)
+    roc = sampler.roc
+    assert (roc.variant, roc.down_sample_to_n, roc.reject_equal_reward) == ("release", 16, True)
+    assert (roc.min_zero_reward_trace_num, roc.min_non_zero_reward_trace_num) == (2, 2)
+    [entry] = json.loads(agent_loop_yaml(recipe, tmp_path, "http://judge", None))
+    assert (entry["max_turns"], entry["reward"]) == (5, "release")
 
 
 def test_the_data_outlast_the_steps(stage: int, profile: str, tmp_path: Path) -> None:
