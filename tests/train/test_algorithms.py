@@ -109,6 +109,7 @@ def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list
     ("name", "expected"),
     [
         # By hand: (r - mean) / std over the group, its standard deviation that of a sample.
+        ("grpo-roc", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
         ("grpo", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
         ("dr-grpo", [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]),
         # The mean of the group's others is taken off.
