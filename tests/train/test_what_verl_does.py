@@ -334,8 +334,13 @@ def test_sft_has_the_papers_batch_and_epochs_and_reads_our_conversations(
     assert config.model.enable_gradient_checkpointing == recipe.hardware.gradient_checkpointing
     module = load_module(config.data.custom_cls.path)
     assert getattr(module, config.data.custom_cls.name) is EncodedConversations
-    split = sft_trainer(tmp_path, "64xh100", "hardware.sequence_parallel=4")
-    assert split.engine.ulysses_sequence_parallel_size == 4
+
+
+def test_sequences_are_split_over_as_many_gpus_as_the_recipe_says(tmp_path: Path) -> None:
+    change = "hardware.sequence_parallel=4"
+    assert sft_trainer(tmp_path, "64xh100", change).engine.ulysses_sequence_parallel_size == 4
+    actor = trainer(stage_recipe(1, "64xh100", [change]), tmp_path).actor_rollout_ref.actor
+    assert actor.ulysses_sequence_parallel_size == 4
 
 
 def test_the_loss_has_no_term_besides_the_clipped_one_and_weighs_all_tokens_alike(
