@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rstar2.judge.server.dispatcher import MAX_WAIT_S
+from rstar2.judge.schema import MAX_WAIT_S
 from rstar2.train.estimate.memory import MASTER
 from rstar2.train.estimate.model import ModelShape
 from rstar2.train.estimate.work import Assumptions, Disk, Judge, Saving, Step
