@@ -72,6 +72,9 @@ def command(
         typer.echo(shell_lines(sft_command(resolved, run, here, data).argv))
         return
     need_training_extra()
+    from rstar2.train.stopping import end_resumably
+
+    end_resumably()
     from rstar2.train.hardware import check_hardware
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.

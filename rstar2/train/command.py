@@ -19,6 +19,7 @@ from rstar2.formats.format import FORMAT_FILE
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.trainer import modes
+from rstar2.train.trainer.saving import SAVE_EVERY, STAGE_FOLDER
 from rstar2.train.trainer.tracking import run_name, tracker_environment, tracker_keys
 
 SECRETS_FILE = "worker_secrets.json"
@@ -140,7 +141,7 @@ def stage_command(
 def sft_command(
     recipe: SftRecipe, folder: Path, model: Path | str, data: Path, metrics: str = FIRST_METRICS
 ) -> Command:
-    """`verl.trainer.sft_trainer`, under torchrun where there is more than one rank; see `stage_command`."""
+    """`python -m rstar2.train.verl.sft_trainer`, under torchrun if there is more than one rank; see `stage_command`."""
     hardware = recipe.hardware
     overrides: dict[str, Any] = {
         **_HYDRAS_OWN,
@@ -165,6 +166,7 @@ def sft_command(
         "trainer.n_gpus_per_node": hardware.gpus_per_node,
         "trainer.total_epochs": recipe.epochs,
         "trainer.save_freq": recipe.checkpoint_every,
+        f"+trainer.{SAVE_EVERY}": 60 * recipe.checkpoint_every_minutes,
         "trainer.max_ckpt_to_keep": SFT_KEEP,
         "trainer.seed": recipe.seed,
         "trainer.default_local_dir": folder / "checkpoints",
@@ -187,7 +189,7 @@ def sft_command(
         # On several nodes `rstar2.train.launch` starts this on each, with a rendezvous.
         ranks = [f"--nnodes={hardware.nodes}", f"--nproc-per-node={hardware.gpus_per_node}"]
         start = ["-m", "torch.distributed.run", *ranks, *(["--standalone"] if hardware.nodes == 1 else [])]
-    argv = [sys.executable, *start, "-m", "verl.trainer.sft_trainer", *_hydra(overrides)]
+    argv = [sys.executable, *start, "-m", "rstar2.train.verl.sft_trainer", *_hydra(overrides)]
     return Command(argv, env, hardware.nodes, hardware.gpus_per_node)
 
 
@@ -274,6 +276,8 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "trainer.total_training_steps": recipe.steps,
         "trainer.total_epochs": 1_000_000,
         "trainer.save_freq": recipe.checkpoint.every,
+        f"+trainer.{SAVE_EVERY}": 60 * recipe.checkpoint.every_minutes,
+        "trainer.checkpoint_callback_class": "rstar2.train.verl.saving.SavesInTime",
         # VERL would remove one of which the model is still to be made; we remove it after that.
         "trainer.max_actor_ckpt_to_keep": None if recipe.checkpoint.export_every else recipe.checkpoint.keep,
         "trainer.test_freq": recipe.held_out.every if recipe.held_out.data else -1,
@@ -291,6 +295,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
 def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
     env = {
         "VERL_FILE_LOGGER_PATH": str(metrics.absolute()),
+        STAGE_FOLDER: str(metrics.absolute().parent),
         "HYDRA_FULL_ERROR": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_worker_register_timeout_seconds": str(hardware.worker_start_s),

@@ -16,6 +16,7 @@ from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
 from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
 from rstar2.train.trainer.tracking import TraceTracker, Tracker
+from rstar2.train.trainer.verl_limits import engine_fault, queue_fault
 
 STAGES = (1, 2, 3)
 VERL_MICRO_BATCH = 4
@@ -65,8 +66,9 @@ class Hardware(Strict):
     """Seconds that one of Ray's processes may take to start; on a slow disk they are spent on imports. A Ray cluster
     that is already running keeps its own limit."""
     hung_after_s: float = Field(3600.0, gt=0)
-    """Seconds without a finished step or rollout after which the trainer is stopped as hung. Start-up, the update and
-    a checkpoint must each take less."""
+    """Seconds without a sign of life after which the trainer is stopped as hung. Signs are finished rollouts,
+    micro-batches and steps, weights on their way to the engines, and a checkpoint that grows. Start-up, one rollout and
+    one micro-batch must each take less; `plan` compares them."""
     export_timeout_s: float = Field(3600.0, gt=0)
     """Seconds that making a model of a checkpoint may take."""
 
@@ -157,6 +159,9 @@ class CheckpointSettings(Strict):
 
     every: int = Field(10, ge=1)
     """Steps between checkpoints; the last step is always saved."""
+    every_minutes: float = Field(30.0, gt=0)
+    """A step is also saved if at its end so many minutes have passed since the last checkpoint: every step, if steps
+    take longer. This bounds what a kill costs."""
     keep: int = Field(2, ge=1)
     """How many of the last checkpoints are kept. The disk needs room for one more while the next is written. With 1
     there is none to fall back to if the last is damaged."""
@@ -333,6 +338,18 @@ class StageRecipe(Strict):
         return self
 
     @model_validator(mode="after")
+    def _verl_holds_it(self) -> StageRecipe:
+        """vLLM refuses at its start, and VERL's queue after hours of a step's rollouts."""
+        own, ahead = dotted(self.verl), self.asynchronous.batches_ahead if self.mode != "sync" else 0
+        for why in (
+            engine_fault(self.hardware.sequences_in_flight, own),
+            queue_fault(self.rollout.prompts, self.rollout.rollouts, 1 + ahead, own),
+        ):
+            if why:
+                raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
     def _group_fits(self) -> StageRecipe:
         if self.roc.down_sample_to_n > self.rollout.rollouts:
             raise ValueError(
@@ -364,6 +381,8 @@ class SftRecipe(Strict):
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
     """Steps between checkpoints; the last step is always saved."""
+    checkpoint_every_minutes: float = Field(30.0, gt=0)
+    """A step is also saved if at its end so many minutes have passed since the last checkpoint."""
     seed: int = Field(1, ge=0)
     """Seed for the order of conversations."""
     trackers: tuple[Tracker, ...] = ("console",)

@@ -11,6 +11,8 @@ FOLDER/
   held_out.parquet      the problems it is measured on while it trains, where the recipe names some (RL only)
   metrics-1.jsonl …     one file per start of the trainer, one line per step
   rollouts.json         how far the present step is, see `rstar2.train.records.progress` (RL only)
+  alive.json            what the trainer is doing, see there
+  stop_after_step       the trainer is to save after the present step and then end, see `rstar2.train.stopping`
   alarms.jsonl          the signs of collapse there were, see `rstar2.train.records.alarms` (RL only)
   worker_secrets.json   while the trainer runs: keys and tokens for workers on other nodes, for this user alone
   timing.json           see `rstar2.train.records.timing`
@@ -48,7 +50,7 @@ from rstar2.train.command import (
 )
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
-from rstar2.train.records.progress import PROGRESS_FILE
+from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE
 from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, with_nan
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
 from rstar2.train.sampling import JudgeAddress, Rows
@@ -148,7 +150,9 @@ def run_sft(
     command = sft_command(recipe, folder, model, data, next_metrics(folder))
     if trainer_env:
         command.env.update(trainer_env(recipe.hardware))
-    saved = CheckpointSettings(every=recipe.checkpoint_every, keep=SFT_KEEP)
+    saved = CheckpointSettings(
+        every=recipe.checkpoint_every, every_minutes=recipe.checkpoint_every_minutes, keep=SFT_KEEP
+    )
     log = logs / "sft.log"
     start = Start(command, folder, steps, model, log, recipe.hardware, saved, timer, warner(progress, log))
     trained = train(start, on_step)
@@ -252,12 +256,12 @@ def _train(start: Start, on_step: OnStep) -> Path:
 
     # A kill while the model was made leaves that alone to be done.
     if last_checkpoint(checkpoints) != checkpoints / f"global_step_{start.steps}":
-        rollouts = folder / PROGRESS_FILE
-        rollouts.unlink(missing_ok=True)
+        for of_earlier_start in (PROGRESS_FILE, ACTIVITY_FILE):
+            (folder / of_earlier_start).unlink(missing_ok=True)
         metrics = Path(start.command.env["VERL_FILE_LOGGER_PATH"])
         with secrets_file(start.command, os.environ):
-            signs = SignsOfLife(metrics, rollouts, start.hardware.hung_after_s)
-            run_trainer(start.command, start.log, signs, on_line)
+            signs = SignsOfLife(metrics, folder, start.hardware.hung_after_s)
+            run_trainer(start.command, start.log, signs, on_line, start.warn)
     last = last_checkpoint(checkpoints)
     if last is None:
         raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {start.log}")

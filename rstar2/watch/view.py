@@ -99,6 +99,8 @@ def _head(shown: Snapshot) -> Text:
     if shown.rollouts:
         style = "bold yellow" if shown.rollouts.judge_away_s else "dim"
         text.append(f"  {shown.rollouts.text()}", style)
+    if shown.activity:
+        text.append(f"  {shown.activity.text()}", "dim")
     return text
 
 

@@ -79,7 +79,7 @@ def test_verl_accepts_every_recipe_and_every_algorithm_on_every_profile(profile:
 def test_verl_accepts_sft_on_every_profile(profile: str, tmp_path: Path) -> None:
     recipe = sft_recipe(profile, [])
     argv = sft_command(recipe, tmp_path / "sft", tmp_path / "m", tmp_path / "d.parquet").argv
-    config = composed("sft_trainer_engine", argv[argv.index("verl.trainer.sft_trainer") + 1 :])
+    config = composed("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
     assert config.data.max_token_len_per_gpu == recipe.update_tokens
     assert config.model.enable_gradient_checkpointing == recipe.hardware.gradient_checkpointing
     assert config.engine.ulysses_sequence_parallel_size == recipe.hardware.sequence_parallel

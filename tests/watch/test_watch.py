@@ -22,6 +22,7 @@ from rstar2.errors import Failure, UserError
 from rstar2.eval.verdicts import VerdictWriter
 from rstar2.files import write_json
 from rstar2.runs import load_status, open_run
+from rstar2.train.records.progress import Activity, ActivityWriter
 from rstar2.watch.snapshot import snapshot
 from rstar2.watch.view import course
 
@@ -92,6 +93,28 @@ def test_a_filter_is_the_phase_until_it_is_done_and_a_finished_stage_shows_no_ro
         (run / "stage3" / "train.parquet").touch()
         shown = snapshot(run)
         assert (shown.phase, shown.step, shown.of, len(shown.steps)) == ("stage 3", 0, 9, 2)
+
+
+@pytest.mark.parametrize(("kind", "folder"), [("train", "stage1"), ("sft", ".")])
+def test_what_the_trainer_does_is_shown_until_rollouts_are_newer(
+    tmp_path: Path, kind: str, folder: str
+) -> None:
+    run = tmp_path / "run"
+    stage = run / folder
+    with open_run(run, kind, CONFIG):
+        if kind == "train":
+            add_step(run, 1)
+            write_json(stage / "rollouts.json", {"step": 2, "finished": 64, "wanted": 64})
+            os.utime(stage / "rollouts.json", ns=(1, 1))
+        ActivityWriter(stage).write(Activity("update", 37, 120, "micro-batches"))
+        assert "update, 37 of 120 micro-batches" in rstar2("watch", run).stdout
+        assert snapshot(run).record()["activity"] == "update, 37 of 120 micro-batches"
+        if kind == "train":
+            now = 1 + (stage / "alive.json").stat().st_mtime_ns
+            os.utime(stage / "rollouts.json", ns=(now, now))
+            assert "update" not in rstar2("watch", run).stdout
+        (stage / "model").mkdir()
+        assert snapshot(run).activity is None
 
 
 def test_a_failed_run_says_why_and_a_killed_one_that_it_was(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""How far the rollouts of the present step are: a small file that the sampler replaces as they finish.
+"""How far the present step is: small files that the trainer's processes replace while they work.
 
-`rstar2.train.launch` knows by it that the trainer works, and `rstar2 watch` shows it.
+`rollouts.json` counts finished rollouts; the sampler writes it. `alive.json` says what the first rank of the trainer is
+doing, such as "update, 37 of 120 micro-batches"; `rstar2.train.verl.activity` writes it. `rstar2.train.launch` takes a
+change of either as a sign of life, and `rstar2 watch` shows the newer one.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ from pathlib import Path
 from rstar2.files import write_json
 
 PROGRESS_FILE = "rollouts.json"
+ACTIVITY_FILE = "alive.json"
 WRITE_EVERY_S = 2.0
+LOADING_MODEL, LOADING_CHECKPOINT = "loading the model", "loading a checkpoint"
+SENDING_WEIGHTS = "weights to the engines"
+_OF_START_UP = frozenset({LOADING_MODEL, LOADING_CHECKPOINT, SENDING_WEIGHTS})
+"""Phases before the first step; weights are sent after each step too, whose rollouts have then been counted."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,48 @@ class ProgressWriter:
             self._written, self._written_at = progress, now
 
 
+@dataclass(frozen=True)
+class Activity:
+    """What the first rank of a trainer is doing."""
+
+    phase: str
+    """update, log-probabilities, saving a checkpoint …"""
+    done: int = 0
+    """Finished parts of the phase."""
+    total: int = 0
+    """All parts of the phase; 0 if their number is not known."""
+    parts: str = ""
+    """What the parts are: micro-batches, tensors; empty for a phase that cannot be divided."""
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step has certainly begun."""
+        return self.phase not in _OF_START_UP
+
+    def text(self) -> str:
+        """For people."""
+        if not self.parts:
+            return self.phase
+        count = f"{self.done} of {self.total}" if self.total else f"{self.done}"
+        return f"{self.phase}, {count} {self.parts}"
+
+
+class ActivityWriter:
+    """Replaces a stage's `alive.json`: at once when a phase begins, and within it at most every `WRITE_EVERY_S`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ACTIVITY_FILE
+        self._phase = ""
+        self._written_at = 0.0
+
+    def write(self, activity: Activity) -> None:
+        now = time.monotonic()
+        if activity.phase != self._phase or now - self._written_at >= WRITE_EVERY_S:
+            with contextlib.suppress(OSError):  # a full disk must not end a step that needs none
+                write_json(self._path, asdict(activity))
+            self._phase, self._written_at = activity.phase, now
+
+
 def read_progress(path: Path) -> RolloutProgress | None:
     """What a stage's file says; None where there is none that can be read."""
     try:
@@ -63,7 +112,29 @@ def read_progress(path: Path) -> RolloutProgress | None:
         return None
 
 
-def describe(path: Path) -> str:
-    """For people: the step and its rollouts; empty where nothing is known."""
-    progress = read_progress(path)
-    return progress.text() if progress else ""
+def read_activity(path: Path) -> Activity | None:
+    """What a stage's `alive.json` says; None if it is missing or cannot be read."""
+    try:
+        return Activity(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def changed_at(path: Path) -> int:
+    """When a file was last replaced, in ns; 0 if it is missing."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def current_activity(folder: Path) -> Activity | None:
+    """What the trainer of a stage's folder is doing besides rollouts; None while rollouts are newer."""
+    alive = folder / ACTIVITY_FILE
+    return read_activity(alive) if changed_at(alive) > changed_at(folder / PROGRESS_FILE) else None
+
+
+def describe(folder: Path) -> str:
+    """For people: how far a stage's folder is, its step and what is done in it; empty if nothing is known."""
+    progress, activity = read_progress(folder / PROGRESS_FILE), current_activity(folder)
+    return "; ".join(each.text() for each in (progress, activity) if each)

@@ -19,6 +19,7 @@ import pickle
 import shutil
 import zipfile
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from rstar2.errors import Failure
@@ -34,6 +35,16 @@ def steps_of(checkpoints: Path) -> list[int]:
     """The steps of which there is a folder, whole or not, in order; without that of the stage before."""
     names = (folder.name.removeprefix("global_step_") for folder in checkpoints.glob("global_step_*"))
     return sorted(int(name) for name in names if name.isdigit() and int(name))
+
+
+def newest_size(checkpoints: Path) -> tuple[int, int]:
+    """The step of the newest folder, whole or not, and the bytes in it; 0 and 0 if there is none."""
+    step = max(steps_of(checkpoints), default=0)
+    size = 0
+    for file in (checkpoints / f"global_step_{step}").rglob("*") if step else ():
+        with suppress(FileNotFoundError):  # it was renamed meanwhile
+            size += file.stat().st_size
+    return step, size
 
 
 def actor_of(checkpoint: Path) -> Path:

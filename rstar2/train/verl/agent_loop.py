@@ -14,7 +14,7 @@ from typing import Any
 from ray.exceptions import RayActorError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from rstar2.agent import Limits, RolloutError, rollout
+from rstar2.agent import Limits, RolloutError, ToolRunner, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import sample_seed
@@ -22,7 +22,7 @@ from rstar2.formats.format import read_format
 from rstar2.judge.client import JudgeClient
 from rstar2.prompts import ChatCodec
 from rstar2.toolbox import Toolbox
-from rstar2.trace import Trace
+from rstar2.trace import ToolCall, Trace
 from rstar2.train.recipe import RewardRule
 from rstar2.train.records.kept_traces import may_be_kept, write_failed
 from rstar2.train.reward import reading_rule, text_to_grade
@@ -116,6 +116,25 @@ class _ServerEngine:
         return None
 
 
+class _LostOnce:
+    """The tools of one rollout; after a lost call every further call is lost at once.
+
+    Such a rollout is left out of the update, so it is not worth waiting for a judge that is away in each of its turns.
+    """
+
+    def __init__(self, tools: ToolRunner) -> None:
+        self._tools = tools
+        self._lost: ToolCall | None = None
+
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        if self._lost is not None:
+            return self._lost.model_copy(update={"name": name, "arguments": arguments, "wall_s": 0.0})
+        call = await self._tools.run(name, arguments)
+        if call.status == "lost":
+            self._lost = call
+        return call
+
+
 class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """One rollout; its settings are those of `rstar2.train.command.agent_loop_yaml`, named as in the recipe."""
 
@@ -159,7 +178,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 trace = await rollout(
                     self._codec.prompt(list(kwargs["raw_prompt"])),
                     engine=engine,
-                    tools=tools,
+                    tools=_LostOnce(tools),
                     codec=self._codec,
                     limits=self._limits,
                     sampling=Sampling(float(sampling_params["temperature"]), seed=self._seed_of(kwargs)),

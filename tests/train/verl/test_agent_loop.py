@@ -14,6 +14,7 @@ from support.train.kept_traces import training_traces
 
 from rstar2.agent import Limits, RolloutError
 from rstar2.prompts import ChatCodec
+from rstar2.trace import ToolCall
 
 if TYPE_CHECKING:
     from rstar2.train.verl.agent_loop import RStarAgentLoop
@@ -73,6 +74,25 @@ async def test_what_fails_because_training_ends_is_kept_nowhere(
     with pytest.raises(asyncio.CancelledError):
         await unfinished.run({"temperature": 1.0}, **ROW)
     assert list(training_traces(tmp_path)) == []
+
+
+async def test_a_rollout_waits_for_a_judge_that_is_away_only_once() -> None:
+    from rstar2.train.verl.agent_loop import _LostOnce
+
+    waited = []
+
+    class Away:
+        async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+            waited.append(arguments)
+            status = "ok" if len(waited) == 1 else "lost"
+            return ToolCall(name=name, arguments=arguments, status=status, output="-", wall_s=600.0)
+
+    tools = _LostOnce(Away())
+    calls = [await tools.run("python", {"code": str(number)}) for number in range(5)]
+    assert [call.status for call in calls] == ["ok", "lost", "lost", "lost", "lost"]
+    assert [call.arguments for call in calls] == [{"code": str(number)} for number in range(5)]
+    assert waited == [{"code": "0"}, {"code": "1"}]
+    assert sum(call.wall_s for call in calls) == 1200.0
 
 
 async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:

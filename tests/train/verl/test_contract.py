@@ -58,6 +58,45 @@ def test_micro_batches_and_empty_rollouts_are_made_where_they_can_be_replaced() 
     assert "SYNTHETIC_PADDING_SEQ_LEN - 1" in made
 
 
+def test_what_the_trainer_does_is_seen_in_methods_of_its_engine() -> None:
+    """An update, log-probabilities, weights on their way and checkpoints are shown by `rstar2.train.verl.activity`."""
+    from verl.workers import engine_workers
+    from verl.workers.engine.fsdp import transformer_impl
+
+    from rstar2.train.verl.activity import _WHOLE
+
+    engine = transformer_impl.FSDPEngine
+    parameters = inspect.signature(engine.forward_backward_batch).parameters
+    assert list(parameters) == ["self", "data", "loss_function", "forward_only"]
+    assert "return per_tensor_param, peft_config_dict" in inspect.getsource(engine.get_per_tensor_param)
+    assert "self.actor.engine.get_per_tensor_param(" in inspect.getsource(
+        engine_workers.ActorRolloutRefWorker
+    )
+    for name in _WHOLE:
+        assert name in vars(engine), name
+        assert name not in vars(transformer_impl.FSDPEngineWithLMHead), name
+    worker = inspect.getsource(engine_workers.TrainingWorker.__init__)
+    assert "initialize_global_process_group_ray(timeout_second=None)" in worker
+
+
+def test_the_trainer_decides_on_saving_and_on_its_end_after_the_update() -> None:
+    """Where `rstar2.train.verl.saving` and `sft_trainer` change what VERL decides by."""
+    from verl.trainer import sft_trainer
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    source = inspect.getsource(PPOTrainer.fit)
+    step = source.index("batch = self.step(metrics, self.timing_raw)")
+    save = source.index("self.config.trainer.save_freq > 0 and (")
+    assert step < save < source.index("self.on_step_end()")
+    assert "self.global_steps <= self.total_training_steps:" in source
+    source = inspect.getsource(sft_trainer.SFTTrainer.fit)
+    train = source.index("self.training_client.train_batch(data=data)")
+    last = source.index("is_last_step = global_step >= self.total_training_steps")
+    saved = source.index("is_save_step = global_step % self.save_freq == 0")
+    assert train < last < saved < source.index("self.ckpt_handler.save_checkpoint(step=global_step)")
+    assert "trainer = SFTTrainer(config=config)" in inspect.getsource(sft_trainer.run_sft)
+
+
 def test_sft_counts_conversations_where_it_is_told_to() -> None:
     assert composed("sft_trainer_engine", []).data.micro_batch_size_per_gpu == VERL_MICRO_BATCH
 
