@@ -304,6 +304,7 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
         True,
     )
     row("judge: cores", lambda each: f"{each.judge.cores}")
+    row("agent loop: processes", lambda each: f"{each.agent_loop_processes}")
     row("disk: a checkpoint", lambda each: f"{_gib(each.disk.checkpoint + each.disk.queue)} GiB")
     row("  the stage", lambda each: f"{_gib(each.disk.total)} GiB", True)
     if any(each.filter_hours for each in stages.values()):

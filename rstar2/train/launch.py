@@ -42,6 +42,8 @@ class SignsOfLife:
     """What the sampler writes as rollouts finish, see `rstar2.train.records.progress`; None for SFT."""
     hung_after_s: float
     """Seconds without a step or a finished rollout after which the trainer counts as hung."""
+    on_rollouts: Callable[[], None] = lambda: None
+    """Called when `rollouts` has changed."""
 
 
 def run_trainer(
@@ -88,6 +90,8 @@ def _run_once(
             if ended:
                 return process.wait()
             changed = _changed_at(signs.rollouts)
+            if changed != seen:
+                signs.on_rollouts()
             if lines or changed != seen:
                 seen, alive_at = changed, time.monotonic()
             if time.monotonic() - alive_at > signs.hung_after_s:

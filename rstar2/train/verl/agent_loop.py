@@ -16,6 +16,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from rstar2.agent import Limits, RolloutError, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.errors import Failure
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import sample_seed
 from rstar2.formats.format import read_format
@@ -49,6 +50,14 @@ END_S = 5.0
 """In which training that ends stops all its processes."""
 _ENGINES_TRIED = 3
 """For one turn, where engines die under it."""
+
+
+class GraderFault(Failure):
+    """The grader could not grade a finished rollout, `trace`, through a fault of its own."""
+
+    def __init__(self, why: str, trace: Trace) -> None:
+        super().__init__(f"the grader failed: {why}")
+        self.trace = trace
 
 
 class _ServerEngine:
@@ -193,8 +202,13 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         )
 
     async def _rewarded(self, trace: Trace) -> Trace:
-        """Grade a trace's final turn against the gold answer and give it its reward."""
+        """Grade a trace's final turn against the gold answer and give it its reward.
+
+        Raises GraderFault if the grader gives no verdict: that is no wrong answer.
+        """
         verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward, self._codec))
+        if verdict.grader_failed:
+            raise GraderFault(verdict.rule, trace)
         reward = 1.0 if verdict.correct or self._reward == "constant" else 0.0
         return trace.model_copy(
             update={**asdict(verdict), "read_by": reading_rule(self._reward), "reward": reward}

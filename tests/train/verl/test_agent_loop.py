@@ -59,6 +59,26 @@ async def test_it_is_kept_unless_no_traces_are_and_the_group_fails(
     assert found == [("sum", 3, 12, "4", "error")] * kept
 
 
+async def test_a_fault_of_the_grader_is_no_wrong_answer(
+    codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rstar2.eval.grader.grade import GRADER_FAULTS, Verdict
+    from rstar2.train.verl import agent_loop
+
+    for rule in GRADER_FAULTS:
+
+        class Grader:
+            async def agrade(self, gold: str, text: str, rule: str = rule) -> Verdict:
+                return Verdict("unparsed", None, rule)
+
+        monkeypatch.setattr(agent_loop, "_grader", Grader)
+        made: Any = loop(codec, tmp_path / "traces", 0.0)
+        made.server_manager, made._reward = DyingServer(codec, dead=True), "paper"
+        with pytest.raises(agent_loop.GraderFault, match=rule) as caught:
+            await made.run({"temperature": 1.0}, **ROW)
+        assert caught.value.trace.tokens > 0
+
+
 async def test_what_fails_because_training_ends_is_kept_nowhere(
     codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
