@@ -239,8 +239,8 @@ class StageRecipe(Strict):
     """Keep traces of the rollouts that find the solved problems too, not only their verdicts: tens of GB."""
     traces_per_step: int = Field(64, ge=-1)
     """Rollouts per step that are kept as traces in the stage's folder, drawn at random; 0: none, -1: all. Unless 0,
-    every failed rollout is kept too: one that the engine could not finish, or that lost a tool call because of a fault
-    of the judge. A rollout with a wrong answer is not a failed one."""
+    every failed rollout is kept too: one that the engine could not finish or the grader not grade, or that lost a tool
+    call because of a fault of the judge. A rollout with a wrong answer is not a failed one."""
     seed: int = Field(1, ge=0)
     """Seed for the order of problems, for RoC's draws and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)

@@ -208,6 +208,8 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """
         verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward, self._codec))
         if verdict.grader_failed:
+            if self._trace_share > 0:
+                write_failed(self._traces, trace)
             raise GraderFault(verdict.rule, trace)
         reward = 1.0 if verdict.correct or self._reward == "constant" else 0.0
         return trace.model_copy(

@@ -72,11 +72,12 @@ async def test_a_fault_of_the_grader_is_no_wrong_answer(
                 return Verdict("unparsed", None, rule)
 
         monkeypatch.setattr(agent_loop, "_grader", Grader)
-        made: Any = loop(codec, tmp_path / "traces", 0.0)
+        made: Any = loop(codec, tmp_path / "traces", 0.01)
         made.server_manager, made._reward = DyingServer(codec, dead=True), "paper"
         with pytest.raises(agent_loop.GraderFault, match=rule) as caught:
             await made.run({"temperature": 1.0}, **ROW)
         assert caught.value.trace.tokens > 0
+    assert len(list(training_traces(tmp_path))) == len(GRADER_FAULTS)
 
 
 async def test_what_fails_because_training_ends_is_kept_nowhere(

@@ -1,4 +1,4 @@
-"""The entropy that VERL reports of a policy in bf16, on GPUs, where nearly all of a token's probability is on one word."""
+"""The entropy that VERL reports of a policy in bf16, as on GPUs, when most tokens are nearly certain."""
 
 from __future__ import annotations
 
