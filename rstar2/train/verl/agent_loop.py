@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from rstar2.agent import Limits, RolloutError, rollout
@@ -90,7 +90,7 @@ class _ServerEngine:
         try:
             output = await self._generate(list(prompt_ids), params)
         except Exception as error:  # VERL's client raises whatever its server did
-            raise EngineError(f"VERL's rollout server failed: {error}") from error
+            raise EngineError(f"VERL's rollout server failed: {_said_by_server(error)}") from error
         fields = output.extra_fields
         self.versions.setdefault("min_global_steps", fields.get("min_global_steps"))
         self.versions["max_global_steps"] = fields.get("max_global_steps")
@@ -123,6 +123,12 @@ class _ServerEngine:
 
     async def aclose(self) -> None:
         return None
+
+
+def _said_by_server(error: Exception) -> str:
+    """What a server's error says, without the traceback that Ray puts before what the server itself raised."""
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    return str(error) if cause is None else f"{type(cause).__name__}: {cause}"
 
 
 class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]

@@ -80,6 +80,26 @@ async def test_a_fault_of_the_grader_is_no_wrong_answer(
     assert len(list(training_traces(tmp_path))) == len(GRADER_FAULTS)
 
 
+async def test_of_a_servers_own_error_the_cause_is_told_and_not_the_way_to_it(
+    codec: ChatCodec, tmp_path: Path
+) -> None:
+    from ray.exceptions import RayTaskError
+
+    class FailingServer:
+        async def generate(self, **request: Any) -> None:
+            cause = ValueError("no KV block is free")
+            where = (
+                "ray::vLLMHttpServer.generate() (pid=7)\n  File a, line 1\nValueError: no KV block is free"
+            )
+            raise RayTaskError("generate", where, cause).as_instanceof_cause()
+
+    made: Any = loop(codec, tmp_path / "traces", 0.0)
+    made.server_manager = FailingServer()
+    with pytest.raises(RolloutError) as caught:
+        await made.run({"temperature": 1.0}, **ROW)
+    assert caught.value.message == "VERL's rollout server failed: ValueError: no KV block is free"
+
+
 async def test_what_fails_because_training_ends_is_kept_nowhere(
     codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
