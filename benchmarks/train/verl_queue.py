@@ -108,6 +108,8 @@ def looks(folder: Path, rollouts: int, group: int) -> list[float]:
             "seed": 1,
             "traces": folder,
             "traces_per_step": 0,
+            "trace_trackers": [],
+            "run": "benchmark",
             "prompts": rollouts // group,
             "rollouts": group,
             "held_out_samples": 1,
