@@ -308,7 +308,8 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
         lambda each: f"{each.step.seconds:,.0f} ({each.step.generate_s:,.0f})",
         True,
     )
-    row("judge: cores", lambda each: f"{each.judge.cores}", True)
+    row("judge: cores", lambda each: f"{each.judge.cores}")
+    row("agent loop: processes", lambda each: f"{each.agent_loop_processes}", True)
     row("saved every, steps", lambda each: f"{each.checkpoint.steps_between}")
     row("  seconds to save", lambda each: f"{each.checkpoint.save_s:,.0f}")
     row("  a kill costs, hours", lambda each: f"{each.checkpoint.lost_s / 3600:,.1f}")

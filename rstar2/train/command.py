@@ -242,6 +242,8 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{actor}.clip_ratio_high": clip_high,
         f"{actor}.use_kl_loss": False,
         f"{actor}.entropy_coeff": 0,
+        # VERL computes entropy in the precision of the logits, bf16 on GPUs, but in fp32 in chunks.
+        f"{actor}.entropy_from_logits_with_chunking": True,
         f"{actor}.checkpoint.save_contents": _SAVED,
         f"{engine}.name": "vllm",
         f"{engine}.n": selection.down_sample_to_n,
@@ -253,6 +255,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{engine}.calculate_log_probs": True,
         f"{engine}.agent.agent_loop_config_path": folder / "agent_loop.yaml",
         f"{engine}.agent.default_agent_loop": AGENT_NAME,
+        f"{engine}.agent.num_workers": recipe.agent_loop_processes,
         f"{engine}.router_config_path": folder / ROUTER_FILE if recipe.schedules_sessions else None,
         # The router reads an engine's KV cache from its metrics.
         f"{engine}.disable_log_stats": not recipe.schedules_sessions,
@@ -267,6 +270,8 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
             "run": run_name(folder),
             "prompts": rollout.prompts,
             "rollouts": rollout.rollouts,
+            "held_out_samples": recipe.held_out.samples,
+            "max_failed_share": rollout.max_failed_share,
             "judge": recipe.judge.model_dump(),
             "agent_loop": folder / "agent_loop.yaml",
         },

@@ -46,6 +46,8 @@ class SignsOfLife:
     """The stage's. Its files say how far the step is, see `rstar2.train.records.progress`; checkpoints grow in it."""
     hung_after_s: float
     """Seconds without any sign of life after which the trainer counts as hung."""
+    on_rollouts: Callable[[], None] = lambda: None
+    """Called when the count of finished rollouts has changed."""
 
     def working(self) -> tuple[int, ...]:
         """Changes while the trainer makes rollouts, updates or sends weights."""
@@ -128,8 +130,12 @@ def _run_once(
             if ended:
                 return process.wait()
             stop.tell()
-            if lines or signs.working() != working:
-                working, alive_at = signs.working(), time.monotonic()
+            if (now_working := signs.working()) != working:
+                if now_working[0] != working[0]:
+                    signs.on_rollouts()
+                working, alive_at = now_working, time.monotonic()
+            elif lines:
+                alive_at = time.monotonic()
             elif time.monotonic() - max(alive_at, saving_at) > min(SAVING_POLL_S, signs.hung_after_s):
                 saving_at = time.monotonic()
                 if signs.saving() != saving:

@@ -21,6 +21,8 @@ from rstar2.train.trainer.verl_limits import engine_fault, queue_fault
 STAGES = (1, 2, 3)
 VERL_MICRO_BATCH = 4
 """VERL's default of `data.micro_batch_size_per_gpu`."""
+ROLLOUTS_PER_PROCESS = 512
+"""Rollouts in flight for each process that runs the agent loop."""
 RewardRule = ReadingRule | Literal["constant"]
 
 
@@ -135,6 +137,11 @@ class RolloutSettings(Strict):
     """Limit for the model's turns; a rollout whose last turn is a call has no answer."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; log-probabilities are computed at the same temperature."""
+    max_failed_share: float = Field(0.05, ge=0, lt=1)
+    """If a larger share of a step's rollouts failed, the step is not trained on, because failures hit long rollouts
+    most: training waits half a minute or more and rolls the step out again with the next problems; after the third time
+    it ends. Otherwise these rollouts are left out before RoC selects. A rollout fails through an engine, the grader or
+    a fault in the agent loop. Also the limit for held-out problems, as is `judge.max_lost_share`."""
 
 
 class OptimSettings(Strict):
@@ -237,8 +244,8 @@ class StageRecipe(Strict):
     """Keep traces of the rollouts that find the solved problems too, not only their verdicts: tens of GB."""
     traces_per_step: int = Field(64, ge=-1)
     """Rollouts per step that are kept as traces in the stage's folder, drawn at random; 0: none, -1: all. Unless 0,
-    every failed rollout is kept too: one that the engine could not finish, or that lost a tool call because of a fault
-    of the judge. A rollout with a wrong answer is not a failed one."""
+    every failed rollout is kept too: one that the engine could not finish or the grader not grade, or that lost a tool
+    call because of a fault of the judge. A rollout with a wrong answer is not a failed one."""
     seed: int = Field(1, ge=0)
     """Seed for the order of problems, for RoC's draws and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
@@ -272,6 +279,17 @@ class StageRecipe(Strict):
     def schedules_sessions(self) -> bool:
         """Whether our scheduler decides which engine takes a rollout, and how many it is sent at a time."""
         return self.hardware.router == "sessions" and (self.hardware.engines > 1 or self.mode != "sync")
+
+    @property
+    def agent_loop_processes(self) -> int:
+        """Processes that run the agent loop, see `ROLLOUTS_PER_PROCESS`; on several machines at least one on each.
+
+        VERL hands every process whole problems.
+        """
+        machines, rollouts = self.machines, self.rollout.prompts * self.rollout.rollouts
+        in_flight = min(machines.sequences_in_flight * machines.engines, rollouts)
+        needed = max(-(-in_flight // ROLLOUTS_PER_PROCESS), machines.nodes)
+        return min(needed, self.rollout.prompts)
 
     @property
     def clip(self) -> tuple[float, float]:

@@ -50,7 +50,7 @@ from rstar2.train.command import (
 )
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
-from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE
+from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, FaultWarner
 from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, with_nan
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
 from rstar2.train.sampling import JudgeAddress, Rows
@@ -260,7 +260,8 @@ def _train(start: Start, on_step: OnStep) -> Path:
             (folder / of_earlier_start).unlink(missing_ok=True)
         metrics = Path(start.command.env["VERL_FILE_LOGGER_PATH"])
         with secrets_file(start.command, os.environ):
-            signs = SignsOfLife(metrics, folder, start.hardware.hung_after_s)
+            faults = FaultWarner(folder / PROGRESS_FILE, start.warn)
+            signs = SignsOfLife(metrics, folder, start.hardware.hung_after_s, faults.look)
             run_trainer(start.command, start.log, signs, on_line, start.warn)
     last = last_checkpoint(checkpoints)
     if last is None:

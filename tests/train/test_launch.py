@@ -22,7 +22,7 @@ from rstar2.errors import Failure
 from rstar2.train import launch
 from rstar2.train.command import Command
 from rstar2.train.launch import RAY_STARTS, SignsOfLife, run_export, run_trainer
-from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE
+from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, FaultWarner
 from rstar2.train.trainer.saving import STOP_FILE
 
 
@@ -274,6 +274,29 @@ def ended_by(call: Callable[[], None]) -> int:
     except SystemExit as ended:
         return int(str(ended.code))
     return 0
+
+
+def test_a_fault_of_rollouts_is_told_once_while_the_trainer_runs(tmp_path: Path) -> None:
+    path, told = tmp_path / PROGRESS_FILE, tmp_path / "told"
+    warned: list[str] = []
+
+    def warn(text: str) -> None:
+        warned.append(text)
+        told.touch()
+
+    # The trainer goes on only once the user has been told.
+    code = (
+        "import json, os, sys, time\n"
+        "def say(**more):\n"
+        f"    with open('{path}.part', 'w') as file: json.dump({{'step': 3, 'wanted': 64, **more}}, file)\n"
+        f"    os.replace('{path}.part', {str(path)!r})\n"
+        "say(finished=8, failed=1, fault='step 3: rollouts fail')\n"
+        f"while not os.path.exists({str(told)!r}): time.sleep(0.01)\n"
+        "say(finished=9, failed=2, fault='step 3: rollouts fail')\n"
+    )
+    signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, 600.0, FaultWarner(path, warn).look)
+    run_trainer(python(code), tmp_path / "log", signs, pytest.fail, pytest.fail)
+    assert warned == ["step 3: rollouts fail"]
 
 
 @pytest.mark.parametrize(

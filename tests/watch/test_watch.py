@@ -41,7 +41,14 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", "train", CONFIG):
         for step in (1, 2):
             add_step(tmp_path / "run", step)
-        progress = {"step": 3, "finished": 700, "wanted": 16384, "judge_away_s": 40.0}
+        progress = {
+            "step": 3,
+            "finished": 700,
+            "wanted": 16384,
+            "judge_away_s": 40.0,
+            "failed": 9,
+            "fault": "step 3: rollouts fail, and are left out: 1 x engine: out of memory",
+        }
         write_json(tmp_path / "run" / "stage1" / "rollouts.json", progress)
         alarm = {"step": 2, "sign": "entropy", "text": "entropy fell from 0.4 to 0.02"}
         (tmp_path / "run" / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
@@ -50,10 +57,11 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
     assert ran.code == 0
     assert "\x1b" not in ran.stdout
     assert "train, running  stage 1, step 2 of 3" in ran.stdout
-    assert "step 3, 700 of 16384 rollouts finished, judge away for 40 s" in ran.stdout
+    assert "step 3, 700 of 16384 rollouts finished, 9 of them failed, judge away for 40 s" in ran.stdout
+    assert "\nstep 3: rollouts fail, and are left out: 1 x engine: out of memory" in ran.stdout
     assert "ALARM  stage 1, step 2: entropy fell from 0.4 to 0.02" in ran.stdout
     assert "▁█" in ran.stdout
-    assert "all rollouts 50.0%" in ran.stdout
+    assert "all with a verdict 50.0%" in ran.stdout
     assert (told["state"], told["phase"], told["step"], told["of"]) == ("running", "stage 1", 2, 3)
     assert told["latest"]["pass_rate"] == 0.5
     assert [step["entropy"] for step in told["steps"]] == [0.4, 0.2]

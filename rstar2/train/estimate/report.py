@@ -53,6 +53,7 @@ class StageEstimate:
     hours: float
     filter_hours: float
     """To sample the training problems before it; 0 where the stage takes all."""
+    agent_loop_processes: int
     warnings: list[str]
 
 
@@ -170,6 +171,7 @@ def estimate_run(
             longest_silence=pieces,
             hours=recipe.steps * step.seconds / 3600,
             filter_hours=before,
+            agent_loop_processes=recipe.agent_loop_processes,
             warnings=[
                 *stage_warnings(shape, recipe, memory, judge, machine_memory),
                 *filter_warnings(number, recipe, before),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,24 +31,29 @@ class RolloutProgress:
 
     step: int
     finished: int
-    """Rollouts of this step that are graded."""
+    """Rollouts of this step that are graded or failed."""
     wanted: int
     """Of how many; 0 while held-out problems are rolled out."""
     ahead: int = 0
     """Finished ones in addition, which a later step may take; asynchronous modes only."""
     judge_away_s: float = 0.0
     """Seconds that training has waited for the judge."""
+    failed: int = 0
+    """Of the finished ones those without a verdict, because an engine or something else failed."""
+    fault: str = ""
+    """What is wrong with this step's rollouts, for people; empty if nothing is."""
 
     def text(self) -> str:
         """For people."""
         what = f"of {self.wanted} rollouts" if self.wanted else "held-out rollouts"
         more = f", {self.ahead} ahead of it" if self.ahead else ""
-        shown = f"step {self.step}, {self.finished} {what} finished{more}"
+        failed = f", {self.failed} of them failed" if self.failed else ""
+        shown = f"step {self.step}, {self.finished} {what} finished{failed}{more}"
         return f"{shown}, judge away for {self.judge_away_s:.0f} s" if self.judge_away_s else shown
 
 
 class ProgressWriter:
-    """Replaces the file of a stage's folder, at most every `WRITE_EVERY_S`, and only where there is progress."""
+    """Replaces the file of a stage's folder if there is progress: every `WRITE_EVERY_S`, or at once for a new fault."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / PROGRESS_FILE
@@ -56,7 +62,8 @@ class ProgressWriter:
 
     def write(self, progress: RolloutProgress) -> None:
         now = time.monotonic()
-        if progress != self._written and now - self._written_at >= WRITE_EVERY_S:
+        new_fault = progress.fault and (self._written is None or progress.fault != self._written.fault)
+        if progress != self._written and (new_fault or now - self._written_at >= WRITE_EVERY_S):
             with contextlib.suppress(OSError):  # a full disk must not end a step that needs none
                 write_json(self._path, asdict(progress))
             self._written, self._written_at = progress, now
@@ -132,6 +139,26 @@ def current_activity(folder: Path) -> Activity | None:
     """What the trainer of a stage's folder is doing besides rollouts; None while rollouts are newer."""
     alive = folder / ACTIVITY_FILE
     return read_activity(alive) if changed_at(alive) > changed_at(folder / PROGRESS_FILE) else None
+
+
+class FaultWarner:
+    """Warns once of each fault that a stage's file names.
+
+    Args:
+        warn: called with the fault's text.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self._path = path
+        self._warn = warn
+        self._warned: set[str] = set()
+
+    def look(self) -> None:
+        """Read the file, and warn if its fault is a new one."""
+        progress = read_progress(self._path)
+        if progress and progress.fault and progress.fault not in self._warned:
+            self._warned.add(progress.fault)
+            self._warn(progress.fault)
 
 
 def describe(folder: Path) -> str:

@@ -11,11 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from rstar2.agent import Limits, RolloutError, ToolRunner, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.errors import Failure
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import sample_seed
 from rstar2.formats.format import read_format
@@ -51,6 +52,14 @@ _ENGINES_TRIED = 3
 """For one turn, where engines die under it."""
 
 
+class GraderFault(Failure):
+    """The grader could not grade a finished rollout, `trace`, through a fault of its own."""
+
+    def __init__(self, why: str, trace: Trace) -> None:
+        super().__init__(f"the grader failed: {why}")
+        self.trace = trace
+
+
 class _ServerEngine:
     """VERL's server client as an `Engine` for one rollout; notes which weights wrote the trace.
 
@@ -81,7 +90,7 @@ class _ServerEngine:
         try:
             output = await self._generate(list(prompt_ids), params)
         except Exception as error:  # VERL's client raises whatever its server did
-            raise EngineError(f"VERL's rollout server failed: {error}") from error
+            raise EngineError(f"VERL's rollout server failed: {_said_by_server(error)}") from error
         fields = output.extra_fields
         self.versions.setdefault("min_global_steps", fields.get("min_global_steps"))
         self.versions["max_global_steps"] = fields.get("max_global_steps")
@@ -133,6 +142,12 @@ class _LostOnce:
         if call.status == "lost":
             self._lost = call
         return call
+
+
+def _said_by_server(error: Exception) -> str:
+    """What a server's error says, without the traceback that Ray puts before what the server itself raised."""
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    return str(error) if cause is None else f"{type(cause).__name__}: {cause}"
 
 
 class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
@@ -212,8 +227,15 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         )
 
     async def _rewarded(self, trace: Trace) -> Trace:
-        """Grade a trace's final turn against the gold answer and give it its reward."""
+        """Grade a trace's final turn against the gold answer and give it its reward.
+
+        Raises GraderFault if the grader gives no verdict: that is no wrong answer.
+        """
         verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward, self._codec))
+        if verdict.grader_failed:
+            if self._trace_share > 0:
+                write_failed(self._traces, trace)
+            raise GraderFault(verdict.rule, trace)
         reward = 1.0 if verdict.correct or self._reward == "constant" else 0.0
         return trace.model_copy(
             update={**asdict(verdict), "read_by": reading_rule(self._reward), "reward": reward}

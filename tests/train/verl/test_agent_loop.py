@@ -60,6 +60,47 @@ async def test_it_is_kept_unless_no_traces_are_and_the_group_fails(
     assert found == [("sum", 3, 12, "4", "error")] * kept
 
 
+async def test_a_fault_of_the_grader_is_no_wrong_answer(
+    codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rstar2.eval.grader.grade import GRADER_FAULTS, Verdict
+    from rstar2.train.verl import agent_loop
+
+    for rule in GRADER_FAULTS:
+
+        class Grader:
+            async def agrade(self, gold: str, text: str, rule: str = rule) -> Verdict:
+                return Verdict("unparsed", None, rule)
+
+        monkeypatch.setattr(agent_loop, "_grader", Grader)
+        made: Any = loop(codec, tmp_path / "traces", 0.01)
+        made.server_manager, made._reward = DyingServer(codec, dead=True), "paper"
+        with pytest.raises(agent_loop.GraderFault, match=rule) as caught:
+            await made.run({"temperature": 1.0}, **ROW)
+        assert caught.value.trace.tokens > 0
+    assert len(list(training_traces(tmp_path))) == len(GRADER_FAULTS)
+
+
+async def test_of_a_servers_own_error_the_cause_is_told_and_not_the_way_to_it(
+    codec: ChatCodec, tmp_path: Path
+) -> None:
+    from ray.exceptions import RayTaskError
+
+    class FailingServer:
+        async def generate(self, **request: Any) -> None:
+            cause = ValueError("no KV block is free")
+            where = (
+                "ray::vLLMHttpServer.generate() (pid=7)\n  File a, line 1\nValueError: no KV block is free"
+            )
+            raise RayTaskError("generate", where, cause).as_instanceof_cause()
+
+    made: Any = loop(codec, tmp_path / "traces", 0.0)
+    made.server_manager = FailingServer()
+    with pytest.raises(RolloutError) as caught:
+        await made.run({"temperature": 1.0}, **ROW)
+    assert caught.value.message == "VERL's rollout server failed: ValueError: no KV block is free"
+
+
 async def test_what_fails_because_training_ends_is_kept_nowhere(
     codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,38 @@ def test_the_replay_buffer_hands_groups_to_one_method() -> None:
     ]
 
 
+def test_held_out_problems_are_measured_by_two_methods_that_can_be_replaced() -> None:
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from rstar2.train.verl import held_out
+
+    assert PPOTrainer._validate is held_out._validate
+    assert PPOTrainer._val_metrics_update is held_out._val_metrics_update
+    assert list(inspect.signature(held_out._verls_metrics).parameters) == [
+        "self",
+        "data_sources",
+        "sample_uids",
+        "reward_extra_infos_dict",
+        "sample_turns",
+        "expected_acc_counts",
+    ]
+    validates = inspect.getsource(held_out._verls_validate)
+    assert 'partition_id="val", batch_size=len(batch)' in validates
+    assert "return self._val_metrics_update(" in validates
+
+
+def test_the_replay_buffer_looks_at_the_queue_by_one_method_and_a_rollout_may_have_only_a_tag() -> None:
+    from transfer_queue import interface
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+    for polls in (ReplayBuffer.sample, ReplayBufferAsync.wait_for_sampleable):
+        assert "self._sync_metadata_from_transfer_queue()" in inspect.getsource(polls)
+    assert "time.sleep(self.poll_interval)" in inspect.getsource(ReplayBuffer._wait_for_next_poll)
+    put = inspect.signature(interface.async_kv_put).parameters
+    assert put["fields"].default is None
+    assert "tag" in put
+
+
 def test_agent_loops_hand_over_a_score_of_their_own() -> None:
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker
 

@@ -207,6 +207,34 @@ def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:
     assert not same(update, other, tolerance=0.01)
 
 
+def test_a_batch_with_failed_rollouts_trains_on_none_of_them(train: Train) -> None:
+    fewer = ["rollout.rollouts=20", "roc.down_sample_to_n=10"]
+    step = [Group("a", "f1110000111000011110"), Group("bb", "111000011100001111f0")]
+    [update] = train(recipe(2, *fewer), [step]).updates
+    found = {name: update.metrics[f"rstar2/{name}"] for name in ("failed_rollouts", "rollouts", "pass_rate")}
+    assert found == {"failed_rollouts": 2, "rollouts": 40, "pass_rate": 20 / 38}
+    assert not {"a_0_0", "bb_18_0"} & set(update.advantages)
+    assert len(update.advantages) == 20
+
+
+def test_a_step_whose_long_rollouts_fail_updates_nothing_and_the_user_is_told_at_once(
+    trainer: Callable[..., Any], root: Path, tmp_path: Path
+) -> None:
+    """Nine of ten long rollouts, which are right less often, fail after their first turn, in every attempt."""
+    failing = [Group("a", "1110111101ffffffff0f"), Group("bb", "1011111110fffff0ffff")]
+    asked = recipe(2, "rollout.rollouts=20", "roc.down_sample_to_n=10")
+    made = trainer("train_failing", asked, root / "model", tmp_path / "stage", failing)
+    assert (made.updates, made.attempts) == (0, 3)
+    assert (
+        "rollouts that failed: 18 (18 x engine: VERL's rollout server failed: the engine is out of memory)"
+        in made.failure
+    )
+    assert "nothing of it was trained on" in made.failure
+    assert len(made.faults) == 2
+    for fault in made.faults:
+        assert fault.startswith("step 1: rollouts that failed: 18 (18 x engine: ")
+
+
 def test_adamw_and_the_warm_up_continue_from_stage_1_to_stage_2(train: Train, tmp_path: Path) -> None:
     whole = ["optim.warmup_steps=4", "rollout.rollouts=4"]
     steps = [[Group("a", f"{i:04b}"), Group("bb", f"{15 - i:04b}")] for i in (5, 6, 9, 10, 12)]
