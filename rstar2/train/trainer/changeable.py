@@ -24,6 +24,7 @@ MAY_CHANGE = frozenset(
         "checkpoint.every",
         "checkpoint.keep",
         "checkpoint.export_every",
+        "checkpoint.keep_rollouts",
         "checkpoint_every",
         "alarms",
         "keep_filter_traces",

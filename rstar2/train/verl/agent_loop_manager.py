@@ -11,8 +11,11 @@ from typing import Any
 
 import ray
 from hydra.utils import instantiate
+from tensordict import TensorDict
 from verl.experimental.agent_loop import agent_loop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from rstar2.train.verl.reuse import HandedOut, RolloutReuse
 
 
 class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
@@ -21,6 +24,7 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._loops: dict[str, agent_loop.AgentLoopBase] = {}
+        self._reuse = RolloutReuse(self.config, self.llm_client)
 
     async def _run_agent_loop(
         self,
@@ -43,7 +47,11 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
                 data_config=agent_loop.DictConfigWrap(self.config.data),
                 tools=agent_loop.ToolListWrap(self.tools),
             )
-        output = await self._loops[agent_name].run(sampling_params, **row)
+        run = self._loops[agent_name].run
+        if trajectory["validate"]:
+            output = await run(sampling_params, **row)
+        else:
+            output = await self._reuse.run(run, sampling_params, row)
         await self._agent_loop_postprocess(output, trajectory["validate"], **row)
 
 
@@ -53,3 +61,8 @@ class AgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(AgentLoopWorker)
+        self._handed_out = HandedOut()
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        self._handed_out.number(prompts)
+        super().generate_sequences(prompts)

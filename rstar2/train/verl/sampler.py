@@ -27,7 +27,7 @@ from rstar2.train.records.kept_traces import choose, write_step
 from rstar2.train.records.progress import ProgressWriter, RolloutProgress
 from rstar2.train.records.raw_metrics import raw_metrics
 from rstar2.train.roc import RocSettings, Rollout, gives_gradient, sample_down
-from rstar2.train.verl.rollout_fields import rollout_of, trace_of, written_by
+from rstar2.train.verl.rollout_fields import reused, rollout_of, trace_of, written_by
 
 POLL_S = 0.1
 """Seconds; VERL's default of 2 is most of a step's time for a small model."""
@@ -139,6 +139,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             in_groups.append(list(range(start, start + len(replaced))))
             start += len(replaced)
         self._raw = raw_metrics(rollouts, kept, in_groups, self._settings)
+        self._raw["rstar2/reused_rollouts"] = float(sum(map(reused, fields)))
         self._raw["rstar2/off_policy_tokens"] = self._off_policy([written_by(fields[i]) for i in kept])
         if self._traces_per_step:
             self._keep_traces(fields, rollouts, set(kept))
