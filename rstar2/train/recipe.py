@@ -175,6 +175,9 @@ class CheckpointSettings(Strict):
     export_every: int = Field(0, ge=0)
     """Steps between models that are made of a checkpoint and kept in `models/step-N` of the stage's folder; a multiple
     of `every`. 0: only one model, at the stage's end."""
+    keep_rollouts: bool = True
+    """Write each finished rollout of the step after a checkpoint to disk, so that a run that is killed in this step
+    does not make it again. The asynchronous modes have their rollouts in their checkpoints instead."""
 
     @model_validator(mode="after")
     def _exported_are_saved(self) -> CheckpointSettings:

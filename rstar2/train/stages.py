@@ -10,6 +10,8 @@ FOLDER/
                         before, where its optimizer is continued
   held_out.parquet      the problems it is measured on while it trains, where the recipe names some (RL only)
   metrics-1.jsonl …     one file per start of the trainer, one line per step
+  finished-rollouts/    those of the step after the last checkpoint, see `rstar2.train.records.finished_rollouts`
+                        (RL in sync mode only)
   rollouts.json         how far the present step is, see `rstar2.train.records.progress` (RL only)
   alive.json            what the trainer is doing, see there
   stop_after_step       the trainer is to save after the present step and then end, see `rstar2.train.stopping`
@@ -50,6 +52,7 @@ from rstar2.train.command import (
 )
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
+from rstar2.train.records import finished_rollouts
 from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, FaultWarner
 from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, with_nan
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
@@ -104,6 +107,8 @@ class Start:
     timer: PhaseTimer
     warn: Callable[[str], None]
     """For the terminal and the log; see `warner`."""
+    keeps_rollouts: bool = False
+    """Whether finished rollouts are kept for the next start, see `rstar2.train.records.finished_rollouts`."""
 
     @property
     def checkpoints(self) -> Path:
@@ -256,6 +261,7 @@ def _train(start: Start, on_step: OnStep) -> Path:
 
     # A kill while the model was made leaves that alone to be done.
     if last_checkpoint(checkpoints) != checkpoints / f"global_step_{start.steps}":
+        _tend_rollouts(start)
         for of_earlier_start in (PROGRESS_FILE, ACTIVITY_FILE):
             (folder / of_earlier_start).unlink(missing_ok=True)
         metrics = Path(start.command.env["VERL_FILE_LOGGER_PATH"])
@@ -266,8 +272,17 @@ def _train(start: Start, on_step: OnStep) -> Path:
     last = last_checkpoint(checkpoints)
     if last is None:
         raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {start.log}")
+    finished_rollouts.forget(folder)
     _export(start, last, folder / "model")
     return folder / "model"
+
+
+def _tend_rollouts(start: Start) -> None:
+    """Keep the finished rollouts of the step that a kill has interrupted, and no others."""
+    if not start.keeps_rollouts:
+        finished_rollouts.forget(start.folder)
+    elif count := finished_rollouts.prepare(start.folder, str(start.base)):
+        start.warn(f"{count} rollouts that finished before the last end are used again")
 
 
 def _tend_checkpoints(start: Start, failed: set[int]) -> None:
@@ -281,6 +296,7 @@ def _tend_checkpoints(start: Start, failed: set[int]) -> None:
         except Failure as failure:  # no reason to end the training
             failed.add(step)
             start.warn(f"{failure.message}; step {step} has no model")
+    finished_rollouts.remove_up_to(start.folder, max(finished_steps(start.checkpoints), default=0))
     # Asked again: the trainer may have saved more while a model was made.
     prune(start.checkpoints, start.checkpoint.keep, _steps_without_model(start, failed))
 

@@ -118,6 +118,11 @@ COLUMNS = (
     Column("p_format", "mean penalty for their answer blocks", _metric("rstar2/p_format")),
     Column("kept_p_format", "the same, for the kept rollouts", _metric("rstar2/kept_p_format")),
     Column("rollouts", "rollouts of the step, those that failed included", _metric("rstar2/rollouts")),
+    Column(
+        "reused",
+        "of them finished before the trainer was started again, and used as they were",
+        _metric("rstar2/reused_rollouts"),
+    ),
     Column("kept", "of them trained on", _metric("rstar2/kept")),
     *(
         Column(f"dropped_{reason}", f"not trained on: {reason}", _metric(f"rstar2/dropped/{reason}"))

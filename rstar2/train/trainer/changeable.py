@@ -26,6 +26,7 @@ MAY_CHANGE = frozenset(
         "checkpoint.every_minutes",
         "checkpoint.keep",
         "checkpoint.export_every",
+        "checkpoint.keep_rollouts",
         "checkpoint_every",
         "checkpoint_every_minutes",
         "alarms",

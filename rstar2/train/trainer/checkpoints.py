@@ -127,6 +127,13 @@ def finished_steps(checkpoints: Path) -> list[int]:
     return [step for step in steps_of(checkpoints) if named.isdigit() and step <= int(named)]
 
 
+def saved_step(checkpoints: Path) -> int | None:
+    """The step after which a trainer would resume; 0 without a checkpoint, None where the pointer is torn."""
+    pointer = checkpoints / POINTER
+    named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else "0"
+    return int(named) if named.isdigit() else None
+
+
 def prune(checkpoints: Path, keep: int, spared: Collection[int] = ()) -> None:
     """Remove all but the `keep` last finished checkpoints; those of earlier starts too, which VERL forgets.
 

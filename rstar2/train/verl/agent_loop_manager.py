@@ -16,12 +16,14 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from hydra.utils import instantiate
+from tensordict import TensorDict
 from verl.experimental.agent_loop import agent_loop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from rstar2.agent import RolloutError
 from rstar2.train.records.raw_metrics import FailedRollout
 from rstar2.train.verl.agent_loop import GraderFault
+from rstar2.train.verl.reuse import HandedOut, RolloutReuse
 from rstar2.train.verl.rollout_fields import failed_tag
 
 BECAUSE_CHARS = 200
@@ -34,6 +36,7 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._loops: dict[str, agent_loop.AgentLoopBase] = {}
+        self._reuse = RolloutReuse(self.config, self.llm_client)
 
     async def _run_agent_loop(
         self,
@@ -56,8 +59,12 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
                 data_config=agent_loop.DictConfigWrap(self.config.data),
                 tools=agent_loop.ToolListWrap(self.tools),
             )
+        run = self._loops[agent_name].run
         try:
-            output = await self._loops[agent_name].run(sampling_params, **row)
+            if trajectory["validate"]:
+                output = await run(sampling_params, **row)
+            else:
+                output = await self._reuse.run(run, sampling_params, row)
             await self._agent_loop_postprocess(output, trajectory["validate"], **row)
         except Exception as error:  # whatever it is, the rollout has no verdict
             name = f"{row['uid']}_{row['session_id']}_0"
@@ -81,3 +88,8 @@ class AgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(AgentLoopWorker)
+        self._handed_out = HandedOut()
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        self._handed_out.number(prompts)
+        super().generate_sequences(prompts)

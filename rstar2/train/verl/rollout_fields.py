@@ -17,6 +17,7 @@ _ROLLOUT = "rstar2_rollout"
 _TRACE = "rstar2_trace"
 _WRITTEN_BY = "rstar2_written_by"
 _FAILED = "rstar2_failed"
+_REUSED = "rstar2_reused"
 
 
 def to_extra_fields(
@@ -31,7 +32,23 @@ def to_extra_fields(
         _ROLLOUT: asdict(Rollout.from_trace(trace)),
         _WRITTEN_BY: dict(written_by or {}),
         _TRACE: trace.model_dump_json() if with_trace else None,
+        _REUSED: False,
     }
+
+
+def to_saved(extra_fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A finished rollout's extra fields, JSON-able."""
+    return {**extra_fields, _WRITTEN_BY: list(extra_fields[_WRITTEN_BY].items())}
+
+
+def from_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The extra fields of a rollout that is used again."""
+    return {**saved, _WRITTEN_BY: {int(step): tokens for step, tokens in saved[_WRITTEN_BY]}, _REUSED: True}
+
+
+def reused(extra_fields: Any) -> bool:
+    """Whether a trajectory is a rollout that an earlier start of the trainer has finished."""
+    return bool(getattr(extra_fields, "data", extra_fields)[_REUSED])
 
 
 def rollout_of(extra_fields: Any) -> Rollout:

@@ -32,7 +32,7 @@ from rstar2.train.records.raw_metrics import FailedRollout, failed_tokens, failu
 from rstar2.train.roc import RocSettings, Rollout, gives_gradient, sample_down
 from rstar2.train.verl.held_out import HeldOut, NoVerdictsError
 from rstar2.train.verl.output.traces import TraceSender
-from rstar2.train.verl.rollout_fields import failure_of, rollout_of, trace_of, written_by
+from rstar2.train.verl.rollout_fields import failure_of, reused, rollout_of, trace_of, written_by
 
 POLL_S = 0.1
 """Seconds between two looks at VERL's queue; VERL's default of 2 is most of a step's time for a small model."""
@@ -186,6 +186,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             start += len(replaced)
         if kept:
             self._raw = raw_metrics(rollouts, kept, in_groups, self._settings, self._failed)
+            self._raw["rstar2/reused_rollouts"] = float(sum(map(reused, fields)))
             self._raw["rstar2/off_policy_tokens"] = self._off_policy([written_by(fields[i]) for i in kept])
         if self._traces_per_step:
             self._keep_traces(fields, rollouts, set(kept))
