@@ -80,6 +80,7 @@ class StopAfterStep:
 
     def end(self) -> None:
         """End this process if a signal asked for it; called when the trainer has ended."""
+        self.tell()
         if self._number is not None:
             _end(self._number)
 

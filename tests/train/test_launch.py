@@ -201,9 +201,9 @@ def test_a_signal_has_the_present_step_saved_before_the_end(
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     def on_step(line: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
-        (tmp_path / STOP_FILE).unlink()  # the step goes on for ever
 
-    trainer = python(TWO_STEPS.format(stage=str(tmp_path), progress=PROGRESS_FILE))
+    endless = TWO_STEPS.replace('while not (stage / "stop_after_step").exists()', "while True")
+    trainer = python(endless.format(stage=str(tmp_path), progress=PROGRESS_FILE))
     started: list[int] = []
 
     def again(text: str) -> None:
