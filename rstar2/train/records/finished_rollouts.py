@@ -8,6 +8,9 @@ STAGE/finished-rollouts/
     reusable.rollouts     what may be used again, of earlier starts of the trainer
 ```
 
+A failed rollout is made anew. If more than `MOST_FAILED` of a step's rollouts failed, nothing is used again, because
+failures hit long rollouts most.
+
 A rollout is used again only if every rollout that was begun before it has ended too. Those that a kill interrupts are
 longer than others, and they are made anew, at any length; if all finished ones were used again, a killed step would
 train on rollouts that are too short. With this rule the length of a rollout does not decide whether it is made anew.
@@ -49,6 +52,7 @@ _NO_INFLUENCE = ("judge_url", "judge_token", "judge_wait_s", "traces", "trace_sh
 """Keys of agent_loop.yaml that do not change what a rollout is."""
 _HEAD = struct.Struct("<cIII")
 """Kind, bytes of the key, bytes of the body, CRC-32 of both."""
+MOST_FAILED = 0.01
 _BEGUN, _FINISHED, _FAILED = b"B", b"F", b"X"
 _COUNTS = struct.Struct("<IIII")
 """Bytes of the body's JSON, tokens of the prompt and of the response, whether there are log-probabilities."""
@@ -258,7 +262,7 @@ def _records(path: Path, checked: bool = False) -> Iterator[_Record]:
 def _gather(folder: Path) -> int:
     """Put what may be used again into one file, and remove the workers' files; returns how many rollouts it holds."""
     begun: dict[Key, float] = {}
-    ended: set[Key] = set()
+    failed: set[Key] = set()
     finished: dict[Key, tuple[Path, _Record]] = {}
     old = folder / REUSABLE
     files = [file for file in sorted(folder.glob("*.rollouts")) if file != old]
@@ -266,14 +270,16 @@ def _gather(folder: Path) -> int:
         for record in _records(file, checked=True):
             if record.kind == _BEGUN:
                 begun[record.key] = record.at_s
-            else:
-                ended.add(record.key)
-            if record.kind == _FINISHED:
+            elif record.kind == _FINISHED:
                 finished[record.key] = file, record
+            else:
+                failed.add(record.key)
+    if len(failed) > MOST_FAILED * (len(finished) + len(failed)):
+        shutil.rmtree(folder)
+        return 0
+    ended = finished.keys() | failed
     unfinished_since = min((at_s for key, at_s in begun.items() if key not in ended), default=float("inf"))
-    reusable = {
-        key: (old, record) for key, record in ((each.key, each) for each in _records(old, checked=True))
-    }
+    reusable = {record.key: (old, record) for record in _records(old, checked=True)}
     reusable |= {key: place for key, place in finished.items() if begun.get(key, 0.0) < unfinished_since}
     part = folder / f".{REUSABLE}.part"
     with part.open("wb") as written:

@@ -77,7 +77,11 @@ PANELS = (
         "Rollouts kept and dropped",
         "rollouts",
         "count",
-        (("kept", "kept"), *((f"dropped_{reason}", reason.replace("_", " ")) for reason in DROPPED)),
+        (
+            ("kept", "kept"),
+            *((f"dropped_{reason}", reason.replace("_", " ")) for reason in DROPPED),
+            ("reused", "of all, used again after a kill"),
+        ),
         "failed and lost 0; with no gradient up to 70 % late in stage 2 (the paper)",
     ),
     Panel(

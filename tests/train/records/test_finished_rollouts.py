@@ -100,9 +100,17 @@ def test_a_failed_rollout_does_not_keep_others_from_being_used_again(stage: Path
     store = RolloutStore(stage, model)
     store.begun(5, KEYS[0])
     store.failed(5, KEYS[0])
-    finish(stage, model, KEYS[1])
-    assert prepare(stage, model) == 1
-    assert taken(stage, model) == KEYS[1:2]
+    finish(stage, model, *(("sum", 0, session) for session in range(1, 100)))
+    assert prepare(stage, model) == 99
+    assert taken(stage, model) == KEYS[1:]
+
+
+def test_nothing_is_used_again_of_a_step_in_which_many_failed(stage: Path, model: str) -> None:
+    store = finish(stage, model, *KEYS[1:])
+    store.begun(5, KEYS[0])
+    store.failed(5, KEYS[0])
+    assert prepare(stage, model) == 0
+    assert taken(stage, model) == []
 
 
 def test_rollouts_of_two_killed_starts_are_used_by_the_third(stage: Path, model: str) -> None:

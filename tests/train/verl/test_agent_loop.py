@@ -163,11 +163,11 @@ async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.Monke
     worker._agent_loop_postprocess = postprocess
     for problem in ("sum", "product"):
         row = {"agent_name": "ours", "trace": False, "problem": problem}
-        await worker._run_agent_loop({"temperature": 1.0}, {"validate": False}, **row)
+        await worker._run_agent_loop({"temperature": 1.0}, {"validate": True}, **row)
     assert made == ["a.Loop"]
     assert outputs == [
-        ("sum at 1.0", False, {"problem": "sum"}),
-        ("product at 1.0", False, {"problem": "product"}),
+        ("sum at 1.0", True, {"problem": "sum"}),
+        ("product at 1.0", True, {"problem": "product"}),
     ]
 
 
