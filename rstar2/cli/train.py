@@ -133,15 +133,30 @@ def command(
         return
     need_training_extra()
     from rstar2.eval.settings import JudgeChoice
+    from rstar2.judge_check import check_judge
     from rstar2.train.hardware import check_hardware
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
     check_hardware(resolved.machines for resolved in recipes.values())
-    from rstar2.train.start_checks import plan_training
+    from rstar2.train.start_checks import (
+        check_judge_place,
+        check_model,
+        check_programs,
+        check_start,
+        plan_training,
+    )
 
+    choice = JudgeChoice(judge, judge_token, judge_workers)
+    check_judge_place(recipes, choice)
+    if judge is not None:
+        check_judge(judge, judge_token)
     folder = local_model(model)
+    if judge is not None:
+        check_model(folder)
+        with err.status(escape(f"running programs on the judge at {judge}")):
+            check_programs(recipes, (judge, judge_token), check_start(recipes, folder))
     with err.status(escape(f"counting the tokens of the prompts of {data}")):
-        plan = plan_training(recipes, folder, data, solved, JudgeChoice(judge, judge_token, judge_workers))
+        plan = plan_training(recipes, folder, data, solved, choice)
     for line in left_out(plan):
         out.print(line, markup=False, soft_wrap=True)
     warn_before_start(plan, run)

@@ -20,7 +20,7 @@ from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.models import ServerModel
 from rstar2.engines.retry import RetryingEngine
-from rstar2.errors import UserError, as_user_error
+from rstar2.errors import UserError
 from rstar2.eval.benchmarks import NAMES as BENCHMARK_NAMES
 from rstar2.eval.benchmarks import Benchmark, Given, JudgeModel, Resources, expanded, find
 from rstar2.eval.grader import GraderPool
@@ -34,8 +34,9 @@ from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.eval.stored import TRACES, SampleRecord
 from rstar2.eval.target import Opened, ServedChat, Target, open_target, reach_judge_model, versions
 from rstar2.eval.terminal.live import LiveView
-from rstar2.judge.client import JudgeClient, SyncJudgeClient
+from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
+from rstar2.judge_check import PACKAGES, JudgeReport, check_judge
 from rstar2.runs import Run, json_digest
 from rstar2.toolbox import Toolbox
 
@@ -67,6 +68,8 @@ class EvalPlan:
     given: Given
     record: SampleRecord = TRACES
     """What is kept of each sample."""
+    judge_report: JudgeReport | None = None
+    """What programs found on the judge that the user named; None where the run starts its own, or needs none."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -122,8 +125,9 @@ def prepare(
             "Give one benchmark, or the files themselves in place of benchmarks.",
         )
     found = {own: find(name) for own, name in zip(_names(names), names, strict=True)}
-    if judge.url is not None:
-        _isolation(judge.url, judge.token)
+    agent = any(not benchmark.chat for benchmark in found.values())
+    if judge.url is not None and agent:
+        check_judge(judge.url, judge.token)
     for name, benchmark in found.items():
         _refuse_unusable(name, benchmark, target, judge_model)
     planned = {}
@@ -138,9 +142,12 @@ def prepare(
         planned[name] = Planned(benchmark, problems[:limit], settings, as_published)
     every = [problem for each in planned.values() for problem in each.problems]
     in_flight = next(iter(planned.values())).settings.in_flight
-    agent = any(not each.benchmark.chat for each in planned.values())
     opened = open_target(target, every, in_flight, server, agent)
-    return EvalPlan(opened, planned, judge, judge_model, given, record)
+    report = None
+    if judge.url is not None and agent:
+        assert opened.codec is not None
+        report = check_judge(judge.url, judge.token, opened.codec.format, PACKAGES)
+    return EvalPlan(opened, planned, judge, judge_model, given, record, report)
 
 
 def _refuse_unusable(name: str, benchmark: Benchmark, target: Target, judge_model: JudgeModel | None) -> None:
@@ -170,12 +177,6 @@ def _names(benchmarks: list[str]) -> list[str]:
     return names
 
 
-def _isolation(url: str, token: str | None) -> str:
-    """The isolation tier that a judge reports; a UserError where it does not answer."""
-    with as_user_error(), SyncJudgeClient(url, token) as client:
-        return str(client.health().get("isolation", "unknown"))
-
-
 def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult], bool, SamplesRefused | None]:
     """Sample and grade every benchmark into `run.path / NAME`.
 
@@ -189,7 +190,7 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
     """
     agentic = any(not each.benchmark.chat for each in plan.benchmarks.values())
     with contextlib.ExitStack() as stack:
-        judge = _judge(plan.judge, run, stack) if agentic else None
+        judge = _judge(plan, run, stack) if agentic else None
         grader = stack.enter_context(GraderPool()) if agentic else None
         stack.enter_context(view)
         about: dict[str, Any] = {"model": plan.opened.identity, "versions": versions()}
@@ -199,6 +200,9 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
             about["judge"] = {"isolation": judge.isolation}
             if judge.isolation == "none":
                 view.note("judge isolation is none: the model's programs can read what you can read")
+        if plan.judge_report is not None and plan.judge_report.missing:
+            about["judge"]["missing_packages"] = sorted(plan.judge_report.missing)
+            view.note(f"programs on the judge cannot import {plan.judge_report.missing_text}")
 
         async def work() -> tuple[list[EvalResult], bool]:
             interrupt = _Interrupt(view)
@@ -239,9 +243,10 @@ class _RunningJudge:
     isolation: str
 
 
-def _judge(judge: JudgeChoice, run: Run, stack: contextlib.ExitStack) -> _RunningJudge:
-    if judge.url is not None:
-        return _RunningJudge(judge.url, judge.token, _isolation(judge.url, judge.token))
+def _judge(plan: EvalPlan, run: Run, stack: contextlib.ExitStack) -> _RunningJudge:
+    judge, report = plan.judge, plan.judge_report
+    if judge.url is not None and report is not None:
+        return _RunningJudge(judge.url, judge.token, report.isolation or "unknown")
     started = stack.enter_context(
         running_judge(run.logs / "judge", workers=judge.workers, preload=judge.preload)
     )

@@ -262,7 +262,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
             "traces_per_step": recipe.traces_per_step,
             "prompts": rollout.prompts,
             "rollouts": rollout.rollouts,
-            "judge": recipe.judge.model_dump(),
+            "judge": recipe.judge.model_dump(exclude={"packages", "isolation"}),
             "agent_loop": folder / "agent_loop.yaml",
         },
         "trainer.device": hardware.device,

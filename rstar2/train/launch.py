@@ -18,6 +18,7 @@ from typing import Any
 from rstar2.errors import Failure
 from rstar2.processes import start_bound, stop_group
 from rstar2.train.command import CPU_ENVIRONMENT, Command
+from rstar2.train.records.final_error import read_final_error
 from rstar2.train.records.progress import describe
 from rstar2.train.records.steps import whole_lines
 from rstar2.train.trainer.causes import find_cause
@@ -42,6 +43,8 @@ class SignsOfLife:
     """What the sampler writes as rollouts finish, see `rstar2.train.records.progress`; None for SFT."""
     hung_after_s: float
     """Seconds without a step or a finished rollout after which the trainer counts as hung."""
+    final_error: Path | None = None
+    """Where a process of the trainer leaves an error that must end training, see `rstar2.train.records.final_error`."""
 
 
 def run_trainer(
@@ -49,8 +52,9 @@ def run_trainer(
 ) -> None:
     """Run a trainer to its end; everything it prints goes to `log`.
 
-    A Failure where it fails or hangs, with the cause that its log names and what helps. Where Ray did not start in
-    time, it is tried again, at most `RAY_STARTS` times in all.
+    A Failure where it fails or hangs, with the cause that its log names and what helps; the error that one of its
+    processes left in `signs.final_error`. Where Ray did not start in time, it is tried again, at most `RAY_STARTS`
+    times in all.
 
     Args:
         on_step: called with each new line of the metrics, `{"step": …, "data": {…}}`.
@@ -85,6 +89,8 @@ def _run_once(
             lines, position = _whole_lines(signs.metrics, position)
             for line in lines:
                 on_step(line)
+            if signs.final_error is not None and (error := read_final_error(signs.final_error)):
+                raise error
             if ended:
                 return process.wait()
             changed = _changed_at(signs.rollouts)

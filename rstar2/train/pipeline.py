@@ -42,7 +42,7 @@ from rstar2.train.records.steps import step_metrics, write_steps, write_steps_be
 from rstar2.train.records.timing import PhaseTimer, read_timing
 from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
 from rstar2.train.stages import PhaseProgress, is_done
-from rstar2.train.start_checks import SftPlan, TrainPlan, with_format
+from rstar2.train.start_checks import SftPlan, TrainPlan, check_programs, with_format
 
 _SHOWN = ("problems", "samples", "failed_call_ratio_correct", "calls_per_trace", "mean_tokens")
 
@@ -248,6 +248,8 @@ def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 train` in a run's folder; returns the last stage's model."""
     with open_pipeline(run, progress, plan.judge, plan.solved) as pipeline:
+        if plan.judge.url is None:  # another judge was checked before the plan was made
+            check_programs(plan.recipes, pipeline.judge, plan.format)
         model = with_format(plan.model, plan.format, run.path / "base")
         trained = pipeline.train_stages(plan.recipes, model, plan.rows, run.path)
         return [model for _, model in trained][-1]

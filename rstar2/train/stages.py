@@ -11,6 +11,7 @@ FOLDER/
   held_out.parquet      the problems it is measured on while it trains, where the recipe names some (RL only)
   metrics-1.jsonl …     one file per start of the trainer, one line per step
   rollouts.json         how far the present step is, see `rstar2.train.records.progress` (RL only)
+  final_error.json      an error that ended training at once, see `rstar2.train.records.final_error` (RL only)
   alarms.jsonl          the signs of collapse there were, see `rstar2.train.records.alarms` (RL only)
   worker_secrets.json   while the trainer runs: keys and tokens for workers on other nodes, for this user alone
   timing.json           see `rstar2.train.records.timing`
@@ -48,6 +49,7 @@ from rstar2.train.command import (
 )
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
+from rstar2.train.records.final_error import FINAL_ERROR_FILE
 from rstar2.train.records.progress import PROGRESS_FILE
 from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, with_nan
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
@@ -62,6 +64,7 @@ from rstar2.train.trainer.checkpoints import (
     prune,
     steps_of,
 )
+from rstar2.train.trainer.room import warn_of_room
 
 OnStep = Callable[[int, dict[str, float]], None]
 """Called with the step's number, from 1, and its metrics; one that is not a number is NaN."""
@@ -241,6 +244,15 @@ def _train(start: Start, on_step: OnStep) -> Path:
     failed: set[int] = set()
     _tend_checkpoints(start, failed)
     trainer_timer = TrainerTimer(start.timer)
+    warned = False
+
+    def warn_of_disk() -> None:
+        """Warn while there is time to make room, once for as long as there is none."""
+        nonlocal warned
+        said = warn_of_room(checkpoints)
+        if said and not warned:
+            start.warn(said)
+        warned = said is not None
 
     def on_line(line: dict[str, Any]) -> None:
         step, data = int(line["step"]), with_nan(line["data"])
@@ -249,14 +261,17 @@ def _train(start: Start, on_step: OnStep) -> Path:
         trainer_timer.on_step(data)
         on_step(step, data)
         _tend_checkpoints(start, failed)
+        if step < start.steps:
+            warn_of_disk()
 
     # A kill while the model was made leaves that alone to be done.
     if last_checkpoint(checkpoints) != checkpoints / f"global_step_{start.steps}":
-        rollouts = folder / PROGRESS_FILE
-        rollouts.unlink(missing_ok=True)
+        rollouts, final_error = folder / PROGRESS_FILE, folder / FINAL_ERROR_FILE
+        for left_over in (rollouts, final_error):
+            left_over.unlink(missing_ok=True)
         metrics = Path(start.command.env["VERL_FILE_LOGGER_PATH"])
         with secrets_file(start.command, os.environ):
-            signs = SignsOfLife(metrics, rollouts, start.hardware.hung_after_s)
+            signs = SignsOfLife(metrics, rollouts, start.hardware.hung_after_s, final_error)
             run_trainer(start.command, start.log, signs, on_line)
     last = last_checkpoint(checkpoints)
     if last is None:

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar2.addresses import is_loopback
 from rstar2.data.parquet import prepared_file, stage_rows
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.formats.format import FORMAT_FILE, Format, read_format, save_format
 from rstar2.judge.queue.embedded_redis import server_binary
+from rstar2.judge.schema import ISOLATION_ORDER
+from rstar2.judge_check import check_judge, require
 from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
 from rstar2.train.conversations import Encoded, encode, read_conversations
 from rstar2.train.filter.unsolved import check_counted, counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
-from rstar2.train.sampling import problems_of
+from rstar2.train.sampling import JudgeAddress, problems_of
 from rstar2.train.stages import check_enough, last_actor, prompt_lengths
 from rstar2.train.trainer.changeable import compared
 from rstar2.train.trainer.tracking import check_trackers
@@ -110,11 +113,6 @@ def plan_training(
         check_trackers(recipe.trackers)
     if judge.url is None:
         server_binary()
-        if any(recipe.machines.nodes > 1 for recipe in recipes.values()):
-            raise UserError(
-                "training on several nodes needs a judge that all of them can reach",
-                "Start one (rstar2 judge up --host … --token …) and give its URL with --judge.",
-            )
     codec = ChatCodec(load_tokenizer(model), fmt)
     lengths = prompt_lengths(rows, codec)
     too_long = {
@@ -131,6 +129,33 @@ def plan_training(
         for number, held in held_out.items()
     }
     return TrainPlan(recipes, model, data, fmt, rows, solved, judge, too_long, held_out_too_long)
+
+
+def check_judge_place(recipes: dict[int, StageRecipe], judge: JudgeChoice) -> None:
+    """Raise a UserError if training has several nodes, and those without the judge cannot reach it."""
+    if all(recipe.machines.nodes == 1 for recipe in recipes.values()):
+        return
+    hint = "Start one (rstar2 judge up --host … --token …) and give its URL with --judge."
+    if judge.url is None:
+        raise UserError("training on several nodes needs a judge that all of them can reach", hint)
+    if is_loopback(judge.url):
+        raise UserError(
+            f"training on several nodes needs a judge that all of them can reach, but {judge.url} means each node "
+            "itself",
+            "Give the judge's URL with its host name or address in the network.",
+        )
+
+
+def check_programs(recipes: dict[int, StageRecipe], address: JudgeAddress, fmt: Format) -> None:
+    """Run programs on the judge as rollouts will; a UserError if it refuses them or lacks what a recipe needs.
+
+    Needed are the packages of `judge.packages` and the isolation of `judge.isolation`, of all stages together.
+    """
+    url, token = address
+    packages = dict.fromkeys(name for recipe in recipes.values() for name in recipe.judge.packages)
+    tiers = [recipe.judge.isolation for recipe in recipes.values() if recipe.judge.isolation]
+    report = check_judge(url, token, fmt, tuple(packages))
+    require(report, url, max(tiers, key=ISOLATION_ORDER.index, default=None))
 
 
 def check_data(

@@ -24,7 +24,11 @@ from rstar2.eval.progress import Progress, Services
 from rstar2.eval.runner import EvalResult, Part, SamplesRefused, evaluate, run_parts
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.stored import VERDICTS
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.client.http import WrongToken
+from rstar2.judge.service.start import JudgeHandle
 from rstar2.prompts import ChatCodec
+from rstar2.toolbox import Toolbox
 from rstar2.trace import ToolCall, Trace, read_traces
 
 
@@ -465,3 +469,20 @@ async def test_memory_stays_flat_however_many_samples_are_run(
     assert result.summary["mean_tokens"] > 10_000
     # A trace holds some 12,000 token ids, as many marks and floats: kept, they would add about 30 MB.
     assert resident[95] - resident[32] < 10e6
+
+
+async def test_a_judge_that_refuses_the_token_ends_the_run_at_once(
+    run: Run, plain: ChatCodec, token_judge: JudgeHandle, tmp_path: Path
+) -> None:
+    """As when the judge was started again with another token: no call is lost, retried or waited for."""
+    patient = SETTINGS.model_copy(update={"wait_s": 1e6})
+    async with JudgeClient(token_judge.url, "another", wait_s=1e6) as client:
+        with pytest.raises(WrongToken, match="refused the token") as caught:
+            await run(
+                tmp_path,
+                engine=OracleEngine(golds(PROBLEMS), plain),
+                tools=Toolbox(client, plain.format),
+                settings=patient,
+            )
+    assert caught.value.exit_code == UserError.exit_code
+    assert list(read_traces(tmp_path / "traces.jsonl")) == []

@@ -18,6 +18,8 @@ MAY_CHANGE = frozenset(
         "hardware.worker_start_s",
         "hardware.hung_after_s",
         "hardware.export_timeout_s",
+        "judge.packages",
+        "judge.isolation",
         "judge.wait_s",
         "judge.max_lost_share",
         "judge.stop_after_s",
