@@ -20,10 +20,11 @@ from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.models import ServerModel
 from rstar2.engines.retry import RetryingEngine
-from rstar2.errors import UserError
+from rstar2.errors import UserError, first_few
 from rstar2.eval.benchmarks import NAMES as BENCHMARK_NAMES
 from rstar2.eval.benchmarks import Benchmark, Given, JudgeModel, Resources, expanded, find
 from rstar2.eval.grader import GraderPool
+from rstar2.eval.grader.grade import gold_fault
 from rstar2.eval.harnesses.environment import require
 from rstar2.eval.methods.agent import Agent
 from rstar2.eval.methods.chat import JUDGE_MODEL, ServerChat
@@ -70,6 +71,8 @@ class EvalPlan:
     """What is kept of each sample."""
     judge_report: JudgeReport | None = None
     """What programs found on the judge that the user named; None where the run starts its own, or needs none."""
+    notes: tuple[str, ...] = ()
+    """What a user must know of the problems before they are sampled."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -131,6 +134,7 @@ def prepare(
     for name, benchmark in found.items():
         _refuse_unusable(name, benchmark, target, judge_model)
     planned = {}
+    notes: list[str] = []
     if judge_model is not None:
         wait_s = asked.get("wait_s", EvalSettings().wait_s)
         name = reach_judge_model(judge_model.url, judge_model.name, wait_s, judge_model.key)
@@ -138,6 +142,10 @@ def prepare(
     for name, benchmark in found.items():
         settings = resolve(EvalSettings, {**benchmark.protocol, **asked}, [], "eval")
         problems = benchmark.load(given, settings)
+        if name not in BENCHMARK_NAMES:
+            published = given.data is None and name in mathematics.NAMES
+            problems, note = _readable(name, problems, published)
+            notes += [note] if note else []
         as_published = given.data is None and problems == problems[:limit] and not target.oracle
         planned[name] = Planned(benchmark, problems[:limit], settings, as_published)
     every = [problem for each in planned.values() for problem in each.problems]
@@ -147,7 +155,29 @@ def prepare(
     if judge.url is not None and agent:
         assert opened.codec is not None
         report = check_judge(judge.url, judge.token, opened.codec.format, PACKAGES)
-    return EvalPlan(opened, planned, judge, judge_model, given, record, report)
+    return EvalPlan(opened, planned, judge, judge_model, given, record, report, tuple(notes))
+
+
+def _readable(name: str, problems: list[Problem], published: bool) -> tuple[list[Problem], str]:
+    """The problems whose answer the grader can read, and a sentence about the others, which every model would fail.
+
+    A published set keeps them, since its numbers are over all of it. UserError where none can be read.
+    """
+    faults = {problem.id: why for problem in problems if (why := gold_fault(problem.answer))}
+    if not faults:
+        return problems, ""
+    named = [f"{each.id}: {each.answer!r:.60} ({faults[each.id]})" for each in problems if each.id in faults]
+    if len(faults) == len(problems):
+        raise UserError(
+            f"{name} has no answer that the grader can read: {named[0]}",
+            "Write the answers as values or LaTeX, such as 42 or \\frac{1}{2}.",
+        )
+    what = "count as wrong" if published else "are left out"
+    note = (
+        f"{name}: {len(faults)} of {len(problems)} problems {what}, as the grader cannot read their answer: "
+    )
+    kept = problems if published else [each for each in problems if each.id not in faults]
+    return kept, note + first_few(named)
 
 
 def _refuse_unusable(name: str, benchmark: Benchmark, target: Target, judge_model: JudgeModel | None) -> None:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rstar2.data.parquet import stage_rows, write_parquet
+from rstar2.data.parquet import readable_rows, write_parquet
 from rstar2.errors import Failure, UserError
 from rstar2.files import write_json, write_text
 from rstar2.formats.format import Format, save_format
@@ -167,7 +167,7 @@ def write_stage_inputs(
     # The recipe decides on 2G, whatever the data was prepared for.
     given = [("train.parquet", "the training data", rows, recipe.rollout.rollouts, recipe.rollout.prompts)]
     if recipe.held_out.data:
-        held_out = stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
+        held_out, _ = readable_rows(Path(recipe.held_out.data), recipe.held_out.samples)
         given.append(("held_out.parquet", recipe.held_out.data, held_out, recipe.held_out.samples, 1))
     for name, data, problems, rollouts, needed in given:
         problems = fitting(problems, codec, longest)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rstar2.addresses import is_loopback
-from rstar2.data.parquet import prepared_file, stage_rows
+from rstar2.data.parquet import UnreadableAnswer, prepared_file, readable_rows
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.formats.format import FORMAT_FILE, Format, read_format, save_format
@@ -20,7 +20,7 @@ from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
 from rstar2.train.conversations import Encoded, encode, read_conversations
 from rstar2.train.filter.unsolved import check_counted, counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
-from rstar2.train.sampling import JudgeAddress, problems_of
+from rstar2.train.sampling import JudgeAddress, Rows, problems_of
 from rstar2.train.stages import check_enough, last_actor, prompt_lengths
 from rstar2.train.trainer.changeable import compared
 from rstar2.train.trainer.tracking import check_trackers
@@ -45,6 +45,8 @@ class TrainPlan:
     """By stage, how many problems are left out because their prompt has more than `rollout.prompt_tokens` tokens."""
     held_out_too_long: dict[int, int]
     """Likewise of the problems that the stage is measured on."""
+    unreadable: dict[Path, list[UnreadableAnswer]] = field(default_factory=dict)
+    """By file, the problems that are left out because the grader cannot read their answer."""
 
     def config(self) -> dict[str, Any]:
         """What the run's folder keeps, so that nothing else resumes it; see `compared`."""
@@ -108,7 +110,7 @@ def plan_training(
     check_model(model)
     fmt = check_start(recipes, model)
     data = prepared_file(data)
-    rows, held_out = check_data(recipes, data, solved)
+    rows, held_out, unreadable = check_data(recipes, data, solved)
     for recipe in recipes.values():
         check_trackers(recipe.trackers)
     if judge.url is None:
@@ -128,7 +130,7 @@ def plan_training(
         number: _too_long(prompt_lengths(held, codec), recipes[number], 1, str(recipes[number].held_out.data))
         for number, held in held_out.items()
     }
-    return TrainPlan(recipes, model, data, fmt, rows, solved, judge, too_long, held_out_too_long)
+    return TrainPlan(recipes, model, data, fmt, rows, solved, judge, too_long, held_out_too_long, unreadable)
 
 
 def check_judge_place(recipes: dict[int, StageRecipe], judge: JudgeChoice) -> None:
@@ -160,16 +162,20 @@ def check_programs(recipes: dict[int, StageRecipe], address: JudgeAddress, fmt: 
 
 def check_data(
     recipes: dict[int, StageRecipe], data: Path, solved: Path | None
-) -> tuple[list[dict[str, Any]], dict[int, list[dict[str, Any]]]]:
+) -> tuple[Rows, dict[int, Rows], dict[Path, list[UnreadableAnswer]]]:
     """The rows to train on, and by stage those it is measured on, as far as they can be checked without a model.
 
-    A UserError where the data or `solved` cannot be used, or the data is too small.
+    Rows whose answer the grader cannot read are left out, and returned by file. A UserError where the data or `solved`
+    cannot be used, or the data is too small.
     """
-    rows = stage_rows(data, recipes[min(recipes)].rollout.rollouts)
+    rows, left_out = readable_rows(data, recipes[min(recipes)].rollout.rollouts)
+    unreadable = {prepared_file(data): left_out}
     needed = max(recipe.rollout.prompts for recipe in recipes.values())
     if len(rows) < needed:
         raise UserError(
-            f"{data} has {len(rows)} problems, but a step needs {needed}",
+            f"{data} has {len(rows)} problems"
+            + (f" with an answer that the grader can read ({len(left_out)} have none)" if left_out else "")
+            + f", but a step needs {needed}",
             "Lower rollout.prompts, or add problems.",
         )
     if solved is not None:
@@ -177,12 +183,12 @@ def check_data(
         counted(solved, filtered[0] if filtered else None)
     elif any(recipe.drop_solved for recipe in recipes.values()):
         problems_of(rows)
-    held_out = {
-        number: stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
-        for number, recipe in recipes.items()
-        if recipe.held_out.data
-    }
-    return rows, held_out
+    held_out = {}
+    for number, recipe in recipes.items():
+        if recipe.held_out.data:
+            file = Path(recipe.held_out.data)
+            held_out[number], unreadable[prepared_file(file)] = readable_rows(file, recipe.held_out.samples)
+    return rows, held_out, unreadable
 
 
 def _too_long(lengths: list[int], recipe: StageRecipe, needed: int, data: str) -> int:

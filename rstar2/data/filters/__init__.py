@@ -61,6 +61,7 @@ ROW_FILTERS: dict[str, Callable[[Inputs], RowFilter]] = {
     "unverifiable": lambda _: answers.AnswerFilter(answers.unverifiable),
     "compound": lambda _: answers.AnswerFilter(answers.compound),
     "huge": lambda inputs: answers.AnswerFilter(answers.TooLarge(inputs.settings.huge.digits)),
+    "unreadable": lambda _: answers.UnreadableFilter(),
     "integer": lambda _: answers.AnswerFilter(answers.not_an_integer),
     "language": lambda inputs: texts.LanguageFilter(inputs.settings.language.foreign),
     "length": lambda inputs: texts.LengthFilter(inputs.settings.length.least, inputs.settings.length.most),

@@ -1,4 +1,4 @@
-"""Filters by a problem's answer: a whole number of bearable size, one value, and one that can be verified.
+"""Filters by a problem's answer: a whole number of bearable size, one value, and one that can be verified and read.
 
 As the paper cleans its data (arXiv 2508.20722): 'The limit does not exist' cannot be verified,
 'Perimeter=54cm, Area=180cm²' is compound, 6.5e27330467 is huge.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar2.data.rows import integer_answer
+from rstar2.eval.grader.grade import gold_fault
 
 _UNVERIFIABLE = re.compile(
     r"proof|not ?found|n/?a|none|unknown|undefined|yes|no|true|false"
@@ -36,6 +37,17 @@ class AnswerFilter:
         for at, answer in enumerate(batch.column("answer").to_pylist()):
             if self.drops(answer):
                 yield at, {"answer": answer[:200]}
+
+
+class UnreadableFilter:
+    """Drops rows whose answer no output can be graded correct against, and says why."""
+
+    columns: tuple[str, ...] = ("answer",)
+
+    def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        for at, answer in enumerate(batch.column("answer").to_pylist()):
+            if why := gold_fault(answer):
+                yield at, {"answer": answer[:200], "why": why}
 
 
 def not_an_integer(answer: str) -> bool:
