@@ -237,12 +237,15 @@ def _open_judge(
 def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 sft` in a run's folder; returns the model's folder."""
     folder = run.path
-    base, data = plan.model, folder / "data.parquet"
+    base, data = plan.model, folder / "data.arrow"
+    count = len(plan.conversations)
     if not is_done(folder):
         base = with_format(plan.model, plan.format, folder / "base")
         write_encoded(data, plan.conversations)
+        # Training takes long, and what reads them from here on is the trainer.
+        plan.conversations.clear()
     timer = PhaseTimer(folder)
-    return stages.run_sft(plan.recipe, base, data, len(plan.conversations), folder, run.logs, progress, timer)
+    return stages.run_sft(plan.recipe, base, data, count, folder, run.logs, progress, timer)
 
 
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:

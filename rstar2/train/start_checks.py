@@ -217,7 +217,8 @@ def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     check_trackers(recipe.trackers)
     codec = taught_codec(recipe.format, model)
     data = prepared_file(data)
-    conversations = [encode(row, codec) for row in check_conversations(recipe, data)]
+    # One after another: the texts of all would be several times as large as their token ids.
+    conversations = [encode(row, codec) for row in read_conversations(data)]
     fitting = [each for each in conversations if len(each.input_ids) <= recipe.max_tokens]
     kept = fitting if recipe.too_long == "drop" else [each.cut(recipe.max_tokens) for each in conversations]
     teaching = [each for each in kept if any(each.loss_mask)]
@@ -238,7 +239,7 @@ def _check_batch(recipe: SftRecipe, data: Path, conversations: int, limit: str =
 def check_conversations(recipe: SftRecipe, data: Path) -> list[dict[str, Any]]:
     """The conversations to train on, not encoded yet; a UserError where they cannot be used, or are too few."""
     file = prepared_file(data)
-    rows = read_conversations(file)
+    rows = list(read_conversations(file))
     _check_batch(recipe, file, len(rows))
     return rows
 

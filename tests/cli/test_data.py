@@ -333,4 +333,6 @@ def test_problems_whose_answer_the_grader_cannot_read_are_dropped_counted_and_na
     card = json.loads((out / "card.json").read_text())
     assert card["steps"][-1] == {"filter": "unreadable", "dropped": 1, "by_source": {"mine": 1}}
     only_bad = _jsonl(tmp_path / "bad.jsonl", [rows[1]])
-    assert "unreadable" in _refused(tmp_path / "none", str(only_bad), "--filters", "duplicates")
+    none = _prepare(str(only_bad), "--filters", "duplicates", "--output", str(tmp_path / "none"))
+    assert isinstance(none.exception, UserError)
+    assert "unreadable" in str(none.exception)
