@@ -73,9 +73,15 @@ def command(
         return
     need_training_extra()
     from rstar2.train.hardware import check_hardware
+    from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
     check_hardware([resolved.hardware])
+    check_folder(run)
+    with err.status("trying the GPUs, the nodes and the trackers"):
+        check_gpus([resolved.hardware])
+        check_nodes([resolved.hardware], run, None)
+        check_login(resolved.trackers)
     from rstar2.train.start_checks import plan_sft
 
     folder = local_model(model)

@@ -142,9 +142,12 @@ def command(
     from rstar2.eval.settings import JudgeChoice
     from rstar2.judge_check import check_judge
     from rstar2.train.hardware import check_hardware
+    from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
-    check_hardware(resolved.machines for resolved in recipes.values())
+    machines = [resolved.machines for resolved in recipes.values()]
+    check_hardware(machines)
+    check_folder(run)
     from rstar2.train.start_checks import (
         check_judge_place,
         check_model,
@@ -157,6 +160,10 @@ def command(
     check_judge_place(recipes, choice)
     if judge is not None:
         check_judge(judge, judge_token)
+    with err.status("trying the GPUs, the nodes and the trackers"):
+        check_gpus(machines)
+        check_nodes(machines, run, None if judge is None else (judge, judge_token))
+        check_login([tracker for resolved in recipes.values() for tracker in resolved.trackers])
     folder = local_model(model)
     if judge is not None:
         check_model(folder)

@@ -19,7 +19,7 @@ Tracker = Literal["console", "wandb", "tensorboard"]
 PROJECT = "rstar2"
 """What trackers call all runs together."""
 _WANDB = "https://api.wandb.ai"
-_OFFLINE = ("offline", "dryrun", "disabled")
+OFFLINE = ("offline", "dryrun", "disabled")
 """Values of WANDB_MODE that need no key."""
 
 
@@ -68,7 +68,7 @@ def check_trackers(trackers: Sequence[Tracker], environ: Mapping[str, str] = os.
             raise UserError(
                 f"trackers has {name}, which is not installed", f"Run {pip_command(name)}, or leave it out."
             )
-    offline = environ.get("WANDB_MODE", "online") in _OFFLINE
+    offline = environ.get("WANDB_MODE", "online") in OFFLINE
     if "wandb" in trackers and not offline and not environ.get("WANDB_API_KEY") and not _key_on_file(environ):
         raise UserError(
             "trackers has wandb, but no API key for Weights & Biases was found",
