@@ -22,7 +22,7 @@ EPILOG = examples(
     ("the paper's stage 0", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --run runs/sft"),
     (
         "on a laptop, for a tiny model",
-        "rstar2 sft --model runs/demo/base --data conversations.jsonl --profile laptop "
+        "rstar2 sft --model runs/demo/base --data data/sft --profile laptop "
         "--set batch=16 --set lr=3e-3 --set epochs=1 --run runs/tiny",
     ),
     ("print what would run", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --dry-run"),

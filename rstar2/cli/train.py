@@ -33,7 +33,7 @@ from rstar2.cli.training import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from rstar2.data.parquet import UnreadableAnswer
+    from rstar2.train.answers import UnreadableAnswer
     from rstar2.train.start_checks import TrainPlan
 
 EPILOG = examples(

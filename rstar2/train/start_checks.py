@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.addresses import is_loopback
-from rstar2.data.parquet import UnreadableAnswer, prepared_file, readable_rows
+from rstar2.data.parquet import prepared_file
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.formats.format import FORMAT_FILE, Format, read_format, save_format
@@ -17,6 +17,7 @@ from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.schema import ISOLATION_ORDER
 from rstar2.judge_check import check_judge, require
 from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
+from rstar2.train.answers import UnreadableAnswer, readable_rows
 from rstar2.train.conversations import Encoded, encode, read_conversations
 from rstar2.train.filter.unsolved import check_counted, counted
 from rstar2.train.recipe import SftRecipe, StageRecipe

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rstar2.data.benchmarks import load_benchmark
-from rstar2.data.parquet import PREPARED, readable_rows, rl_rows, stage_rows, write_parquet
+from rstar2.data.parquet import PREPARED, rl_rows, stage_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.data.rows import SCHEMAS
 from rstar2.errors import UserError
@@ -148,17 +148,3 @@ def test_what_is_neither_is_refused(tmp_path: Path) -> None:
         stage_rows(tmp_path, rollouts=16)
     with pytest.raises(UserError, match="cannot read"):
         stage_rows(tmp_path / "absent", rollouts=16)
-
-
-def test_rows_whose_answer_the_grader_cannot_read_are_named_and_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "mine.parquet"
-    answers = ["2", "}{", "\\frac{1}{2}", "???"]
-    write_parquet(file, [{"problem": f"What is {n}?", "answer": answer} for n, answer in enumerate(answers)])
-    rows, unreadable = readable_rows(file, rollouts=8)
-    assert [row["reward_model"]["ground_truth"] for row in rows] == ["2", "\\frac{1}{2}"]
-    assert [(each.row, each.answer) for each in unreadable] == [(2, "}{"), (4, "???")]
-    write_parquet(file, [{"problem": "What?", "answer": "}{"}])
-    with pytest.raises(
-        UserError, match=r"no answer that the grader can read: row 1: '\}\{' \(it has no letters"
-    ):
-        readable_rows(file, rollouts=8)

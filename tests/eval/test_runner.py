@@ -16,6 +16,7 @@ from support.waiting import TIMEOUT_S, wait_until
 from rstar2.data.benchmarks import read_problems
 from rstar2.data.problem import Problem
 from rstar2.engines.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
+from rstar2.engines.openai_server import KeyRefused
 from rstar2.engines.oracle import OracleEngine, byte_codec
 from rstar2.engines.retry import ATTEMPTS, ServiceGone
 from rstar2.errors import Failure, UserError
@@ -486,3 +487,23 @@ async def test_a_judge_that_refuses_the_token_ends_the_run_at_once(
             )
     assert caught.value.exit_code == UserError.exit_code
     assert list(read_traces(tmp_path / "traces.jsonl")) == []
+
+
+async def test_an_engine_that_refuses_the_key_ends_the_run_at_once(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    """As when a key expires: the other samples would be refused too."""
+    asked = 0
+
+    async def refused(*_: Any) -> Generation:
+        nonlocal asked
+        asked += 1
+        raise KeyRefused(
+            "the server at http://gpu refused the request: HTTP 401: expired", "Give a key.", 401
+        )
+
+    engine.generate = refused  # type: ignore[method-assign]
+    with pytest.raises(KeyRefused, match="expired") as caught:
+        await run(tmp_path)
+    assert caught.value.exit_code == UserError.exit_code
+    assert asked <= SETTINGS.in_flight, "of 48 samples, those that were in flight"

@@ -112,7 +112,9 @@ def test_a_key_that_wandb_refuses_is_found_before_training(wandb_server: str, tm
     environ = {**os.environ, "WANDB_BASE_URL": wandb_server, "HOME": str(tmp_path), "WANDB_MODE": "online"}
     check_login(["console", "wandb"], {**environ, "WANDB_API_KEY": GOOD_KEY})
     wrong = {**environ, "WANDB_API_KEY": "b" * 40}
-    with pytest.raises(UserError, match=r"trackers has wandb, but logging in failed: .*user is not logged in"):
+    with pytest.raises(
+        UserError, match=r"trackers has wandb, but logging in failed: .*user is not logged in"
+    ):
         check_login(["wandb"], wrong)
     check_login(["wandb"], {**wrong, "WANDB_MODE": "offline"})
     check_login(["console", "tensorboard"], wrong)
@@ -153,6 +155,8 @@ def test_every_node_of_a_cluster_is_tried(
     assert len(re.findall("node ", refused.value.message)) >= 2, "of each node"
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     monkeypatch.setattr(machine_checks, "NODES_S", 1.0)
-    with pytest.raises(UserError, match=r"the nodes of the Ray cluster at 127\.0\.0\.1:1 could not be checked"):
+    with pytest.raises(
+        UserError, match=r"the nodes of the Ray cluster at 127\.0\.0\.1:1 could not be checked"
+    ):
         check_nodes([Hardware(worker_start_s=1)], run, None)
     assert list(tmp_path.iterdir()) == []

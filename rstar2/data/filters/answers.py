@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar2.data.rows import integer_answer
-from rstar2.eval.grader.grade import gold_fault
 
 _UNVERIFIABLE = re.compile(
     r"proof|not ?found|n/?a|none|unknown|undefined|yes|no|true|false"
@@ -39,14 +38,16 @@ class AnswerFilter:
                 yield at, {"answer": answer[:200]}
 
 
+@dataclass(frozen=True)
 class UnreadableFilter:
-    """Drops rows whose answer no output can be graded correct against, and says why."""
+    """Drops rows whose answer the grader cannot read; `fault` says why it cannot, None if it can."""
 
+    fault: Callable[[str], str | None]
     columns: tuple[str, ...] = ("answer",)
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
         for at, answer in enumerate(batch.column("answer").to_pylist()):
-            if why := gold_fault(answer):
+            if why := self.fault(answer):
                 yield at, {"answer": answer[:200], "why": why}
 
 

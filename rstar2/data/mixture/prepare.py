@@ -197,7 +197,8 @@ class _Preparation:
             files.append((origin.name, file))
         rows = Candidates(self._plan.kind, files)
         filters = list(self._plan.recipe.filters)
-        if rows.kind == "problems" and "unreadable" not in filters:
+        reads_answers = self._plan.inputs.answer_fault is not None
+        if rows.kind == "problems" and reads_answers and "unreadable" not in filters:
             # Last, since it takes longer than other filters of answers. Without it such rows would cost rollouts.
             filters.append("unreadable")
         steps = [self._filter(rows, names) for names in _together(filters)]
