@@ -5,7 +5,7 @@ What the demo adds to the folders of `rstar2.train.pipeline`:
 ```
 RUN/
   base/                 the tiny model, random
-  data/                 parquet for SFT
+  data/                 encoded conversations for SFT
   plain/                stages and evaluations under plain GRPO (--compare)
   summary.json          the measurements of every phase, and where the time went
   report.html figure4.svg
@@ -92,7 +92,7 @@ def fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
         # What this starts gets ready while the model and the data are made.
         pipeline.trainer_env(plan.sft.hardware)
     count = plan.demo.traces.count
-    data = run.path / "data" / "sft.parquet"
+    data = run.path / "data" / "sft.arrow"
     base = _base(plan.demo, run.path)
     if not data.exists():
         conversations = builtin.traces(plan.demo.seed, count, plan.demo.traces.flaws.model_dump())

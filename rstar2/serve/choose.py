@@ -11,6 +11,7 @@ from typing import Literal
 from rstar2.engines.models import local_model
 from rstar2.errors import UserError
 from rstar2.formats.format import FORMAT_FILE
+from rstar2.judge_check import PACKAGES, check_judge
 from rstar2.prompts import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
 from rstar2.serve.hardware import (
     KV_GIB,
@@ -117,7 +118,12 @@ def choose(choice: Choice, without_vllm: bool = False) -> Chosen:
         chosen = _with_vllm(choice, engine_at, without_vllm)
     if choice.with_tools:
         # What the agent would fail at once the engine has loaded.
-        load_codec(Path(chosen.model) if Path(chosen.model).is_dir() else chosen.model, choice.format)
+        codec = load_codec(Path(chosen.model) if Path(chosen.model).is_dir() else chosen.model, choice.format)
+        url, token = choice.judge
+        if url is not None and not without_vllm:
+            report = check_judge(url, token, codec.format, PACKAGES)
+            if report.missing:
+                chosen.notes.append(f"programs on the judge cannot import {report.missing_text}")
         agent = agent_process(
             choice.endpoint,
             engine_at.url,

@@ -272,7 +272,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
             "rollouts": rollout.rollouts,
             "held_out_samples": recipe.held_out.samples,
             "max_failed_share": rollout.max_failed_share,
-            "judge": recipe.judge.model_dump(),
+            "judge": recipe.judge.model_dump(exclude={"packages", "isolation"}),
             "agent_loop": folder / "agent_loop.yaml",
         },
         "trainer.device": hardware.device,

@@ -18,6 +18,7 @@ from typing import Any
 from rstar2.errors import Failure
 from rstar2.processes import start_bound, stop_group
 from rstar2.train.command import CPU_ENVIRONMENT, Command
+from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, changed_at, describe
 from rstar2.train.records.steps import whole_lines
 from rstar2.train.stopping import StopAfterStep
@@ -127,6 +128,8 @@ def _run_once(
             for line in lines:
                 stop.step_ended()
                 on_step(line)
+            if error := read_final_error(signs.folder / FINAL_ERROR_FILE):
+                raise error
             if ended:
                 return process.wait()
             stop.tell()

@@ -11,6 +11,8 @@ from pydantic import Field, model_validator
 
 from rstar2.config import Strict, dotted
 from rstar2.eval.grader.reading_rules import ReadingRule
+from rstar2.judge.schema import Isolation
+from rstar2.judge_check import PACKAGES
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
@@ -203,7 +205,12 @@ class HeldOutSettings(Strict):
 
 
 class JudgeSettings(Strict):
-    """What training does while the judge is unavailable or loses programs."""
+    """What training needs of the judge, and what it does while the judge is unavailable or loses programs."""
+
+    packages: tuple[str, ...] = PACKAGES
+    """Packages that programs must be able to import. Training tries them on the judge before it starts."""
+    isolation: Isolation | None = None
+    """The weakest isolation of the judge's programs with which training starts; if unset, any."""
 
     wait_s: float = Field(600.0, gt=0)
     """Seconds that a tool call waits for its result beyond the program's own time limit; after that it is lost."""

@@ -15,6 +15,7 @@ FOLDER/
   rollouts.json         how far the present step is, see `rstar2.train.records.progress` (RL only)
   alive.json            what the trainer is doing, see there
   stop_after_step       the trainer is to save after the present step and then end, see `rstar2.train.stopping`
+  final_error.json      an error that ended training at once, see `rstar2.train.records.final_error` (RL only)
   alarms.jsonl          the signs of collapse there were, see `rstar2.train.records.alarms` (RL only)
   worker_secrets.json   while the trainer runs: keys and tokens for workers on other nodes, for this user alone
   timing.json           see `rstar2.train.records.timing`
@@ -36,11 +37,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rstar2.data.parquet import stage_rows, write_parquet
+from rstar2.data.parquet import write_parquet
 from rstar2.errors import Failure, UserError
 from rstar2.files import write_json, write_text
 from rstar2.formats.format import Format, save_format
 from rstar2.prompts import ChatCodec, load_codec
+from rstar2.train.answers import readable_rows
 from rstar2.train.command import (
     ROUTER_FILE,
     SFT_KEEP,
@@ -53,6 +55,7 @@ from rstar2.train.command import (
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
 from rstar2.train.records import finished_rollouts
+from rstar2.train.records.final_error import FINAL_ERROR_FILE
 from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, FaultWarner
 from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, with_nan
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
@@ -67,6 +70,7 @@ from rstar2.train.trainer.checkpoints import (
     prune,
     steps_of,
 )
+from rstar2.train.trainer.room import warn_of_room
 
 OnStep = Callable[[int, dict[str, float]], None]
 """Called with the step's number, from 1, and its metrics; one that is not a number is NaN."""
@@ -173,7 +177,7 @@ def write_stage_inputs(
     # The recipe decides on 2G, whatever the data was prepared for.
     given = [("train.parquet", "the training data", rows, recipe.rollout.rollouts, recipe.rollout.prompts)]
     if recipe.held_out.data:
-        held_out = stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
+        held_out, _ = readable_rows(Path(recipe.held_out.data), recipe.held_out.samples)
         given.append(("held_out.parquet", recipe.held_out.data, held_out, recipe.held_out.samples, 1))
     for name, data, problems, rollouts, needed in given:
         problems = fitting(problems, codec, longest)
@@ -250,6 +254,15 @@ def _train(start: Start, on_step: OnStep) -> Path:
     failed: set[int] = set()
     _tend_checkpoints(start, failed)
     trainer_timer = TrainerTimer(start.timer)
+    warned = False
+
+    def warn_of_disk() -> None:
+        """Warn while there is time to make room, once for as long as there is none."""
+        nonlocal warned
+        said = warn_of_room(checkpoints)
+        if said and not warned:
+            start.warn(said)
+        warned = said is not None
 
     def on_line(line: dict[str, Any]) -> None:
         step, data = int(line["step"]), with_nan(line["data"])
@@ -258,11 +271,13 @@ def _train(start: Start, on_step: OnStep) -> Path:
         trainer_timer.on_step(data)
         on_step(step, data)
         _tend_checkpoints(start, failed)
+        if step < start.steps:
+            warn_of_disk()
 
     # A kill while the model was made leaves that alone to be done.
     if last_checkpoint(checkpoints) != checkpoints / f"global_step_{start.steps}":
         _tend_rollouts(start)
-        for of_earlier_start in (PROGRESS_FILE, ACTIVITY_FILE):
+        for of_earlier_start in (PROGRESS_FILE, ACTIVITY_FILE, FINAL_ERROR_FILE):
             (folder / of_earlier_start).unlink(missing_ok=True)
         metrics = Path(start.command.env["VERL_FILE_LOGGER_PATH"])
         with secrets_file(start.command, os.environ):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from rstar2.train.records.progress import (
 )
 from rstar2.train.records.steps import Step, run_steps, sft_losses
 
+SFT = "sft"
+_STAGE = re.compile(rf"stage\d|{SFT}")
+"""The names of the folders of stages."""
 KINDS = ("train", "demo", "sft")
 """Kinds of runs that train."""
 
@@ -90,8 +94,54 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:
     }
 
 
-def snapshot(run: Path) -> Snapshot:
-    """Read a run's folder; a UserError where it is no run that trains."""
+def snapshot(folder: Path) -> Snapshot:
+    """Read the folder of a run, or of a stage in one; a UserError if it belongs to no run that trains.
+
+    Of a stage only its own steps and alarms are told. It is finished once it has its model.
+    """
+    place = _stage_in(folder)
+    if place is None:
+        return _whole_run(folder)
+    run, arm, name = place
+    shown = _whole_run(run, arm)
+    state = "finished" if (folder / "model").is_dir() else shown.state
+    if name == SFT:
+        losses = sft_losses(folder)
+        about: dict[str, Any] = {"phase": "SFT", "step": len(losses), "losses": losses}
+        stage, filtered = None, False
+    else:
+        stage = int(name.removeprefix("stage"))
+        steps = [step for step in shown.steps if step.stage == stage]
+        filtered = shown.phase == f"filter before stage {stage}"
+        phase = shown.phase if filtered else f"stage {stage}"
+        about = {"phase": phase, "step": max((step.stage_step for step in steps), default=0), "steps": steps}
+    return replace(
+        shown,
+        **{"steps": [], "losses": []} | about,
+        run=folder,
+        state=state,
+        of=_steps_of(*load_config(run), stage),
+        samples=shown.samples if filtered else None,
+        rollouts=shown.rollouts if shown.phase == about["phase"] else None,
+        alarms=[alarm for alarm in shown.alarms if alarm["stage"] == stage],
+    )
+
+
+def _stage_in(folder: Path) -> tuple[Path, Path, str] | None:
+    """The run that a stage's folder belongs to, the folder of its arm, and the stage's name; None for any other folder.
+
+    The stages of the demo's second arm are in the run's folder `plain`.
+    """
+    place = folder.resolve()
+    if not place.is_dir() or (place / "config.json").is_file() or not _STAGE.fullmatch(place.name):
+        return None
+    arm = place.parent
+    run = arm.parent if arm.name == "plain" else arm
+    return (run, arm, place.name) if (run / "config.json").is_file() else None
+
+
+def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
+    """A run as it stands; `arm` is the folder whose stages are told, by default that of the arm that comes last."""
     kind, config = load_config(run)
     if kind not in KINDS:
         raise UserError(
@@ -99,7 +149,8 @@ def snapshot(run: Path) -> Snapshot:
         )
     status = load_status(run)
     # The second arm of `rstar2 demo --compare` comes after the first.
-    root = run / "plain" if any((run / "plain").glob("stage*/metrics-*.jsonl")) else run
+    last = run / "plain" if any((run / "plain").glob("stage*/metrics-*.jsonl")) else run
+    root = arm or last
     steps = run_steps(root)
     # Its problems are written before its trainer starts, which takes a minute to its first step.
     begun = (*root.glob("stage[0-9]/train.parquet"), *root.glob("stage[0-9]/metrics-*.jsonl"))

@@ -18,10 +18,11 @@ import pytest
 from support.process_table import running
 from support.waiting import TIMEOUT_S, wait_until
 
-from rstar2.errors import Failure
+from rstar2.errors import Failure, UserError
 from rstar2.train import launch
 from rstar2.train.command import Command
 from rstar2.train.launch import RAY_STARTS, SignsOfLife, run_export, run_trainer
+from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, FaultWarner
 from rstar2.train.trainer.saving import STOP_FILE
 
@@ -329,3 +330,29 @@ def test_a_trainer_dies_with_its_parent(tmp_path: Path) -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait(300)
     wait_until(lambda: not running([child]))
+
+
+LEAVES_AN_ERROR = (
+    "from pathlib import Path\n"
+    "from rstar2.judge.client.http import WrongToken\n"
+    "from rstar2.train.records.final_error import write_final_error\n"
+    "write_final_error(Path({folder!r}), WrongToken('the judge at http://judge refused the token', 'Give it.'))\n"
+)
+
+
+@pytest.mark.parametrize("then", ["import time; time.sleep(3600)", "raise RuntimeError('no rollouts')"])
+def test_an_error_that_a_process_of_the_trainer_leaves_ends_it_at_once(tmp_path: Path, then: str) -> None:
+    """Whether the trainer would go on with failing rollouts for hours, or ends because of them."""
+    signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, 1e6)
+    code = LEAVES_AN_ERROR.format(folder=str(tmp_path)) + then
+    with pytest.raises(UserError, match="the judge at http://judge refused the token") as caught:
+        run_trainer(python(code), tmp_path / "log", signs, print, print)
+    assert caught.value.hint.startswith("Give it.\n")
+    assert "continues from the last checkpoint" in caught.value.hint
+
+
+def test_a_final_error_that_is_torn_is_none(tmp_path: Path) -> None:
+    path = tmp_path / FINAL_ERROR_FILE
+    assert read_final_error(path) is None
+    path.write_text('{"message": "x"')
+    assert read_final_error(path) is None

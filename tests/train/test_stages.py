@@ -111,6 +111,34 @@ def test_problems_whose_prompts_are_too_long_are_counted_before_a_run_is_made(
 
 
 @needs("torch")
+def test_problems_whose_answer_the_grader_cannot_read_are_counted_named_and_left_out(
+    model: Path, tmp_path: Path
+) -> None:
+    golds = ["7", "}{", "8", "???", "9"]
+    why = "it has no letters, digits or mathematical signs"
+    problems = [Problem(str(n), "How many?", gold) for n, gold in enumerate(golds)]
+    data, held_out = tmp_path / "train.parquet", tmp_path / "held.parquet"
+    write_parquet(data, rl_rows(problems, 8, "made"))
+    write_parquet(held_out, rl_rows(problems[:2], 1, "made"))
+    recipe = ["rollout.prompts=3", f"held_out.data={held_out}"]
+    plan = plan_training(stage_recipes([1], None, recipe), model, data, None, JudgeChoice("http://judge"))
+    assert [row["reward_model"]["ground_truth"] for row in plan.rows] == ["7", "8", "9"]
+    assert list(left_out(plan)) == [
+        f"{data}: left out 2 problems whose answer the grader cannot read: row 2: '}}{{' ({why}); row 4: '???' ({why})",
+        f"{held_out}: left out 1 problem whose answer the grader cannot read: row 2: '}}{{' ({why})",
+    ]
+    write_stage_inputs(plan.recipes[1], model, plan.rows, tmp_path / "stage1", ("http://judge", None))
+    assert len(read_rows(tmp_path / "stage1" / "held_out.parquet")) == 1
+    with pytest.raises(
+        UserError,
+        match=r"3 problems with an answer that the grader can read \(2 have none\), but a step needs 4",
+    ):
+        plan_training(
+            stage_recipes([1], None, ["rollout.prompts=4"]), model, data, None, JudgeChoice("http://judge")
+        )
+
+
+@needs("torch")
 def test_a_stage_does_not_begin_with_fewer_prompts_than_a_step_needs(model: Path, tmp_path: Path) -> None:
     rows = read_rows(written(tmp_path / "train.parquet", short=3, long=3))
     recipe = stage_recipe(1, None, ["rollout.prompts=4", "rollout.prompt_tokens=600"])

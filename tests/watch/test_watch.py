@@ -125,6 +125,62 @@ def test_what_the_trainer_does_is_shown_until_rollouts_are_newer(
         assert snapshot(run).activity is None
 
 
+def test_the_folder_of_a_stage_shows_that_stage_alone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recipes = {"1": {"steps": 2}, "2": {"steps": 5}, "3": {"steps": 9}}
+    with open_run(run, "train", {"recipes": recipes}):
+        for step in (1, 2):
+            add_step(run, step)
+        (run / "stage1" / "model").mkdir()
+        alarm = {"step": 2, "sign": "entropy", "text": "entropy fell"}
+        (run / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+        write_json(run / "stage2" / "steps_before.json", 2)
+        line = {"step": 1, "data": {"rstar2/pass_rate": 0.9}}
+        (run / "stage2" / "metrics-1.jsonl").write_text(json.dumps(line) + "\n")
+        write_json(run / "stage2" / "rollouts.json", {"step": 2, "finished": 7, "wanted": 64})
+        first, second = snapshot(run / "stage1"), snapshot(run / "stage2")
+        told = json.loads(rstar2("watch", run / "stage2", "--json").stdout)
+        shown = rstar2("watch", run / "stage1")
+    assert (first.state, first.phase, first.step, first.of) == ("finished", "stage 1", 2, 2)
+    assert (len(first.steps), len(first.alarms), first.rollouts) == (2, 1, None)
+    assert (second.state, second.phase, second.step, second.of) == ("running", "stage 2", 1, 5)
+    assert second.alarms == []
+    assert told["rollouts"] == "step 2, 7 of 64 rollouts finished"
+    assert [(step["step"], step["stage"], step["pass_rate"]) for step in told["steps"]] == [(3, 2, 0.9)]
+    assert (told["run"], told["kind"]) == (str(run / "stage2"), "train")
+    assert (shown.code, "train, finished  stage 1, step 2 of 2" in shown.stdout) == (0, True), shown.stderr
+
+
+def test_a_stage_is_found_by_a_relative_path_and_one_of_no_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_run(tmp_path / "run", "train", CONFIG):
+        add_step(tmp_path / "run", 1)
+        solved = tmp_path / "run" / "stage3" / "solved"
+        write_json(solved / "settings.json", {"data": {"problems": 30}, "settings": {"samples": 8}})
+        filtering = snapshot(tmp_path / "run" / "stage3")
+    assert (filtering.phase, filtering.samples and filtering.samples.wanted) == ("filter before stage 3", 240)
+    monkeypatch.chdir(tmp_path / "run" / "stage1")
+    assert snapshot(Path()).phase == "stage 1"
+    (tmp_path / "stage1").mkdir()
+    with pytest.raises(UserError, match="no run at"):
+        snapshot(tmp_path / "stage1")
+
+
+def test_the_stages_of_both_arms_and_sft_can_be_watched(tmp_path: Path) -> None:
+    run = staged_run(tmp_path / "demo")
+    alarm = {"step": 2, "sign": "entropy", "text": "entropy fell"}
+    (run / "plain" / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+    arms = snapshot(run / "stage1"), snapshot(run / "plain" / "stage1")
+    assert [shown.phase for shown in arms] == ["stage 1", "stage 1"]
+    assert [len(shown.alarms) for shown in arms] == [0, 1]
+    (run / "sft").mkdir(exist_ok=True)
+    line = {"step": 1, "data": {"train/loss": 0.5}}
+    (run / "sft" / "metrics-1.jsonl").write_text(json.dumps(line) + "\n")
+    shown = snapshot(run / "sft")
+    assert (shown.phase, shown.step, shown.losses, shown.steps) == ("SFT", 1, [0.5], [])
+
+
 def test_a_failed_run_says_why_and_a_killed_one_that_it_was(tmp_path: Path) -> None:
     with pytest.raises(Failure), open_run(tmp_path / "run", "train", CONFIG):
         raise Failure("the trainer ended with exit code 1: CUDA out of memory")

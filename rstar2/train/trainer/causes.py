@@ -49,8 +49,15 @@ _KNOWN: tuple[tuple[str, str], ...] = (
         "hardware.tensor_parallel.",
     ),
     (
-        r"No space left on device|Errno 28\]|Disk quota exceeded|Errno 122\]",
+        r"no room for the checkpoint of step \d|No space left on device|Errno 28\]|os error 28\b|Disk quota exceeded|"
+        r"Errno 122\]|os error 122\b|OutOfDiskError|Local disk is full",
         "The disk is full: make room, or keep fewer checkpoints (checkpoint.keep); the same command then continues.",
+    ),
+    (
+        # torch's words for a file that could not be written to its end.
+        r"basic_ios::clear: iostream error|PytorchStreamWriter failed|inline_container\.cc:\d+\] \. unexpected pos",
+        "A checkpoint could not be written, most often because the disk or a quota is full: make room, or keep fewer "
+        "checkpoints (checkpoint.keep); the same command then continues.",
     ),
     (
         r"low on memory|memory pressure|OutOfMemoryError: Task was killed|oom-kill|Cannot allocate memory",

@@ -19,6 +19,8 @@ MAY_CHANGE = frozenset(
         "hardware.hung_after_s",
         "hardware.export_timeout_s",
         "rollout.max_failed_share",
+        "judge.packages",
+        "judge.isolation",
         "judge.wait_s",
         "judge.max_lost_share",
         "judge.stop_after_s",

@@ -21,10 +21,12 @@ from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import sample_seed
 from rstar2.formats.format import read_format
 from rstar2.judge.client import JudgeClient
+from rstar2.judge.client.http import AccessRefused
 from rstar2.prompts import ChatCodec
 from rstar2.toolbox import Toolbox
 from rstar2.trace import ToolCall, Trace
 from rstar2.train.recipe import RewardRule
+from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import may_be_kept, write_failed
 from rstar2.train.reward import reading_rule, text_to_grade
 from rstar2.train.verl.cpu.platform import CPU_ROLLOUT
@@ -205,6 +207,10 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
                     # Training that ends stops its engines before this process: what fails then is no failure.
                     await asyncio.sleep(END_S)
                 write_failed(self._traces, _described(error.trace, kwargs))
+            raise
+        except AccessRefused as error:
+            # Every further call would be lost too.
+            write_final_error(self._traces.parent, error)
             raise
         finally:
             engine.ended(tokens)

@@ -24,8 +24,10 @@ from rstar2.backoff import Backoff
 from rstar2.errors import Failure
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import SyncJudgeClient
-from rstar2.judge.client.http import JudgeError
+from rstar2.judge.client.http import AccessRefused, JudgeError
+from rstar2.judge.schema import RunRequest
 from rstar2.train.recipe import JudgeSettings
+from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import choose, write_step
 from rstar2.train.records.progress import ProgressWriter, RolloutProgress
 from rstar2.train.records.raw_metrics import FailedRollout, failed_tokens, failure_text, raw_metrics
@@ -329,16 +331,19 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         [settings] = json.loads(self._agent_loop.read_text())
         self.fault(f"{why}; training waits for the judge at {settings['judge_url']}")
         begun_at = time.monotonic()
-        with SyncJudgeClient(settings["judge_url"], settings["judge_token"]) as judge:
+        with SyncJudgeClient(settings["judge_url"], settings["judge_token"], JUDGE_POLL_S) as judge:
             while True:
                 away_s = round(time.monotonic() - begun_at, 1)
                 self._progress.write(
                     RolloutProgress(self._step, 0, self._wanted, judge_away_s=away_s, fault=self._fault)
                 )
                 try:
-                    judge.health()
+                    _run_a_program(judge)
                     log.warning("the judge answers; step %d is rolled out again", self._step)
                     return time.monotonic() - begun_at
+                except AccessRefused as error:
+                    write_final_error(self._agent_loop.parent, error)
+                    raise
                 except JudgeError as error:
                     left_s = begun_at + limit_s - time.monotonic()
                     if left_s <= 0:
@@ -456,6 +461,14 @@ class RocReplayBufferAsync(RocReplayBuffer, ReplayBufferAsync):  # type: ignore[
             global_steps, partition_id, eviction_reasons
         )
         return evicted
+
+
+def _run_a_program(judge: SyncJudgeClient) -> None:
+    """Raise a JudgeError unless the judge runs a program: `/health` answers also if no program would get a result."""
+    judge.health()
+    result = judge.run(RunRequest(code="print(1)"))
+    if result.outcome == "lost":
+        raise JudgeError(f"the judge at {judge.url} answers but loses programs: {result.stderr}")
 
 
 def poll_interval(cost_s: float) -> float:

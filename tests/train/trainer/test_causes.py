@@ -40,6 +40,24 @@ def test_the_cause_is_found_behind_the_prefixes_of_ray_and_torch(tmp_path: Path,
         ),
         ("OSError: [Errno 28] No space left on device: 'model_world_size_8_rank_0.pt'", "checkpoint.keep"),
         ("RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos [Errno 28]", "make room"),
+        ("RuntimeError: basic_ios::clear: iostream error", "make room"),
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534", "make room"),
+        (
+            "RuntimeError: PytorchStreamWriter failed writing file data/7: file write failed",
+            "could not be written",
+        ),
+        (
+            "safetensors._safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on "
+            "device (os error 28)",
+            "disk is full",
+        ),
+        ("OSError: [Errno 122] Disk quota exceeded: 'optim_world_size_8_rank_3.pt'", "disk is full"),
+        ("ray.exceptions.OutOfDiskError: Local disk is full", "disk is full"),
+        (
+            "rstar2.errors.Failure: no room for the checkpoint of step 20: it needs 165.1 GiB, but the disk of "
+            "/runs/stage1/checkpoints/global_step_20/actor has 12.0 GiB free. Nothing of it was written",
+            "disk is full",
+        ),
         (
             "A worker died or was killed while executing a task by an unexpected system error: the node was "
             "running low on memory",

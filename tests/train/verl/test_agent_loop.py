@@ -13,8 +13,14 @@ from support.tools import SharedTools
 from support.train.kept_traces import training_traces
 
 from rstar2.agent import Limits, RolloutError
+from rstar2.errors import UserError
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.client.http import WrongToken
+from rstar2.judge.service.start import JudgeHandle
 from rstar2.prompts import ChatCodec
+from rstar2.toolbox import Toolbox
 from rstar2.trace import ToolCall
+from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 
 if TYPE_CHECKING:
     from rstar2.train.verl.agent_loop import RStarAgentLoop
@@ -225,3 +231,31 @@ async def test_a_turn_fails_where_the_engine_still_lives_and_the_session_ends_al
         await made.run({"temperature": 1.0}, **ROW)
     (request,) = made.server_manager.asked
     assert made.server_manager._load_balancer.told == [("failed", request), ("end", request, None)]
+
+
+class CallingServer:
+    """Writes a turn with a call."""
+
+    def __init__(self, codec: ChatCodec) -> None:
+        call = '{"name": "python_code_with_standard_io", "arguments": {"code": "print(1)"}}'
+        text = f"So</reason><tool_call>{call}</tool_call>"
+        self._ids = [*codec.tokenizer.encode(text), codec.end_id]
+
+    async def generate(self, **request: Any) -> SimpleNamespace:
+        return SimpleNamespace(
+            token_ids=self._ids, log_probs=[-1.0] * len(self._ids), extra_fields={"global_steps": 1}
+        )
+
+
+async def test_a_judge_that_refuses_the_token_ends_training_and_loses_no_call(
+    codec: ChatCodec, token_judge: JudgeHandle, tmp_path: Path
+) -> None:
+    rolling = loop(codec, tmp_path / "traces", 1.0)
+    rolling.server_manager = CallingServer(codec)
+    async with JudgeClient(token_judge.url, "another", wait_s=1e6) as client:
+        rolling._tools = Toolbox(client, codec.format)
+        with pytest.raises(WrongToken):
+            await rolling.run({"temperature": 1.0}, **ROW)
+    error = read_final_error(tmp_path / FINAL_ERROR_FILE)
+    assert isinstance(error, UserError)
+    assert error.message == f"the judge at {token_judge.url} refused the token"

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.optional import needs
 
-from rstar2.errors import Failure
-from rstar2.judge.client.http import JudgeError
+from rstar2.errors import Failure, UserError
+from rstar2.judge.client import SyncJudgeClient
+from rstar2.judge.client.http import JudgeError, WrongToken
+from rstar2.judge.schema import RunResult
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.processes import free_port
 from rstar2.trace import ToolCall, Trace, Turn, read_traces
+from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.records.progress import PROGRESS_FILE, read_progress
 from rstar2.train.records.raw_metrics import FailedRollout, raw_metrics
 from rstar2.train.roc import RocSettings, Rollout
@@ -232,6 +235,32 @@ def test_a_judge_that_is_away_pauses_a_step_and_then_ends_the_training(submit: A
     submit("a", group("1x10"))
     with pytest.raises(JudgeError, match=r"rollouts that lost a tool call: 1 .*the last checkpoint is kept"):
         sampler.sample(1, "train", 1)
+
+
+def test_a_judge_that_refuses_the_token_is_not_waited_for(
+    submit: Any, token_judge: JudgeHandle, tmp_path: Path
+) -> None:
+    settings = {"judge_url": token_judge.url, "judge_token": "another"}
+    (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
+    sampler = buffer(tmp_path, judge={"stop_after_s": 1e6}, down_sample_to_n=2)
+    submit("a", group("1x10"))
+    with pytest.raises(WrongToken, match="refused the token"):
+        sampler.sample(1, "train", 1)
+    assert isinstance(read_final_error(tmp_path / FINAL_ERROR_FILE), UserError)
+
+
+def test_a_judge_whose_health_is_good_but_that_loses_programs_is_waited_for(
+    submit: Any, judge: JudgeHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"judge_url": judge.url, "judge_token": judge.token}
+    (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
+    lost = RunResult(id="1", outcome="lost", stderr="its queue is gone")
+    monkeypatch.setattr(SyncJudgeClient, "run", lambda *_: lost)
+    sampler = buffer(tmp_path, judge={"stop_after_s": 0.2}, down_sample_to_n=2)
+    submit("a", group("1x10"))
+    with pytest.raises(JudgeError, match=r"for 0\.2 s") as caught:
+        sampler.sample(1, "train", 1)
+    assert "loses programs: its queue is gone" in str(caught.value.__cause__)
 
 
 def test_a_step_of_which_nothing_can_be_trained_on_is_no_fault_of_the_judge(

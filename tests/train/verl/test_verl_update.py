@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
@@ -14,9 +15,11 @@ import numpy as np
 import pytest
 from support.optional import needs
 from support.scripted_rollouts import Group, Trained, Update, in_trainer
+from support.small_disk import resize, small_disk
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.errors import Failure
 from rstar2.processes import unassigned_ports
 from rstar2.prompts import load_codec
 from rstar2.trace import read_traces
@@ -26,6 +29,8 @@ from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.stages import Start, continue_optimizer
+from rstar2.train.trainer.checkpoints import fault
+from rstar2.train.trainer.room import BESIDE
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400), needs("verl")]
 
@@ -294,3 +299,22 @@ def test_a_kill_while_the_model_is_made_leaves_that_alone_to_be_done(train: Trai
 
 def _equal(one: Any, other: Any) -> bool:
     return bool((one == other).all())
+
+
+def test_a_checkpoint_without_room_is_not_begun_and_the_same_command_continues(
+    train: Train, root: Path
+) -> None:
+    with small_disk(root / "disk", 32 << 20) as disk:
+        stage = disk / "stage1"
+        with pytest.raises(Failure, match="no room for the checkpoint of step 1: it needs") as refused:
+            train(recipe(2), [MIXED], folder=stage)
+        assert "Nothing of it was written" in refused.value.message
+        assert not list(stage.glob("checkpoints/global_step_*"))
+        resize(disk, 256 << 20)
+        train(recipe(2), [MIXED], folder=stage)
+        checkpoint = stage / "checkpoints" / "global_step_1"
+        assert fault(checkpoint) is None
+        # What was said to be needed is what it takes, with the room that is kept for small files.
+        [needed] = re.findall(r"it needs (\d+) MiB", refused.value.message)
+        weights = sum(path.stat().st_size for path in checkpoint.glob("actor/[mo]*.pt"))
+        assert weights / (1 << 20) + BESIDE / (1 << 20) == pytest.approx(float(needed), abs=1.0)
