@@ -134,7 +134,8 @@ class RolloutSettings(Strict):
     tokens: int = Field(8192, ge=1)
     """Token budget of a rollout after its prompt, tool output included."""
     prompt_tokens: int = Field(2048, ge=1)
-    """Limit for a prompt. Problems with a longer one are left out; `train` reports at its start how many."""
+    """Limit for a prompt. Problems with a longer one are left out; `train` reports at its start how many. 2048 is the
+    release's."""
     max_turns: int = Field(10, ge=1)
     """Limit for the model's turns; a rollout whose last turn is a call has no answer."""
     temperature: float = Field(1.0, gt=0)

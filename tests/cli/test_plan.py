@@ -222,6 +222,20 @@ def test_a_training_that_starts_says_it_too(
     assert ("not the model of an earlier stage" in capsys.readouterr().out) == told
 
 
+def test_a_run_of_weeks_is_named_by_the_plan_the_dry_run_and_the_start(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["--model", model, "--profile", "8xh100", "--stage", "1..3"]
+    plan = rstar2("plan", *line).stdout
+    dry_run = rstar2("train", *line, "--data", "d", "--dry-run").stdout
+    recipes = {number: stage_recipe(number, "8xh100", []) for number in (1, 2, 3)}
+    warn_before_start(TrainPlan(recipes, model, model, ours(), [], None, JudgeChoice(), {}, {}), model)
+    for said in (plan, dry_run, capsys.readouterr().out):
+        assert "! the run takes about 2," in said
+        assert "hardware.nodes=8" in said
+    assert "the run takes" not in rstar2("plan", *line, "--set", "hardware.nodes=8").stdout
+
+
 def test_the_demos_dry_run_begins_with_its_plan(model: Path) -> None:
     ran = rstar2("demo", "--dry-run")
     assert ran.exit_code == 0, ran.output

@@ -63,6 +63,15 @@ class ModelShape:
     def parameters(self) -> int:
         return self.layers * self.layer_parameters + self.embedding_parameters
 
+    @property
+    def matmul_parameters(self) -> int:
+        """Parameters that each token is multiplied with: all but an input embedding, which is only looked up."""
+        return self.layers * self.layer_parameters + self.vocab * self.hidden
+
+    def attention_flop(self, context: float) -> float:
+        """Operations of one token's attention to `context` tokens, in one forward pass over all layers."""
+        return 4 * self.layers * self.query_size * context
+
     def kv_bytes(self, bytes_per_value: int, tensor_parallel: int = 1) -> int:
         """KV cache of one token on each GPU of an engine; GPUs beyond the KV heads hold copies."""
         heads = -(-self.kv_heads // tensor_parallel)

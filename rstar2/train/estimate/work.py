@@ -185,9 +185,9 @@ def stage_step(
     mean, prompt = given.rollout_tokens(rollout), given.prompt_tokens(rollout)
     per_token_s, at_once = _token_s(shape, recipe, memory, given)
     generate = rates.generate or at_once / per_token_s / hardware.tensor_parallel
-    # Two forward passes, one backward pass, and where layers are computed again a third forward pass.
-    passes = 10 if hardware.gradient_checkpointing else 8
-    update = rates.update or given.compute_share * gpu_of(hardware).flop_per_s / (passes * shape.parameters)
+    context = Update(kept, mean + prompt).mean_context(recipe.longest)
+    flop = update_flop(shape, context, hardware.gradient_checkpointing, log_probs=True)
+    update = rates.update or given.compute_share * gpu_of(hardware).flop_per_s / flop
     tokens = int(rollouts * mean)
     updated = int(kept * (mean + prompt))
     alone_s = 0.0 if rates.generate else rollout.tokens * per_token_s
@@ -210,6 +210,22 @@ def stage_step(
     )
 
 
+def update_flop(shape: ModelShape, context: float, checkpointing: bool, log_probs: bool) -> float:
+    """Operations for one token of an update.
+
+    Args:
+        context: tokens that it attends to, on average.
+        checkpointing: whether the backward pass computes the layers again.
+        log_probs: whether a forward pass before the update computes log-probabilities.
+    """
+    attention = shape.attention_flop(context)
+    layers = 2 * shape.layers * shape.layer_parameters + attention
+    forward = 2 * shape.matmul_parameters + attention
+    # Flash attention's backward pass computes the scores again: five products where the forward pass has two.
+    backward = 4 * shape.matmul_parameters + 2.5 * attention
+    return (1 + log_probs) * forward + checkpointing * layers + backward
+
+
 def _token_s(
     shape: ModelShape, recipe: StageRecipe, memory: Memory, given: Assumptions
 ) -> tuple[float, float]:
@@ -228,7 +244,8 @@ def _token_s(
         1.0, min(hardware.sequences_in_flight, rollout.prompts * rollout.rollouts / engines, fitting)
     )
     read_s = (memory.engine_weights + at_once * kv) / (given.memory_speed_share * gpu.bytes_per_s)
-    compute_s = 2 * shape.parameters / split * at_once / (given.compute_share * gpu.flop_per_s)
+    flop = 2 * shape.matmul_parameters + shape.attention_flop(context)
+    compute_s = flop / split * at_once / (given.compute_share * gpu.flop_per_s)
     # Launching kernels and sampling take this long whatever the model.
     return max(read_s, compute_s) + 0.004, at_once
 

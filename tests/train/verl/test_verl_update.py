@@ -196,6 +196,21 @@ def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, pl
     assert same(alone, kept, scale=kept.tokens / alone.tokens, tolerance=1e-4)
 
 
+def test_a_step_weighs_its_tokens_or_its_problems_alike(train: Train, plain: Trained) -> None:
+    """Its gradient is a mean of those of its problems alone, by their tokens or by their number."""
+    alone = [train(recipe(1), [[group]]).updates[0] for group in MIXED]
+    assert alone[0].tokens != alone[1].tokens
+    [by_tokens] = plain.updates
+    [by_problems] = train(recipe(2, "algorithm.loss_weights=problems"), [MIXED]).updates
+    for update, weights in ((by_tokens, [each.tokens for each in alone]), (by_problems, [1, 1])):
+        for name, gradient in update.gradient.items():
+            parts = [weight * each.gradient[name] for weight, each in zip(weights, alone, strict=True)]
+            assert gradient.allclose(
+                sum(parts) / sum(weights), rtol=1e-3, atol=1e-4 * float(gradient.abs().max())
+            )
+    assert not same(by_tokens, by_problems, tolerance=0.01)
+
+
 def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:
     fewer = ["rollout.rollouts=20", "roc.down_sample_to_n=10"]
 
