@@ -70,6 +70,12 @@ class Format(Strict):
         return [*opening, {"role": "user", "content": self.user.replace("{problem}", problem)}]
 
     @property
+    def around_problem(self) -> tuple[str, str]:
+        """The text before and after a problem in the user's message."""
+        before, _, rest = self.user.partition("{problem}")
+        return before, rest.rpartition("{problem}")[2]
+
+    @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
         """What the template is given as `tools`; None where it is not to list them."""
         listed = self.system is not None and "{tools}" in self.system
