@@ -11,7 +11,8 @@ from typing import Any
 from rstar2.data.parquet import prepared_file, stage_rows
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
-from rstar2.formats.format import FORMAT_FILE, Format, read_format, save_format
+from rstar2.formats.format import FORMAT_FILE, Format, read_format
+from rstar2.formats.model_folder import write_format
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
 from rstar2.train.conversations import Encoded, encode, read_conversations
@@ -270,11 +271,10 @@ def with_format(model: Path, fmt: Format, folder: Path) -> Path:
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    tokenizer.chat_template = fmt.template
-    tokenizer.save_pretrained(part)
-    save_format(fmt, part)
+    write_format(ChatCodec(tokenizer, fmt), model, part)
     for file in model.iterdir():
-        if file.is_file() and not (part / file.name).exists():
+        # The tokens in the legacy file would replace those of tokenizer_config.json.
+        if file.is_file() and file.name != "special_tokens_map.json" and not (part / file.name).exists():
             (part / file.name).symlink_to(file.resolve())
     part.rename(folder)
     return folder
