@@ -1,6 +1,6 @@
 """A tiny Qwen3 and its tokenizer, made from nothing: the demo's student.
 
-Its folder has the traits of a published base model, so that what fails with one fails here too; docs/architecture.md
+Its folder has the traits of a published base model, so that what fails with one fails here too; docs/fidelity.md
 lists the differences that are left.
 
 What it must learn is to copy: numbers from the problem into code, and tool output into the answer. So digits are tokens
