@@ -30,7 +30,7 @@ def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
     text_end, pad = tokenizer.eos_token, tokenizer.pad_token_id
     tokenizer.chat_template = codec.format.template
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(codec.end_id)
-    if pad in (None, codec.end_id) and text_end != tokenizer.eos_token:
+    if pad in (None, codec.end_id) and text_end not in (None, tokenizer.eos_token):
         # A trainer that ignores padding would otherwise ignore the ends of turns.
         tokenizer.pad_token = text_end
     tokenizer.save_pretrained(folder)
