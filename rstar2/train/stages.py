@@ -41,6 +41,7 @@ from rstar2.data.parquet import write_parquet
 from rstar2.errors import Failure, UserError
 from rstar2.files import write_json, write_text
 from rstar2.formats.format import Format, save_format
+from rstar2.formats.model_folder import write_format
 from rstar2.prompts import ChatCodec, load_codec
 from rstar2.train.answers import readable_rows
 from rstar2.train.command import (
@@ -331,7 +332,7 @@ def _model_of(start: Start, step: int) -> Path:
 
 
 def _export(start: Start, checkpoint: Path, model: Path) -> None:
-    """Make a model of a checkpoint by VERL's merger, with the prompt format of the model it came from."""
+    """Make a model of a checkpoint by VERL's merger, with the format of the model it came from."""
     if model.is_dir():
         return
     begun_at = time.monotonic()
@@ -342,9 +343,7 @@ def _export(start: Start, checkpoint: Path, model: Path) -> None:
     # What workers on other nodes read from files is gone by now, and is of no use here.
     env = {name: value for name, value in start.command.env.items() if name not in _FOR_WORKERS}
     run_export(Command([sys.executable, *words], env), start.log, start.hardware.export_timeout_s)
-    fmt = load_codec(start.base).format
-    save_format(fmt, part)
-    (part / "chat_template.jinja").write_text(fmt.template, encoding="utf-8")
+    write_format(load_codec(start.base), part, part)
     part.rename(model)
     start.timer.timing.export_s += time.monotonic() - begun_at
     start.timer.save()

@@ -12,7 +12,8 @@ from rstar2.addresses import is_loopback
 from rstar2.data.parquet import prepared_file
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
-from rstar2.formats.format import FORMAT_FILE, Format, read_format, save_format
+from rstar2.formats.format import FORMAT_FILE, Format, read_format
+from rstar2.formats.model_folder import write_format
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.schema import ISOLATION_ORDER
 from rstar2.judge_check import check_judge, require
@@ -303,11 +304,10 @@ def with_format(model: Path, fmt: Format, folder: Path) -> Path:
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    tokenizer.chat_template = fmt.template
-    tokenizer.save_pretrained(part)
-    save_format(fmt, part)
+    write_format(ChatCodec(tokenizer, fmt), model, part)
     for file in model.iterdir():
-        if file.is_file() and not (part / file.name).exists():
+        # The tokens in the legacy file would replace those of tokenizer_config.json.
+        if file.is_file() and file.name != "special_tokens_map.json" and not (part / file.name).exists():
             (part / file.name).symlink_to(file.resolve())
     part.rename(folder)
     return folder

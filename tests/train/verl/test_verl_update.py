@@ -251,8 +251,8 @@ def test_a_step_whose_long_rollouts_fail_updates_nothing_and_the_user_is_told_at
     )
     assert "nothing of it was trained on" in made.failure
     assert len(made.faults) == 2
-    for fault in made.faults:
-        assert fault.startswith("step 1: rollouts that failed: 18 (18 x engine: ")
+    for text in made.faults:
+        assert text.startswith("step 1: rollouts that failed: 18 (18 x engine: ")
 
 
 def test_adamw_and_the_warm_up_continue_from_stage_1_to_stage_2(train: Train, tmp_path: Path) -> None:
