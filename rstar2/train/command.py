@@ -16,6 +16,7 @@ from rstar2.config import dotted
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
+from rstar2.train import attention
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.trainer import modes
@@ -151,6 +152,7 @@ def sft_command(
         "data.max_token_len_per_gpu": recipe.update_tokens,
         "model.path": model,
         "model.enable_gradient_checkpointing": hardware.gradient_checkpointing,
+        **attention.verl_keys(hardware.attention, "model"),
         "engine.strategy": "fsdp2",
         "engine.ulysses_sequence_parallel_size": hardware.sequence_parallel,
         "optim.lr": recipe.lr,
@@ -226,6 +228,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{actor}.fsdp_config.param_offload": hardware.offload == "all",
         f"{actor}.fsdp_config.optimizer_offload": hardware.offload != "none",
         "actor_rollout_ref.model.enable_gradient_checkpointing": hardware.gradient_checkpointing,
+        **attention.verl_keys(hardware.attention, "actor_rollout_ref.model"),
         "actor_rollout_ref.nccl_timeout": hardware.nccl_timeout_s,
         f"{actor}.optim.lr": optim.lr,
         f"{actor}.optim.lr_warmup_steps": optim.warmup_steps,

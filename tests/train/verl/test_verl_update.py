@@ -168,6 +168,19 @@ def test_an_update_is_the_same_in_any_number_of_micro_batches(train: Train, plai
     assert update.metrics["actor/entropy"] == pytest.approx(plain.updates[0].metrics["actor/entropy"])
 
 
+def test_an_update_is_the_same_with_and_without_padding(train: Train, plain: Trained) -> None:
+    """The profiles of GPUs pack rollouts into one row, and compute log-probabilities without the logits of a whole."""
+    [update] = train(recipe(2, "hardware.attention=torch"), [MIXED]).updates
+    assert update.tokens == plain.updates[0].tokens
+    assert same(plain.updates[0], update, tolerance=1e-4)
+    assert update.metrics["actor/entropy"] == pytest.approx(
+        plain.updates[0].metrics["actor/entropy"], rel=1e-4
+    )
+    assert update.metrics["actor/grad_norm"] == pytest.approx(
+        plain.updates[0].metrics["actor/grad_norm"], rel=1e-4
+    )
+
+
 def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, plain: Trained) -> None:
     [alone] = plain.updates
     # All right, all wrong, and one wrong of eight, of which selection keeps none.
