@@ -20,7 +20,8 @@ def install_command(extra: str) -> str:
     root = package.parent
     # A wheel carries the tested versions of the two training stacks too.
     lock = next(
-        (file for folder in (package, root) if (file := folder / "constraints" / f"{extra}.txt").is_file()), None
+        (file for folder in (package, root) if (file := folder / "constraints" / f"{extra}.txt").is_file()),
+        None,
     )
     tested = ["-c", str(lock)] if lock else []
     if (root / "pyproject.toml").is_file():

@@ -12,7 +12,7 @@ from rstar2.errors import UserError
 
 Attention = Literal["torch", "flash_attn", "padded"]
 PACKED_ATTENTION = "rstar2_packed"
-"""The name under which transformers finds `rstar2.train.verl.packed_attention`."""
+"""The name under which transformers finds the attention of `rstar2.train.verl.torch_kernels`."""
 _IMPLEMENTATIONS: dict[Attention, str] = {
     "torch": PACKED_ATTENTION,
     "flash_attn": "flash_attention_2",
@@ -21,21 +21,18 @@ _IMPLEMENTATIONS: dict[Attention, str] = {
 
 
 def verl_keys(attention: Attention, model: str) -> dict[str, Any]:
-    """VERL's keys below `model`, the prefix of its model config.
-
-    The package flash-attn also brings the kernel that VERL takes log-probabilities with. Without it VERL loops over
-    single tokens, and keeps the softmax in fp32 for the backward pass. Its fused head needs neither: it computes the
-    logits of some tokens at a time, and again in the backward pass.
-    """
-    keys: dict[str, Any] = {
+    """VERL's keys below `model`, the prefix of its model config."""
+    return {
         f"+{model}.override_config.attn_implementation": _IMPLEMENTATIONS[attention],
         # Without this table VERL writes attn_implementation into the config.json of every model that it saves.
         f"+{model}.override_config.model_config": {},
         f"{model}.use_remove_padding": attention != "padded",
     }
-    if attention == "torch":
-        keys |= {f"{model}.use_fused_kernels": True, f"{model}.fused_kernel_options.impl_backend": "torch"}
-    return keys
+
+
+def verl_modules(attention: Attention) -> tuple[str, ...]:
+    """What every VERL process loads for it."""
+    return ("rstar2.train.verl.torch_kernels",) if attention == "torch" else ()
 
 
 def ignored_keys(verl: dict[str, Any]) -> list[str]:

@@ -36,9 +36,10 @@ _HYDRAS_OWN: dict[str, Any] = {
 ROUTER_FILE = "router.yaml"
 FIRST_METRICS = "metrics-1.jsonl"
 """The metrics file of a trainer's first start."""
+CPU_PLUGIN = "rstar2.train.verl.plugin"
 CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
-    "VERL_USE_EXTERNAL_MODULES": "rstar2.train.verl.plugin",
+    "VERL_USE_EXTERNAL_MODULES": CPU_PLUGIN,
     "OMP_NUM_THREADS": str(min(os.cpu_count() or 1, 4)),
     "OMP_WAIT_POLICY": "PASSIVE",
     # glibc would keep what the thread of a forward pass freed apart from what the thread of the backward pass needs.
@@ -295,12 +296,13 @@ def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_worker_register_timeout_seconds": str(hardware.worker_start_s),
     }
+    kernels = attention.verl_modules(hardware.attention)
     if hardware.device == "cpu":
-        return env | CPU_ENVIRONMENT
+        return env | CPU_ENVIRONMENT | {"VERL_USE_EXTERNAL_MODULES": ",".join((CPU_PLUGIN, *kernels))}
     plain, secret = worker_environment(os.environ)
     env |= plain
     env["RSTAR2_NCCL_TIMEOUT_S"] = str(hardware.nccl_timeout_s)
-    env["VERL_USE_EXTERNAL_MODULES"] = "rstar2.train.verl.worker_setup"
+    env["VERL_USE_EXTERNAL_MODULES"] = ",".join(("rstar2.train.verl.worker_setup", *kernels))
     if secret:
         env["RSTAR2_SECRETS_FILE"] = str(metrics.absolute().with_name(SECRETS_FILE))
     return env

@@ -20,6 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
 SHORT = [
     # Small batches: SFT learns enough for differences in reward from few traces.
     "traces.count=800",
+    # As on GPUs: packed sequences, PyTorch's attention of each, and the fused head.
+    "sft.hardware.attention=torch",
+    "stage2.hardware.attention=torch",
     "sft.batch=4",
     "sft.lr=2e-3",
     "problems.train=32",
@@ -76,6 +79,12 @@ def test_every_stage_leaves_a_model_a_checkpoint_and_traces(demo: tuple[Path, di
         assert [trace.step for trace in traces] == [1] * 10
         assert all(trace.problem and trace.gold and trace.turns for trace in traces)
     assert [adam_steps(run / stage) for stage in STAGES] == [1, 2, 1], "only stage 2 continues the optimizer"
+
+
+def test_no_model_asks_for_the_attention_that_it_was_trained_with(demo: tuple[Path, dict[str, Any]]) -> None:
+    run, _ = demo
+    for folder in ("sft", *STAGES):
+        assert "attn_implementation" not in (run / folder / "model" / "config.json").read_text()
 
 
 def test_stages_1_and_2_update_by_differences_in_reward(demo: tuple[Path, dict[str, Any]]) -> None:

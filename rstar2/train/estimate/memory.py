@@ -30,12 +30,6 @@ PREFILL_TOKENS = 8192
 CPU_LOGITS = 6
 """Copies of the logits on a CPU, at their most: as the model makes them and without padding, and what the loss and its
 gradients take beside. On a GPU flash-attn's loss writes the gradient over the logits, which have no padding."""
-HEAD_TOKENS = 512
-"""VERL's default of how many tokens its fused head, which `hardware.attention` = "torch" uses, takes at a time."""
-HEAD_UPDATE, HEAD_LOG_PROBS = 16, 12
-"""Bytes of one of these logits, in the backward pass and where only log-probabilities are computed."""
-HEAD_GRADIENTS = 2
-"""Copies of the head's gradient while chunks are added up, beside the one that is sharded in the end."""
 CPU_LIBRARIES = GIB // 2
 """Python and what a trainer's process imports, on a CPU."""
 CPU_FRAGMENTED = 0.27
@@ -98,7 +92,7 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Me
     hardware = recipe.hardware
     on_gpu = hardware.device == "cuda"
     # The engine's probabilities are divided by the temperature, in a copy of all logits.
-    logits = _logits(hardware, 1 if recipe.rollout.temperature == 1.0 else 2)
+    logits = (1 if recipe.rollout.temperature == 1.0 else 2) if on_gpu else CPU_LOGITS
     rollouts = recipe.rollout.prompts * recipe.selection.down_sample_to_n
     limits = recipe.update_tokens, recipe.log_prob_tokens
 
@@ -150,7 +144,7 @@ def sft_memory(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> M
             their full length.
     """
     hardware, rows, longest = recipe.hardware, recipe.micro_batch_rows, recipe.max_tokens
-    logits = _logits(hardware, 1)
+    logits = 1 if hardware.device == "cuda" else CPU_LOGITS
 
     def with_tokens(tokens: int) -> Memory:
         return _update(shape, hardware, tokens, logits, 0, sends_weights=False)
@@ -202,16 +196,10 @@ def _update(
     weights, optimizer = (each * shape.parameters // ranks for each in (MASTER, MOMENTS))
     fragmented = 0.0 if on_gpu else CPU_FRAGMENTED
     activations = tokens * activation_bytes(shape, width, logits, hardware.gradient_checkpointing, fragmented)
-    log_probs = log_prob_tokens * width * (4 * shape.hidden + 3 * shape.intermediate)
-    if logits:
-        # The entropy takes the softmax, and its product with the logits.
-        log_probs += log_prob_tokens * 3 * width * shape.vocab
-    else:
-        chunk = HEAD_TOKENS * shape.vocab
-        gradients = HEAD_GRADIENTS * width * shape.vocab * shape.hidden
-        kept = tokens * kept_bytes(shape, width, hardware.gradient_checkpointing)
-        activations = max(activations, kept + HEAD_UPDATE * chunk + gradients)
-        log_probs += HEAD_LOG_PROBS * chunk
+    # The entropy takes the softmax, and its product with the logits.
+    log_probs = log_prob_tokens * (
+        3 * width * shape.vocab + width * (4 * shape.hidden + 3 * shape.intermediate)
+    )
     # This layer and the next, the embedding throughout; gradients of the largest of these before they are sharded.
     parameters = shape.embedding_parameters + 2 * shape.layer_parameters
     largest = max(shape.vocab * shape.hidden, shape.layer_parameters)
@@ -236,18 +224,6 @@ def _update(
     )
 
 
-def _logits(hardware: Hardware, copies: int) -> int:
-    """Copies of a micro-batch's logits at the moment of the loss, of which a GPU takes `copies` with flash-attn."""
-    if hardware.device == "cpu":
-        return CPU_LOGITS
-    return 0 if hardware.attention == "torch" else copies
-
-
-def kept_bytes(shape: ModelShape, width: int, checkpointing: bool) -> int:
-    """Bytes per token that the layers keep for the backward pass."""
-    return width * shape.layers * shape.hidden if checkpointing else layer_bytes(shape, width) * shape.layers
-
-
 def activation_bytes(
     shape: ModelShape, width: int, logits: int, checkpointing: bool, fragmented: float = 0.0
 ) -> int:
@@ -255,13 +231,14 @@ def activation_bytes(
 
     Args:
         width: bytes of a value, 2 for bf16; norms compute in fp32 and keep that too.
-        logits: copies of the logits at the moment of the loss; 0 if they are computed in chunks.
+        logits: copies of the logits at the moment of the loss.
         checkpointing: whether only each layer's input is kept.
         fragmented: free blocks in the backward pass, as a share of what is used. At the loss nothing was freed yet.
     """
+    inputs = width * shape.layers * shape.hidden
     ends = (8 if width == 2 else 12) * shape.hidden + 2 * width * shape.head_dim
     layer = layer_bytes(shape, width)
-    kept = kept_bytes(shape, width, checkpointing)
+    kept = inputs if checkpointing else layer * shape.layers
     at_loss = kept + ends + width * shape.hidden + logits * width * shape.vocab
     at_work = (2 * shape.hidden if width == 2 else 0) + 2 * width * (shape.intermediate + shape.head_dim)
     in_layer = kept + (layer if checkpointing else 0) + at_work

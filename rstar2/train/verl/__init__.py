@@ -1,5 +1,6 @@
 """Everything that imports VERL or Ray: extensions through the hooks of VERL 0.9.1; none of its code is copied.
 
+- `torch_kernels`: loaded likewise if `hardware.attention` is "torch"; what stands in for flash-attn.
 - `plugin`: loaded into every VERL process by VERL_USE_EXTERNAL_MODULES; what makes VERL train on a CPU.
 - `cpu`: the platform, training engine and rollout backend that it registers, and the engine's micro-batches.
 - `agent_loop`: our agent loop, judge and grader behind VERL's agent-loop hook.

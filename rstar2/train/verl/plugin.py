@@ -18,7 +18,7 @@ from verl.utils import distributed, torch_functional
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from rstar2.train.verl import packed_attention, rendezvous  # noqa: F401  (have their effect when imported)
+from rstar2.train.verl import rendezvous  # noqa: F401  (has its effect when it is imported)
 from rstar2.train.verl.cpu import platform
 from rstar2.train.verl.output import trackers  # noqa: F401  (has its effect when it is imported)
 

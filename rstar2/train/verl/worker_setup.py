@@ -15,7 +15,7 @@ from pathlib import Path
 from torch.distributed import distributed_c10d
 from verl.utils import distributed
 
-from rstar2.train.verl import packed_attention, rendezvous  # noqa: F401  (have their effect when imported)
+from rstar2.train.verl import rendezvous  # noqa: F401  (has its effect when it is imported)
 from rstar2.train.verl.output import trackers  # noqa: F401  (has its effect when it is imported)
 
 NCCL_TIMEOUT = "RSTAR2_NCCL_TIMEOUT_S"

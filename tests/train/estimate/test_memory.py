@@ -12,10 +12,6 @@ from rstar2.train.estimate.gpus import GIB
 from rstar2.train.estimate.memory import (
     CPU_FRAGMENTED,
     CPU_LOGITS,
-    HEAD_GRADIENTS,
-    HEAD_LOG_PROBS,
-    HEAD_TOKENS,
-    HEAD_UPDATE,
     Memory,
     Update,
     activation_bytes,
@@ -306,34 +302,6 @@ def test_what_a_cpu_takes_for_a_small_model_is_within_a_tenth(
         shape_of({**config, "num_hidden_layers": 3}, ""), 4, CPU_LOGITS, checkpointing
     )
     assert planned == pytest.approx(counted, rel=0.1)
-
-
-@pytest.mark.slow
-@needs("verl")
-@pytest.mark.parametrize("name", ["Qwen3-0.6B", "Qwen3-14B"])
-def test_the_fused_head_takes_what_is_planned_for_its_chunks(name: str) -> None:
-    """On the meta device, in bf16, as VERL calls it: `HEAD_UPDATE`, `HEAD_LOG_PROBS` and `HEAD_GRADIENTS`."""
-    import torch
-    from support.train.tensor_memory import TensorMemory
-    from verl.utils.experimental.torch_functional import FusedLinearForPPO
-
-    model, tokens = shape(name), 16_384
-    head = FusedLinearForPPO(impl_backend="torch")
-    with torch.device("meta"):
-        hidden = torch.zeros(1, tokens, model.hidden, dtype=torch.bfloat16, requires_grad=True)
-        weights = torch.zeros(model.vocab, model.hidden, dtype=torch.bfloat16, requires_grad=True)
-        ids = torch.zeros(1, tokens, dtype=torch.long)
-        hidden.grad, weights.grad = torch.zeros_like(hidden), torch.zeros_like(weights)
-    given = (hidden, weights, ids, hidden.grad, weights.grad)
-    with TensorMemory(*given) as update:
-        head(hidden, weights, ids, 1.0)[0].sum().backward()
-    with torch.no_grad(), TensorMemory(*given) as log_probs:
-        head(hidden, weights, ids, 1.0)
-    assert head.chunk_size == HEAD_TOKENS
-    chunk, of_weights = HEAD_TOKENS * model.vocab, 2 * model.vocab * model.hidden
-    planned = HEAD_UPDATE * chunk + (HEAD_GRADIENTS + 1) * of_weights + 2 * tokens * model.hidden
-    assert planned == pytest.approx(update.peak, rel=0.1)
-    assert HEAD_LOG_PROBS * chunk == pytest.approx(log_probs.peak, rel=0.1)
 
 
 @pytest.mark.slow
