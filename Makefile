@@ -6,6 +6,8 @@
 #              where that cannot be, say why in a line
 # make test-gpu-stack  install what GPUs train with in .venv-gpu-stack (11 GB), and run the tests of it that need no GPU
 # make lock    choose the versions in constraints/ anew where dependencies changed; with UPGRADE=--upgrade, the newest
+# make test-trackers  set up, install MLflow, trackio, Weave, SwanLab and ClearML in .venv-trackers over .venv, and run
+#              the tests of what VERL's metrics and our traces become there
 # make stress  set up, then run the tests of make test on a machine that is busy with other programs
 # make stress-long  the same with those of make test-long
 # make check   set up, then lint, formatting, types and import rules
@@ -22,7 +24,7 @@ GPU_STACK := .venv-gpu-stack
 LOCK := build/lock
 UPGRADE :=
 
-.PHONY: demo test test-long quick test-vllm test-gpu-stack lock stress stress-long chromium smollm2 check docs clean
+.PHONY: demo test test-long quick test-vllm test-gpu-stack test-trackers lock stress stress-long chromium smollm2 check docs clean
 
 $(STAMP): pyproject.toml constraints/laptop.txt
 	$(PYTHON) -m venv $(VENV)
@@ -57,8 +59,8 @@ $(GPU_STACK)/.installed: pyproject.toml constraints/gpu.txt
 test-gpu-stack: $(GPU_STACK)/.installed
 	$(GPU_STACK)/bin/python -m pip check
 	$(GPU_STACK)/bin/python -m pytest --numprocesses 0 tests/train/test_attention.py tests/train/test_command.py \
-	  tests/train/test_profiles.py tests/train/estimate/test_memory.py tests/train/verl/test_contract.py \
-	  tests/train/verl/test_workers.py tests/train/verl/test_verl_update.py
+	  tests/train/test_profiles.py tests/train/verl/test_contract.py \
+	  tests/train/verl/test_workers.py tests/train/verl/test_verl_update.py tests/demo/test_short_demo.py
 
 # For every system and Python at once, and without the addresses of package indexes, so that plain pip reads them.
 lock:
@@ -69,6 +71,13 @@ lock:
 	    --custom-compile-command "make lock" --extra $$stack --extra dev --extra docs \
 	    --output-file constraints/$$stack.txt pyproject.toml || exit 1; \
 	done
+
+# The packages see what .venv has, and change nothing there.
+test-trackers: $(STAMP)
+	$(PYTHON) -m venv .venv-trackers
+	ls -d $(abspath $(VENV))/lib/python3*/site-packages > $$(ls -d .venv-trackers/lib/python3*/site-packages)/over.pth
+	.venv-trackers/bin/python -m pip install --quiet mlflow trackio weave swanlab clearml tensorboard
+	.venv-trackers/bin/python -m pytest --numprocesses 2 tests/train/trainer/test_tracker_backends.py
 
 stress: $(STAMP) chromium
 	$(BIN)/python tests/support/busy_neighbours.py $(PYTEST) -m "not long"
@@ -104,4 +113,4 @@ docs: $(VENV)/.docs-installed
 	@echo "build/docs/index.html"
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(GPU_STACK) .venv-trackers build .pytest_cache .mypy_cache .ruff_cache .hypothesis
