@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
 SHORT = [
     # Small batches: SFT learns enough for differences in reward from few traces.
     "traces.count=800",
-    # As on GPUs: packed sequences, PyTorch's attention of each, and the fused head.
+    # As on GPUs: packed sequences, and what stands in for flash-attn.
     "sft.hardware.attention=torch",
     "stage2.hardware.attention=torch",
     "sft.batch=4",

@@ -1,10 +1,10 @@
-"""How the trainer computes attention: what VERL is told, what must be installed, and that the numbers are right."""
+"""How the trainer computes attention: what VERL is told, what it loads, and what must be installed."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from support.optional import needs
@@ -12,7 +12,7 @@ from support.train.verl_config import composed
 
 from rstar2.errors import UserError
 from rstar2.train import attention
-from rstar2.train.attention import check_attention
+from rstar2.train.attention import Attention, check_attention
 from rstar2.train.command import sft_command, stage_command
 from rstar2.train.recipe_files import sft_recipe, stage_recipe
 
@@ -20,7 +20,6 @@ SIZE = {
     "vocab_size": 101, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16,
 }  # fmt: skip
-LENGTHS = (5, 1, 40, 17)
 
 
 def told_to_verl(profile: str, *changes: str) -> list[Any]:
@@ -38,21 +37,33 @@ def told_to_verl(profile: str, *changes: str) -> list[Any]:
 @pytest.mark.slow
 @needs("verl")
 @pytest.mark.parametrize(
-    ("profile", "changes", "implementation", "packed", "fused"),
+    ("profile", "changes", "implementation", "packed"),
     [
-        ("8xh100", [], "rstar2_packed", True, True),
-        ("8xh100", ["hardware.attention=flash_attn"], "flash_attention_2", True, False),
-        ("laptop", [], "sdpa", False, False),
+        ("8xh100", [], "rstar2_packed", True),
+        ("8xh100", ["hardware.attention=flash_attn"], "flash_attention_2", True),
+        ("laptop", [], "sdpa", False),
     ],
 )
 def test_verl_is_told_which_attention_to_use(
-    profile: str, changes: list[str], implementation: str, packed: bool, fused: bool
+    profile: str, changes: list[str], implementation: str, packed: bool
 ) -> None:
     for model in told_to_verl(profile, *changes):
         assert model.override_config == {"attn_implementation": implementation, "model_config": {}}
         assert model.use_remove_padding is packed
-        assert model.use_fused_kernels is fused
-        assert not fused or model.fused_kernel_options.impl_backend == "torch"
+        assert not model.use_fused_kernels, "fails with FSDP2 on models whose embeddings are not tied"
+
+
+@pytest.mark.parametrize("attention", get_args(Attention))
+@pytest.mark.parametrize("profile", ["8xh100", "laptop"])
+def test_only_the_default_loads_kernels_of_ours_into_every_process(profile: str, attention: str) -> None:
+    here, changes = Path("folder"), [f"hardware.attention={attention}"]
+    for command in (
+        stage_command(stage_recipe(1, profile, changes), here, here),
+        sft_command(sft_recipe(profile, changes), here, here, here),
+    ):
+        own, *kernels = command.env["VERL_USE_EXTERNAL_MODULES"].split(",")
+        assert own == f"rstar2.train.verl.{'plugin' if profile == 'laptop' else 'worker_setup'}"
+        assert kernels == (["rstar2.train.verl.torch_kernels"] if attention == "torch" else [])
 
 
 @pytest.mark.slow
@@ -111,58 +122,3 @@ def test_what_a_recipes_attention_needs_is_missed_before_anything_starts(
     check_attention("padded", tmp_path)
     with pytest.raises(UserError, match="attends to 4096 tokens back"):
         check_attention("torch", tmp_path)
-
-
-@pytest.mark.slow
-@needs("verl")
-@pytest.mark.parametrize("kind", ["qwen3", "qwen2"])
-@pytest.mark.parametrize("name", ["rstar2_packed", "sdpa"])
-def test_packed_sequences_do_not_see_each_other(kind: str, name: str) -> None:
-    """Logits and gradients of sequences in one row are those of each sequence alone; with sdpa by a mask of the row.
-
-    One row that is read as a single sequence shows that the comparison can fail.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from rstar2.train.verl import packed_attention  # noqa: F401  (registers itself)
-
-    torch.manual_seed(0)
-    alone = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZE), attn_implementation="eager")
-    packed = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZE), attn_implementation=name)
-    packed.load_state_dict(alone.state_dict())
-    sequences = [torch.randint(0, SIZE["vocab_size"], (1, length)) for length in LENGTHS]
-    row = torch.cat(sequences, 1)
-    places = torch.cat([torch.arange(length)[None] for length in LENGTHS], 1)
-
-    expected = torch.cat([alone(ids).logits for ids in sequences], 1)
-    found = packed(input_ids=row, position_ids=places, attention_mask=None, use_cache=False).logits
-    weights = torch.randn_like(expected)
-    for logits in (expected, found):
-        (logits * weights).sum().backward()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    gradients = {key: parameter.grad for key, parameter in packed.named_parameters()}
-    for key, parameter in alone.named_parameters():
-        torch.testing.assert_close(gradients[key], parameter.grad, rtol=1e-3, atol=1e-4)
-    assert (packed(input_ids=row, use_cache=False, position_ids=torch.arange(row.shape[1])[None]).logits
-            - expected).abs().max() > 0.1  # fmt: skip
-
-
-@pytest.mark.slow
-@needs("verl")
-def test_packed_attention_refuses_what_it_would_get_wrong() -> None:
-    import torch
-
-    from rstar2.train.verl.packed_attention import packed_attention
-
-    def attend(rows: int = 1, mask: Any = None, **more: Any) -> Any:
-        heads = torch.zeros(rows, 2, 4, 8)
-        places = torch.arange(4).repeat(rows, 1)
-        return packed_attention(torch.nn.Module(), heads, heads, heads, mask, position_ids=places, **more)
-
-    assert attend()[0].shape == (1, 4, 2, 8)
-    for wrong in ({"rows": 2}, {"mask": torch.ones(1, 4)}):
-        with pytest.raises(ValueError, match="one row of packed sequences"):
-            attend(**wrong)
-    with pytest.raises(ValueError, match="not to 2 tokens"):
-        attend(sliding_window=2)

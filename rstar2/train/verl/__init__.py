@@ -1,7 +1,7 @@
 """Everything that imports VERL or Ray: extensions through the hooks of VERL 0.9.1; none of its code is copied.
 
-- `torch_kernels`: loaded likewise if `hardware.attention` is "torch"; what stands in for flash-attn.
 - `plugin`: loaded into every VERL process by VERL_USE_EXTERNAL_MODULES; what makes VERL train on a CPU.
+- `torch_kernels`: loaded likewise if `hardware.attention` is "torch"; what stands in for flash-attn.
 - `cpu`: the platform, training engine and rollout backend that it registers, and the engine's micro-batches.
 - `agent_loop`: our agent loop, judge and grader behind VERL's agent-loop hook.
 - `sampler`: RoC behind VERL's custom-sampler hook.
@@ -11,5 +11,6 @@
 Private touch points, held by tests/train/verl/test_contract.py: `initialize_global_process_group` and `..._ray` of
 `verl.utils.distributed`, `verl.workers.rollout.base._ROLLOUT_REGISTRY`, `ReplayBuffer._materialize_batch`,
 `prepare_micro_batches` of the FSDP engine, `RayWorkerGroup.__init__` and its `master_port_range`,
-`SYNTHETIC_PADDING_SEQ_LEN` of `verl.trainer.ppo.padding_utils`.
+`SYNTHETIC_PADDING_SEQ_LEN` of `verl.trainer.ppo.padding_utils`, `cross_entropy_loss` of
+`verl.utils.torch_functional`.
 """

@@ -1,4 +1,4 @@
-"""What VERL takes from flash-attn, by PyTorch alone: attention of packed sequences, and the loss over large vocabularies.
+"""What VERL takes from flash-attn, by PyTorch alone: attention of packed sequences, and the loss of each token.
 
 Loaded into every VERL process if `hardware.attention` is "torch".
 

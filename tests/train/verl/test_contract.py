@@ -58,6 +58,16 @@ def test_micro_batches_and_empty_rollouts_are_made_where_they_can_be_replaced() 
     assert "SYNTHETIC_PADDING_SEQ_LEN - 1" in made
 
 
+def test_flash_attns_loss_is_called_by_a_name_that_can_be_replaced() -> None:
+    from verl.utils import torch_functional
+
+    chosen = inspect.getsource(torch_functional.logprobs_from_logits)
+    assert "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE" in chosen
+    called = inspect.getsource(torch_functional.logprobs_from_logits_flash_attn)
+    assert "cross_entropy_loss(logits, labels, inplace_backward=inplace_backward)" in called
+    assert "return -output[0]" in called
+
+
 def test_sft_counts_conversations_where_it_is_told_to() -> None:
     assert composed("sft_trainer_engine", []).data.micro_batch_size_per_gpu == VERL_MICRO_BATCH
 
