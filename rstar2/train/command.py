@@ -16,6 +16,7 @@ from rstar2.config import dotted
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
+from rstar2.train import attention
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.trainer import modes
@@ -36,9 +37,10 @@ _HYDRAS_OWN: dict[str, Any] = {
 ROUTER_FILE = "router.yaml"
 FIRST_METRICS = "metrics-1.jsonl"
 """The metrics file of a trainer's first start."""
+CPU_PLUGIN = "rstar2.train.verl.plugin"
 CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
-    "VERL_USE_EXTERNAL_MODULES": "rstar2.train.verl.plugin",
+    "VERL_USE_EXTERNAL_MODULES": CPU_PLUGIN,
     "OMP_NUM_THREADS": str(min(os.cpu_count() or 1, 4)),
     "OMP_WAIT_POLICY": "PASSIVE",
     # glibc would keep what the thread of a forward pass freed apart from what the thread of the backward pass needs.
@@ -153,6 +155,7 @@ def sft_command(
         "data.max_token_len_per_gpu": recipe.update_tokens,
         "model.path": model,
         "model.enable_gradient_checkpointing": hardware.gradient_checkpointing,
+        **attention.verl_keys(hardware.attention, "model"),
         "engine.strategy": "fsdp2",
         "engine.ulysses_sequence_parallel_size": hardware.sequence_parallel,
         "optim.lr": recipe.lr,
@@ -229,6 +232,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{actor}.fsdp_config.param_offload": hardware.offload == "all",
         f"{actor}.fsdp_config.optimizer_offload": hardware.offload != "none",
         "actor_rollout_ref.model.enable_gradient_checkpointing": hardware.gradient_checkpointing,
+        **attention.verl_keys(hardware.attention, "actor_rollout_ref.model"),
         "actor_rollout_ref.nccl_timeout": hardware.nccl_timeout_s,
         f"{actor}.optim.lr": optim.lr,
         f"{actor}.optim.lr_warmup_steps": optim.warmup_steps,
@@ -305,12 +309,13 @@ def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_worker_register_timeout_seconds": str(hardware.worker_start_s),
     }
+    kernels = attention.verl_modules(hardware.attention)
     if hardware.device == "cpu":
-        return env | CPU_ENVIRONMENT
+        return env | CPU_ENVIRONMENT | {"VERL_USE_EXTERNAL_MODULES": ",".join((CPU_PLUGIN, *kernels))}
     plain, secret = worker_environment(os.environ)
     env |= plain
     env["RSTAR2_NCCL_TIMEOUT_S"] = str(hardware.nccl_timeout_s)
-    env["VERL_USE_EXTERNAL_MODULES"] = "rstar2.train.verl.worker_setup"
+    env["VERL_USE_EXTERNAL_MODULES"] = ",".join(("rstar2.train.verl.worker_setup", *kernels))
     if secret:
         env["RSTAR2_SECRETS_FILE"] = str(metrics.absolute().with_name(SECRETS_FILE))
     return env

@@ -14,6 +14,7 @@ from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.judge.schema import Isolation
 from rstar2.judge_check import PACKAGES
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
+from rstar2.train.attention import Attention, ignored_keys
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
 from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
@@ -42,7 +43,12 @@ class Hardware(Strict):
     tensor_parallel: int = Field(1, ge=1)
     """Number of GPUs that a rollout engine spans."""
     sequence_parallel: int = Field(1, ge=1)
-    """Number of GPUs over which the update splits the tokens of a micro-batch (Ulysses)."""
+    """Number of GPUs over which the update splits the tokens of a micro-batch (Ulysses). Above 1 it needs `attention` =
+    "flash_attn"."""
+    attention: Attention = "torch"
+    """How the trainer computes attention. torch: PyTorch's own kernels, one sequence after another without padding;
+    nothing is to be installed. flash_attn: the package flash-attn. padded: PyTorch's kernels over rows that are padded
+    to the longest, for a CPU."""
     engine_memory_share: float = Field(0.85, gt=0, lt=1)
     """Share of each GPU's memory that a rollout engine takes while it is awake, for weights, KV cache and all else."""
     sequences_in_flight: int = Field(64, ge=1)
@@ -102,6 +108,11 @@ class Hardware(Strict):
             raise ValueError(
                 f"{self._named_ranks} cannot be split into groups of hardware.sequence_parallel = "
                 f"{self.sequence_parallel}"
+            )
+        if self.sequence_parallel > 1 and self.attention != "flash_attn":
+            raise ValueError(
+                f"hardware.sequence_parallel = {self.sequence_parallel} splits sequences where flash-attn is called, "
+                f'but hardware.attention = "{self.attention}": set it to "flash_attn", and install the package'
             )
         return self
 
@@ -223,6 +234,12 @@ class JudgeSettings(Strict):
     is kept. It ends too if a judge that answers spoils a step ten times in a row."""
 
 
+def _check_model_config(verl: dict[str, Any]) -> None:
+    for key in ignored_keys(verl):
+        written = key.replace("override_config.", "override_config.model_config.")
+        raise ValueError(f"verl.{key} would not be read: write it as verl.{written}")
+
+
 class StageRecipe(Strict):
     """One RL stage (arXiv 2508.20722, table of stages)."""
 
@@ -335,6 +352,11 @@ class StageRecipe(Strict):
         return self.hardware.log_prob_tokens or self.update_tokens
 
     @model_validator(mode="after")
+    def _verl_reads_its_keys(self) -> StageRecipe:
+        _check_model_config(self.verl)
+        return self
+
+    @model_validator(mode="after")
     def _rollouts_fit(self) -> StageRecipe:
         """VERL ends in the first update where a rollout is longer than a micro-batch."""
         for key in ("update_tokens", "log_prob_tokens"):
@@ -433,6 +455,11 @@ class SftRecipe(Strict):
         if keys.get("data.use_dynamic_bsz", True):
             return None
         return int(keys.get("data.micro_batch_size_per_gpu", VERL_MICRO_BATCH))
+
+    @model_validator(mode="after")
+    def _verl_reads_its_keys(self) -> SftRecipe:
+        _check_model_config(self.verl)
+        return self
 
     @model_validator(mode="after")
     def _conversations_fit(self) -> SftRecipe:

@@ -19,6 +19,7 @@ from rstar2.judge.schema import ISOLATION_ORDER
 from rstar2.judge_check import check_judge, require
 from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
 from rstar2.train.answers import UnreadableAnswer, readable_rows
+from rstar2.train.attention import check_attention
 from rstar2.train.conversations import Encoded, encode, read_conversations
 from rstar2.train.filter.unsolved import check_counted, counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
@@ -110,6 +111,8 @@ def plan_training(
     leave out, the data is too small, also without prompts that are too long, or no judge can be started.
     """
     check_model(model)
+    for recipe in recipes.values():
+        check_attention(recipe.hardware.attention, model)
     fmt = check_start(recipes, model)
     data = prepared_file(data)
     rows, held_out, unreadable = check_data(recipes, data, solved)
@@ -216,6 +219,7 @@ def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
 def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     """Check what can be checked before SFT; a UserError where model, format or data cannot be used, or are too few."""
     check_model(model)
+    check_attention(recipe.hardware.attention, model)
     check_trackers(recipe.trackers, sft=True)
     codec = taught_codec(recipe.format, model)
     data = prepared_file(data)

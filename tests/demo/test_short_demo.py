@@ -22,6 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
 SHORT = [
     # Small batches: SFT learns enough for differences in reward from few traces.
     "traces.count=800",
+    # As on GPUs: packed sequences, and what stands in for flash-attn.
+    "sft.hardware.attention=torch",
+    "stage2.hardware.attention=torch",
     "sft.batch=4",
     "sft.lr=2e-3",
     "problems.train=32",
@@ -95,6 +98,12 @@ def test_every_model_ends_its_text_at_the_end_of_a_turn_unlike_the_one_it_was_ma
         assert generation["eos_token_id"] == [codec.end_id, start["eos_token_id"]]
         assert "max_new_tokens" in start
         assert "max_new_tokens" not in generation
+
+
+def test_no_model_asks_for_the_attention_that_it_was_trained_with(demo: tuple[Path, dict[str, Any]]) -> None:
+    run, _ = demo
+    for folder in ("sft", *STAGES):
+        assert "attn_implementation" not in (run / folder / "model" / "config.json").read_text()
 
 
 def test_stages_1_and_2_update_by_differences_in_reward(demo: tuple[Path, dict[str, Any]]) -> None:

@@ -16,6 +16,7 @@ from rstar2.train.recipe_files import read_recipe, sft_recipe, stage_recipe
 
 PROFILES = ("laptop", "1xh200", "8xh100", "64xh100", "64xmi300x")
 RECIPES = [(1, "paper"), (2, "paper"), (3, "paper"), (1, "release"), (1, "7b-8xh100")]
+FLASH = "hardware.attention=flash_attn"
 NAMED = {
     *("nodes", "gpus_per_node", "tensor_parallel", "sequence_parallel", "engine_memory_share"),
     *("sequences_in_flight", "update_tokens", "log_prob_tokens", "offload", "gradient_checkpointing"),
@@ -119,7 +120,7 @@ def test_a_rollout_that_fits_no_micro_batch_is_refused_at_once() -> None:
         "hardware.update_tokens = 16384 times hardware.sequence_parallel = 1 is less than the longest rollout"
     )
     assert said in refused.value.message
-    longer = ["rollout.tokens=30000", "hardware.update_tokens=16384", "hardware.sequence_parallel=2"]
+    longer = ["rollout.tokens=30000", "hardware.update_tokens=16384", "hardware.sequence_parallel=2", FLASH]
     assert stage_recipe(1, "8xh100", longer).update_tokens == 16384
 
 
@@ -129,7 +130,7 @@ def test_a_conversation_that_fits_no_micro_batch_is_refused_at_once() -> None:
         UserError, match=r"hardware\.update_tokens = 200 .* is less than the longest conversation"
     ):
         sft_recipe("laptop", short)
-    assert sft_recipe("8xh100", [*short, "hardware.sequence_parallel=2"]).update_tokens == 200
+    assert sft_recipe("8xh100", [*short, "hardware.sequence_parallel=2", FLASH]).update_tokens == 200
     # By conversations they have no limit.
     assert sft_recipe("laptop", [*short, "verl.data.use_dynamic_bsz=false"]).micro_batch_rows == 4
 
@@ -137,7 +138,9 @@ def test_a_conversation_that_fits_no_micro_batch_is_refused_at_once() -> None:
 def test_micro_batches_hold_the_longest_rollout_where_no_size_is_named() -> None:
     assert stage_recipe(3, None, []).update_tokens == 2048 + 12288
     assert (
-        stage_recipe(3, None, ["hardware.gpus_per_node=6", "hardware.sequence_parallel=3"]).update_tokens
+        stage_recipe(
+            3, None, ["hardware.gpus_per_node=6", "hardware.sequence_parallel=3", FLASH]
+        ).update_tokens
         == 4779
     )
 
@@ -150,10 +153,14 @@ def test_micro_batches_hold_the_longest_rollout_where_no_size_is_named() -> None
         ("laptop", ["batch=3", "hardware.gpus_per_node=2"], "batch = 3 conversations .* over 2 ranks"),
         (
             "8xh100",
-            ["batch=6", "hardware.sequence_parallel=2"],
+            ["batch=6", "hardware.sequence_parallel=2", FLASH],
             "over 8 GPUs .*, in groups of hardware.sequence_parallel = 2",
         ),
-        ("8xh100", ["hardware.sequence_parallel=3"], "8 GPUs .* groups of hardware.sequence_parallel = 3"),
+        (
+            "8xh100",
+            ["hardware.sequence_parallel=3", FLASH],
+            "8 GPUs .* groups of hardware.sequence_parallel = 3",
+        ),
         ("laptop", ["hardware.nodes=2"], 'hardware.nodes = 2, but hardware.device = "cpu"'),
     ],
 )
@@ -197,6 +204,6 @@ def test_a_stage_on_gpus_that_cannot_share_its_work_is_refused(
 
 
 def test_ranks_that_share_an_update_are_not_refused() -> None:
-    halved = ["hardware.nodes=6", "hardware.sequence_parallel=3"]
+    halved = ["hardware.nodes=6", "hardware.sequence_parallel=3", FLASH]
     assert stage_recipe(1, "64xh100", halved).hardware.ranks == 48
     assert sft_recipe("64xh100", ["hardware.nodes=6", "batch=96"]).hardware.ranks == 48

@@ -10,6 +10,7 @@ from rstar2.config import dotted
 MAY_CHANGE = frozenset(
     {
         "hardware.gpu",
+        "hardware.attention",
         "hardware.engine_memory_share",
         "hardware.sequences_in_flight",
         "hardware.offload",

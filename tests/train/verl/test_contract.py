@@ -97,6 +97,16 @@ def test_the_trainer_decides_on_saving_and_on_its_end_after_the_update() -> None
     assert "trainer = SFTTrainer(config=config)" in inspect.getsource(sft_trainer.run_sft)
 
 
+def test_flash_attns_loss_is_called_by_a_name_that_can_be_replaced() -> None:
+    from verl.utils import torch_functional
+
+    chosen = inspect.getsource(torch_functional.logprobs_from_logits)
+    assert "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE" in chosen
+    called = inspect.getsource(torch_functional.logprobs_from_logits_flash_attn)
+    assert "cross_entropy_loss(logits, labels, inplace_backward=inplace_backward)" in called
+    assert "return -output[0]" in called
+
+
 def test_sft_counts_conversations_where_it_is_told_to() -> None:
     assert composed("sft_trainer_engine", []).data.micro_batch_size_per_gpu == VERL_MICRO_BATCH
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from rstar2.processes import unassigned_ports
 from rstar2.prompts import load_codec
 from rstar2.trace import read_traces
 from rstar2.train import stages
-from rstar2.train.command import CPU_ENVIRONMENT, Command
+from rstar2.train.command import CPU_ENVIRONMENT, Command, stage_command
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.records.timing import PhaseTimer
@@ -63,17 +64,24 @@ def recipe(prompts: int, *changes: str) -> StageRecipe:
     return stage_recipe(1, "laptop", [*SMALL, f"rollout.prompts={prompts}", *changes])
 
 
-@pytest.fixture(scope="module")
-def trainer() -> Iterator[Callable[..., Any]]:
+@contextmanager
+def trainer_process(**environment: str) -> Iterator[Callable[..., Any]]:
     """Calls a function of `support.train.verl_trainer` in a process with the laptop profile's environment."""
     spawn = multiprocessing.get_context("spawn")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**CPU_ENVIRONMENT, **ONE_RANK}.items():
+        for name, value in {**CPU_ENVIRONMENT, **ONE_RANK, **environment}.items():
             patch.setenv(name, value)
         pool = ProcessPoolExecutor(1, spawn)
         pool.submit(in_trainer, "start", os.getpid()).result(BOUND_S)
     with pool:
         yield lambda *call: pool.submit(in_trainer, *call).result(BOUND_S)
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Iterator[Callable[..., Any]]:
+    """Of the laptop profile."""
+    with trainer_process() as call:
+        yield call
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +179,18 @@ def test_an_update_is_the_same_in_any_number_of_micro_batches(train: Train, plai
     assert update.tokens == plain.updates[0].tokens
     assert same(plain.updates[0], update, tolerance=1e-4)
     assert update.metrics["actor/entropy"] == pytest.approx(plain.updates[0].metrics["actor/entropy"])
+
+
+def test_an_update_is_the_same_with_and_without_padding(plain: Trained, root: Path) -> None:
+    """The profiles of GPUs pack rollouts into one row; attention and loss are then those of `torch_kernels`."""
+    packed = recipe(2, "hardware.attention=torch")
+    modules = stage_command(packed, root, root).env["VERL_USE_EXTERNAL_MODULES"]
+    with trainer_process(VERL_USE_EXTERNAL_MODULES=modules) as call:
+        [update] = call("train", packed, root / "model", root / "packed", [MIXED]).updates
+    assert update.tokens == plain.updates[0].tokens
+    assert same(plain.updates[0], update, tolerance=1e-4)
+    for name in ("actor/entropy", "actor/grad_norm"):
+        assert update.metrics[name] == pytest.approx(plain.updates[0].metrics[name], rel=1e-4)
 
 
 def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, plain: Trained) -> None:
