@@ -11,11 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from rstar2.train.estimate.gpus import GIB, gpu_of
+from rstar2.train.estimate.gpus import GIB, Devices, gpu_of
 from rstar2.train.estimate.model import ModelShape
-from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.verl.cpu.like_lengths import rows_of_like_lengths
+
+if TYPE_CHECKING:
+    from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
 MASTER = 4
 """Bytes of a parameter in the trainer, and of its gradient."""
@@ -180,9 +183,17 @@ def micro_batch_tokens(hardware: Hardware, lengths: Sequence[float], limit: int)
     return math.ceil(max((len(group) * own[group[0]] for group in groups), default=0) / split)
 
 
+def update_memory(shape: ModelShape, hardware: Devices, tokens: int, logits: int) -> Memory:
+    """A GPU's memory in one update of `tokens` tokens per GPU, by a trainer that has no engine beside it.
+
+    `logits` is how many copies of the logits the loss holds: one for flash-attn's, which writes over them.
+    """
+    return _update(shape, hardware, tokens, logits, 0, sends_weights=False)
+
+
 def _update(
     shape: ModelShape,
-    hardware: Hardware,
+    hardware: Devices,
     tokens: int,
     logits: int,
     log_prob_tokens: int,

@@ -7,12 +7,15 @@ by shares so chosen that the paper's run (14B, 64 MI300X, 510 steps) comes out a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rstar2.errors import UserError
 from rstar2.train.estimate.gpus import gpu_of
 from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory, Update
 from rstar2.train.estimate.model import ModelShape
-from rstar2.train.recipe import RolloutSettings, StageRecipe
+
+if TYPE_CHECKING:
+    from rstar2.train.recipe import RolloutSettings, StageRecipe
 
 BYTES_OF_VERDICT = 60
 BYTES_OF_TRACE_TOKEN = 32
