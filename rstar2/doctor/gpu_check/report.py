@@ -97,9 +97,13 @@ def _details(result: Result) -> Iterator[str]:
     for note in seen.notes:
         yield ""
         yield note
-    if result.last_lines:
+    if result.outcome == "failed":
+        name = result.log.rpartition("/")[2]
         yield ""
-        yield f"The end of its log, `{result.log.rpartition('/')[2]}`:"
+        if not result.last_lines:
+            yield f"Its log, `{name}`, is empty."
+            return
+        yield f"The end of its log, `{name}`:"
         yield ""
         yield "```text"
         yield from (line.replace("```", "'''") for line in result.last_lines)

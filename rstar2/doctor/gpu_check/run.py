@@ -30,6 +30,7 @@ STOP_S = 10.0
 """How long a check that is stopped may take to end."""
 END_S = 90.0
 """How long processes that a check started may outlive it; Ray's take up to a minute after a kill."""
+POLL_S = 0.2
 SHOWN_LINES = 15
 """Of a failed check's log."""
 MARK = "RSTAR2_GPU_CHECK"
@@ -170,14 +171,15 @@ def run_check(check: Check, settings: Settings, limit_s: float) -> Result:
         json.dumps(told) + "\n",
         env={MARK: mark},
     )
-    in_time = True
+    in_time = False
     try:
         process.wait(limit_s)
+        in_time = True
     except subprocess.TimeoutExpired:
         in_time = False
     finally:
         stop_group(process, STOP_S)
-        left = _end_leftovers(mark)
+        left = _end_leftovers(mark, END_S if in_time else 0.0)
     result = _result(check, process.returncode, record, in_time, limit_s, log)
     result.seconds, result.log = time.monotonic() - begun_at, str(log)
     if left:
@@ -187,7 +189,19 @@ def run_check(check: Check, settings: Settings, limit_s: float) -> Result:
     if result.outcome == "failed":
         result.last_lines = tail(log, SHOWN_LINES)
         result.remedy = result.remedy or find_cause(log).remedy
+        if copies := _keep_logs_of_runs(settings):
+            result.measured.notes.append(f"Logs of its trainers, beside its own: {', '.join(copies)}.")
     return result
+
+
+def _keep_logs_of_runs(settings: Settings) -> list[str]:
+    """Copy the logs of the runs in `work`, which is removed, to the logs; returns the names of the copies."""
+    names = []
+    for path in sorted(settings.work.glob("*/attempts/[0-9]*/*.log")):
+        run, attempt = path.parts[-4], path.parts[-2]
+        names.append(f"{run}-{attempt}-{path.name}")
+        shutil.copy(path, settings.logs / names[-1])
+    return names
 
 
 def _result(check: Check, code: int, record: Path, in_time: bool, limit_s: float, log: Path) -> Result:
@@ -207,15 +221,21 @@ def _result(check: Check, code: int, record: Path, in_time: bool, limit_s: float
     return Result(check.name, check.title, "failed", 0.0, limit_s, reason, remedy)
 
 
-def _end_leftovers(mark: str) -> list[str]:
-    """Wait for the processes that have the mark, kill those that do not end, and return the names of these."""
-    deadline = time.monotonic() + END_S
-    while (left := _marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.2)
+def _end_leftovers(mark: str, wait_s: float) -> list[str]:
+    """End the processes that have the mark; returns the names of those that did not end by themselves in time."""
+    _wait_for_none(mark, wait_s)
+    left = _marked(mark)
     for pid in left:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+    _wait_for_none(mark, STOP_S)
     return list(left.values())
+
+
+def _wait_for_none(mark: str, wait_s: float) -> None:
+    deadline = time.monotonic() + wait_s
+    while _marked(mark) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def _marked(mark: str) -> dict[int, str]:
