@@ -107,7 +107,7 @@ def plan_training(
     data = prepared_file(data)
     rows, held_out = check_data(recipes, data, solved)
     for recipe in recipes.values():
-        check_trackers(recipe.trackers)
+        check_trackers(recipe.trackers, recipe.trace_trackers)
     if judge.url is None:
         server_binary()
         if any(recipe.machines.nodes > 1 for recipe in recipes.values()):
@@ -183,7 +183,7 @@ def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
 def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     """Check what can be checked before SFT; a UserError where model, format or data cannot be used, or are too few."""
     check_model(model)
-    check_trackers(recipe.trackers)
+    check_trackers(recipe.trackers, sft=True)
     codec = taught_codec(recipe.format, model)
     data = prepared_file(data)
     conversations = [encode(row, codec) for row in check_conversations(recipe, data)]
