@@ -19,9 +19,9 @@ from typing import Literal
 from rstar2.doctor.gpu_check.check import Check, Device, Result, Settings
 from rstar2.doctor.gpu_check.checks import CHECKS, ENVIRONMENT
 from rstar2.doctor.gpu_check.report import JSON_FILE, MARKDOWN_FILE, Report
-from rstar2.doctor.hardware import gpu_names
 from rstar2.errors import Failure, UserError
 from rstar2.files import read_json, write_json, write_text
+from rstar2.machine import gpu_names
 from rstar2.processes import start_bound, stop_group
 from rstar2.supervision.logs import tail
 from rstar2.train.trainer.causes import find_cause

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, Settings
-from rstar2.doctor.hardware import GIB, gpu_names, memory_bytes, usable_cores
+from rstar2.machine import GIB, gpu_names, memory_bytes, usable_cores
 
 PACKAGES = (
     "torch",

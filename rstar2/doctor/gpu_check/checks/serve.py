@@ -74,8 +74,10 @@ def run(settings: Settings) -> Measured:
         _wait_until_it_answers(settings, process, url, seen)
         seen.add("seconds until it answers", time.monotonic() - begun_at, "s")
         asyncio.run(_measure(settings, model, url, seen))
-    speeds = ", ".join(f"{each.value:,.0f}" for each in seen.numbers if each.unit == "tokens/s")
-    seen.summary = f"a forced tool call was parsed and run; {speeds} tokens/s with 1 and with many in flight"
+    speeds = (
+        f"{each.value:,.0f} {each.unit}, {each.name}" for each in seen.numbers if each.unit == "tokens/s"
+    )
+    seen.summary = "; ".join(["a forced tool call was parsed and run", *speeds])
     return seen
 
 

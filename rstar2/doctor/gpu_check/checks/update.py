@@ -22,7 +22,7 @@ from rstar2.doctor.gpu_check.tools.device import (
     synchronize,
     torch_device,
 )
-from rstar2.doctor.hardware import GIB
+from rstar2.machine import GIB
 from rstar2.train.estimate.work import Assumptions
 
 ROW = 1024

@@ -6,7 +6,7 @@ import resource
 from typing import Any
 
 from rstar2.doctor.gpu_check.check import NotRun, Settings
-from rstar2.doctor.hardware import gpu_names, memory_bytes
+from rstar2.machine import gpu_names, memory_bytes
 from rstar2.train.estimate.gpus import GPUS
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rstar2.doctor.gpu_check.check import NotRun, Settings
 from rstar2.doctor.gpu_check.sizes import SIZES, TINY, Size, planned_tensors
 from rstar2.doctor.gpu_check.tools.device import free_bytes
-from rstar2.doctor.hardware import GIB
+from rstar2.machine import GIB
 
 CONTEXT = 2048
 """Positions."""

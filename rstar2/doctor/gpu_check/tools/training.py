@@ -9,7 +9,7 @@ from pathlib import Path
 from rstar2.doctor.gpu_check.check import Measured, Settings
 from rstar2.doctor.gpu_check.tools.device import free_bytes, known_gpu, total_bytes
 from rstar2.doctor.gpu_check.tools.model import SEED, TOKENS, random_model
-from rstar2.doctor.hardware import GIB
+from rstar2.machine import GIB
 from rstar2.train.estimate.memory import ASLEEP
 from rstar2.train.records.steps import Metrics
 
