@@ -39,17 +39,17 @@ def command(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="With --gpu-check: folder for gpu-check.md, gpu-check.json and logs. [default: here]"
+            help="With --gpu-check: folder for gpu-check.md, gpu-check.json and logs; by default this one."
         ),
     ] = None,
     device: Annotated[
         Device | None,
         typer.Option(
-            help="With --gpu-check: cuda (GPUs by NVIDIA or AMD) or cpu. [default: auto, GPUs if there are any]"
+            help="With --gpu-check: cuda (GPUs by NVIDIA or AMD) or cpu; by default auto: GPUs if there are any."
         ),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="With --gpu-check: GPUs that training uses. [default: 1]")
+        int | None, typer.Option(min=1, help="With --gpu-check: GPUs that training uses; by default 1.")
     ] = None,
     check: Annotated[
         list[str] | None,
@@ -61,7 +61,7 @@ def command(
     limit: Annotated[
         float | None,
         typer.Option(
-            min=1, help="With --gpu-check: seconds that each check may take. [default: its own limit]"
+            min=1, help="With --gpu-check: seconds that each check may take; by default its own limit."
         ),
     ] = None,
     keep: Annotated[
