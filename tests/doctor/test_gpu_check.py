@@ -255,6 +255,7 @@ def test_a_larger_model_has_a_text_for_every_token_it_can_write(
     messages = builtin.FORMAT.messages("What is 12 + 34?")
     tiny = load_codec(model.random_model(settings))
     prompt = tiny.prompt(messages)
+    endings = json.loads((settings.work / "model" / "generation_config.json").read_text())
     (settings.work / "model").rename(settings.work / "tiny")
     size = Size("small", 64, 128, 2, 4, 2, 16, 3000)
     monkeypatch.setattr(model, "trained_size", lambda settings: size)
@@ -266,6 +267,7 @@ def test_a_larger_model_has_a_text_for_every_token_it_can_write(
     trained = AutoModelForCausalLM.from_pretrained(folder)
     assert sum(each.numel() for each in trained.parameters()) == size.shape.parameters
     assert {str(each.dtype) for each in trained.parameters()} == {"torch.bfloat16"}
+    assert json.loads((folder / "generation_config.json").read_text()) == endings
 
 
 @needs("verl")

@@ -85,7 +85,7 @@ def _fill_vocabulary(path: Path, size: int) -> None:
 def _write_weights(folder: Path, size: Size) -> None:
     """Replace the tiny model's weights and config with those of a random one of this size, in bf16."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     config = AutoConfig.from_pretrained(folder)
     config.update(
@@ -93,4 +93,7 @@ def _write_weights(folder: Path, size: Size) -> None:
     )
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    for old in folder.glob("*.safetensors*"):
+        old.unlink()
     model.save_pretrained(folder)
