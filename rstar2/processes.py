@@ -14,9 +14,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 _PR_SET_PDEATHSIG = 1
 _FIRST_PORT, _TRIES = 20_000, 100
@@ -26,7 +27,7 @@ _LISTENS = "0A"
 _END_S = 60.0
 """How long a process may take to end that was killed, or that closed its standard input at once."""
 _libc = ctypes.CDLL(None, use_errno=True)
-Settings = TypeVar("Settings", bound=BaseModel)
+Settings = TypeVar("Settings", bound="BaseModel")
 
 
 def die_with(parent: int, sent: signal.Signals = signal.SIGKILL) -> Callable[[], None]:

@@ -256,7 +256,7 @@ def _folder(model: Path) -> Path:
 
 def _machine_memory(hardware: Iterable[Hardware]) -> int | None:
     """This machine's memory in bytes, where that is what a recipe trains in."""
-    from rstar2.doctor.hardware import memory_bytes
+    from rstar2.machine import memory_bytes
 
     return memory_bytes()[0] if any(each.device == "cpu" for each in hardware) else None
 

@@ -10,8 +10,8 @@ from support.optional import needs
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows
 from rstar2.demo.tiny import TinyModel, make_tiny_model
-from rstar2.doctor.hardware import gpu_names
 from rstar2.errors import Failure
+from rstar2.machine import gpu_names
 from rstar2.train.command import stage_command
 from rstar2.train.launch import SignsOfLife, run_trainer
 from rstar2.train.recipe_files import stage_recipe

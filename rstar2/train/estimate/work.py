@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rstar2.errors import UserError
 from rstar2.train.estimate.gpus import gpu_of
 from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory, Update
 from rstar2.train.estimate.model import ModelShape
-from rstar2.train.recipe import RolloutSettings, SftRecipe, StageRecipe
+
+if TYPE_CHECKING:
+    from rstar2.train.recipe import RolloutSettings, SftRecipe, StageRecipe
 
 BYTES_OF_VERDICT = 60
 BYTES_OF_TRACE_TOKEN = 32
