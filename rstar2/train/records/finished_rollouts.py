@@ -48,8 +48,10 @@ from rstar2.train.trainer.checkpoints import actor_of, saved_step
 FOLDER = "finished-rollouts"
 SETTINGS_FILE = "settings.json"
 REUSABLE = "reusable.rollouts"
-_NO_INFLUENCE = ("judge_url", "judge_token", "judge_wait_s", "traces", "trace_share", "may_end_unfinished")
-"""Keys of agent_loop.yaml that do not change what a rollout is."""
+_NO_INFLUENCE = (
+    "format", "judge_url", "judge_token", "judge_wait_s", "traces", "trace_share", "may_end_unfinished"
+)  # fmt: skip
+"""Keys of agent_loop.yaml that do not change what a rollout is; the format's file is looked at itself."""
 _HEAD = struct.Struct("<cIII")
 """Kind, bytes of the key, bytes of the body, CRC-32 of both."""
 MOST_FAILED = 0.01
