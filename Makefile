@@ -4,6 +4,8 @@
 # make quick   set up, then run the tests that take no more than a moment
 # make test-vllm  set up, install vLLM's build for processors and VERL in .venv-vllm, and run the tests that need them;
 #              where that cannot be, say why in a line
+# make test-trackers  set up, install MLflow, trackio, Weave, SwanLab and ClearML in .venv-trackers over .venv, and run
+#              the tests of what VERL's metrics and our traces become there
 # make stress  set up, then run the tests of make test on a machine that is busy with other programs
 # make stress-long  the same with those of make test-long
 # make check   set up, then lint, formatting, types and import rules
@@ -16,7 +18,7 @@ STAMP := $(VENV)/.installed
 # Five processes for two processors: many tests wait for most of their time.
 PYTEST := $(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-long quick test-vllm stress stress-long chromium smollm2 check docs clean
+.PHONY: demo test test-long quick test-vllm test-trackers stress stress-long chromium smollm2 check docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +43,13 @@ test-vllm: $(STAMP) smollm2
 	  RSTAR2_VLLM_PYTHON=$$python $(BIN)/python -m pytest --numprocesses 0 --timeout 3600 \
 	    tests/engines/test_real_vllm.py tests/train/verl/test_vllm_training.py; \
 	fi
+
+# The packages see what .venv has, and change nothing there.
+test-trackers: $(STAMP)
+	$(PYTHON) -m venv .venv-trackers
+	ls -d $(abspath $(VENV))/lib/python3*/site-packages > $$(ls -d .venv-trackers/lib/python3*/site-packages)/over.pth
+	.venv-trackers/bin/python -m pip install --quiet mlflow trackio weave swanlab clearml tensorboard
+	.venv-trackers/bin/python -m pytest --numprocesses 2 tests/train/trainer/test_tracker_backends.py
 
 stress: $(STAMP) chromium
 	$(BIN)/python tests/support/busy_neighbours.py $(PYTEST) -m "not long"
@@ -76,4 +85,4 @@ docs: $(VENV)/.docs-installed
 	@echo "build/docs/index.html"
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-trackers build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,12 @@ hypothesis.settings.load_profile("suite")
 
 
 REAL_VLLM = ("engines/test_real_vllm.py", "train/verl/test_vllm_training.py")
-collect_ignore = [] if "RSTAR2_VLLM_PYTHON" in os.environ else [*REAL_VLLM]
+TRACKERS = ("train/trainer/test_tracker_backends.py",)
+"""Need the packages that `make test-trackers` installs."""
+collect_ignore = [
+    *(() if "RSTAR2_VLLM_PYTHON" in os.environ else REAL_VLLM),
+    *(() if find_spec("mlflow") else TRACKERS),
+]
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest leaves out what -m says.
@@ -76,9 +82,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InUnits | No
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if collect_ignore:
-        names = " and ".join(f"tests/{name}" for name in REAL_VLLM)
-        terminalreporter.line(f"not collected: {names}, as RSTAR2_VLLM_PYTHON is not set")
+    for name in collect_ignore:
+        command = "make test-vllm" if name in REAL_VLLM else "make test-trackers"
+        terminalreporter.line(f"not collected: tests/{name}, which {command} runs")
 
 
 @pytest.fixture(scope="session")

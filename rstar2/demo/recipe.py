@@ -126,8 +126,9 @@ def commands(plan: DemoPlan, run: Path) -> list[tuple[str, Command]]:
 
 def _check(demo: DemoRecipe, sft: SftRecipe, stages: dict[int, StageRecipe]) -> None:
     """Raise a UserError where a batch is larger than the data, or a tracker cannot be used."""
-    for trackers in (sft.trackers, *(stage.trackers for stage in stages.values())):
-        check_trackers(trackers)
+    check_trackers(sft.trackers, sft=True)
+    for stage in stages.values():
+        check_trackers(stage.trackers, stage.trace_trackers)
     if demo.traces.count < sft.batch:
         raise UserError(
             f"traces.count = {demo.traces.count} is less than sft.batch = {sft.batch}",

@@ -19,7 +19,7 @@ from rstar2.formats.format import FORMAT_FILE
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.trainer import modes
-from rstar2.train.trainer.tracking import tracker_environment, tracker_keys
+from rstar2.train.trainer.tracking import run_name, tracker_environment, tracker_keys
 
 SECRETS_FILE = "worker_secrets.json"
 SFT_KEEP = 2
@@ -53,10 +53,11 @@ CPU_ENVIRONMENT = {
 
 
 _FORWARDED = re.compile(
-    r"(NCCL|RCCL|TORCH_NCCL|GLOO|UCX|FI|HF|HUGGING_FACE|TRANSFORMERS|WANDB|VLLM)_|(?i:https?_proxy|no_proxy)$"
+    r"(NCCL|RCCL|TORCH_NCCL|GLOO|UCX|FI|HF|HUGGING_FACE|TRANSFORMERS|VLLM"
+    r"|WANDB|WEAVE|WF|MLFLOW|TRACKIO|SWANLAB|CLEARML|VOLC|MLP|RL_INSIGHT)_|(?i:https?_proxy|no_proxy)$"
 )
-_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$|(?i:proxy)$")
-"""A proxy's address may hold a password."""
+_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$|(?i:proxy|ur[il])$")
+"""A proxy's or a server's address may hold a password."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def stage_command(
     from `first_step`, those of the stages before, on.
     """
     env = _environment(recipe.hardware, folder / metrics)
-    env |= tracker_environment(recipe.trackers, folder, os.environ, first_step)
+    env |= tracker_environment((*recipe.trackers, *recipe.trace_trackers), folder, os.environ, first_step)
     overrides = {
         **_HYDRAS_OWN,
         **_stage_overrides(recipe, folder.absolute(), model),
@@ -260,6 +261,8 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
             "seed": recipe.seed,
             "traces": folder / "traces",
             "traces_per_step": recipe.traces_per_step,
+            "trace_trackers": recipe.trace_trackers,
+            "run": run_name(folder),
             "prompts": rollout.prompts,
             "rollouts": rollout.rollouts,
             "judge": recipe.judge.model_dump(exclude={"packages", "isolation"}),

@@ -128,12 +128,18 @@ class Pipeline:
         log = self.run.logs / f"{folder.name}.log"
         warn = stages.warner(self.progress, log)
         recorder = AlarmRecorder(folder, recipe.alarms, step_metrics(folder), warn)
+        unsent: list[int] = []  # the first step whose traces could not be sent: it is reported once
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
             passed, failed = metrics["rstar2/pass_rate"], metrics["rstar2/failed_call_ratio_correct"]
             text = f"pass rate {passed:.0%}, failed calls {failed:.1%}, {metrics['rstar2/tokens']:.0f} tokens"
             self.progress.update(row, step, text)
             recorder.on_step(step, metrics)
+            if (not_sent := metrics.get("rstar2/traces_not_sent")) and not unsent:
+                unsent.append(step)
+                warn(
+                    f"step {step}: {not_sent:.0f} traces were not sent to a tracker; the trainer's log says why"
+                )
             write_steps(folder.parent)
 
         write_steps_before(folder, first_step)

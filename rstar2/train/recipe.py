@@ -17,7 +17,7 @@ from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
 from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
-from rstar2.train.trainer.tracking import Tracker
+from rstar2.train.trainer.tracking import TraceTracker, Tracker
 
 STAGES = (1, 2, 3)
 VERL_MICRO_BATCH = 4
@@ -245,8 +245,10 @@ class StageRecipe(Strict):
     """Seed for the order of problems, for RoC's draws and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
     """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's
-    log. wandb: Weights & Biases; with WANDB_MODE=offline, files in the run's folder. tensorboard: files in the run's
-    folder."""
+    log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several have a mode that writes files into the run's
+    folder and needs no server; docs/training.md has the table."""
+    trace_trackers: tuple[TraceTracker, ...] = ()
+    """Where the traces that `traces_per_step` keeps are also sent, with reward, verdict and whether RoC kept them."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """VERL's own keys, dotted, for settings that have no key here."""
 
@@ -373,8 +375,8 @@ class SftRecipe(Strict):
     """Seed for the order of conversations."""
     trackers: tuple[Tracker, ...] = ("console",)
     """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's
-    log. wandb: Weights & Biases; with WANDB_MODE=offline, files in the run's folder. tensorboard: files in the run's
-    folder."""
+    log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several have a mode that writes files into the run's
+    folder and needs no server; docs/training.md has the table."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """VERL's own keys, dotted, for settings that have no key here."""
 

@@ -113,7 +113,7 @@ def plan_training(
     data = prepared_file(data)
     rows, held_out, unreadable = check_data(recipes, data, solved)
     for recipe in recipes.values():
-        check_trackers(recipe.trackers)
+        check_trackers(recipe.trackers, recipe.trace_trackers)
     if judge.url is None:
         server_binary()
     codec = ChatCodec(load_tokenizer(model), fmt)
@@ -215,7 +215,7 @@ def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
 def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     """Check what can be checked before SFT; a UserError where model, format or data cannot be used, or are too few."""
     check_model(model)
-    check_trackers(recipe.trackers)
+    check_trackers(recipe.trackers, sft=True)
     codec = taught_codec(recipe.format, model)
     data = prepared_file(data)
     # One after another: the texts of all would be several times as large as their token ids.

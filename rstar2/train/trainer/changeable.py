@@ -31,6 +31,7 @@ MAY_CHANGE = frozenset(
         "keep_filter_traces",
         "traces_per_step",
         "trackers",
+        "trace_trackers",
     }
 )
 """Keys and whole tables, of a stage's recipe or of SFT's. A key that is not named is compared."""

@@ -29,6 +29,7 @@ from rstar2.train.records.kept_traces import choose, write_step
 from rstar2.train.records.progress import ProgressWriter, RolloutProgress
 from rstar2.train.records.raw_metrics import raw_metrics
 from rstar2.train.roc import RocSettings, Rollout, gives_gradient, sample_down
+from rstar2.train.verl.output.traces import TraceSender
 from rstar2.train.verl.rollout_fields import rollout_of, trace_of, written_by
 
 POLL_S = 0.1
@@ -45,8 +46,8 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """Samples every group down by RoC, logs what the group looked like before, and keeps traces.
 
     `sampler_kwargs` of the trainer config: `roc` (RocSettings), `judge` (JudgeSettings), `seed`, `traces` (a folder),
-    `traces_per_step`, `prompts` (problems per step), `rollouts` (2G), `agent_loop` (the file of
-    `command.agent_loop_yaml`).
+    `traces_per_step`, `trace_trackers`, `run` (its name in trackers), `prompts` (problems per step), `rollouts` (2G),
+    `agent_loop` (the file of `command.agent_loop_yaml`).
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -56,6 +57,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         self._seed = int(given["seed"])
         self._traces = Path(given["traces"])
         self._traces_per_step = int(given["traces_per_step"])
+        self._trace_trackers = TraceSender(given["trace_trackers"], str(given["run"]))
         self._agent_loop = Path(given["agent_loop"])
         self._wanted = int(given["prompts"]) * int(given["rollouts"])
         self._progress = ProgressWriter(self._agent_loop.parent)
@@ -268,6 +270,8 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         # A rollout's problem may have been handed out in an earlier step.
         traces = [carried[i].model_copy(update={"kept": i in kept, "step": self._step}) for i in chosen]
         write_step(self._traces, self._step, traces)
+        if kept:  # else the step is rolled out again
+            self._raw["rstar2/traces_not_sent"] = float(self._trace_trackers.send(traces))
 
 
 class RocReplayBufferAsync(RocReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]

@@ -83,6 +83,8 @@ def buffer(
             "seed": 3,
             "traces": str(folder),
             "traces_per_step": traces_per_step,
+            "trace_trackers": [],
+            "run": "night-stage1",
             "prompts": prompts,
             "rollouts": 8,
             "judge": judge or {},

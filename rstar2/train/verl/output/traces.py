@@ -1,0 +1,153 @@
+"""Sends rollouts that training keeps as traces to MLflow, trackio or Weave, with reward, verdict and RoC's choice.
+
+VERL's own trace hooks run in the agent-loop processes, before a step is selected and whatever is kept. These run where
+the sampler writes the same traces to the stage's folder, so both show the same rollouts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rstar2.trace import ToolCall, Trace
+from rstar2.train.trainer.tracking import PROJECT, TraceTracker
+from rstar2.train.verl.output.trackers import first_step, start_mlflow, start_trackio
+
+Send = Callable[[Trace, int], None]
+"""Sends a trace with its step, counted over all stages."""
+NAME = "rollout"
+log = logging.getLogger(__name__)
+
+
+class TraceSender:
+    """Sends a phase's traces to trackers; each starts with the first traces."""
+
+    def __init__(self, trackers: Sequence[TraceTracker], run: str) -> None:
+        self._trackers = trackers
+        self._run = run
+        self._open: dict[TraceTracker, Send] = {}
+
+    def send(self, traces: Iterable[Trace]) -> int:
+        """Send traces to all trackers; returns how many could not be sent to one of them.
+
+        A tracker that fails is no reason to end training: the log says why.
+        """
+        traces, failed = list(traces), 0
+        for tracker in self._trackers:
+            sent = 0
+            try:
+                send = self._open.get(tracker) or self._open.setdefault(tracker, _START[tracker](self._run))
+                for trace in traces:
+                    send(trace, first_step() + (trace.step or 0))
+                    sent += 1
+            except Exception:
+                log.exception("%d traces were not sent to %s", len(traces) - sent, tracker)
+                failed += len(traces) - sent
+        return failed
+
+
+def conversation(trace: Trace) -> list[dict[str, str]]:
+    """What was said in a rollout, as messages: the problem, the model's turns and the tools' output."""
+    messages = [{"role": "user", "content": trace.problem}]
+    for turn in trace.turns:
+        messages.append({"role": "assistant", "content": turn.text})
+        messages += [{"role": "tool", "content": call.output} for call in turn.calls]
+    return messages
+
+
+def facts(trace: Trace) -> dict[str, Any]:
+    """What is known of a rollout besides its text, for a tracker's filters."""
+    return {
+        "problem_id": trace.problem_id,
+        "sample": trace.sample,
+        "reward": trace.reward,
+        "verdict": trace.verdict,
+        "kept": trace.kept,
+        "finish": trace.finish,
+        "extracted": trace.extracted,
+        "gold": trace.gold,
+        "tokens": trace.tokens,
+        "turns": len(trace.turns),
+        "calls": len(trace.calls),
+        "failed_calls": trace.failed_calls,
+        "lost_calls": trace.lost_calls,
+        "wall_s": trace.wall_s,
+    }
+
+
+def _result(call: ToolCall) -> dict[str, Any]:
+    return {"status": call.status, "output": call.output, "wall_s": call.wall_s}
+
+
+def _mlflow(run: str) -> Send:
+    """A span for the rollout, and below it one for each turn and each call; MLflow sends them in the background."""
+    import mlflow
+    from mlflow.entities import SpanType
+
+    if mlflow.active_run() is None:
+        start_mlflow(PROJECT)
+
+    def send(trace: Trace, step: int) -> None:
+        about = facts(trace)
+        root = mlflow.start_span_no_context(
+            NAME,
+            span_type=SpanType.AGENT,
+            inputs={"problem": trace.problem},
+            attributes={"step": step, **about},
+            tags={"run": run, "step": str(step), **{name: str(about[name]) for name in _MLFLOW_TAGS}},
+        )
+        for number, turn in enumerate(trace.turns, 1):
+            written = mlflow.start_span_no_context(f"turn {number}", span_type=SpanType.LLM, parent_span=root)
+            written.set_outputs(turn.text)
+            written.end()
+            for call in turn.calls:
+                ran = mlflow.start_span_no_context(
+                    call.name or "call that does not parse",
+                    span_type=SpanType.TOOL,
+                    parent_span=root,
+                    inputs=call.arguments,
+                )
+                ran.set_outputs(_result(call))
+                ran.end()
+        root.set_outputs({"answer": trace.final_text})
+        root.end()
+
+    return send
+
+
+_MLFLOW_TAGS = ("problem_id", "reward", "verdict", "kept")
+"""What MLflow's list of traces is filtered by."""
+
+
+def _trackio(run: str) -> Send:
+    """A trace of messages; trackio sends it in the background."""
+    import trackio
+
+    start_trackio(PROJECT, run)
+
+    def send(trace: Trace, step: int) -> None:
+        trackio.log({NAME: trackio.Trace(messages=conversation(trace), metadata=facts(trace))}, step=step)
+
+    return send
+
+
+def _weave(run: str) -> Send:
+    """A call for the rollout, and below it one for each tool call; Weave sends them in the background."""
+    import weave
+
+    client = weave.init(PROJECT)
+
+    def send(trace: Trace, step: int) -> None:
+        about = {"run": run, "step": step, **facts(trace)}
+        root = client.create_call(NAME, {"problem": trace.problem}, attributes=about, use_stack=False)
+        for call in trace.calls:
+            name = call.name or "call that does not parse"
+            ran = client.create_call(name, call.arguments or {}, parent=root, use_stack=False)
+            client.finish_call(ran, _result(call))
+        client.finish_call(root, {"messages": conversation(trace), **about})
+
+    return send
+
+
+_START: dict[TraceTracker, Callable[[str], Send]] = {"mlflow": _mlflow, "trackio": _trackio, "weave": _weave}
