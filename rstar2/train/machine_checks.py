@@ -95,7 +95,7 @@ def check_login(
     if why:
         raise UserError(
             f"the recipe reports to Weights & Biases, but logging in failed: {why}",
-            "Run `wandb login` with a valid key. With WANDB_MODE=offline the tracker wandb writes into the run's folder.",
+            "Run `wandb login` with a valid key. With WANDB_MODE=offline, wandb writes into the run's folder.",
         )
 
 
