@@ -166,7 +166,8 @@ def command(
     with err.status("trying the GPUs, the nodes and the trackers"):
         check_gpus(machines)
         check_nodes(machines, run, None if judge is None else (judge, judge_token))
-        check_login([tracker for resolved in recipes.values() for tracker in resolved.trackers])
+        for trackers in {(resolved.trackers, resolved.trace_trackers) for resolved in recipes.values()}:
+            check_login(*trackers)
     folder = local_model(model)
     if judge is not None:
         check_model(folder)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rstar2.errors import UserError
 from rstar2.train.recipe import Hardware
-from rstar2.train.trainer.tracking import WANDB_OFFLINE, Tracker
+from rstar2.train.trainer.tracking import WANDB_OFFLINE, TraceTracker, Tracker, check_trackers
 
 if TYPE_CHECKING:  # what it imports takes seconds
     from rstar2.train.sampling import JudgeAddress
@@ -78,15 +78,24 @@ def check_folder(run: Path) -> None:
         ) from error
 
 
-def check_login(trackers: Sequence[Tracker], environ: Mapping[str, str] = os.environ) -> None:
-    """Log in to W&B if a recipe reports to it; a UserError if the key is refused, or no server answers."""
-    if "wandb" not in trackers or environ.get("WANDB_MODE", "online") in WANDB_OFFLINE:
+def check_login(
+    trackers: Sequence[Tracker],
+    traces: Sequence[TraceTracker] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Log in to W&B if a recipe reports to it or sends traces to Weave.
+
+    A UserError if a tracker lacks something, the key is refused, or no server answers.
+    """
+    check_trackers(trackers, traces, environ=environ)
+    online = "wandb" in trackers and environ.get("WANDB_MODE", "online") not in WANDB_OFFLINE
+    if not online and "weave" not in traces:
         return
-    _, why = _tried([sys.executable, "-c", _LOGIN], LOGIN_S, environ)
+    _, why = _tried([sys.executable, "-c", _LOGIN], LOGIN_S, {**environ, "WANDB_MODE": "online"})
     if why:
         raise UserError(
-            f"trackers has wandb, but logging in failed: {why}",
-            "Run `wandb login` with a valid key, or set WANDB_MODE=offline to write into the run's folder.",
+            f"the recipe reports to Weights & Biases, but logging in failed: {why}",
+            "Run `wandb login` with a valid key. With WANDB_MODE=offline, wandb writes into the run's folder.",
         )
 
 

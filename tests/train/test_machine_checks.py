@@ -110,14 +110,14 @@ def wandb_server() -> Iterator[str]:
 @needs("wandb")
 def test_a_key_that_wandb_refuses_is_found_before_training(wandb_server: str, tmp_path: Path) -> None:
     environ = {**os.environ, "WANDB_BASE_URL": wandb_server, "HOME": str(tmp_path), "WANDB_MODE": "online"}
-    check_login(["console", "wandb"], {**environ, "WANDB_API_KEY": GOOD_KEY})
+    check_login(["console", "wandb"], environ={**environ, "WANDB_API_KEY": GOOD_KEY})
     wrong = {**environ, "WANDB_API_KEY": "b" * 40}
     with pytest.raises(
-        UserError, match=r"trackers has wandb, but logging in failed: .*user is not logged in"
+        UserError, match=r"reports to Weights & Biases, but logging in failed: .*user is not logged in"
     ):
-        check_login(["wandb"], wrong)
-    check_login(["wandb"], {**wrong, "WANDB_MODE": "offline"})
-    check_login(["console", "tensorboard"], wrong)
+        check_login(["wandb"], environ=wrong)
+    check_login(["wandb"], environ={**wrong, "WANDB_MODE": "offline"})
+    check_login(["console", "tensorboard"], environ=wrong)
 
 
 HERE = {

@@ -182,7 +182,9 @@ def step_folder(stage: Path, step: int, model: str) -> Path | None:
         return None
     weights = Path(model) if step == 1 else actor_of(stage / "checkpoints" / f"global_step_{step - 1}")
     files = sorted(file for file in weights.glob("*") if file.is_file())
-    about = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files] or [model]
+    about: list[Any] = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files] or [
+        model
+    ]
     return stage / FOLDER / f"step-{step}-{json_digest([settings, about], 16)}"
 
 

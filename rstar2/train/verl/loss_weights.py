@@ -17,7 +17,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register
 from rstar2.train.algorithms import EQUAL_PROBLEMS
 
 
-@register_adv_est(EQUAL_PROBLEMS)
+@register_adv_est(EQUAL_PROBLEMS)  # type: ignore[untyped-decorator]
 def compute_advantages(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
