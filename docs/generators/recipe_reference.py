@@ -32,6 +32,7 @@ UNITS = (
     (r"share$", "share, 0 to 1"),
     (r"^rollouts$|in_flight$|to_n$|_num$|per_step$", "rollouts"),
     (r"prompts$", "problems"),
+    (r"minutes$", "minutes"),
     (r"^nodes$", "machines"),
     (r"gpus_per_node$|parallel$", "GPUs"),
 )

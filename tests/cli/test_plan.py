@@ -70,6 +70,9 @@ def test_json_needs_no_weights_and_no_training_packages(model: Path) -> None:
     record = json.loads(ran.stdout)
     assert record["model"]["parameters"] == 14_768_307_200
     assert set(record["hours"]) >= {"stage1", "stage2", "stage3"}
+    for stage in record["stages"].values():
+        saved = stage["checkpoint"]
+        assert saved["signal_before_s"] == pytest.approx(stage["step"]["seconds"] + saved["save_s"])
 
 
 def test_the_table_shows_every_stage_and_what_does_not_fit(model: Path) -> None:
@@ -80,6 +83,8 @@ def test_the_table_shows_every_stage_and_what_does_not_fit(model: Path) -> None:
     assert "stage 2" in ran.stdout
     assert "KV cache" in ran.stdout
     assert "! the update needs" in ran.stdout
+    assert "a kill costs, hours" in ran.stdout
+    assert "signal before, s" in ran.stdout
 
 
 def test_stated_tokens_per_second_are_taken(model: Path) -> None:

@@ -16,6 +16,7 @@ from support.waiting import TIMEOUT_S, wait_until
 from rstar2.data.benchmarks import read_problems
 from rstar2.data.problem import Problem
 from rstar2.engines.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
+from rstar2.engines.openai_server import KeyRefused
 from rstar2.engines.oracle import OracleEngine, byte_codec
 from rstar2.engines.retry import ATTEMPTS, ServiceGone
 from rstar2.errors import Failure, UserError
@@ -24,7 +25,11 @@ from rstar2.eval.progress import Progress, Services
 from rstar2.eval.runner import EvalResult, Part, SamplesRefused, evaluate, run_parts
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.stored import VERDICTS
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.client.http import WrongToken
+from rstar2.judge.service.start import JudgeHandle
 from rstar2.prompts import ChatCodec
+from rstar2.toolbox import Toolbox
 from rstar2.trace import ToolCall, Trace, read_traces
 
 
@@ -498,3 +503,40 @@ async def test_memory_stays_flat_however_many_samples_are_run(
     assert result.summary["mean_tokens"] > 10_000
     # A trace holds some 12,000 token ids, as many marks and floats: kept, they would add about 30 MB.
     assert resident[95] - resident[32] < 10e6
+
+
+async def test_a_judge_that_refuses_the_token_ends_the_run_at_once(
+    run: Run, plain: ChatCodec, token_judge: JudgeHandle, tmp_path: Path
+) -> None:
+    """As when the judge was started again with another token: no call is lost, retried or waited for."""
+    patient = SETTINGS.model_copy(update={"wait_s": 1e6})
+    async with JudgeClient(token_judge.url, "another", wait_s=1e6) as client:
+        with pytest.raises(WrongToken, match="refused the token") as caught:
+            await run(
+                tmp_path,
+                engine=OracleEngine(golds(PROBLEMS), plain),
+                tools=Toolbox(client, plain.format),
+                settings=patient,
+            )
+    assert caught.value.exit_code == UserError.exit_code
+    assert list(read_traces(tmp_path / "traces.jsonl")) == []
+
+
+async def test_an_engine_that_refuses_the_key_ends_the_run_at_once(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    """As when a key expires: the other samples would be refused too."""
+    asked = 0
+
+    async def refused(*_: Any) -> Generation:
+        nonlocal asked
+        asked += 1
+        raise KeyRefused(
+            "the server at http://gpu refused the request: HTTP 401: expired", "Give a key.", 401
+        )
+
+    engine.generate = refused  # type: ignore[method-assign]
+    with pytest.raises(KeyRefused, match="expired") as caught:
+        await run(tmp_path)
+    assert caught.value.exit_code == UserError.exit_code
+    assert asked <= SETTINGS.in_flight, "of 48 samples, those that were in flight"

@@ -11,11 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from rstar2.train.estimate.gpus import GIB, gpu_of
+from rstar2.train.estimate.gpus import GIB, Devices, gpu_of
 from rstar2.train.estimate.model import ModelShape
-from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.verl.cpu.like_lengths import rows_of_like_lengths
+
+if TYPE_CHECKING:
+    from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
 MASTER = 4
 """Bytes of a parameter in the trainer, and of its gradient."""
@@ -187,7 +190,7 @@ def micro_batch_tokens(hardware: Hardware, lengths: Sequence[float], limit: int)
 
 def trainer_memory(
     shape: ModelShape,
-    hardware: Hardware,
+    hardware: Devices,
     tokens: int,
     logits: int,
     log_prob_tokens: int,

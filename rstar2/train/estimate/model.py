@@ -34,6 +34,8 @@ class ModelShape:
     mlp_bias: bool
     head_norms: bool
     """Whether the heads of q and k are normalized, as in Qwen3."""
+    context: int | None = None
+    """Tokens of the longest conversation; None if the config does not say."""
 
     @property
     def query_size(self) -> int:
@@ -121,4 +123,5 @@ def shape_of(values: dict[str, Any], where: str) -> ModelShape:
         output_bias=bias and kind != "qwen2",
         mlp_bias=bool(values.get("mlp_bias", False)) and kind == "llama",
         head_norms=kind == "qwen3",
+        context=number("max_position_embeddings") if "max_position_embeddings" in values else None,
     )

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar2.train.command import SFT_KEEP
 from rstar2.train.estimate.fit import division_warnings, memory_warnings, stage_warnings
+from rstar2.train.estimate.limits import (
+    Pieces,
+    limit_warnings,
+    queue_warnings,
+    stage_pieces,
+    time_limit_warnings,
+)
 from rstar2.train.estimate.memory import Memory, stage_memory
 from rstar2.train.estimate.model import ModelShape
 from rstar2.train.estimate.work import (
@@ -15,10 +23,13 @@ from rstar2.train.estimate.work import (
     Disk,
     Judge,
     Rates,
+    Saving,
     Step,
     filter_disk,
     filter_hours,
     queue_disk,
+    saving,
+    sft_step_s,
     stage_disk,
     stage_judge,
     stage_step,
@@ -42,9 +53,13 @@ class StageEstimate:
     step: Step
     judge: Judge
     disk: Disk
+    checkpoint: Saving
+    longest_silence: Pieces
+    """To compare with `hardware.hung_after_s`."""
     hours: float
     filter_hours: float
     """To sample the training problems before it; 0 where the stage takes all."""
+    agent_loop_processes: int
     warnings: list[str]
 
 
@@ -143,22 +158,33 @@ def estimate_run(
         step = stage_step(shape, recipe, memory, rates, given)
         judge = stage_judge(recipe, step, given, judge_workers)
         before = filter_hours(recipe, step, given)
+        disk = stage_disk(
+            shape,
+            recipe.checkpoint.keep,
+            1 + recipe.models_on_the_way,
+            filter_disk(recipe, given),
+            queue_disk(recipe, step, given),
+        )
+        every = recipe.checkpoint
+        checkpoint = saving(
+            every.every, every.every_minutes, step.seconds, disk.checkpoint + disk.queue, given
+        )
+        pieces = stage_pieces(shape, recipe, step, disk, given)
         stages[number] = StageEstimate(
             memory_per_gpu=memory,
             step=step,
             judge=judge,
-            disk=stage_disk(
-                shape,
-                recipe.checkpoint.keep,
-                1 + recipe.models_on_the_way,
-                filter_disk(recipe, given),
-                queue_disk(recipe, step, given),
-            ),
+            disk=disk,
+            checkpoint=checkpoint,
+            longest_silence=pieces,
             hours=recipe.steps * step.seconds / 3600,
             filter_hours=before,
+            agent_loop_processes=recipe.agent_loop_processes,
             warnings=[
                 *stage_warnings(shape, recipe, memory, judge, machine_memory),
                 *filter_warnings(number, recipe, before),
+                *limit_warnings(shape, recipe, pieces, checkpoint, given),
+                *queue_warnings(recipe, judge),
             ],
         )
     hardware = next(iter(recipes.values())).hardware
@@ -251,7 +277,17 @@ def start_warnings(model: Path, first: int) -> Iterator[str]:
         )
 
 
-def sft_warnings(recipe: SftRecipe, shape: ModelShape, memory: Memory) -> Iterator[str]:
+def sft_saving(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> Saving:
+    """The checkpoints of SFT; `sample` has the tokens of some of the conversations, as for `sft_memory`."""
+    given = Assumptions()
+    mean = sum(sample) / len(sample) if sample else recipe.max_tokens
+    step_s = sft_step_s(shape, recipe, mean, given)
+    checkpoint = stage_disk(shape, SFT_KEEP).checkpoint
+    return saving(recipe.checkpoint_every, recipe.checkpoint_every_minutes, step_s, checkpoint, given)
+
+
+def sft_warnings(recipe: SftRecipe, shape: ModelShape, memory: Memory, checkpoint: Saving) -> Iterator[str]:
     """One sentence for each thing of SFT that does not fit."""
     yield from division_warnings(shape, recipe.hardware)
     yield from memory_warnings(recipe.hardware, memory)
+    yield from time_limit_warnings(shape, recipe.hardware, checkpoint, 0.0, Assumptions())

@@ -10,7 +10,7 @@ import pytest
 
 from rstar2.train.estimate.memory import Update, sft_memory
 from rstar2.train.estimate.model import ModelShape, shape_of
-from rstar2.train.estimate.report import RunEstimate, estimate_run, sft_warnings
+from rstar2.train.estimate.report import RunEstimate, estimate_run, sft_saving, sft_warnings
 from rstar2.train.estimate.work import Assumptions, Rates, update_flop
 from rstar2.train.recipe_files import sft_recipe, stage_recipes
 
@@ -35,7 +35,7 @@ def warned(name: str, profile: str | None, *changes: str, **given: Any) -> list[
 
 def sft_warned(profile: str) -> list[str]:
     model, recipe = shape("Qwen3-14B"), sft_recipe(profile, [])
-    return list(sft_warnings(recipe, model, sft_memory(model, recipe, [])))
+    return list(sft_warnings(recipe, model, sft_memory(model, recipe, []), sft_saving(model, recipe, [])))
 
 
 def test_the_papers_run_comes_out_at_the_week_that_it_took() -> None:
@@ -226,8 +226,9 @@ def test_what_a_warning_advises_ends_it() -> None:
 
 
 def test_a_model_too_large_for_the_machine_is_told_on_a_cpu() -> None:
-    (warning,) = warned("Qwen3-4B", "laptop", machine_memory=24 << 30)
-    assert "this machine has 24.0 GiB" in warning
+    memory, time = warned("Qwen3-4B", "laptop", machine_memory=24 << 30)
+    assert "this machine has 24.0 GiB" in memory
+    assert time.startswith("one rollout of full length, with the judge away, may take")
     assert warned("Qwen3-0.6B", "laptop", *["rollout.prompts=1", "rollout.rollouts=4", "roc.down_sample_to_n=2"],
                   "rollout.tokens=64", "rollout.prompt_tokens=64", machine_memory=24 << 30) == []  # fmt: skip
 
