@@ -47,7 +47,7 @@ test-vllm: $(STAMP) smollm2
 	@python=$$($(BIN)/python tests/support/servers/vllm_environment.py .venv-vllm) || exit 1; \
 	if [ -n "$$python" ]; then \
 	  RSTAR2_VLLM_PYTHON=$$python $(BIN)/python -m pytest --numprocesses 0 --timeout 3600 \
-	    tests/engines/test_real_vllm.py tests/train/verl/test_vllm_training.py; \
+	    tests/engines/test_real_vllm.py tests/train/verl/test_vllm_training.py tests/doctor/test_whole_gpu_check.py; \
 	fi
 
 $(GPU_STACK)/.installed: pyproject.toml constraints/gpu.txt

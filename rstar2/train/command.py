@@ -20,6 +20,7 @@ from rstar2.train import attention
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.trainer import modes
+from rstar2.train.trainer.saving import SAVE_EVERY, STAGE_FOLDER
 from rstar2.train.trainer.tracking import run_name, tracker_environment, tracker_keys
 
 SECRETS_FILE = "worker_secrets.json"
@@ -142,7 +143,7 @@ def stage_command(
 def sft_command(
     recipe: SftRecipe, folder: Path, model: Path | str, data: Path, metrics: str = FIRST_METRICS
 ) -> Command:
-    """`verl.trainer.sft_trainer`, under torchrun where there is more than one rank; see `stage_command`."""
+    """`python -m rstar2.train.verl.sft_trainer`, under torchrun if there is more than one rank; see `stage_command`."""
     hardware = recipe.hardware
     overrides: dict[str, Any] = {
         **_HYDRAS_OWN,
@@ -168,6 +169,7 @@ def sft_command(
         "trainer.n_gpus_per_node": hardware.gpus_per_node,
         "trainer.total_epochs": recipe.epochs,
         "trainer.save_freq": recipe.checkpoint_every,
+        f"+trainer.{SAVE_EVERY}": 60 * recipe.checkpoint_every_minutes,
         "trainer.max_ckpt_to_keep": SFT_KEEP,
         "trainer.seed": recipe.seed,
         "trainer.default_local_dir": folder / "checkpoints",
@@ -190,7 +192,7 @@ def sft_command(
         # On several nodes `rstar2.train.launch` starts this on each, with a rendezvous.
         ranks = [f"--nnodes={hardware.nodes}", f"--nproc-per-node={hardware.gpus_per_node}"]
         start = ["-m", "torch.distributed.run", *ranks, *(["--standalone"] if hardware.nodes == 1 else [])]
-    argv = [sys.executable, *start, "-m", "verl.trainer.sft_trainer", *_hydra(overrides)]
+    argv = [sys.executable, *start, "-m", "rstar2.train.verl.sft_trainer", *_hydra(overrides)]
     return Command(argv, env, hardware.nodes, hardware.gpus_per_node)
 
 
@@ -244,6 +246,8 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{actor}.clip_ratio_high": clip_high,
         f"{actor}.use_kl_loss": False,
         f"{actor}.entropy_coeff": 0,
+        # VERL computes entropy in the precision of the logits, bf16 on GPUs, but in fp32 in chunks.
+        f"{actor}.entropy_from_logits_with_chunking": True,
         f"{actor}.checkpoint.save_contents": _SAVED,
         f"{engine}.name": "vllm",
         f"{engine}.n": selection.down_sample_to_n,
@@ -255,6 +259,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{engine}.calculate_log_probs": True,
         f"{engine}.agent.agent_loop_config_path": folder / "agent_loop.yaml",
         f"{engine}.agent.default_agent_loop": AGENT_NAME,
+        f"{engine}.agent.num_workers": recipe.agent_loop_processes,
         f"{engine}.router_config_path": folder / ROUTER_FILE if recipe.schedules_sessions else None,
         # The router reads an engine's KV cache from its metrics.
         f"{engine}.disable_log_stats": not recipe.schedules_sessions,
@@ -269,7 +274,9 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
             "run": run_name(folder),
             "prompts": rollout.prompts,
             "rollouts": rollout.rollouts,
-            "judge": recipe.judge.model_dump(),
+            "held_out_samples": recipe.held_out.samples,
+            "max_failed_share": rollout.max_failed_share,
+            "judge": recipe.judge.model_dump(exclude={"packages", "isolation"}),
             "agent_loop": folder / "agent_loop.yaml",
         },
         "trainer.device": hardware.device,
@@ -278,6 +285,8 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "trainer.total_training_steps": recipe.steps,
         "trainer.total_epochs": 1_000_000,
         "trainer.save_freq": recipe.checkpoint.every,
+        f"+trainer.{SAVE_EVERY}": 60 * recipe.checkpoint.every_minutes,
+        "trainer.checkpoint_callback_class": "rstar2.train.verl.saving.SavesInTime",
         # VERL would remove one of which the model is still to be made; we remove it after that.
         "trainer.max_actor_ckpt_to_keep": None if recipe.checkpoint.export_every else recipe.checkpoint.keep,
         "trainer.test_freq": recipe.held_out.every if recipe.held_out.data else -1,
@@ -295,6 +304,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
 def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
     env = {
         "VERL_FILE_LOGGER_PATH": str(metrics.absolute()),
+        STAGE_FOLDER: str(metrics.absolute().parent),
         "HYDRA_FULL_ERROR": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_worker_register_timeout_seconds": str(hardware.worker_start_s),

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from rstar2.doctor.hardware import gpu_names
 from rstar2.errors import UserError
 from rstar2.install import install_command
+from rstar2.machine import gpu_names
 from rstar2.train.recipe import Hardware
 
 LAPTOP = "laptop"

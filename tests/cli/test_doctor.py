@@ -15,12 +15,13 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner, Result
 
 import rstar2
+from rstar2 import machine
 from rstar2.cli import app
-from rstar2.doctor import hardware, software
+from rstar2.doctor import software
 from rstar2.doctor.finding import Finding, laptop_ready
-from rstar2.doctor.hardware import memory_bytes, usable_cores
 from rstar2.doctor.software import package
 from rstar2.install import install_command
+from rstar2.machine import memory_bytes, usable_cores
 from rstar2.serve import install_commands
 from rstar2.serve import vllm as serve_vllm
 
@@ -173,10 +174,10 @@ def test_torch_is_asked_for_gpus_where_a_driver_has_a_device(
 ) -> None:
     _executable(tmp_path / "bin", "python", f"echo '{GPU}'")
     monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
-    monkeypatch.setattr(hardware, "_DEV", tmp_path)
-    assert hardware._by_torch() == []
+    monkeypatch.setattr(machine, "_DEV", tmp_path)
+    assert machine._by_torch() == []
     (tmp_path / "kfd").touch()
-    assert hardware._by_torch() == [GPU]
+    assert machine._by_torch() == [GPU]
 
 
 def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path) -> None:

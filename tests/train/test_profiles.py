@@ -38,6 +38,22 @@ def test_a_profiles_name_says_how_many_gpus_it_takes(profile: str, gpus: int) ->
         assert hardware.nodes * hardware.gpus_per_node == gpus
 
 
+def test_the_agent_loops_processes_follow_the_rollouts_in_flight() -> None:
+    def processes(profile: str, *changes: str) -> int:
+        return stage_recipe(1, profile, list(changes)).agent_loop_processes
+
+    assert [processes(profile) for profile in PROFILES] == [1, 1, 1, 8, 24]
+    assert processes("64xh100", "hardware.sequences_in_flight=256") == 16
+    # A step of 2,048 rollouts needs 4, but every machine has one.
+    assert processes("64xh100", "rollout.prompts=64") == 8
+    assert processes("8xh100", "hardware.sequences_in_flight=2048", "rollout.prompts=8") == 1
+    asynchronous = ["mode=separate_async", "asynchronous.rollout_nodes=4", "hardware.sequences_in_flight=16"]
+    assert processes("64xh100", *asynchronous) == 12
+    # VERL hands a process whole problems.
+    few = ["rollout.prompts=4", "rollout.rollouts=1024", "roc.down_sample_to_n=512"]
+    assert processes("64xh100", *few) == 4
+
+
 def seen_by_verl(config: Any) -> dict[str, Any]:
     """What VERL reads of a profile, by the profile's own keys."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -54,6 +70,7 @@ def seen_by_verl(config: Any) -> dict[str, Any]:
         "offload": {(False, False): "none", (False, True): "optimizer", (True, True): "all"}[offloaded],
         "gradient_checkpointing": config.actor_rollout_ref.model.enable_gradient_checkpointing,
         "nccl_timeout_s": config.actor_rollout_ref.nccl_timeout,
+        "agent_loop_processes": rollout.agent.num_workers,
     }
 
 
@@ -68,7 +85,7 @@ def test_verl_accepts_every_recipe_and_every_algorithm_on_every_profile(profile:
         argv = stage_command(resolved, tmp_path / "stage1", tmp_path / "model").argv[3:]
         config = accepted(argv)
         named = {key: getattr(resolved.hardware, key) for key in NAMED - {"router"}}
-        assert seen_by_verl(config) == named
+        assert seen_by_verl(config) == {**named, "agent_loop_processes": resolved.agent_loop_processes}
         # With one engine there is nothing to decide.
         several = resolved.hardware.engines > 1 and resolved.hardware.router == "sessions"
         assert bool(config.actor_rollout_ref.rollout.router_config_path) == several
@@ -80,7 +97,7 @@ def test_verl_accepts_every_recipe_and_every_algorithm_on_every_profile(profile:
 def test_verl_accepts_sft_on_every_profile(profile: str, tmp_path: Path) -> None:
     recipe = sft_recipe(profile, [])
     argv = sft_command(recipe, tmp_path / "sft", tmp_path / "m", tmp_path / "d.parquet").argv
-    config = composed("sft_trainer_engine", argv[argv.index("verl.trainer.sft_trainer") + 1 :])
+    config = composed("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
     assert config.data.max_token_len_per_gpu == recipe.update_tokens
     assert config.model.enable_gradient_checkpointing == recipe.hardware.gradient_checkpointing
     assert config.engine.ulysses_sequence_parallel_size == recipe.hardware.sequence_parallel

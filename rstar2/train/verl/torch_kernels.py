@@ -67,7 +67,7 @@ def packed_attention(
     return torch.cat(attended, dim=1), None
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     """-log p(label) of each row in fp32. The gradient takes the place of the logits if `inplace` says so."""
 
     @staticmethod
