@@ -14,9 +14,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 _PR_SET_PDEATHSIG = 1
 _FIRST_PORT, _TRIES = 20_000, 100
@@ -26,7 +27,7 @@ _LISTENS = "0A"
 _END_S = 60.0
 """How long a process may take to end that was killed, or that closed its standard input at once."""
 _libc = ctypes.CDLL(None, use_errno=True)
-Settings = TypeVar("Settings", bound=BaseModel)
+Settings = TypeVar("Settings", bound="BaseModel")
 
 
 def die_with(parent: int, sent: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
@@ -53,8 +54,15 @@ def start_bound(
 
     Call it from the main thread: the kernel ties the child to the thread that forked it. What it prints is
     appended to `log`; `text` is its standard input; `env` comes on top of this process's environment. With a
-    `umask` of -1 it has ours.
+    `umask` of -1 it has ours. It ignores SIGUSR1, which a scheduler sends to all processes of a job and which by
+    default ends a process.
     """
+    bind = die_with(os.getpid(), ended_by)
+
+    def prepare() -> None:
+        bind()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
         process = subprocess.Popen(
@@ -65,7 +73,7 @@ def start_bound(
             stderr=sink,
             pass_fds=pass_fds,
             start_new_session=True,
-            preexec_fn=die_with(os.getpid(), ended_by),
+            preexec_fn=prepare,
             umask=umask,
         )
     assert process.stdin is not None

@@ -72,6 +72,9 @@ def command(
         typer.echo(shell_lines(sft_command(resolved, run, here, data).argv))
         return
     need_training_extra()
+    from rstar2.train.stopping import end_resumably
+
+    end_resumably()
     from rstar2.train.hardware import check_hardware
     from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes
 

@@ -139,6 +139,9 @@ def command(
             typer.echo(shell_lines(trainer.argv))
         return
     need_training_extra()
+    from rstar2.train.stopping import end_resumably
+
+    end_resumably()
     from rstar2.eval.settings import JudgeChoice
     from rstar2.judge_check import check_judge
     from rstar2.train.hardware import check_hardware

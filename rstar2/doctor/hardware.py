@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 from rstar2.doctor.finding import Finding, sized
+from rstar2.machine import GIB, gpu_names, memory_bytes, usable_cores
 
-GIB = 1 << 30
 MEMORY_GIB = 6
 """Below this the demo's trainer, rollouts and judge together are likely to swap."""
 DISK_GIB = 5
 """A demo's checkpoints, logs and traces fit well into this."""
-_ASK_S = 60.0
-_CGROUP = Path("/sys/fs/cgroup")
-_DEV = Path("/dev")
-_GPU_DEVICES = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")
-"""Devices of NVIDIA's and AMD's drivers, Jetson boards and WSL included; `torch.cuda` knows of no other GPUs."""
-_TORCH = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(i))"
 
 
 def processors() -> Finding:
@@ -30,32 +20,12 @@ def processors() -> Finding:
     return sized("processors", f"{cores:g} cores", cores >= 2, more)
 
 
-def usable_cores() -> float:
-    """Cores by affinity, and by the container's quota where it has one."""
-    cores = float(len(os.sched_getaffinity(0)))
-    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
-    return min(cores, int(quota) / int(period)) if quota.isdigit() else cores
-
-
 def memory() -> Finding:
     """Memory available, in GiB."""
     total, free = memory_bytes()
     found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
     more = f"Close other programs: with less than {MEMORY_GIB} GiB free, the demo is likely to swap."
     return sized("memory", found, free >= MEMORY_GIB * GIB, more)
-
-
-def memory_bytes() -> tuple[int, int]:
-    """Total and available memory in bytes, the container's limit included."""
-    lines = (line.split() for line in _read(Path("/proc/meminfo")).splitlines())
-    sizes = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
-    total, free = sizes["MemTotal"], sizes["MemAvailable"]
-    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
-    if limit.isdigit() and used.isdigit():
-        stat = dict(line.split() for line in _read(_CGROUP / "memory.stat").splitlines())
-        cache = int(stat.get("inactive_file", 0))  # freed when programs need memory
-        total, free = min(total, int(limit)), min(free, int(limit) - int(used) + cache)
-    return total, free
 
 
 def disk() -> Finding:
@@ -75,41 +45,3 @@ def gpus() -> Finding:
         "Not needed for the demo. The recipe at the paper's size needs GPUs, with the extra `gpu` installed."
     )
     return Finding("GPU", "none", "missing", False, fix)
-
-
-def gpu_names() -> list[str]:
-    """The GPUs of this machine, one name each."""
-    return _nvidia() or _by_torch()
-
-
-def _nvidia() -> list[str]:
-    if shutil.which("nvidia-smi") is None:
-        return []
-    return _lines(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"])
-
-
-def _by_torch() -> list[str]:
-    """AMD's and other GPUs, as an installed torch sees them, in a process of its own.
-
-    Importing torch takes seconds, so it is only asked where there is the device of a driver.
-    """
-    from importlib.util import find_spec
-
-    if not any(True for name in _GPU_DEVICES for _ in _DEV.glob(name)) or find_spec("torch") is None:
-        return []
-    return _lines([sys.executable, "-c", _TORCH])
-
-
-def _lines(command: list[str]) -> list[str]:
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -8,7 +8,7 @@ runs with `--logprobs-mode processed_logprobs`, as `rstar2 serve` starts it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +46,7 @@ class VLLMEngine:
         model: the served model's name; None takes the one the server has.
         stop_token_ids: ids that end a turn beside the model's own end of text, so `[codec.end_id]`.
         key: the API key, where the server asks for one.
+        more: further fields of vLLM's for each turn, such as `structured_outputs`.
 
     `generate` raises EngineUnavailable where nothing answers or the server is busy, EngineError where it refuses.
     """
@@ -57,11 +58,13 @@ class VLLMEngine:
         *,
         stop_token_ids: Sequence[int] = (),
         key: str | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         self._server = OpenAIServer(url, key)
         self.url = self._server.url
         self._model = model
         self._stop = list(stop_token_ids)
+        self._more = dict(more or {})
         self._known: Served | None = None
         self._asking = asyncio.Lock()
 
@@ -87,6 +90,7 @@ class VLLMEngine:
             "logprobs": 0,
             "return_token_ids": True,
             "stop_token_ids": self._stop,
+            **self._more,
         }
         received = await (self._complete(body) if on_tokens is None else self._stream(body, on_tokens))
         if received.finish not in ("stop", "length"):
@@ -94,6 +98,11 @@ class VLLMEngine:
         if not received.token_ids:
             raise self._server.error(
                 "returned no token ids", "Use a version of vLLM that supports return_token_ids."
+            )
+        if received.finish == "length" and served.max_len is not None and len(received.token_ids) < room:
+            raise self._server.error(
+                f"ended a turn after {len(received.token_ids)} tokens, of {room} that it may have",
+                "Remove max_new_tokens from the generation_config.json that the server uses.",
             )
         return Generation(
             received.token_ids, received.logprobs, "stop" if received.finish == "stop" else "length"

@@ -149,8 +149,9 @@ class Pipeline:
         command = stage_command(recipe, folder, model, stages.next_metrics(folder), first_step)
         command.env.update(self.trainer_env(recipe.hardware))
         start = stages.Start(
-            command, folder, recipe.steps, model, log, recipe.hardware, recipe.checkpoint, timer, warn
-        )
+            command, folder, recipe.steps, model, log, recipe.hardware, recipe.checkpoint, timer, warn,
+            keeps_rollouts=recipe.checkpoint.keep_rollouts and recipe.mode == "sync",
+        )  # fmt: skip
         trained = stages.train(start, on_step)
         self.progress.finish(row, f"{len(rows)} problems, {recipe.steps} steps")
         return trained

@@ -12,12 +12,14 @@ from rstar2.addresses import is_loopback
 from rstar2.data.parquet import prepared_file
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
-from rstar2.formats.format import FORMAT_FILE, Format, read_format, save_format
+from rstar2.formats.format import FORMAT_FILE, Format, read_format
+from rstar2.formats.model_folder import write_format
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.schema import ISOLATION_ORDER
 from rstar2.judge_check import check_judge, require
 from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
 from rstar2.train.answers import UnreadableAnswer, readable_rows
+from rstar2.train.attention import check_attention
 from rstar2.train.conversations import Encoded, encode, read_conversations
 from rstar2.train.filter.unsolved import check_counted, counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
@@ -109,6 +111,8 @@ def plan_training(
     leave out, the data is too small, also without prompts that are too long, or no judge can be started.
     """
     check_model(model)
+    for recipe in recipes.values():
+        check_attention(recipe.hardware.attention, model)
     fmt = check_start(recipes, model)
     data = prepared_file(data)
     rows, held_out, unreadable = check_data(recipes, data, solved)
@@ -215,6 +219,7 @@ def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
 def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     """Check what can be checked before SFT; a UserError where model, format or data cannot be used, or are too few."""
     check_model(model)
+    check_attention(recipe.hardware.attention, model)
     check_trackers(recipe.trackers, sft=True)
     codec = taught_codec(recipe.format, model)
     data = prepared_file(data)
@@ -303,11 +308,10 @@ def with_format(model: Path, fmt: Format, folder: Path) -> Path:
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    tokenizer.chat_template = fmt.template
-    tokenizer.save_pretrained(part)
-    save_format(fmt, part)
+    write_format(ChatCodec(tokenizer, fmt), model, part)
     for file in model.iterdir():
-        if file.is_file() and not (part / file.name).exists():
+        # The tokens in the legacy file would replace those of tokenizer_config.json.
+        if file.is_file() and file.name != "special_tokens_map.json" and not (part / file.name).exists():
             (part / file.name).symlink_to(file.resolve())
     part.rename(folder)
     return folder

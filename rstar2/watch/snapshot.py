@@ -13,7 +13,13 @@ from rstar2.errors import UserError
 from rstar2.runs import load_config, load_status
 from rstar2.train.filter.progress import SamplesDone, samples_done
 from rstar2.train.records.alarms import read_alarms
-from rstar2.train.records.progress import PROGRESS_FILE, RolloutProgress, read_progress
+from rstar2.train.records.progress import (
+    PROGRESS_FILE,
+    Activity,
+    RolloutProgress,
+    current_activity,
+    read_progress,
+)
 from rstar2.train.records.steps import Step, run_steps, sft_losses
 
 SFT = "sft"
@@ -41,6 +47,8 @@ class Snapshot:
     """Of the training problems, while the phase is a filter."""
     rollouts: RolloutProgress | None
     """Of the present step; None while no stage runs."""
+    activity: Activity | None
+    """What the trainer does besides rollouts; None while it makes these, and while none runs."""
     steps: list[Step]
     """All finished steps of all stages."""
     losses: list[float]
@@ -62,6 +70,7 @@ class Snapshot:
             "of": self.of,
             "samples": self.samples and asdict(self.samples),
             "rollouts": self.rollouts and self.rollouts.text(),
+            "activity": self.activity and self.activity.text(),
             "latest": _numbers(latest),
             **_numbers({"loss": self.losses[-1] if self.losses else None}),
             "alarms": self.alarms,
@@ -155,8 +164,9 @@ def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
         phase, done = f"stage {stage}", max((s.stage_step for s in steps if s.stage == stage), default=0)
     else:
         phase, done = ("SFT", len(losses)) if losses else ("", 0)
-    # What a stage that has its model wrote of its rollouts is of its last step.
-    rolling = status.get("state") == "running" and stage and not (root / f"stage{stage}" / "model").is_dir()
+    folder = sft if stage is None else root / f"stage{stage}"
+    # After a stage has its model, what it wrote of its progress is that of its last step.
+    training = status.get("state") == "running" and samples is None and not (folder / "model").is_dir()
     return Snapshot(
         run=run,
         kind=kind,
@@ -165,7 +175,8 @@ def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
         step=done,
         of=_steps_of(kind, config, stage),
         samples=samples,
-        rollouts=read_progress(root / f"stage{stage}" / PROGRESS_FILE) if rolling else None,
+        rollouts=read_progress(folder / PROGRESS_FILE) if training else None,
+        activity=current_activity(folder) if training else None,
         steps=steps,
         losses=losses,
         alarms=[

@@ -103,11 +103,17 @@ MAKERS = {
 
 
 def _is_only_parsed(line: str) -> bool:
-    """Whether a line speaks to what runs in the background, a judge or a server, or needs a harness's environment."""
+    """Whether a line speaks to what runs in the background, a judge or a server, or needs a harness's environment.
+
+    Or it trains for minutes: tests/doctor runs the checks of a GPU machine.
+    """
     words = line.partition("rstar2 ")[2].split()
     services = (["serve", "status"], ["serve", "down"], ["serve", "logs"])
     return (
-        words[0] == "judge" or words[:2] in (*services, ["eval", "setup"]) or not HARNESSES.isdisjoint(words)
+        words[0] == "judge"
+        or "--gpu-check" in words
+        or words[:2] in (*services, ["eval", "setup"])
+        or not HARNESSES.isdisjoint(words)
     )
 
 

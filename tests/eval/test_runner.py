@@ -154,6 +154,39 @@ async def test_every_sample_is_run_once_and_written_graded(run: Run, tmp_path: P
     assert all(trace.verdict in ("correct", "wrong") and trace.gold for trace in traces)
 
 
+class CallingEngine:
+    """Calls a tool in every turn, and notes how each turn was to be sampled."""
+
+    name = "calling"
+
+    def __init__(self, codec: ChatCodec) -> None:
+        self._codec = codec
+        self.asked: list[Sampling] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        self.asked.append(sampling)
+        call = {"name": "python_code_with_standard_io", "arguments": {"code": "print(1)", "input": ""}}
+        written = self._codec.tokenizer.encode(f"</reason><tool_call>{json.dumps(call)}</tool_call>")
+        return Generation([*written, self._codec.end_id], None, "stop")
+
+    async def aclose(self) -> None:
+        return
+
+
+async def test_an_evaluation_samples_16_times_at_temperature_06_with_30k_tokens_and_30_turns(
+    run: Run, plain: ChatCodec, tmp_path: Path
+) -> None:
+    engine = CallingEngine(plain)
+    await run(tmp_path, engine=engine, settings=EvalSettings(in_flight=8, wait_s=5), problems=PROBLEMS[:1])
+    assert len(engine.asked) == 16 * 30
+    assert {(each.temperature, each.top_p, each.top_k) for each in engine.asked} == {(0.6, 1.0, 0)}
+    assert max(each.max_tokens or 0 for each in engine.asked) == 30_000
+    traces = list(read_traces(tmp_path / "traces.jsonl"))
+    assert [(len(trace.turns), trace.finish) for trace in traces] == [(30, "max_turns")] * 16
+
+
 async def test_a_torn_and_halved_run_ends_as_an_uninterrupted_one(
     run: Run, engine: SeededEngine, tmp_path: Path
 ) -> None:

@@ -6,12 +6,16 @@ import errno
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.optional import needs
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.cli.train import left_out
 from rstar2.cli.training import ProgressRows
@@ -29,11 +33,13 @@ from rstar2.train.filter.sample import VERDICTS
 from rstar2.train.pipeline import Pipeline
 from rstar2.train.recipe import CheckpointSettings, Hardware, StageRecipe
 from rstar2.train.recipe_files import stage_recipe, stage_recipes
+from rstar2.train.records.progress import PROGRESS_FILE
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.sampling import drop_solved
-from rstar2.train.stages import Start, continue_optimizer, fitting, train, write_stage_inputs
+from rstar2.train.stages import Start, continue_optimizer, fitting, is_done, train, write_stage_inputs
 from rstar2.train.start_checks import TrainPlan, plan_training
 from rstar2.train.trainer.checkpoints import POINTER, steps_of
+from rstar2.train.trainer.saving import STOP_FILE
 
 
 def row(name: str) -> dict[str, dict[str, str]]:
@@ -484,6 +490,49 @@ def test_a_trainer_that_saves_faster_than_models_are_made_loses_none(
     assert train(start, lambda step, metrics: seen.append(step)) == tmp_path / "model"
     assert (seen, models(tmp_path), warned) == ([2, 4, 6], ["step-2", "step-4", "step-6"], [])
     assert kept(tmp_path) == [6]
+
+
+STOPPABLE = """
+import json, os, pathlib, time
+stage = pathlib.Path({stage!r})
+pointer = stage / "checkpoints" / {pointer!r}
+step = 1 + int(pointer.read_text()) if pointer.exists() else 1
+(stage / {progress!r}).write_text("{{}}")
+while step == 1 and not (stage / {stop!r}).exists(): time.sleep(0.01)
+(stage / "checkpoints" / f"global_step_{{step}}").mkdir(parents=True)
+pointer.write_text(str(step))
+line = {{"step": step, "data": {{"rstar2/pass_rate": 0.5}}}}
+pathlib.Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text(json.dumps(line) + "\\n")
+"""
+
+
+@needs("torch")
+def test_a_stage_that_a_signal_stops_is_saved_without_a_model_and_the_same_call_continues(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.save_pretrained(tmp_path / "base")
+    whole_checkpoints(monkeypatch)
+    monkeypatch.setattr(stages, "run_export", lambda *about: None)
+    code = STOPPABLE.format(stage=str(tmp_path), pointer=POINTER, progress=PROGRESS_FILE, stop=STOP_FILE)
+    start, warned = phase(tmp_path, code, 2)
+    steps: list[int] = []
+
+    def signalled() -> None:
+        wait_until((tmp_path / PROGRESS_FILE).exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = threading.Thread(target=signalled)
+    sender.start()
+    with pytest.raises(SystemExit) as stopped:
+        train(start, lambda step, metrics: steps.append(step))
+    sender.join(TIMEOUT_S)
+    assert stopped.value.code == 75
+    assert [text.split(":")[0] for text in warned] == ["SIGTERM"]
+    assert (steps, kept(tmp_path), is_done(tmp_path)) == ([1], [1], False)
+    env = {"VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics-2.jsonl")}
+    again = replace(start, command=Command(start.command.argv, env))
+    assert train(again, lambda step, metrics: steps.append(step)) == tmp_path / "model"
+    assert (steps, kept(tmp_path), is_done(tmp_path)) == ([1, 2], [1, 2], True)
 
 
 def test_a_model_that_cannot_be_made_at_the_start_is_a_warning_and_its_checkpoint_is_kept_no_longer(

@@ -22,6 +22,7 @@ from rstar2.errors import Failure, UserError
 from rstar2.eval.verdicts import VerdictWriter
 from rstar2.files import write_json
 from rstar2.runs import load_status, open_run
+from rstar2.train.records.progress import Activity, ActivityWriter
 from rstar2.watch.snapshot import snapshot
 from rstar2.watch.view import course
 
@@ -40,7 +41,14 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", "train", CONFIG):
         for step in (1, 2):
             add_step(tmp_path / "run", step)
-        progress = {"step": 3, "finished": 700, "wanted": 16384, "judge_away_s": 40.0}
+        progress = {
+            "step": 3,
+            "finished": 700,
+            "wanted": 16384,
+            "judge_away_s": 40.0,
+            "failed": 9,
+            "fault": "step 3: rollouts fail, and are left out: 1 x engine: out of memory",
+        }
         write_json(tmp_path / "run" / "stage1" / "rollouts.json", progress)
         alarm = {"step": 2, "sign": "entropy", "text": "entropy fell from 0.4 to 0.02"}
         (tmp_path / "run" / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
@@ -49,10 +57,11 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
     assert ran.code == 0
     assert "\x1b" not in ran.stdout
     assert "train, running  stage 1, step 2 of 3" in ran.stdout
-    assert "step 3, 700 of 16384 rollouts finished, judge away for 40 s" in ran.stdout
+    assert "step 3, 700 of 16384 rollouts finished, 9 of them failed, judge away for 40 s" in ran.stdout
+    assert "\nstep 3: rollouts fail, and are left out: 1 x engine: out of memory" in ran.stdout
     assert "ALARM  stage 1, step 2: entropy fell from 0.4 to 0.02" in ran.stdout
     assert "▁█" in ran.stdout
-    assert "all rollouts 50.0%" in ran.stdout
+    assert "all with a verdict 50.0%" in ran.stdout
     assert (told["state"], told["phase"], told["step"], told["of"]) == ("running", "stage 1", 2, 3)
     assert told["latest"]["pass_rate"] == 0.5
     assert [step["entropy"] for step in told["steps"]] == [0.4, 0.2]
@@ -92,6 +101,28 @@ def test_a_filter_is_the_phase_until_it_is_done_and_a_finished_stage_shows_no_ro
         (run / "stage3" / "train.parquet").touch()
         shown = snapshot(run)
         assert (shown.phase, shown.step, shown.of, len(shown.steps)) == ("stage 3", 0, 9, 2)
+
+
+@pytest.mark.parametrize(("kind", "folder"), [("train", "stage1"), ("sft", ".")])
+def test_what_the_trainer_does_is_shown_until_rollouts_are_newer(
+    tmp_path: Path, kind: str, folder: str
+) -> None:
+    run = tmp_path / "run"
+    stage = run / folder
+    with open_run(run, kind, CONFIG):
+        if kind == "train":
+            add_step(run, 1)
+            write_json(stage / "rollouts.json", {"step": 2, "finished": 64, "wanted": 64})
+            os.utime(stage / "rollouts.json", ns=(1, 1))
+        ActivityWriter(stage).write(Activity("update", 37, 120, "micro-batches"))
+        assert "update, 37 of 120 micro-batches" in rstar2("watch", run).stdout
+        assert snapshot(run).record()["activity"] == "update, 37 of 120 micro-batches"
+        if kind == "train":
+            now = 1 + (stage / "alive.json").stat().st_mtime_ns
+            os.utime(stage / "rollouts.json", ns=(now, now))
+            assert "update" not in rstar2("watch", run).stdout
+        (stage / "model").mkdir()
+        assert snapshot(run).activity is None
 
 
 def test_the_folder_of_a_stage_shows_that_stage_alone(tmp_path: Path) -> None:

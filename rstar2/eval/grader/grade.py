@@ -72,6 +72,18 @@ class Verdict:
         """Whether the answer is verified to equal the gold answer; the reward is 1.0 exactly then."""
         return self.verdict == "correct"
 
+    @property
+    def grader_failed(self) -> bool:
+        """Whether the grader itself failed, which says nothing about the answer."""
+        return self.rule in GRADER_FAULTS
+
+
+POOL_CLOSED = "not verified: the pool is closed"
+WORKER_ENDED = "not verified: the worker ended twice"
+WORKER_STUCK = "not verified: the worker did not answer"
+INTERNAL_ERROR = "not verified: internal error"
+GRADER_FAULTS = (POOL_CLOSED, WORKER_ENDED, WORKER_STUCK, INTERNAL_ERROR)
+"""Rules of verdicts that were not reached because of a fault of the grader."""
 
 Given = str | int | float | None
 """A gold answer or a model's output as a caller may have it."""

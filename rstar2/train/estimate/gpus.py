@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from rstar2.train.recipe import Hardware
+from typing import Protocol
 
 GIB = 1 << 30
+
+
+class Devices(Protocol):
+    """What the estimates need to know of the machines; `rstar2.train.recipe.Hardware` says it for a run."""
+
+    @property
+    def device(self) -> str:
+        """`cuda` or `cpu`."""
+
+    @property
+    def nodes(self) -> int: ...
+
+    @property
+    def gpus_per_node(self) -> int: ...
+
+    @property
+    def gpu(self) -> str:
+        """One of `GPUS`."""
+
+    @property
+    def gradient_checkpointing(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -31,5 +51,5 @@ CPU = Gpu(None, 1e10, 5e10)
 """A rank on a CPU: about two cores, in fp32."""
 
 
-def gpu_of(hardware: Hardware) -> Gpu:
+def gpu_of(hardware: Devices) -> Gpu:
     return GPUS[hardware.gpu] if hardware.device == "cuda" else CPU

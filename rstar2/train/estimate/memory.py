@@ -11,11 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from rstar2.train.estimate.gpus import GIB, gpu_of
+from rstar2.train.estimate.gpus import GIB, Devices, gpu_of
 from rstar2.train.estimate.model import ModelShape
-from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.verl.cpu.like_lengths import rows_of_like_lengths
+
+if TYPE_CHECKING:
+    from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
 MASTER = 4
 """Bytes of a parameter in the trainer, and of its gradient."""
@@ -53,6 +56,11 @@ class Update:
         high = min(longest, 2 * self.mean_tokens)
         low = 2 * self.mean_tokens - high
         return [low + (high - low) * (i + 0.5) / self.rollouts for i in range(self.rollouts)]
+
+    def mean_context(self, longest: int) -> float:
+        """How many tokens a token attends to on average, itself included: half of its rollout, by tokens."""
+        lengths = self.lengths(longest)
+        return sum(length**2 for length in lengths) / 2 / sum(lengths)
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,7 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Me
     limits = recipe.update_tokens, recipe.log_prob_tokens
 
     def with_tokens(update: int, log_probs: int) -> Memory:
-        return _update(shape, hardware, update, logits, log_probs, sends_weights=True)
+        return trainer_memory(shape, hardware, update, logits, log_probs, sends_weights=True)
 
     # No micro-batch holds more than a rank's part of a step.
     part = -(-rollouts * recipe.longest // (hardware.nodes * hardware.gpus_per_node))
@@ -147,7 +155,7 @@ def sft_memory(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> M
     logits = 1 if hardware.device == "cuda" else CPU_LOGITS
 
     def with_tokens(tokens: int) -> Memory:
-        return _update(shape, hardware, tokens, logits, 0, sends_weights=False)
+        return trainer_memory(shape, hardware, tokens, logits, 0, sends_weights=False)
 
     part = -(-recipe.batch * longest // (hardware.nodes * hardware.gpus_per_node))
     full = with_tokens(min(recipe.update_tokens, part) if rows is None else rows * longest)
@@ -180,16 +188,23 @@ def micro_batch_tokens(hardware: Hardware, lengths: Sequence[float], limit: int)
     return math.ceil(max((len(group) * own[group[0]] for group in groups), default=0) / split)
 
 
-def _update(
+def trainer_memory(
     shape: ModelShape,
-    hardware: Hardware,
+    hardware: Devices,
     tokens: int,
     logits: int,
     log_prob_tokens: int,
     *,
     sends_weights: bool,
 ) -> Memory:
-    """The trainer alone; `logits` is how many copies of a micro-batch's logits there are."""
+    """The memory of the trainer alone.
+
+    Args:
+        tokens: those of a micro-batch of the update, per GPU.
+        logits: copies of such a micro-batch's logits at the moment of the loss.
+        log_prob_tokens: tokens of a micro-batch that only computes log-probabilities; 0 where there are none.
+        sends_weights: whether a CPU's process also holds the weights on their way to the engine.
+    """
     ranks = hardware.nodes * hardware.gpus_per_node
     on_gpu = hardware.device == "cuda"
     width = 2 if on_gpu else 4

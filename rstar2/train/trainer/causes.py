@@ -11,7 +11,7 @@ READ_BYTES = 8_000_000
 _LONGEST = 500
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
 """What Ray and torch put before a line of one of their processes."""
-_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
+_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Failure)(?::|$)")
 _CONSEQUENCE = re.compile(
     r"^(?:ray\.exceptions\.|ray\.)?(?:ActorDiedError|ActorUnavailableError|RayActorError|RayTaskError|WorkerCrashedError|"
     r"ObjectLostError|OwnerDiedError|NodeDiedError|TaskCancelledError)"
@@ -33,6 +33,11 @@ class Cause:
 
 
 _KNOWN: tuple[tuple[str, str], ...] = (
+    (
+        r"^rstar2\.errors\.Failure: step \d+: rollouts that failed",
+        "The log has each failed rollout's error, at 'rollout … failed'. The same command continues from the last "
+        "checkpoint, with new engines.",
+    ),
     (
         r"CUDA out of memory|HIP out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
         "A GPU is out of memory: set hardware.offload=all or a smaller hardware.engine_memory_share, or in a new run "

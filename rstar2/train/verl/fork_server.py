@@ -44,6 +44,7 @@ PRELOADED = (
     "verl.experimental.reward_loop",
     "verl.workers.engine_workers",
     "verl.workers.rollout.llm_server",
+    "rstar2.train.verl.activity",
     "rstar2.train.verl.agent_loop",
     "rstar2.train.verl.cpu.rollout",
     "rstar2.train.verl.plugin",

@@ -25,7 +25,7 @@ class EncodedConversations(Dataset):  # type: ignore[misc]
         self._open()
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """`input_ids`, `position_ids` and `loss_mask`, each of shape (T,)."""

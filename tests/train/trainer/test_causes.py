@@ -126,6 +126,18 @@ def test_an_engine_that_died_comes_before_verls_word_on_the_step_without_rollout
     assert "A rollout engine ended" in find_cause(log).remedy
 
 
+def test_rollouts_that_fail_are_the_cause_though_each_left_its_own_error(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    said = "rstar2.errors.Failure: step 7: rollouts that failed: 9 (9 x engine: out of memory), more than"
+    log.write_text(
+        f"{RAY}rstar2.agent.RolloutError: VERL's rollout server failed: The actor died unexpectedly before it\n"
+        f"{RAY}ValueError: an engine's own\nray.exceptions.RayTaskError(Failure): ray::TaskRunnerV1.run() (pid=9)\n"
+        f"{said}\nthe last lines of all\n"
+    )
+    assert find_cause(log).line == said
+    assert "same command continues" in find_cause(log).remedy
+
+
 def test_a_trainer_that_was_killed_and_could_not_say_so_is_told_as_that(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("step:3 - actor/entropy:0.2\n")

@@ -181,11 +181,11 @@ def test_only_the_servers_own_user_is_served(server: dict[str, str], uid: int, s
 
 
 def signs(folder: Path) -> SignsOfLife:
-    return SignsOfLife(folder / "metrics.jsonl", None, 3000.0)
+    return SignsOfLife(folder / "metrics.jsonl", folder, 3000.0)
 
 
 def test_a_trainers_command_goes_through_the_server(server: dict[str, str], tmp_path: Path) -> None:
     path = script(tmp_path, "import sys\nprint('forked' if 'ray' in sys.modules else 'fresh')")
     command = Command([sys.executable, path], {SOCKET_VARIABLE: server[SOCKET_VARIABLE]})
-    run_trainer(command, tmp_path / "log", signs(tmp_path), lambda line: None)
+    run_trainer(command, tmp_path / "log", signs(tmp_path), lambda line: None, pytest.fail)
     assert (tmp_path / "log").read_text() == "forked\n"

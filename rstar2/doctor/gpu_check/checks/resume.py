@@ -1,0 +1,71 @@
+"""Continues the run that the check `rl` killed, by the same command, to its end.
+
+Each step takes a known share of every weight away (`tools.training.RATE`), so the finished model says how many steps it
+was trained for: one that was lost or repeated shows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, NotRun, Settings
+from rstar2.doctor.gpu_check.checks import rl
+from rstar2.doctor.gpu_check.tools import commands
+from rstar2.doctor.gpu_check.tools.device import torch_device
+
+MOST_OFF = 1e-3
+"""Of a tensor's norm, relative to the norm it has to have."""
+
+
+def run(settings: Settings) -> Measured:
+    from rstar2.doctor.gpu_check.tools import training
+    from rstar2.doctor.gpu_check.tools.model import random_model
+    from rstar2.train.records.steps import step_metrics
+    from rstar2.train.trainer.checkpoints import last_checkpoint
+
+    torch_device(settings)
+    stage = rl.run_folder(settings) / "stage1"
+    saved = last_checkpoint(stage / "checkpoints")
+    if saved is None:
+        raise NotRun("the check `rl` left no checkpoint", "Run both: --check rl --check resume.")
+    before = int(saved.name.rpartition("_")[2])
+    known = set(step_metrics(stage))
+    commands.run(settings, CHECK.name, rl.words_of(settings))
+    steps = {number: step for number, step in step_metrics(stage).items() if number not in known}
+    seen = Measured()
+    seen.add("last checkpoint before the kill", before)
+    seen.add("first step after it", min(steps, default=None))
+    seen.add("last step", max(steps, default=None))
+    wrong = training.add_agreement(seen, list(steps.values()))
+    off = _off(random_model(settings), stage / "model", (1 - training.RATE) ** training.STEPS)
+    seen.add("largest error of a tensor's norm", off)
+    if sorted(steps) != list(range(before + 1, training.STEPS + 1)):
+        wrong.append(f"after the checkpoint of step {before} it ran the steps {sorted(steps)}")
+    if not off <= MOST_OFF:
+        wrong.append(
+            f"the model is not what {training.STEPS} steps make of it: a tensor's norm is off by {off:.1%}"
+        )
+    if wrong:
+        raise CheckFailed("; ".join(wrong), "Keep the run (--keep), and report it with its logs.", seen)
+    seen.summary = (
+        f"continued after step {before} by the same command; the model is what {training.STEPS} steps make"
+    )
+    return seen
+
+
+def _off(base: Path, trained: Path, factor: float) -> float:
+    """The largest relative error of the norms of a trained model's tensors, which have to be `factor` of the base's."""
+    from safetensors import safe_open
+
+    def norms(folder: Path) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for path in folder.glob("*.safetensors"):
+            with safe_open(path, "pt") as file:
+                found |= {name: float(file.get_tensor(name).float().norm()) for name in file.keys()}  # noqa: SIM118 - it is no dict
+        return found
+
+    old, new = norms(base), norms(trained)
+    return max(abs(new[name] / (factor * norm) - 1) for name, norm in old.items())
+
+
+CHECK = Check("resume", "Resume after the kill", run, limit_s=1500.0, needs=rl.NEEDS)

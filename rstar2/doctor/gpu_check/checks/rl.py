@@ -1,0 +1,122 @@
+"""Steps of `rstar2 train` by FSDP and the rollout engine, until it is killed in the middle of one with SIGKILL.
+
+The check `resume` then continues the same run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, Settings
+from rstar2.doctor.gpu_check.tools import commands
+from rstar2.doctor.gpu_check.tools.device import torch_device
+from rstar2.files import read_json, write_json
+
+KILLED_AFTER = 2
+"""Steps."""
+POLL_S = 0.2
+NEEDS = ("torch", "transformers", "typer", "pydantic", "jinja2", "pyarrow", "verl", "ray", "redis", "fastapi")
+PARTS = {
+    "rollouts": ("gen",),
+    "log-probabilities": ("old_log_prob",),
+    "update": ("update_actor",),
+    "log-probabilities and update": ("old_log_prob", "update_actor"),
+    "weights to the engine": ("update_weights",),
+    "checkpoint": ("save_checkpoint",),
+    "whole step": ("step",),
+}
+"""Of a step's time, by VERL's names."""
+
+
+def run(settings: Settings) -> Measured:
+    from rstar2.doctor.gpu_check.tools import training
+    from rstar2.train.records.steps import step_metrics
+
+    torch_device(settings)
+    words, stage = words_of(settings), run_folder(settings) / "stage1"
+    with commands.started(settings, CHECK.name, words) as process:
+        _wait_for_steps(settings, process, stage)
+        os.killpg(process.pid, signal.SIGKILL)
+    steps = list(step_metrics(stage).values())
+    seen = Measured()
+    seen.add("steps before the kill", len(steps))
+    wrong = training.add_agreement(seen, steps)
+    last = steps[-1]
+    written = float(last["rstar2/tokens"]) * float(last["rstar2/rollouts"])
+    seen.add("speed of the rollouts", written / float(last["timing_s/gen"]), "tokens/s")
+    _add_plan(seen, settings, stage)
+    if wrong:
+        raise CheckFailed(
+            "; ".join(wrong),
+            "If only later steps are off, the new weights do not reach the engine. If all are, engine and trainer "
+            "compute differently: look at the check `attention`.",
+            seen,
+        )
+    kl = max((abs(float(step["rollout_corr/kl"])) for step in steps), default=0.0)
+    seconds = float(last["timing_s/step"])
+    seen.summary = (
+        f"{len(steps)} steps, the last in {seconds:.1f} s; KL of engine and trainer {kl:.1g} nats/token"
+    )
+    return seen
+
+
+def run_folder(settings: Settings) -> Path:
+    return settings.work / "rl"
+
+
+def words_of(settings: Settings) -> list[str]:
+    """The command. `resume` gets the very same, although less memory may be free by then."""
+    from rstar2.data import builtin
+    from rstar2.data.parquet import rl_rows, write_parquet
+    from rstar2.doctor.gpu_check.tools import training
+    from rstar2.doctor.gpu_check.tools.model import SEED
+
+    record, problems = settings.work / "rl-command.json", settings.work / "problems.parquet"
+    if not record.exists():
+        count = 4 * training.PROMPTS
+        write_parquet(problems, rl_rows(builtin.training(SEED, count), training.ROLLOUTS, "builtin"))
+        write_json(record, training.rl_words(settings, run_folder(settings), problems))
+    words: list[str] = read_json(record)
+    return words
+
+
+def _wait_for_steps(settings: Settings, process: subprocess.Popen[bytes], stage: Path) -> None:
+    """Return once so many steps are done; CheckFailed if training ends before. The check's limit bounds the wait."""
+    from rstar2.train.records.steps import step_metrics
+
+    while len(step_metrics(stage)) < KILLED_AFTER:
+        if (code := process.poll()) is not None:
+            raise commands.command_failed(settings, CHECK.name, "train", code)
+        time.sleep(POLL_S)
+
+
+def _add_plan(seen: Measured, settings: Settings, stage: Path) -> None:
+    """Memory and times beside the plan's, with the lengths that the rollouts had."""
+    from rstar2.doctor.gpu_check.tools import training
+    from rstar2.doctor.gpu_check.tools.model import random_model
+    from rstar2.runs import load_config
+    from rstar2.train.estimate.measured import assumptions_of
+    from rstar2.train.estimate.memory import stage_memory
+    from rstar2.train.estimate.model import read_shape
+    from rstar2.train.estimate.work import Rates, stage_step
+    from rstar2.train.recipe import StageRecipe
+    from rstar2.train.records.steps import step_metrics
+
+    recipe = StageRecipe.model_validate(load_config(stage.parent)[1]["recipes"]["1"])
+    steps = list(step_metrics(stage).values())
+    shape, lengths = read_shape(random_model(settings)), assumptions_of(steps)
+    memory = stage_memory(shape, recipe, lengths.update(recipe))
+    step = stage_step(shape, recipe, memory, Rates(), lengths)
+    planned = {"rollouts": step.generate_s, "log-probabilities and update": step.update_s}
+    for name, keys in PARTS.items():
+        seconds = sum(float(steps[-1].get(f"timing_s/{key}", 0.0)) for key in keys)
+        seen.add(f"last step: {name}", seconds, "s", planned.get(name))
+    held = max(float(each["actor/perf/max_memory_allocated_gb"]) for each in steps)
+    training.add_memory(seen, settings, held, memory.expected_update_total)
+
+
+CHECK = Check("rl", "Steps of RL, killed", run, limit_s=1500.0, needs=NEEDS)

@@ -1,0 +1,228 @@
+"""`rstar2 serve` with vLLM: tokens per second, and a tool call whose tokens are forced.
+
+A random model writes no call. vLLM is told to allow nothing but the text of one, so that the sampler, its tool parser,
+our engine, the agent loop and the judge all see a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, NotRun, Settings
+from rstar2.doctor.gpu_check.tools import commands
+from rstar2.doctor.gpu_check.tools.device import torch_device
+
+if TYPE_CHECKING:
+    from rstar2.engines.base import Generation, OnTokens, Sampling
+    from rstar2.engines.vllm import VLLMEngine
+    from rstar2.prompts import ChatCodec
+
+READY_S = 900.0
+"""Seconds that vLLM may take to load, compile and capture its graphs."""
+POLL_S = 0.5
+AT_ONCE, CPU_AT_ONCE = 128, 16
+"""Requests in flight for the speed with many."""
+TOKENS, CPU_TOKENS = 256, 32
+"""Of each request."""
+CODE, OUTPUT = "print(123 * 456)", "56088"
+FREE_TOKENS = 16
+"""That the model writes after the call."""
+
+
+def run(settings: Settings) -> Measured:
+    from rstar2.doctor.gpu_check.tools.model import CONTEXT, random_model
+    from rstar2.processes import free_port
+    from rstar2.serve.vllm import find_vllm, install_hint, vllm_python
+
+    torch_device(settings)
+    vllm = find_vllm(vllm_python())
+    if vllm is None:
+        raise NotRun("vLLM is not installed", install_hint())
+    if settings.device == "cpu" and vllm.distribution == "vllm":
+        raise NotRun(
+            "vLLM is installed, but only its build for processors runs without a GPU", install_hint()
+        )
+    # Its logs stay beside the others, and servers of this user's are none of this check's.
+    os.environ["RSTAR2_STATE"] = str(settings.logs / "vllm")
+    model, port = random_model(settings), free_port()
+    words = [
+        "serve",
+        str(model),
+        "--port",
+        str(port),
+        "--max-model-len",
+        str(CONTEXT),
+        "--ready-s",
+        str(READY_S),
+    ]
+    if settings.device == "cpu":
+        words += ["--kv-gib", "1", "--", "--enforce-eager", "--dtype", "float32"]
+    else:
+        words += ["--tp", "1", "--replicas", "1"]
+    seen = Measured()
+    seen.add("vLLM", f"{vllm.distribution} {vllm.version}")
+    with commands.started(settings, CHECK.name, words) as process:
+        url = f"http://127.0.0.1:{port}"
+        begun_at = time.monotonic()
+        _wait_until_it_answers(settings, process, url, seen)
+        seen.add("seconds until it answers", time.monotonic() - begun_at, "s")
+        asyncio.run(_measure(settings, model, url, seen))
+    speeds = (
+        f"{each.value:,.0f} {each.unit}, {each.name}" for each in seen.numbers if each.unit == "tokens/s"
+    )
+    seen.summary = "; ".join(["a forced tool call was parsed and run", *speeds])
+    return seen
+
+
+def _wait_until_it_answers(
+    settings: Settings, process: subprocess.Popen[bytes], url: str, seen: Measured
+) -> None:
+    """CheckFailed if the server ends first; it gives up by itself after `READY_S`."""
+    from rstar2.serve.launch import answers
+
+    while not answers(url):
+        if (code := process.poll()) is not None:
+            raise commands.command_failed(settings, CHECK.name, "serve", code, seen)
+        time.sleep(POLL_S)
+
+
+async def _measure(settings: Settings, model: Path, url: str, seen: Measured) -> None:
+    from rstar2.engines.vllm import VLLMEngine
+    from rstar2.prompts import load_codec
+
+    codec = load_codec(model)
+    prompt = codec.prompt(codec.format.messages("What is 123 * 456?"))
+    text = f"Use Python.</reason>\n{_call()}"
+    forced = {"structured_outputs": {"choice": [text]}}
+    free, forcing = VLLMEngine(url), VLLMEngine(url, stop_token_ids=[codec.end_id], more=forced)
+    try:
+        await _add_speeds(settings, free, prompt, seen)
+        name = (await free.served()).model
+        await _check_parser(url, name, codec, forced, seen)
+        await _check_loop(settings, FirstForced(forcing, free), codec, prompt, seen)
+    finally:
+        await free.aclose()
+        await forcing.aclose()
+
+
+def _call() -> str:
+    from rstar2.tools.python_code_with_standard_io import NAME
+
+    call = {"name": NAME, "arguments": {"code": CODE, "input": ""}}
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+async def _add_speeds(settings: Settings, engine: VLLMEngine, prompt: Sequence[int], seen: Measured) -> None:
+    from rstar2.engines.base import Sampling
+
+    on_gpu = settings.device == "cuda"
+    many, tokens = (AT_ONCE, TOKENS) if on_gpu else (CPU_AT_ONCE, CPU_TOKENS)
+    for count in (1, many):
+        # The first round compiles what is compiled when it is first used.
+        for rate in [await _rate(engine, prompt, count, Sampling(1.0, max_tokens=tokens)) for _ in range(2)][
+            1:
+        ]:
+            seen.add(f"speed with {count} in flight", rate, "tokens/s")
+
+
+async def _rate(engine: VLLMEngine, prompt: Sequence[int], count: int, sampling: Sampling) -> float:
+    """Tokens per second of so many requests together."""
+    begun_at = time.monotonic()
+    turns = await asyncio.gather(*(engine.generate(prompt, sampling) for _ in range(count)))
+    return sum(len(turn.token_ids) for turn in turns) / (time.monotonic() - begun_at)
+
+
+async def _check_parser(
+    url: str, name: str, codec: ChatCodec, forced: dict[str, Any], seen: Measured
+) -> None:
+    """The server's own tool parser has to find the call in the text that it was forced to write."""
+    import httpx
+
+    from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
+
+    body = {
+        "model": name,
+        "messages": codec.format.messages("What is 123 * 456?"),
+        "tools": [SCHEMA],
+        "max_tokens": 256,
+        **forced,
+    }
+    async with httpx.AsyncClient(trust_env=False, timeout=None) as http:  # the check's limit bounds it
+        answer = await http.post(f"{url}/v1/chat/completions", json=body)
+    answer.raise_for_status()
+    message = answer.json()["choices"][0]["message"]
+    calls = [each["function"] for each in message.get("tool_calls") or []]
+    found = [(each["name"], json.loads(each["arguments"]).get("code")) for each in calls]
+    if found != [(NAME, CODE)]:
+        raise CheckFailed(
+            f"vLLM was forced to write a tool call, but its parser found {found}; its answer was {message}",
+            "Report this with the version of vLLM.",
+            seen,
+        )
+
+
+class FirstForced:
+    """An engine whose first turn is forced, and whose later turns are free."""
+
+    def __init__(self, first: VLLMEngine, later: VLLMEngine) -> None:
+        self._engines = [first, later]
+
+    @property
+    def name(self) -> str:
+        return self._engines[-1].name
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        engine = self._engines[0]
+        self._engines = self._engines[-1:]
+        return await engine.generate(prompt_ids, sampling, on_tokens)
+
+    async def aclose(self) -> None:
+        """Its engines are closed by who opened them."""
+
+
+async def _check_loop(
+    settings: Settings, engine: FirstForced, codec: ChatCodec, prompt: Sequence[int], seen: Measured
+) -> None:
+    """Our loop has to read the call from the tokens, and the judge to run it."""
+    from rstar2.agent import Limits, rollout
+    from rstar2.engines.base import Sampling
+    from rstar2.judge.client import JudgeClient
+    from rstar2.judge.service.start import running_judge
+    from rstar2.toolbox import Toolbox
+
+    with running_judge(settings.work / "judge", workers=1, preload=False) as judge:
+        async with Toolbox(JudgeClient(judge.url, judge.token), codec.format).opened() as tools:
+            trace = await rollout(
+                prompt,
+                engine=engine,
+                tools=tools,
+                codec=codec,
+                limits=Limits(max_turns=2, max_tokens=256),
+                sampling=Sampling(1.0),
+            )
+        seen.add("isolation of the judge", judge.isolation)
+    calls = [(call.status, call.output.strip()) for call in trace.calls]
+    if calls != [("ok", OUTPUT)]:
+        raise CheckFailed(
+            f"the model was forced to call {CODE!r}, but the calls were {calls}; its turn was {trace.turns[0].text!r}",
+            "Report this with the versions.",
+            seen,
+        )
+
+
+CHECK = Check(
+    "serve",
+    "vLLM and a tool call",
+    run,
+    limit_s=1200.0,
+    needs=("torch", "transformers", "typer", "pydantic", "jinja2", "httpx", "redis", "fastapi", "pyseccomp"),
+)

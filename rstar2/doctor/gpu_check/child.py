@@ -1,0 +1,67 @@
+"""Runs the check of a module: `python -m rstar2.doctor.gpu_check.child MODULE`, as `run.run_check` starts it.
+
+It reads a line of JSON with the settings from standard input, and writes the result to the file that they name. All
+that it prints is the check's log.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import signal
+import sys
+import time
+import traceback
+from importlib.util import find_spec
+from pathlib import Path
+
+from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, NotRun, Outcome, Result, Settings
+from rstar2.errors import RStarError
+from rstar2.files import write_json
+
+
+def main() -> None:
+    # A check that is stopped at its limit says where it was.
+    faulthandler.register(signal.SIGTERM, chain=True)
+    told = json.loads(sys.stdin.readline())
+    settings: Settings = Settings.of(told["settings"])
+    check: Check = importlib.import_module(sys.argv[1]).CHECK
+    begun_at = time.monotonic()
+    outcome, reason, remedy, measured = _tried(check, settings)
+    seconds = time.monotonic() - begun_at
+    limit_s = float(told["limit_s"])
+    result = Result(check.name, check.title, outcome, seconds, limit_s, reason, remedy, measured)
+    write_json(Path(told["result"]), result.record())
+
+
+def _tried(check: Check, settings: Settings) -> tuple[Outcome, str, str, Measured]:
+    missing = [name for name in check.needs if find_spec(name) is None]
+    if missing:
+        return "not run", f"not installed: {', '.join(missing)}", _installation(missing), Measured()
+    try:
+        return "passed", "", "", check.run(settings)
+    except NotRun as error:
+        return "not run", error.message, error.hint, Measured()
+    except CheckFailed as error:
+        traceback.print_exc()
+        return "failed", error.message, error.hint, error.measured
+    except RStarError as error:
+        traceback.print_exc()
+        return "failed", error.message, error.hint, Measured()
+    except Exception as error:  # noqa: BLE001 - whatever a check raises is its result
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return "failed", text, "The log has the traceback.", Measured()
+
+
+def _installation(missing: list[str]) -> str:
+    if missing[0] in ("torch", "transformers"):
+        return "Install torch with the build for this machine's GPUs, then transformers."
+    from rstar2.install import install_command
+
+    return f"Install all that training needs: {install_command('gpu')}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Random Qwen3s, from tiny to 4B, and which of them fits a GPU.
+
+Those of 0.6B and more have the shapes of the published ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rstar2.train.estimate.memory import ASLEEP, Memory, trainer_memory
+from rstar2.train.estimate.model import ModelShape, shape_of
+
+VOCABULARY = 151_936
+"""Qwen3's."""
+LOGIT_SPREAD = 3.0
+"""Standard deviation of the logits, in nats, so that a random model prefers some tokens as a trained one does. With the
+usual weights all tokens are nearly as likely, and an error in the logits would not show."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A random Qwen3. Its embedding is its output layer, too."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int = VOCABULARY
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The values of its config.json that decide on its size."""
+        return {
+            "model_type": "qwen3",
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "tie_word_embeddings": True,
+        }
+
+    @property
+    def shape(self) -> ModelShape:
+        return shape_of(self.config, self.name)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the random weights."""
+        return float(LOGIT_SPREAD / self.hidden**0.5)
+
+
+TINY = Size("tiny", 128, 256, 3, 4, 2, 32, 800)
+"""For a CPU; the demo's."""
+SIZES = (
+    Size("0.1B", 512, 1536, 8, 8, 4, 64),
+    Size("0.6B", 1024, 3072, 28, 16, 8, 128),
+    Size("1.7B", 2048, 6144, 28, 16, 8, 128),
+    Size("4B", 2560, 9728, 36, 32, 8, 128),
+)
+"""For GPUs, the smallest first."""
+
+
+@dataclass(frozen=True)
+class OneDevice:
+    """One GPU, or the CPU as one rank; a `rstar2.train.estimate.gpus.Devices`."""
+
+    device: str
+    nodes: int = 1
+    gpus_per_node: int = 1
+    gpu: str = "h100"
+    """The plan takes only speed and capacity from it, which are measured here."""
+    gradient_checkpointing: bool = True
+
+
+def planned_update(size: Size, device: str, tokens: int, logits: int) -> Memory:
+    """What `rstar2 plan` says that one update takes on one device."""
+    return trainer_memory(size.shape, OneDevice(device), tokens, logits, 0, sends_weights=False)
+
+
+def planned_tensors(size: Size, device: str, tokens: int, logits: int) -> int:
+    """The part of `planned_update` that PyTorch allocates: without CUDA itself and without a sleeping engine."""
+    total = planned_update(size, device, tokens, logits).update_total
+    return total - (ASLEEP if device == "cuda" else 0)
+
+
+def largest(sizes: Sequence[Size], tokens: int, logits: int, free: int) -> Size | None:
+    """The largest size whose update fits `free` bytes of a GPU; None if none does."""
+    fitting = [size for size in sizes if planned_tensors(size, "cuda", tokens, logits) <= free]
+    return fitting[-1] if fitting else None

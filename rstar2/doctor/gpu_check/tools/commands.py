@@ -1,0 +1,57 @@
+"""Runs rstar2's own commands as a user does, their output in the check's log."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rstar2.doctor.gpu_check.check import CheckFailed, Measured, Settings
+from rstar2.processes import start_bound, stop_group
+from rstar2.supervision.logs import tail
+
+STOP_S = 30.0
+ERROR_LINES = 60
+"""From the end of a log, among which a command's error is looked for."""
+
+
+@contextmanager
+def started(settings: Settings, name: str, words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """`rstar2 WORDS` for the length of a `with` block; its output is appended to the log of the check `name`."""
+    # A cluster that happens to be named would be used instead of this machine's GPUs.
+    os.environ.pop("RAY_ADDRESS", None)
+    print("$ rstar2", *words, flush=True)
+    process = start_bound([sys.executable, "-m", "rstar2", *words], log_of(settings, name))
+    try:
+        yield process
+    finally:
+        stop_group(process, STOP_S)
+
+
+def log_of(settings: Settings, name: str) -> Path:
+    """The log of a check, which its commands append to."""
+    return settings.logs / f"{name}.log"
+
+
+def run(settings: Settings, name: str, words: Sequence[str]) -> None:
+    """Run `rstar2 WORDS` to its end, which the limit of the check bounds; CheckFailed unless it ends with 0."""
+    with started(settings, name, words) as process:
+        code = process.wait()
+    if code:
+        raise command_failed(settings, name, words[0], code)
+
+
+def command_failed(
+    settings: Settings, name: str, verb: str, code: int, measured: Measured | None = None
+) -> CheckFailed:
+    """What is said of a command that ended with another exit code than 0: its own error and hint."""
+    lines = tail(log_of(settings, name), ERROR_LINES)
+    at = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=None)
+    if at is None:
+        return CheckFailed(f"rstar2 {verb} ended with exit code {code}", measured=measured)
+    return CheckFailed(
+        f"rstar2 {verb}: {lines[at].removeprefix('error: ')}", " ".join(lines[at + 1 :]), measured
+    )

@@ -1,0 +1,62 @@
+"""The device of a check, as PyTorch sees it."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+from rstar2.doctor.gpu_check.check import NotRun, Settings
+from rstar2.machine import gpu_names, memory_bytes
+from rstar2.train.estimate.gpus import GPUS
+
+
+def torch_device(settings: Settings) -> Any:
+    """The `torch.device` to check; NotRun if PyTorch cannot use the GPUs of this machine."""
+    import torch
+
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise NotRun("torch cannot use a GPU here", "See the check `environment`.")
+    return torch.device(settings.device)
+
+
+def free_bytes(settings: Settings) -> int:
+    """Bytes that are free on the GPU, or in this machine's memory."""
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0]) if settings.device == "cuda" else memory_bytes()[1]
+
+
+def total_bytes(settings: Settings) -> int:
+    """Bytes that the GPU, or this machine, has."""
+    import torch
+
+    return int(torch.cuda.mem_get_info()[1]) if settings.device == "cuda" else memory_bytes()[0]
+
+
+def synchronize(settings: Settings) -> None:
+    """Wait until the device has done all that it was given."""
+    import torch
+
+    if settings.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_bytes(settings: Settings) -> int:
+    """The most that PyTorch has allocated on the GPU; on a CPU, the most that this process has had in memory."""
+    import torch
+
+    if settings.device == "cuda":
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def known_gpu() -> str | None:
+    """The GPU of this machine by the name that the plan has for it; None if it does not know it, or there is none."""
+    here = " ".join(gpu_names()).lower()
+    return next((name for name in GPUS if name in here), None)
+
+
+def published_speed() -> float | None:
+    """Operations per second of this machine's GPU, as its maker publishes them for bf16; None if they are not known."""
+    name = known_gpu()
+    return GPUS[name].flop_per_s if name else None

@@ -1,0 +1,125 @@
+"""How the random model is trained by `rstar2 sft` and `rstar2 train`, and what of the finished steps is reported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rstar2.doctor.gpu_check.check import Measured, Settings
+from rstar2.doctor.gpu_check.tools.device import free_bytes, known_gpu, total_bytes
+from rstar2.doctor.gpu_check.tools.model import SEED, TOKENS, random_model
+from rstar2.machine import GIB
+from rstar2.train.estimate.memory import ASLEEP
+from rstar2.train.records.steps import Metrics
+
+STEPS = 4
+PROMPTS, ROLLOUTS, KEPT = 8, 8, 4
+RATE = 0.2
+"""Learning rate times weight decay: the share of every weight that a step takes away. The rollouts of a random model
+are all rewarded alike, so the gradient is zero, AdamW only decays the weights, and what training has to end with is
+known exactly. It changes the logits so much that an engine with the weights of the step before would be noticed."""
+ENGINE_SHARE = 0.35
+"""Of the GPU's memory."""
+UNKNOWN_GPU = "h100"
+"""What the plan calculates with on a GPU that it does not know."""
+PROMPT_TOKENS = 128
+BUDGET, CPU_BUDGET = 256, 48
+"""Tokens of a rollout."""
+AGREEMENT = 0.05
+"""Nats: the largest difference of the mean log-probabilities of engine and trainer that rounding explains."""
+
+
+def rl_words(settings: Settings, run: Path, problems: Path) -> list[str]:
+    """`rstar2 train` for the random model."""
+    budget = CPU_BUDGET if settings.device == "cpu" else BUDGET
+    changes = [
+        f"steps={STEPS}",
+        f"seed={SEED}",
+        f"rollout.prompts={PROMPTS}",
+        f"rollout.rollouts={ROLLOUTS}",
+        f"rollout.prompt_tokens={PROMPT_TOKENS}",
+        f"rollout.tokens={budget}",
+        "rollout.max_turns=2",
+        f"roc.down_sample_to_n={KEPT}",
+        "roc.reject_equal_reward=false",
+        "reward=constant",
+        f"optim.lr={RATE}",
+        "optim.weight_decay=1.0",
+        "optim.warmup_steps=0",
+        "checkpoint.every=1",
+        "checkpoint.keep=1",
+        f"hardware.log_prob_tokens={TOKENS}",
+        *_hardware(settings),
+    ]
+    if settings.device == "cuda":
+        changes += [
+            f"hardware.engine_memory_share={_engine_share(settings)}",
+            "hardware.sequences_in_flight=64",
+        ]
+    words = ["train", "--stage", "1", "--model", str(random_model(settings)), "--data", str(problems)]
+    return [*words, "--run", str(run), "--profile", _profile(settings), *_set(changes)]
+
+
+def sft_words(settings: Settings, run: Path, conversations: Path, count: int, max_tokens: int) -> list[str]:
+    """`rstar2 sft` for one step on so many conversations."""
+    changes = [
+        f"batch={count}",
+        "epochs=1",
+        "lr=1e-4",
+        "warmup_ratio=0",
+        f"max_tokens={max_tokens}",
+        *_hardware(settings),
+    ]
+    words = ["sft", "--model", str(random_model(settings)), "--data", str(conversations), "--run", str(run)]
+    return [*words, "--profile", _profile(settings), *_set(changes)]
+
+
+def _profile(settings: Settings) -> str:
+    return "laptop" if settings.device == "cpu" else "1xh200"
+
+
+def _hardware(settings: Settings) -> list[str]:
+    changes = [f"hardware.gpus_per_node={settings.gpus}", f"hardware.update_tokens={TOKENS}"]
+    return changes if settings.device == "cpu" else [*changes, f"hardware.gpu={known_gpu() or UNKNOWN_GPU}"]
+
+
+def _set(changes: Sequence[str]) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
+
+
+def _engine_share(settings: Settings) -> float:
+    """The engine's share of the GPU's memory; less if other programs use the GPU."""
+    return math.floor(100 * ENGINE_SHARE * free_bytes(settings) / total_bytes(settings)) / 100
+
+
+def add_memory(seen: Measured, settings: Settings, held_gib: float, planned: int) -> None:
+    """The trainer's peak memory beside the plan's figure for the update."""
+    # What CUDA and a sleeping engine take is none of PyTorch's.
+    allocated = planned - (ASLEEP if settings.device == "cuda" else 0)
+    seen.add("trainer's peak memory", held_gib, "GiB", allocated / GIB)
+
+
+def add_agreement(seen: Measured, steps: Sequence[Metrics]) -> list[str]:
+    """How far the probabilities of engine and trainer are apart, and a sentence for each that is too far."""
+    shown = {
+        "largest difference of a token's probability, engine and trainer": (
+            "training/rollout_probs_diff_max",
+            max,
+        ),
+        "mean difference of a token's probability, engine and trainer": (
+            "training/rollout_probs_diff_mean",
+            max,
+        ),
+        "correlation of their probabilities": ("training/rollout_actor_probs_pearson_corr", min),
+    }
+    for name, (metric, worst) in shown.items():
+        if values := [step[metric] for step in steps if metric in step]:
+            seen.add(name, float(worst(values)))
+    kls = [float(step.get("rollout_corr/kl", math.nan)) for step in steps]
+    seen.add("KL of engine and trainer, worst step", max(kls, key=abs), "nats/token")
+    return [
+        f"in the {at}. of these steps engine and trainer are {kl:.2g} nats per token apart, more than {AGREEMENT}"
+        for at, kl in enumerate(kls, 1)
+        if not abs(kl) <= AGREEMENT
+    ]

@@ -1,0 +1,378 @@
+"""`rstar2 doctor --gpu-check`: how checks are run, limited and reported; test_whole_gpu_check.py runs the real ones."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.optional import needs
+from support.process_table import stat
+from support.waiting import wait_until
+from typer.testing import CliRunner
+
+from rstar2.cli import app
+from rstar2.doctor.gpu_check import run as runner
+from rstar2.doctor.gpu_check.check import Check, Result, Settings
+from rstar2.doctor.gpu_check.checks import CHECKS
+from rstar2.doctor.gpu_check.private import scrubbed
+from rstar2.doctor.gpu_check.report import SCHEMA
+from rstar2.doctor.gpu_check.run import Asked, gpu_check, run_check
+from rstar2.doctor.gpu_check.sizes import SIZES, largest, planned_tensors
+
+TESTS = Path(__file__).resolve().parents[1]
+LONG_S = 600.0
+
+
+def check(name: str) -> Check:
+    found: Check = importlib.import_module(f"support.gpu_checks.{name}").CHECK
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _children_find_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{TESTS.parent}")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    folders = tmp_path / "work", tmp_path / "logs"
+    for folder in folders:
+        folder.mkdir()
+    return Settings("cpu", 1, *folders)
+
+
+def ended(pid: int) -> bool:
+    fields = stat(pid)
+    return not fields or fields[0] in "ZX"
+
+
+@pytest.mark.slow
+def test_a_check_that_hangs_is_stopped_at_its_limit_with_all_it_started_and_says_where_it_was(
+    settings: Settings,
+) -> None:
+    # It has to get as far as to start its child first, on a busy machine too.
+    result = run_check(check("hangs"), settings, limit_s=20.0)
+    assert result.outcome == "failed"
+    assert "limit of 20 s" in result.reason
+    assert "--limit" in result.remedy
+    assert "wait_for_ever" in "\n".join(result.last_lines)
+    assert ended(int((settings.logs / "child.pid").read_text()))
+
+
+def test_a_check_that_is_killed_is_explained(settings: Settings) -> None:
+    result = run_check(check("killed"), settings, LONG_S)
+    assert (result.outcome, result.reason) == ("failed", "its process was killed by SIGKILL")
+    assert "out of memory" in result.remedy
+
+
+def test_a_check_that_raises_is_explained_by_its_log(settings: Settings) -> None:
+    result = run_check(check("raises"), settings, LONG_S)
+    assert result.outcome == "failed"
+    assert result.reason.startswith("RuntimeError: CUDA out of memory")
+    assert any("raises.py" in line for line in result.last_lines)
+
+
+def test_a_check_that_finds_a_fault_says_what_it_saw(settings: Settings) -> None:
+    result = run_check(check("finds_fault"), settings, LONG_S)
+    assert (result.outcome, result.reason, result.remedy) == (
+        "failed",
+        "they differ by 0.5 nats",
+        "Install another version.",
+    )
+    assert [(number.name, number.value) for number in result.measured.numbers] == [("difference", 0.5)]
+
+
+def test_a_check_without_its_packages_is_not_run_and_says_what_installs_them(settings: Settings) -> None:
+    result = run_check(check("lacks"), settings, LONG_S)
+    assert (result.outcome, result.reason) == ("not run", "not installed: no_such_package")
+    assert "pip install" in result.remedy
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made-up checks in place of the real ones."""
+    names = ("passes", "killed", "lacks", "finds_fault", "passes")
+    monkeypatch.setattr(runner, "CHECKS", {f"{name}{at}": check(name) for at, name in enumerate(names)})
+    monkeypatch.setattr(runner, "ENVIRONMENT", "passes0")
+
+
+@needs("torch")
+@pytest.mark.slow
+def test_the_rest_runs_after_a_failure_and_the_report_has_all_of_it(made_up: None, tmp_path: Path) -> None:
+    said: list[str] = []
+    code = gpu_check(Asked(tmp_path, "cpu"), said.append)
+    assert code == 1
+    record = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert record["schema"] == SCHEMA
+    assert record["title"] == "CPU stack, no GPU"
+    outcomes = [each["outcome"] for each in record["checks"]]
+    assert outcomes == ["passed", "failed", "not run", "failed", "passed"]
+    page = (tmp_path / "gpu-check.md").read_text()
+    assert "2 passed, 2 failed, 1 not run" in page
+    assert "| speed | 1,234 tokens/s | 1,000 tokens/s | 1.23 |" in page
+    assert "killed by SIGKILL" in page
+    assert "`killed.log`, is empty" in page
+    assert "The end of its log, `finds_fault.log`" in page
+    assert f"report: {tmp_path / 'gpu-check.md'}" in said[-1]
+    assert (tmp_path / "gpu-check-logs" / "killed.log").exists()
+    assert not (tmp_path / "gpu-check-work").exists()
+
+
+@needs("torch")
+@pytest.mark.slow
+def test_a_run_without_a_failed_check_ends_with_0_and_only_named_checks_run(
+    made_up: None, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    assert gpu_check(Asked(tmp_path, "cpu", checks=("lacks2",)), said.append) == 0
+    record = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert [each["name"] for each in record["checks"]] == ["passes", "lacks"]
+
+
+INTERRUPTED = """
+import sys
+from support.gpu_checks import hangs, passes
+from rstar2.doctor.gpu_check import __main__ as program, run
+run.CHECKS, run.ENVIRONMENT = {"one": passes.CHECK, "two": hangs.CHECK, "three": passes.CHECK}, "one"
+sys.exit(program.main())
+"""
+
+
+@needs("torch")
+@pytest.mark.slow
+def test_ctrl_c_ends_the_check_and_reports_what_ran_so_far(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", INTERRUPTED, "--device", "cpu", "--output", str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    pid = tmp_path / "gpu-check-logs" / "child.pid"
+    try:
+        wait_until(lambda: (pid.exists() and pid.read_text() != "") or process.poll() is not None, LONG_S)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=LONG_S)
+    finally:
+        process.kill()
+    assert process.returncode == 130, out
+    assert ended(int(pid.read_text()))
+    record = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert record["interrupted"]
+    reasons = [each["reason"] for each in record["checks"]]
+    assert [each["outcome"] for each in record["checks"]] == ["passed", "not run", "not run"]
+    assert reasons[1].startswith("Ctrl-C ended it")
+    assert reasons[2] == "Ctrl-C came before it began"
+    assert "Ctrl-C ended it." in (tmp_path / "gpu-check.md").read_text()
+
+
+def test_a_wrong_name_and_options_without_gpu_check_are_the_users_mistakes(tmp_path: Path) -> None:
+    def error(*words: str) -> Any:
+        ran = CliRunner().invoke(app, ["doctor", *words])
+        return ran.exception
+
+    unknown = error("--gpu-check", "--check", "atention", "--output", str(tmp_path))
+    assert (unknown.message, unknown.exit_code) == ("no check atention", 2)
+    assert set(CHECKS) <= set(re.findall(r"\w+", unknown.hint))
+    without = error("--check", "update", "--keep")
+    assert (without.message, without.exit_code) == ("--check, --keep needs --gpu-check", 2)
+    assert error("--gpu-check", "--json").exit_code == 2
+
+
+def test_the_help_names_every_check() -> None:
+    from rstar2.cli.doctor import command
+
+    option = command.__annotations__["check"]
+    assert all(name in option for name in CHECKS if name != "environment")
+
+
+HOME = str(Path.home())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('File "/home/anna/work/rstar2/train/launch.py", line 3', 'File "…/launch.py", line 3'),
+        ("saved to /data/anna/models", "saved to …/models"),
+        ("~/models/mine is full", "…/mine is full"),
+        (
+            "http://10.1.2.3:8000/health and http://127.0.0.1:8000/v1/models",
+            "http://ADDRESS:8000/health and http://127.0.0.1:8000/v1/models",
+        ),
+        ("HF_TOKEN=hf_abcdefgh", "HF_TOKEN=***"),
+        ('"api_key": "sk-123456789"', '"api_key": "***"'),
+        ("1/2 done, 3 tokens/s", "1/2 done, 3 tokens/s"),
+        ("12 tokens: 4096 of 8192", "12 tokens: 4096 of 8192"),
+    ],
+)
+def test_what_is_private_is_taken_out(text: str, shown: str) -> None:
+    assert scrubbed(text) == shown
+
+
+def test_names_of_the_machine_and_secrets_of_the_environment_are_taken_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node17.lab.example.org")
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    monkeypatch.setenv("USER", "anna")
+    monkeypatch.setenv("LOGNAME", "anna")
+    said = scrubbed("(node17 pid=3) anna sent 0123456789abcdef to node17.lab.example.org, banana")
+    assert said == "(HOST pid=3) USER sent *** to HOST, banana"
+
+
+def test_the_model_of_the_update_is_the_largest_that_the_plan_says_fits() -> None:
+    def name(free_gib: float) -> str | None:
+        size = largest(SIZES, 16_384, 1, int(free_gib * 2**30))
+        return size.name if size else None
+
+    names = [name(gib) for gib in (1, 12, 24, 48, 96, 192)]
+    assert names[0] is None
+    assert names[-1] == SIZES[-1].name
+    order = [size.name for size in SIZES]
+    assert [order.index(each) for each in names[1:] if each] == sorted(
+        order.index(each) for each in names[1:] if each
+    )
+    assert [planned_tensors(size, "cuda", 4096, 1) for size in SIZES] == sorted(
+        planned_tensors(size, "cuda", 4096, 1) for size in SIZES
+    )
+
+
+@needs("torch")
+@pytest.mark.slow
+def test_a_larger_model_has_a_text_for_every_token_it_can_write(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from rstar2.data import builtin
+    from rstar2.doctor.gpu_check.sizes import Size
+    from rstar2.doctor.gpu_check.tools import model
+    from rstar2.prompts import load_codec
+
+    messages = builtin.FORMAT.messages("What is 12 + 34?")
+    tiny = load_codec(model.random_model(settings))
+    prompt = tiny.prompt(messages)
+    endings = json.loads((settings.work / "model" / "generation_config.json").read_text())
+    (settings.work / "model").rename(settings.work / "tiny")
+    size = Size("small", 64, 128, 2, 4, 2, 16, 3000)
+    monkeypatch.setattr(model, "trained_size", lambda settings: size)
+    folder = model.random_model(settings)
+    codec, tokenizer = load_codec(folder), AutoTokenizer.from_pretrained(folder)
+    assert codec.prompt(messages) == prompt
+    assert len(tokenizer) == AutoConfig.from_pretrained(folder).vocab_size == size.vocab
+    assert all(tokenizer.decode([token]) for token in range(len(tokenizer)))
+    trained = AutoModelForCausalLM.from_pretrained(folder)
+    assert sum(each.numel() for each in trained.parameters()) == size.shape.parameters
+    assert {str(each.dtype) for each in trained.parameters()} == {"torch.bfloat16"}
+    assert json.loads((folder / "generation_config.json").read_text()) == endings
+
+
+@needs("verl")
+@pytest.mark.slow
+def test_the_commands_for_a_gpu_are_understood_by_train_and_sft(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from support.commands import rstar2
+
+    from rstar2.doctor.gpu_check.checks import rl, sft
+    from rstar2.doctor.gpu_check.tools import model, training
+
+    on_gpu = Settings("cuda", 2, settings.work, settings.logs)
+    monkeypatch.setattr(model, "trained_size", lambda settings: model.TINY)
+    for name, free in (("free_bytes", 60 << 30), ("total_bytes", 80 << 30)):
+        monkeypatch.setattr(training, name, lambda settings, free=free: free)
+    words = rl.words_of(on_gpu)
+    assert "hardware.engine_memory_share=0.26" in words
+    monkeypatch.setattr(training, "free_bytes", lambda settings: 0)
+    assert rl.words_of(on_gpu) == words, "the same command after the kill"
+    ran = rstar2(*words, "--dry-run")
+    assert ran.code == 0, ran.stderr
+    assert '"device": "cuda"' in ran.stdout
+    data = settings.work / "conversations.jsonl"
+    sft._write_conversations(data, model.random_model(on_gpu))
+    ran = rstar2(*training.sft_words(on_gpu, settings.work / "sft", data, 8, 512), "--dry-run")
+    assert ran.code == 0, ran.stderr
+
+
+def test_engine_and_trainer_that_disagree_are_found() -> None:
+    from rstar2.doctor.gpu_check.check import Measured
+    from rstar2.doctor.gpu_check.tools.training import AGREEMENT, add_agreement
+
+    def wrong(*kls: float) -> int:
+        return len(add_agreement(Measured(), [{"rollout_corr/kl": kl} for kl in kls]))
+
+    assert wrong(0.001, -0.01) == 0
+    assert wrong(0.001, -2 * AGREEMENT) == 1
+    assert wrong(float("nan")) == 1
+    assert len(add_agreement(Measured(), [{}])) == 1
+
+
+@needs("torch")
+def test_a_step_that_was_lost_or_repeated_shows_in_the_weights(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from rstar2.doctor.gpu_check.checks.resume import MOST_OFF, _off
+    from rstar2.doctor.gpu_check.tools.training import RATE, STEPS
+
+    base = {"one": torch.randn(8, 8), "two": torch.randn(8)}
+    save_file(base, tmp_path / "model.safetensors")
+
+    def off(steps: int) -> float:
+        trained = tmp_path / str(steps)
+        trained.mkdir()
+        decayed = {name: tensor * (1 - RATE) ** steps for name, tensor in base.items()}
+        save_file(decayed, trained / "model.safetensors")
+        return _off(tmp_path, trained, (1 - RATE) ** STEPS)
+
+    assert off(STEPS) < MOST_OFF
+    assert off(STEPS - 1) > 100 * MOST_OFF
+    assert off(STEPS + 1) > 100 * MOST_OFF
+
+
+@needs("torch")
+def test_attention_that_masks_wrongly_is_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rstar2.doctor.gpu_check.check import CheckFailed
+    from rstar2.doctor.gpu_check.checks import attention
+
+    sound = attention._padded
+
+    def unmasked(model: Any, rows: list[Any]) -> list[Any]:
+        def ignores_mask(ids: Any, attention_mask: Any, position_ids: Any) -> Any:
+            return model(ids, position_ids=position_ids)
+
+        return sound(ignores_mask, rows)
+
+    assert "agree" in attention.run(settings).summary
+    monkeypatch.setattr(attention, "_padded", unmasked)
+    with pytest.raises(CheckFailed, match="padding changes log-probabilities"):
+        attention.run(settings)
+
+
+@needs("torch")
+def test_a_driver_without_a_torch_that_can_use_it_is_explained(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from rstar2.doctor.gpu_check.check import CheckFailed, NotRun
+    from rstar2.doctor.gpu_check.checks import environment, update
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(environment, "gpu_names", lambda: ["NVIDIA H100 80GB HBM3, 81559 MiB"])
+    on_gpu = Settings("cuda", 1, settings.work, settings.logs)
+    with pytest.raises(CheckFailed, match="cannot use the GPUs") as failed:
+        environment.run(on_gpu)
+    assert failed.value.measured.numbers[0].value == "1 × NVIDIA H100 80GB HBM3, 81559 MiB"
+    assert "pytorch.org" in failed.value.hint
+    with pytest.raises(NotRun, match="torch cannot use a GPU"):
+        update.run(on_gpu)
+
+
+def test_results_survive_json() -> None:
+    result = Result("a", "A", "failed", 1.5, 3.0, "why", "what helps", last_lines=["line"])
+    result.measured.add("memory", 2.0, "GiB", planned=1.0)
+    assert Result.of(json.loads(json.dumps(result.record()))) == result

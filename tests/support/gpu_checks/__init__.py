@@ -1,0 +1,1 @@
+"""Checks that end in every way that a check can end in."""

@@ -1,0 +1,26 @@
+"""A check that never ends, and neither does the program that it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from rstar2.doctor.gpu_check.check import Check, Measured, Settings
+
+
+def run(settings: Settings) -> Measured:
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(10**6)"], start_new_session=True, stdout=sys.stderr
+    )
+    Path(settings.logs, "child.pid").write_text(str(child.pid))
+    wait_for_ever()
+    return Measured()
+
+
+def wait_for_ever() -> None:
+    threading.Event().wait()
+
+
+CHECK = Check("hangs", "A check that hangs", run, limit_s=300.0)

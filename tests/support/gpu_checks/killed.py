@@ -1,0 +1,16 @@
+"""A check whose process is killed, as by a machine that is out of memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from rstar2.doctor.gpu_check.check import Check, Measured, Settings
+
+
+def run(settings: Settings) -> Measured:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return Measured()
+
+
+CHECK = Check("killed", "A check that is killed", run, limit_s=300.0)

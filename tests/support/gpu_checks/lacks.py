@@ -1,0 +1,12 @@
+"""A check that needs packages that nobody has."""
+
+from __future__ import annotations
+
+from rstar2.doctor.gpu_check.check import Check, Measured, Settings
+
+
+def run(settings: Settings) -> Measured:
+    raise AssertionError("it must not run")
+
+
+CHECK = Check("lacks", "A check that lacks a package", run, limit_s=300.0, needs=("json", "no_such_package"))

@@ -1,0 +1,12 @@
+"""A check that raises what a GPU without memory makes torch raise."""
+
+from __future__ import annotations
+
+from rstar2.doctor.gpu_check.check import Check, Measured, Settings
+
+
+def run(settings: Settings) -> Measured:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+CHECK = Check("raises", "A check that raises", run, limit_s=300.0)
