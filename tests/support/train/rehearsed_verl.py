@@ -45,6 +45,8 @@ class Rehearsal:
         self._show(Activity(LOADING_MODEL))
         self._durations = json.loads((self._rehearsal / "durations.json").read_text())
         self._config = composed("ppo_trainer", words)
+        for of_the_cluster in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):  # a stand-in
+            os.environ.pop(of_the_cluster, None)
         self._queue = start_queue()
         self._sampler = self._made_sampler()
         self._timing = SaveTiming.of_config(self._config.trainer)
