@@ -58,7 +58,7 @@ def _off(base: Path, trained: Path, factor: float) -> float:
     from safetensors import safe_open
 
     def norms(folder: Path) -> dict[str, float]:
-        found = {}
+        found: dict[str, float] = {}
         for path in folder.glob("*.safetensors"):
             with safe_open(path, "pt") as file:
                 found |= {name: float(file.get_tensor(name).float().norm()) for name in file.keys()}  # noqa: SIM118 - it is no dict
