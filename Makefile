@@ -4,6 +4,8 @@
 # make quick   set up, then run the tests that take no more than a moment
 # make test-vllm  set up, install vLLM's build for processors and VERL in .venv-vllm, and run the tests that need them;
 #              where that cannot be, say why in a line
+# make test-gpu-stack  install what GPUs train with in .venv-gpu-stack (11 GB), and run the tests of it that need no GPU
+# make lock    choose the versions in constraints/ anew where dependencies changed; with UPGRADE=--upgrade, the newest
 # make test-trackers  set up, install MLflow, trackio, Weave, SwanLab and ClearML in .venv-trackers over .venv, and run
 #              the tests of what VERL's metrics and our traces become there
 # make stress  set up, then run the tests of make test on a machine that is busy with other programs
@@ -18,11 +20,15 @@ STAMP := $(VENV)/.installed
 # Five processes for two processors: many tests wait for most of their time.
 PYTEST := $(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-long quick test-vllm test-trackers stress stress-long chromium smollm2 check docs clean
+GPU_STACK := .venv-gpu-stack
+LOCK := build/lock
+UPGRADE :=
 
-$(STAMP): pyproject.toml
+.PHONY: demo test test-long quick test-vllm test-gpu-stack test-trackers lock stress stress-long chromium smollm2 check docs clean
+
+$(STAMP): pyproject.toml constraints/laptop.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "torch==2.13.0" -e ".[laptop,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints/laptop.txt -e ".[laptop,dev]"
 	touch $(STAMP)
 
 demo: $(STAMP)
@@ -43,6 +49,28 @@ test-vllm: $(STAMP) smollm2
 	  RSTAR2_VLLM_PYTHON=$$python $(BIN)/python -m pytest --numprocesses 0 --timeout 3600 \
 	    tests/engines/test_real_vllm.py tests/train/verl/test_vllm_training.py tests/doctor/test_whole_gpu_check.py; \
 	fi
+
+$(GPU_STACK)/.installed: pyproject.toml constraints/gpu.txt
+	$(PYTHON) -m venv $(GPU_STACK)
+	$(GPU_STACK)/bin/python -m pip install --quiet -c constraints/gpu.txt -e ".[gpu,dev]"
+	touch $@
+
+# torch's CUDA wheels run on a CPU too.
+test-gpu-stack: $(GPU_STACK)/.installed
+	$(GPU_STACK)/bin/python -m pip check
+	$(GPU_STACK)/bin/python -m pytest --numprocesses 0 tests/train/test_attention.py tests/train/test_command.py \
+	  tests/train/test_profiles.py tests/train/verl/test_contract.py tests/train/verl/test_torch_kernels.py \
+	  tests/train/verl/test_workers.py tests/train/verl/test_verl_update.py tests/demo/test_short_demo.py
+
+# For every system and Python at once, and without the addresses of package indexes, so that plain pip reads them.
+lock:
+	$(PYTHON) -m venv $(LOCK)
+	$(LOCK)/bin/python -m pip install --quiet "uv==0.13.9"
+	for stack in laptop gpu; do \
+	  $(LOCK)/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate $(UPGRADE) \
+	    --custom-compile-command "make lock" --extra $$stack --extra dev --extra docs \
+	    --output-file constraints/$$stack.txt pyproject.toml || exit 1; \
+	done
 
 # The packages see what .venv has, and change nothing there.
 test-trackers: $(STAMP)
@@ -75,7 +103,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 $(VENV)/.docs-installed: $(STAMP)
-	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	$(BIN)/python -m pip install --quiet -c constraints/laptop.txt -e ".[docs]"
 	touch $@
 
 docs: $(VENV)/.docs-installed
@@ -85,4 +113,4 @@ docs: $(VENV)/.docs-installed
 	@echo "build/docs/index.html"
 
 clean:
-	rm -rf $(VENV) .venv-trackers build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(GPU_STACK) .venv-trackers build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from rstar2.errors import UserError
@@ -22,6 +23,15 @@ def check_url(url: str, whose: str, example: str) -> None:
         fit = False
     if not fit or any(character.isspace() for character in url):
         raise UserError(f"not {whose} URL: {url}", f"Example: {example}")
+
+
+def is_loopback(url: str) -> bool:
+    """Whether only this machine can reach a URL: it names localhost or a loopback address."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def check_key(key: str) -> None:

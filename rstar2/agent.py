@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -18,14 +17,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rstar2.engines.base import Engine, EngineError, OnTokens, Sampling
+from rstar2.formats.calls import call_bodies
 from rstar2.formats.format import Format
 from rstar2.formats.replies import refused_text
 from rstar2.prompts import ChatCodec
 from rstar2.tools import ArgumentType, tool_modules, tool_name
 from rstar2.trace import CallStatus, Finish, ToolCall, Trace, Turn
 
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_CLOSED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _TYPES: Mapping[ArgumentType, Any] = {
     "string": str,
     "integer": int,
@@ -70,8 +68,8 @@ def parse_calls(text: str, fmt: Format) -> list[ToolCall | tuple[str, dict[str, 
 
     Arguments that are not in the tool's schema are left out, as the tool does not read them.
     """
-    calls = (_CLOSED_CALL if fmt.closed_calls_only else _CALL).findall(text)
-    return [_parse_call(body, fmt) for body in calls[: fmt.calls_per_turn]]
+    bodies = call_bodies(text, closed_only=fmt.closed_calls_only)
+    return [_parse_call(body, fmt) for body in bodies[: fmt.calls_per_turn]]
 
 
 def _parse_call(body: str, fmt: Format) -> ToolCall | tuple[str, dict[str, Any]]:

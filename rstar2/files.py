@@ -27,15 +27,7 @@ def read_objects(
     Raises:
         UserError: it cannot be read, is not UTF-8, or a line is not one JSON object; `hint` says what to do.
     """
-    try:
-        # Not splitlines(): JSON allows in its strings what that takes for the end of a line.
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
-            lines = list(file)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}", hint) from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}", hint) from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(path, hint), 1):
         if not line.strip():
             continue
         fault = ""
@@ -51,6 +43,18 @@ def read_objects(
             raise UserError(f"{path}, line {number}: {fault}", hint)
         else:
             on_fault(number, fault)
+
+
+def _lines(path: Path, hint: str) -> Iterator[str]:
+    """The lines of a text file; a UserError if it cannot be read."""
+    try:
+        # Not splitlines(): JSON allows in its strings what that takes for the end of a line.
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            yield from file
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", hint) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}", hint) from error
 
 
 def _refuse(text: str) -> None:

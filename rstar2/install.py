@@ -16,10 +16,17 @@ def pip_command(*words: str) -> str:
 
 def install_command(extra: str) -> str:
     """The command that adds an extra to the environment that runs this; it works in every folder."""
-    root = Path(rstar2.__file__).parent.parent
+    package = Path(rstar2.__file__).parent
+    root = package.parent
+    # A wheel carries the tested versions of the two training stacks too.
+    lock = next(
+        (file for folder in (package, root) if (file := folder / "constraints" / f"{extra}.txt").is_file()),
+        None,
+    )
+    tested = ["-c", str(lock)] if lock else []
     if (root / "pyproject.toml").is_file():
-        return pip_command("-e", f"{root}[{extra}]")
-    return pip_command(f"rstar2[{extra}]")
+        return pip_command(*tested, "-e", f"{root}[{extra}]")
+    return pip_command(*tested, f"rstar2[{extra}]")
 
 
 def installation_for(verb: str) -> str:

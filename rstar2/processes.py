@@ -54,8 +54,15 @@ def start_bound(
 
     Call it from the main thread: the kernel ties the child to the thread that forked it. What it prints is
     appended to `log`; `text` is its standard input; `env` comes on top of this process's environment. With a
-    `umask` of -1 it has ours.
+    `umask` of -1 it has ours. It ignores SIGUSR1, which a scheduler sends to all processes of a job and which by
+    default ends a process.
     """
+    bind = die_with(os.getpid(), ended_by)
+
+    def prepare() -> None:
+        bind()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
         process = subprocess.Popen(
@@ -66,7 +73,7 @@ def start_bound(
             stderr=sink,
             pass_fds=pass_fds,
             start_new_session=True,
-            preexec_fn=die_with(os.getpid(), ended_by),
+            preexec_fn=prepare,
             umask=umask,
         )
     assert process.stdin is not None

@@ -7,7 +7,8 @@ encodes that once; what the model wrote is never encoded again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ _MARK = "THE MODEL'S TURN"
 """Stands for what the model wrote where a template is asked what comes after it."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.*", "tekken.json")
 """A model's folder has at least one of them."""
+_MARKUP = re.compile(r"[<\[]\S+[>\]]")
+"""An added token that is markup. Others, such as the runs of spaces that some tokenizers add, are ordinary text."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 
 
@@ -40,12 +43,15 @@ class ChatCodec:
         self.tokenizer = tokenizer
         self.format = fmt or ours()
         self.source = source
-        self._special: list[str] = []
+        # Nothing foreign is rendered until these are known.
+        self._in_turns = self._in_questions = self._in_replies = _Breaker(())
         after = self._after_turn([], generation=False)
         self.end_id = self._end_of_turn(after)
         self._end_text = str(tokenizer.convert_ids_to_tokens(self.end_id))
         special = {*tokenizer.all_special_tokens, *_written(tokenizer, "<|im_start|>"), self._end_text}
-        self._special = sorted(special, key=len, reverse=True)
+        self._in_turns = _Breaker(special)
+        self._in_questions = _Breaker({*special, *_added_markup(tokenizer)})
+        self._in_replies = _Breaker({*special, *_added_markup(tokenizer), *self._reply_tags()})
         self.turn_start = self._turn_start()
         """What the generation prompt already writes of the model's turn, such as `<reason>`."""
         self._check_tools()
@@ -80,7 +86,7 @@ class ChatCodec:
 
     def turn(self, text: str) -> list[int]:
         """Token ids of a turn that a model is taught, after `turn_start`, with its end."""
-        return [*self._encode(self._plain(text)), self.end_id]
+        return [*self._encode(self._in_turns.broken_up(text)), self.end_id]
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of a turn, without special tokens."""
@@ -147,15 +153,59 @@ class ChatCodec:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _plain_message(self, message: Message) -> Message:
+        """The message, with tokens broken up that its author may not write."""
         content = message.get("content")
-        return {**message, "content": self._plain(content)} if isinstance(content, str) else message
+        if not isinstance(content, str):
+            return message
+        match message["role"]:
+            case "assistant" | "system" | "developer":
+                content = self._in_turns.broken_up(content)
+            case "user":
+                content = self._plain_question(content)
+            case _:
+                content = self._in_replies.broken_up(content)
+        return {**message, "content": content}
 
-    def _plain(self, text: str) -> str:
-        """Break up special tokens in text that is not ours, so that no tool output can end a turn."""
-        for token in self._special:
-            if token in text:
-                text = text.replace(token, token[0] + " " + token[1:])
+    def _plain_question(self, content: str) -> str:
+        """Tokens in a problem are broken up; the text that the format puts around it may name its own tags."""
+        before, after = self.format.around_problem
+        if not (content.startswith(before) and content.endswith(after)):
+            before = after = ""
+        problem = content.removeprefix(before).removesuffix(after)
+        plain = before + self._in_questions.broken_up(problem) + after
+        return self._in_turns.broken_up(plain)
+
+    def _reply_tags(self) -> set[str]:
+        """The tags that the template puts around a reply, such as `<tool_response>` and `</tool_response>`."""
+        try:
+            text = self._after_turn([{"role": "tool", "content": _MARK}], generation=True)
+        except UserError:  # The template has no place for replies.
+            return set()
+        before, _, after = text.partition(_MARK)
+        names = [name for name in re.findall(r"<(\w+)>", before) if f"</{name}>" in after]
+        return {tag for name in names for tag in (f"<{name}>", f"</{name}>")}
+
+
+class _Breaker:
+    """Breaks up tokens in text that is not ours, by a space after their first character."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._tokens = sorted(tokens, key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, self._tokens))) if self._tokens else None
+
+    def broken_up(self, text: str) -> str:
+        """The text without any of the tokens."""
+        if self._any is None or not self._any.search(text):
+            return text
+        for token in self._tokens:
+            text = text.replace(token, token[0] + " " + token[1:])
         return text
+
+
+def _added_markup(tokenizer: Any) -> set[str]:
+    """Markup that is a single token, though perhaps not a special one, such as `</tool_response>` of Qwen3."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    return {token.content for token in added if _MARKUP.fullmatch(token.content)}
 
 
 def _written(tokenizer: Any, token: str) -> list[str]:

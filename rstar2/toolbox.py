@@ -11,6 +11,7 @@ from rstar2.errors import RStarError
 from rstar2.formats.format import Format
 from rstar2.formats.replies import result_text
 from rstar2.judge.client import JudgeClient
+from rstar2.judge.client.http import AccessRefused
 from rstar2.judge.schema import RunResult
 from rstar2.tools import Tool, ToolContext, tool_modules, tool_name
 from rstar2.trace import CallStatus, ToolCall
@@ -42,9 +43,13 @@ class RolloutTools:
         self._tools: dict[str, Tool] = {}
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
-        """Run a call that `rstar2.agent.parse_calls` found fit. Never raises.
+        """Run a call that `rstar2.agent.parse_calls` found fit.
 
-        `lost`: the service behind the tool failed. Whatever else a tool raises is the `error` of that call.
+        Its status is `lost` if the service behind the tool failed. Whatever else a tool raises is the `error` of that
+        call.
+
+        Raises:
+            AccessRefused: the judge refuses this client, so that every further call would be lost too.
         """
         started = time.monotonic()
         limits, layout = self._context.limits, self._format.layout
@@ -52,6 +57,8 @@ class RolloutTools:
             result = await self._tool(name).run(arguments)
             status: CallStatus = "invalid_arguments" if result.outcome == "invalid" else result.outcome
             output = result_text(result, layout, limits)
+        except AccessRefused:
+            raise
         except RStarError as error:
             status, output = "lost", f"The code could not be run: {error.message}"
         except Exception as error:  # noqa: BLE001 - a tool may raise anything, the run continues

@@ -18,7 +18,8 @@ from support.distribution import InUnits, place
 from support.train.ray_nodes import ray_nodes
 
 from rstar2.formats.format import ours
-from rstar2.judge.service.start import JudgeHandle, running_judge
+from rstar2.judge.service.settings import ServiceSettings
+from rstar2.judge.service.start import JudgeHandle, running_judge, start_service, stop_service
 from rstar2.prompts import END_OF_TURN, ChatCodec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -138,3 +139,13 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
     """A real judge: Valkey, HTTP process, two workers. Few tests need the libraries that others would wait for."""
     with running_judge(tmp_path_factory.mktemp("judge"), preload=False) as handle:
         yield handle
+
+
+@pytest.fixture(scope="session")
+def token_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
+    """A judge that asks for its token, with one worker."""
+    folder = str(tmp_path_factory.mktemp("token-judge"))
+    settings = ServiceSettings(folder=folder, workers=1, token="s3cret", preload=False)
+    process, handle = start_service(settings)
+    yield handle
+    stop_service(process)

@@ -14,11 +14,15 @@ from hypothesis import strategies as st
 
 from rstar2.agent import Limits, RolloutError, parse_calls, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.eval.grader.grade import grade
+from rstar2.eval.grader.reading_rules import finished
 from rstar2.formats.format import ours, read_format
 from rstar2.prompts import END_OF_TURN, ChatCodec
+from rstar2.report.segments import turn_parts
 from rstar2.tools import tool_modules
 from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.trace import CallStatus, ToolCall, Trace, TraceWriter, read_traces
+from rstar2.train.reward import text_to_grade
 from rstar2.train.roc import RocSettings, Rollout, left_out
 
 
@@ -239,6 +243,51 @@ def test_a_call_left_open_at_the_end_of_the_turn_still_counts() -> None:
     assert parse_calls(f"<tool_call>{body}", ours()) == [(TOOL_NAME, {"code": "1", "input": ""})]
 
 
+MENTION = "I used the <tool_call> tag.</reason> <answer>\\boxed{4}</answer>"
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (MENTION, 0),
+        ("<tool_call>", 0),
+        ("<tool_call> \n", 0),
+        ("so <tool_call>print(1)", 0),
+        ("<tool_call><tool_call>", 0),
+        # A pair of tags is a call, whatever it holds.
+        ("<tool_call></tool_call>", 1),
+        ("between <tool_call> and </tool_call>", 1),
+        # A call that the end of the turn cut off.
+        ('<tool_call>\n{"name": "python_code', 1),
+        ("<tool_call>{", 1),
+        # The tag is mentioned, and then there is a call.
+        (f"the <tool_call> tag: {call_text('1')}", 1),
+        (f"{call_text('1')} and that was a <tool_call>, done", 1),
+        (call_text('print("<tool_call>")'), 1),
+    ],
+)
+def test_a_tag_without_its_end_is_a_call_only_if_a_json_object_begins_after_it(text: str, calls: int) -> None:
+    assert len(parse_calls(text, ours())) == calls
+    assert finished(text) is (calls == 0), "the reward reads calls as the loop does"
+
+
+async def test_a_final_turn_that_mentions_the_tag_is_an_answer_without_a_failed_call(
+    codec: ChatCodec,
+) -> None:
+    trace = await _run(codec, Scripted(codec, ASK, MENTION))
+    assert (trace.finish, trace.failed_calls, len(trace.calls)) == ("answer", 0, 1)
+    assert text_to_grade(trace, "paper", codec) == "\\boxed{4}"
+    assert grade("4", MENTION).correct
+    assert grade("4", "I used the <tool_call> tag. The answer is 4.").correct
+    assert [part["kind"] for part in turn_parts(trace.turns[-1])] == ["thought", "answer"]
+
+
+def test_a_call_after_a_mention_of_the_tag_runs() -> None:
+    assert parse_calls(f"the <tool_call> tag: {call_text('1')}", ours()) == [
+        (TOOL_NAME, {"code": "1", "input": ""})
+    ]
+
+
 def test_the_releases_rules_for_calls() -> None:
     release = read_format("release")
     body = json.dumps({"name": TOOL_NAME, "arguments": {"code": "1"}})
@@ -267,7 +316,7 @@ def test_a_tool_that_the_format_does_not_have_is_unknown() -> None:
 @given(text=st.text(max_size=200) | st.builds("<tool_call>{}</tool_call>".format, st.text(max_size=100)))
 def test_no_text_breaks_the_parser(text: str) -> None:
     calls = parse_calls(text, ours())
-    assert bool(calls) == ("<tool_call>" in text)
+    assert bool(calls) == ("</tool_call>" in text.partition("<tool_call>")[2] or "<tool_call>{" in text)
     assert all(isinstance(call, ToolCall) and call.failed for call in calls)
 
 

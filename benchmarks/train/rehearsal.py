@@ -243,7 +243,9 @@ async def step(loop: RStarAgentLoop, engines: Engines, memory: Memory) -> tuple[
     return [rollout for found in groups for rollout in found], kept, selection
 
 
-def report(engines: Engines, rollouts: list[Rollout], kept: int, selection: float, wall: float) -> None:
+def report(
+    engines: Engines, rollouts: list[Rollout], kept: int, selection: float, wall: float, cpu: float
+) -> None:
     calls, failed = (sum(getattr(each, name) for each in rollouts) for name in ("calls", "failed_calls"))
     lost = sum(each.lost_calls for each in rollouts)
     table = Table("of the step", "")
@@ -256,6 +258,7 @@ def report(engines: Engines, rollouts: list[Rollout], kept: int, selection: floa
         "of these lost": f"{lost}",
         "turns, tokens": f"{engines.turns:,}, {engines.tokens:,}",
         "wall": f"{wall:.0f} s",
+        "CPU time of the agent loop": f"{cpu:.0f} s, {1000 * cpu / len(rollouts):.0f} ms a rollout",
         "RoC's selection": f"{selection:.1f} s",
     }.items():
         table.add_row(name, value)
@@ -292,9 +295,10 @@ def main() -> None:
             async def run() -> None:
                 engines = Engines(sizes, codec)
                 loop = made_loop(engines, codec, judge, folder)
-                began = time.monotonic()
+                began, cpu_before = time.monotonic(), time.process_time()
                 rollouts, kept, selection = await step(loop, engines, memory)
-                report(engines, rollouts, kept, selection, time.monotonic() - began)
+                wall, cpu = time.monotonic() - began, time.process_time() - cpu_before
+                report(engines, rollouts, kept, selection, wall, cpu)
 
             asyncio.run(run())
             table = Table("private memory, MiB", "1/4", "1/2", "3/4", "end")

@@ -29,7 +29,7 @@ HEAD = """\
 
 This page is written by `docs/generators/cli_reference.py` from the commands themselves; do not edit it.
 `rstar2 VERB --help` says the same. Exit codes: 0 success, 1 failure, 2 a mistake in the command line or the
-input, 130 after Ctrl-C.
+input, 130 after Ctrl-C, 75 for a training that a scheduler's signal stopped and the same command continues.
 """
 
 

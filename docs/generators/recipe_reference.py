@@ -32,11 +32,18 @@ UNITS = (
     (r"share$", "share, 0 to 1"),
     (r"^rollouts$|in_flight$|to_n$|_num$|per_step$", "rollouts"),
     (r"prompts$", "problems"),
+    (r"minutes$", "minutes"),
     (r"^nodes$", "machines"),
     (r"gpus_per_node$|parallel$", "GPUs"),
 )
-STATED = {"optim.clip_low": "0.2", "optim.clip_high": "0.28", "algorithm.name": "grpo-roc"}
-"""What the paper states and the recipes leave to the algorithm."""
+STATED = {
+    "optim.clip_low": "0.2",
+    "optim.clip_high": "0.28",
+    "algorithm.name": "grpo-roc",
+    "rollout.prompt_tokens": "–",
+    "optim.state": "– / – / fresh",
+}
+"""What the paper states of keys that the recipes leave to the algorithm, or set although it states nothing."""
 
 
 def reference() -> str:
@@ -120,7 +127,7 @@ def _default(field: FieldInfo) -> Any:
 def _stated(key: str, field: FieldInfo, paper: list[dict[str, Any]]) -> str:
     """The paper's value: one, or one for each stage; a stage whose recipe does not name it has the default."""
     name = key.rpartition(".")[2]
-    if not any(name in each for each in paper):
+    if key in STATED or not any(name in each for each in paper):
         return STATED.get(key, "–")
     values = [_value(each.get(name, _default(field))) for each in paper]
     return " / ".join(values if len(set(values)) > 1 else values[:1])

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Without Slurm: makes this machine a node of a Ray cluster until you press Ctrl-C.
+# Without Slurm: makes this machine a node of a Ray cluster until you press Ctrl-C, again whenever Ray dies here.
 #
 #   export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(openssl rand -hex 32)    # the same on every machine
 #   examples/cluster/ray_node.sh head             # on the first machine
@@ -7,8 +7,9 @@
 #
 # Then on the first machine, with a judge that all machines can reach:
 #
-#   export RAY_ADDRESS=10.0.0.1:6379
-#   rstar2 train --stage 1..3 --model runs/sft --data train.parquet --profile 64xh100 --judge http://10.0.0.1:8088
+#   export RAY_ADDRESS=10.0.0.1:6379 RSTAR2_JUDGE=http://10.0.0.1:8088 RSTAR2_JUDGE_TOKEN=...
+#   examples/cluster/keep_going.sh rstar2 train --stage 1..3 --model runs/sft --data data/rl --profile 64xh100 \
+#       --run runs/rl
 #
 # or from elsewhere as a Ray job, for which Ray sets RAY_ADDRESS:
 #
@@ -22,6 +23,16 @@ fi
 : "${RAY_AUTH_TOKEN:?set it to the same long random text on every machine}"
 export RAY_AUTH_MODE=token
 if [ "$1" = head ]; then
-    exec ray start --head --block --port="${RAY_PORT:-6379}" --disable-usage-stats
+    node=(--head --port="${RAY_PORT:-6379}")
+else
+    node=(--address="$1")
 fi
-exec ray start --block --address="$1" --disable-usage-stats
+trap 'kill -TERM $! 2>/dev/null; wait; exit 130' INT TERM
+while :; do
+    code=0
+    ray start "${node[@]}" --block --disable-usage-stats &
+    wait $! || code=$?
+    echo "Ray ended with exit code $code; it starts again in 10 s" >&2
+    sleep 10 &
+    wait $!
+done

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rstar2.errors import UserError
+from rstar2.formats.calls import CALL, CLOSE, OPEN
 from rstar2.trace import Trace, Turn
 
 KINDS = ("prose", "code", "call", "answer", "tag")
@@ -21,7 +22,7 @@ NUMBER = "<number>"
 REACH = 64
 """Tokens looked at on each side of a call and of a reply."""
 
-_TAG = re.compile(r"</?(?:reason|think|answer|tool_call)>")
+_CALL_OR_TAG = re.compile(rf"{CALL}|</?(?:reason|think|answer|tool_call)>", re.DOTALL)
 _CODE = re.compile(r'"code"\s*:\s*"((?:[^"\\]|\\.)*+)')
 _WORD = re.compile(r"[^\W\d_]+(?:[-'][^\W\d_]+)*|\d+|[^\w\s]|_+")
 _REPLACED = "\ufffd"
@@ -215,16 +216,16 @@ def _spans(text: str) -> Iterator[tuple[int, int]]:
     """Where each stretch of a turn's text begins, in order, and its kind; text before any tag is prose."""
     yield 0, KINDS.index("prose")
     at = 0
-    while match := _TAG.search(text, at):
+    while match := _CALL_OR_TAG.search(text, at):
         yield match.start(), KINDS.index("tag")
-        at = match.end()
-        if match[0] != "<tool_call>":
+        # A tag that the code holds is code, and one that is only mentioned is no call.
+        is_call = match[0].startswith(OPEN) and match[0] != OPEN
+        at = match.start() + len(OPEN) if is_call else match.end()
+        if not is_call:
             yield at, KINDS.index("answer" if match[0] == "<answer>" else "prose")
             continue
         yield at, KINDS.index("call")
-        # A tag that the code holds is code.
-        end = text.find("</tool_call>", at)
-        end = len(text) if end < 0 else end
+        end = match.end() - len(CLOSE) * match[0].endswith(CLOSE)
         if code := _CODE.search(text, at, end):
             yield code.start(1), KINDS.index("code")
             yield code.end(1), KINDS.index("call")

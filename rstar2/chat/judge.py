@@ -10,9 +10,12 @@ from pathlib import Path
 
 from rstar2.chat.recovery import WAIT_S
 from rstar2.errors import Failure, RStarError
+from rstar2.formats.format import Format
 from rstar2.judge.client import JudgeClient
+from rstar2.judge.client.http import AccessRefused, JudgeError
 from rstar2.judge.service.settings import ServiceSettings
 from rstar2.judge.service.start import start_service, stop_service
+from rstar2.judge_check import PACKAGES, judge_report
 
 
 class NamedJudge:
@@ -29,6 +32,17 @@ class NamedJudge:
         return f"on the judge at {self.client.url}" + (
             f", isolation {self.isolation}" if self.isolation else ""
         )
+
+    async def check(self, fmt: Format) -> list[str]:
+        """Run programs as the format's calls will; returns what a person must know. AccessRefused for a wrong token."""
+        try:
+            report = await judge_report(self.client, fmt, PACKAGES)
+        except AccessRefused:
+            raise
+        except JudgeError as error:
+            return [f"{error.message}; tool calls wait for it"]
+        self.isolation = report.isolation or ""
+        return [f"programs cannot import {report.missing_text}"] if report.missing else []
 
     async def trouble(self) -> str:
         """Why it does not answer; empty where it does."""
@@ -71,6 +85,17 @@ class OwnJudge(NamedJudge):
 
     def stop(self) -> None:
         stop_service(self._process)
+
+
+async def refuse_wrong_token(url: str, token: str | None) -> None:
+    """Raise AccessRefused if the judge at `url` refuses the token. A judge that is away may come back later."""
+    async with JudgeClient(url, token, wait_s=WAIT_S) as client:
+        try:
+            await judge_report(client)
+        except AccessRefused:
+            raise
+        except JudgeError:
+            return
 
 
 @contextmanager

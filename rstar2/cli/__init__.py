@@ -42,7 +42,10 @@ def _end(number: int, _frame: object) -> None:
 
 
 def main() -> None:
-    """Run the command line. Exit code 2 for the user's mistakes, 1 for failures, 130 after Ctrl-C."""
+    """Run the command line. Exit code 2 for the user's mistakes, 1 for failures, 130 after Ctrl-C.
+
+    `rstar2.train.stopping` has those of a training that was stopped by a scheduler.
+    """
     # A scheduler's SIGTERM ends a run as Ctrl-C does: children stopped, status written. So does a terminal that is
     # closed, unless nohup has that ignored.
     signal.signal(signal.SIGTERM, _end)

@@ -86,6 +86,8 @@ def command(
     with open_run(run_folder, "agree", plan.config) as run:
         problems = counted(sum(len(each.problems) for each in plan.benchmarks.values()), "problem")
         out.print(f"{problems} on {plan.opened.name} → {run_folder}", markup=False, soft_wrap=True)
+        for note in plan.notes:
+            err.print(note, style="yellow", markup=False, soft_wrap=True)
         results, interrupted, refused = measure(plan, run, LiveView(err))
         for result in results:
             _print(result, run_folder)

@@ -111,6 +111,7 @@ def command(
     import asyncio
 
     from rstar2.agent import Limits
+    from rstar2.chat.judge import refuse_wrong_token
     from rstar2.chat.model import ModelChoice
     from rstar2.chat.server import started_engine
     from rstar2.engines.base import Sampling
@@ -127,6 +128,9 @@ def command(
     question = _given(prompt, as_json)
     say = _Notices()
     with asyncio.Runner() as runner, ExitStack() as stack:
+        if judge is not None:
+            # Before an engine is started, which takes minutes.
+            runner.run(refuse_wrong_token(judge, judge_token))
         with progress() as show:
             choice = stack.enter_context(started_engine(choice, say, show))
         opened, judge_here = _open(runner, stack, choice, judge, judge_token, say)
@@ -207,8 +211,9 @@ def _open(
         _silence_libraries()
     here = stack.enter_context(open_judge(judge, token))
     stack.callback(lambda: runner.run(here.client.aclose()))
-    if judge is not None and (trouble := runner.run(here.trouble())):
-        say(f"{trouble}; tool calls wait for it")
+    if judge is not None:
+        for notice in runner.run(here.check(opened.codec.format)):
+            say(notice)
     if here.isolation == "none":
         say("isolation none: the model's programs can read what you can read")
     return opened, here

@@ -68,6 +68,9 @@ def command(
             typer.echo(shell_lines(trainer.argv))
         return
     need_training_extra()
+    from rstar2.train.stopping import end_resumably
+
+    end_resumably()
     from rstar2.judge.queue.embedded_redis import server_binary
 
     server_binary()

@@ -234,6 +234,8 @@ def _announce(plan: EvalPlan, folder: Path) -> None:
     where = escape(f"on {plan.opened.name} → {folder}")
     out.print(f"[bold]{escape(counts)}[/bold] {where}", soft_wrap=True)
     out.print(f"format: {plan.opened.identity['format']}", style="dim", markup=False, soft_wrap=True)
+    for note in plan.notes:
+        err.print(note, style="yellow", markup=False, soft_wrap=True)
     left = plan.opened.left_to_server
     for what in (*plan.opened.identity.get("inexact", ()), *([left] if left else [])):
         err.print(f"not exact: {what}", style="yellow", markup=False, soft_wrap=True)

@@ -143,7 +143,7 @@ def show_run(
 def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str, Any]]) -> None:
     """The plan of SFT, as its dry run begins with it, as of `show_run`."""
     from rstar2.train.estimate.memory import sft_memory
-    from rstar2.train.estimate.report import sft_warnings
+    from rstar2.train.estimate.report import sft_saving, sft_warnings
     from rstar2.train.estimate.work import stage_disk
 
     shortage = _cluster_warnings([recipe.hardware])
@@ -153,6 +153,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str,
         return
     expected = _conversation_lengths(model, recipe, conversations)
     memory, disk = sft_memory(shape, recipe, expected), stage_disk(shape, kept=2)
+    checkpoint = sft_saving(shape, recipe, expected)
     table = _table(shape, recipe.hardware, ["SFT"])
     for name in ("weights", "gradients", "optimizer", "activations", "gathered"):
         table.add_row(name, _gib(getattr(memory, name)))
@@ -161,10 +162,14 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str,
     table.add_row("in all, at most", _of(memory.update_total, memory.capacity), end_section=not expected)
     if expected:
         table.add_row("  with this data", _gib(memory.expected_update_total), end_section=True)
+    table.add_row("a step: seconds", f"{checkpoint.step_s:,.0f}")
+    table.add_row("saved every, steps", f"{checkpoint.steps_between}")
+    table.add_row("  a kill costs, hours", f"{checkpoint.lost_s / 3600:,.1f}")
+    table.add_row("  signal before, s", f"{checkpoint.signal_before_s:,.0f}", end_section=True)
     table.add_row("checkpoint", _gib(disk.checkpoint))
     table.add_row("disk", _gib(disk.total))
     out.print(table)
-    _warn([*shortage, *sft_warnings(recipe, shape, memory)])
+    _warn([*shortage, *sft_warnings(recipe, shape, memory, checkpoint)])
 
 
 def _conversation_lengths(
@@ -304,6 +309,11 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
         True,
     )
     row("judge: cores", lambda each: f"{each.judge.cores}")
+    row("agent loop: processes", lambda each: f"{each.agent_loop_processes}", True)
+    row("saved every, steps", lambda each: f"{each.checkpoint.steps_between}")
+    row("  seconds to save", lambda each: f"{each.checkpoint.save_s:,.0f}")
+    row("  a kill costs, hours", lambda each: f"{each.checkpoint.lost_s / 3600:,.1f}")
+    row("  signal before, s", lambda each: f"{each.checkpoint.signal_before_s:,.0f}", True)
     row("disk: a checkpoint", lambda each: f"{_gib(each.disk.checkpoint + each.disk.queue)} GiB")
     row("  the stage", lambda each: f"{_gib(each.disk.total)} GiB", True)
     if any(each.filter_hours for each in stages.values()):
@@ -313,7 +323,7 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
     given = estimate.assumptions
     out.print(
         f"Assumed: {_lengths(given)}, {given.calls_per_rollout:.3g} tool calls each, {given.program_s:g} core seconds "
-        f"a call, {given.problems:,} problems before stage 3.",
+        f"a call, {given.problems:,} problems before stage 3, a disk of {given.disk_bytes_per_s / 1e9:g} GB/s.",
         style="dim",
         soft_wrap=True,
     )

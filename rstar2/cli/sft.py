@@ -22,7 +22,7 @@ EPILOG = examples(
     ("the paper's stage 0", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --run runs/sft"),
     (
         "on a laptop, for a tiny model",
-        "rstar2 sft --model runs/demo/base --data runs/demo/data/sft.parquet --profile laptop "
+        "rstar2 sft --model runs/demo/base --data data/sft --profile laptop "
         "--set batch=16 --set lr=3e-3 --set epochs=1 --run runs/tiny",
     ),
     ("print what would run", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --dry-run"),
@@ -72,10 +72,19 @@ def command(
         typer.echo(shell_lines(sft_command(resolved, run, here, data).argv))
         return
     need_training_extra()
+    from rstar2.train.stopping import end_resumably
+
+    end_resumably()
     from rstar2.train.hardware import check_hardware
+    from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
     check_hardware([resolved.hardware])
+    check_folder(run)
+    with err.status("trying the GPUs, the nodes and the trackers"):
+        check_gpus([resolved.hardware])
+        check_nodes([resolved.hardware], run, None)
+        check_login(resolved.trackers)
     from rstar2.train.start_checks import plan_sft
 
     folder = local_model(model)

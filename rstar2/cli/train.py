@@ -31,8 +31,9 @@ from rstar2.cli.training import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from rstar2.train.answers import UnreadableAnswer
     from rstar2.train.start_checks import TrainPlan
 
 EPILOG = examples(
@@ -62,6 +63,10 @@ EPILOG = examples(
         "rstar2 train --stage 1..3 --model runs/sft --data data/rl --dry-run",
     ),
 )
+
+
+SHOWN_ANSWERS = 5
+"""Answers that a line about unreadable ones shows."""
 
 
 def command(
@@ -123,7 +128,9 @@ def command(
 
         if any(Path(here).glob("tokenizer*")):
             check_start(recipes, Path(here))
-        rows, _ = check_data(recipes, data, solved)
+        rows, _, unreadable = check_data(recipes, data, solved)
+        for line in unreadable_lines(unreadable):
+            out.print(line, markup=False, soft_wrap=True)
         show_run(here, recipes, None if judge else judge_workers, run, len(rows))
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         for number, resolved, trainer in stage_commands(recipes, here, run):
@@ -132,16 +139,42 @@ def command(
             typer.echo(shell_lines(trainer.argv))
         return
     need_training_extra()
+    from rstar2.train.stopping import end_resumably
+
+    end_resumably()
     from rstar2.eval.settings import JudgeChoice
+    from rstar2.judge_check import check_judge
     from rstar2.train.hardware import check_hardware
+    from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
-    check_hardware(resolved.machines for resolved in recipes.values())
-    from rstar2.train.start_checks import plan_training
+    machines = [resolved.machines for resolved in recipes.values()]
+    check_hardware(machines)
+    check_folder(run)
+    from rstar2.train.start_checks import (
+        check_judge_place,
+        check_model,
+        check_programs,
+        check_start,
+        plan_training,
+    )
 
+    choice = JudgeChoice(judge, judge_token, judge_workers)
+    check_judge_place(recipes, choice)
+    if judge is not None:
+        check_judge(judge, judge_token)
+    with err.status("trying the GPUs, the nodes and the trackers"):
+        check_gpus(machines)
+        check_nodes(machines, run, None if judge is None else (judge, judge_token))
+        for trackers in {(resolved.trackers, resolved.trace_trackers) for resolved in recipes.values()}:
+            check_login(*trackers)
     folder = local_model(model)
+    if judge is not None:
+        check_model(folder)
+        with err.status(escape(f"running programs on the judge at {judge}")):
+            check_programs(recipes, (judge, judge_token), check_start(recipes, folder))
     with err.status(escape(f"counting the tokens of the prompts of {data}")):
-        plan = plan_training(recipes, folder, data, solved, JudgeChoice(judge, judge_token, judge_workers))
+        plan = plan_training(recipes, folder, data, solved, choice)
     for line in left_out(plan):
         out.print(line, markup=False, soft_wrap=True)
     warn_before_start(plan, run)
@@ -159,8 +192,19 @@ def command(
     out.print(f"next     [cyan]rstar2 eval aime25 --model {escape(str(trained))}[/]")
 
 
+def unreadable_lines(unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> Iterator[str]:
+    """A line for each file with answers that the grader cannot read: how many there are, and the first few."""
+    for file, answers in unreadable.items():
+        if answers:
+            more = f", and {len(answers) - SHOWN_ANSWERS} more" if len(answers) > SHOWN_ANSWERS else ""
+            shown = "; ".join(map(str, answers[:SHOWN_ANSWERS]))
+            problems = counted(len(answers), "problem")
+            yield f"{file}: left out {problems} whose answer the grader cannot read: {shown}{more}"
+
+
 def left_out(plan: TrainPlan) -> Iterator[str]:
-    """A line for each stage that leaves out problems because of their length."""
+    """A line for each file and each stage from which problems are left out, and why."""
+    yield from unreadable_lines(plan.unreadable)
     for number, recipe in plan.recipes.items():
         counts = (
             (plan.too_long[number], "problem"),

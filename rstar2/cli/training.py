@@ -59,7 +59,9 @@ def profile_for(model: Path | str) -> str | None:
 
 def shell_lines(argv: list[str]) -> str:
     """A trainer's command line for a shell, with a line for each of its keys."""
-    start = 1 + next(at for at, word in enumerate(argv) if word.startswith("verl.trainer."))
+    start = 1 + next(
+        at for at, word in enumerate(argv) if word.startswith(("verl.trainer.", "rstar2.train.verl."))
+    )
     return " \\\n  ".join([shlex.join(argv[:start]), *map(_quoted, argv[start:])])
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from rstar2.cli.common import AsJson, RunArgument, examples, out
+from rstar2.cli.common import AsJson, examples, out
 
 EPILOG = examples(
     ("follow a run in another terminal or on another machine", "rstar2 watch runs/demo"),
+    ("only one stage of it", "rstar2 watch runs/rl/stage1"),
     ("print its steps as JSON, for a script", "rstar2 watch runs/rl --json"),
 )
 
 READ_EVERY_S = 2.0
+Folder = Annotated[Path, typer.Argument(help="The folder of a run, or of a stage in it.", metavar="RUN")]
 
 
-def command(run: RunArgument, as_json: AsJson = False) -> None:
+def command(run: Folder, as_json: AsJson = False) -> None:
     """Follow a training run: rewards, failed calls, lengths, entropy, the judge, alarms.
 
     Reads only the files in the run's folder, so the run may be on any machine. Ends when the run ends; Ctrl-C ends it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ AGENT_NAME = "rstar2"
 """The agent loop that VERL runs on the problems."""
 PREPARED = "data.parquet"
 """What a folder has that `rstar2 data prepare` made."""
+_READ_TOGETHER = 4096
+"""Rows of a file that are in memory at a time."""
 HOW_TO_PREPARE = "`rstar2 data prepare` writes training data: problems for `train`, conversations for `sft`."
 
 
@@ -126,7 +128,15 @@ def _refused(file: Path, number: int, what: str) -> UserError:
 
 
 def read_rows(path: Path, column: str | None = None) -> list[dict[str, Any]]:
-    """All rows of a parquet file; UserError where it is missing, is not parquet, has no rows or lacks the column."""
+    """All rows of a parquet file; a UserError as of `iter_rows`."""
+    return list(iter_rows(path, column))
+
+
+def iter_rows(path: Path, column: str | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a parquet file, of which some thousand are in memory at a time.
+
+    UserError where it is missing, is not parquet, has no rows or lacks the column.
+    """
     import pyarrow
     import pyarrow.parquet
 
@@ -138,14 +148,15 @@ def read_rows(path: Path, column: str | None = None) -> list[dict[str, Any]]:
     if not path.exists():
         raise UserError(f"cannot read {path}: No such file or folder", HOW_TO_PREPARE)
     try:
-        table = pyarrow.parquet.read_table(path)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            rows = file.metadata.num_rows
+            if not rows or (column is not None and column not in file.schema_arrow.names):
+                what = f"no column {column}" if rows else "no rows"
+                raise UserError(f"{path} has {what}", HOW_TO_PREPARE)
+            for batch in file.iter_batches(_READ_TOGETHER):
+                yield from batch.to_pylist()
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}", HOW_TO_PREPARE) from error
-    if not table.num_rows or (column is not None and column not in table.column_names):
-        what = f"no column {column}" if table.num_rows else "no rows"
-        raise UserError(f"{path} has {what}", HOW_TO_PREPARE)
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
 
 
 def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:

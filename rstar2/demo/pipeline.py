@@ -4,8 +4,9 @@ What the demo adds to the folders of `rstar2.train.pipeline`:
 
 ```
 RUN/
-  base/                 the tiny model, random
-  data/                 parquet for SFT
+  random/               the tiny model as it is made, like a published base model
+  base/                 the same in the demo's format
+  data/                 encoded conversations for SFT
   plain/                stages and evaluations under plain GRPO (--compare)
   summary.json          the measurements of every phase, and where the time went
   report.html figure4.svg
@@ -23,7 +24,7 @@ from typing import Any
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows
 from rstar2.demo.recipe import DemoPlan, DemoRecipe
-from rstar2.demo.tiny import make_tiny_model
+from rstar2.demo.tiny import make_base_model
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.prompts import load_codec
@@ -34,6 +35,7 @@ from rstar2.train.recipe import StageRecipe
 from rstar2.train.records.timing import PhaseTimer, run_timing
 from rstar2.train.sampling import Evaluation
 from rstar2.train.stages import PhaseProgress, is_done, run_sft
+from rstar2.train.start_checks import with_format
 
 TOKENIZER_TRACES = 1500
 """Conversations that the tokenizer learns its merges from."""
@@ -92,7 +94,7 @@ def fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
         # What this starts gets ready while the model and the data are made.
         pipeline.trainer_env(plan.sft.hardware)
     count = plan.demo.traces.count
-    data = run.path / "data" / "sft.parquet"
+    data = run.path / "data" / "sft.arrow"
     base = _base(plan.demo, run.path)
     if not data.exists():
         conversations = builtin.traces(plan.demo.seed, count, plan.demo.traces.flaws.model_dump())
@@ -105,13 +107,17 @@ def fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
 
 
 def _base(demo: DemoRecipe, root: Path) -> Path:
-    base = root / "base"
-    if not base.exists():
-        part = root / ".base.part"
+    """The model that SFT starts from."""
+    model, base = root / "random", root / "base"
+    if base.exists():
+        return base
+    examples = tuple(question.problem for question in builtin.held_out(demo.seed, EXAMPLES))
+    fmt = builtin.FORMAT.model_copy(update={"examples": examples})
+    if not model.exists():
+        part = root / ".random.part"
         shutil.rmtree(part, ignore_errors=True)
         conversations = builtin.traces(demo.seed, demo.traces.count, demo.traces.flaws.model_dump())
-        examples = tuple(question.problem for question in builtin.held_out(demo.seed, EXAMPLES))
-        fmt = builtin.FORMAT.model_copy(update={"examples": examples})
-        make_tiny_model(part, demo.model, islice(conversations, TOKENIZER_TRACES), fmt, demo.seed)
-        part.rename(base)
-    return base
+        traces = islice(conversations, TOKENIZER_TRACES)
+        make_base_model(part, demo.model, traces, fmt.template, demo.seed)
+        part.rename(model)
+    return with_format(model, fmt, base)

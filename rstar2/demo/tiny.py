@@ -1,8 +1,11 @@
 """A tiny Qwen3 and its tokenizer, made from nothing: the demo's student.
 
-What it must learn is to copy: numbers from the problem into code, and tool output into the answer. So digits
-are tokens of their own (ten to learn, not thousands), and merges turn all fixed text into long tokens, which
-puts what is copied at few distances.
+Its folder has the traits of a published base model, so that what fails with one fails here too; docs/fidelity.md
+lists the differences that are left.
+
+What it must learn is to copy: numbers from the problem into code, and tool output into the answer. So digits are tokens
+of their own (ten to learn, not thousands), and merges turn all fixed text into long tokens, which puts what is copied
+at few distances.
 """
 
 from __future__ import annotations
@@ -15,12 +18,28 @@ from typing import Any
 from pydantic import Field
 
 from rstar2.config import Strict
-from rstar2.formats.format import Format, save_format
+from rstar2.formats.format import Format
+from rstar2.model_folder import write_format
+from rstar2.prompts import ChatCodec, load_tokenizer
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-_TAGS = ("reason", "answer", "tool_call", "tool_response")
+END_OF_TEXT = "<|endoftext|>"
+SPECIAL = [END_OF_TEXT, "<|im_start|>", "<|im_end|>"]
+_TAGS = ("tool_call", "tool_response", "think", "reason", "answer")
 MARKUP = [token for tag in _TAGS for token in (f"<{tag}>", f"</{tag}>")]
-"""One token each, as in Qwen3's own vocabulary, but visible when decoded."""
+"""One token each, but not special. Qwen3's own vocabulary has the first three tags."""
+_ROWS = 128
+"""The rows of the embedding are a multiple of this, and more than there are tokens, as in Qwen3."""
+_SHARD = "500KB"
+"""At most this much of the weights is in one file."""
+_TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+"""The base model's own chat template, which no format of ours has."""
 
 
 class TinyModel(Strict):
@@ -37,21 +56,27 @@ class TinyModel(Strict):
     """Low, since all that has to be looked up lies within a hundred tokens."""
     context: int = Field(1024, ge=128)
     """Positions."""
+    tied: bool = True
+    """Whether the embedding is also the last layer, as in published models of up to 4B."""
 
 
 def config_values(size: TinyModel) -> dict[str, Any]:
     """What decides the number of the student's parameters, as its config.json says it; `vocab_size` is the most."""
     return {
         "model_type": "qwen3",
-        "vocab_size": size.vocab,
+        "vocab_size": _padded(size.vocab),
         "hidden_size": size.hidden,
         "intermediate_size": 2 * size.hidden,
         "num_hidden_layers": size.layers,
         "num_attention_heads": size.heads,
         "num_key_value_heads": max(1, size.heads // 2),
         "head_dim": size.hidden // size.heads,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": size.tied,
     }
+
+
+def _padded(tokens: int) -> int:
+    return (tokens // _ROWS + 1) * _ROWS
 
 
 def make_tiny_model(
@@ -61,13 +86,34 @@ def make_tiny_model(
     fmt: Format,
     seed: int,
 ) -> None:
-    """Write config.json, random weights, and a tokenizer with merges learnt from `conversations` to `folder`."""
+    """Write a random model in a format to `folder`; the rest is as of `make_base_model`."""
+    make_base_model(folder, size, conversations, fmt.template, seed)
+    write_format(ChatCodec(load_tokenizer(folder), fmt), folder, folder)
+
+
+def make_base_model(
+    folder: Path, size: TinyModel, conversations: Iterable[list[dict[str, str]]], template: str, seed: int
+) -> None:
+    """Write what the folder of a published base model holds to `folder`: random weights in bfloat16 and a tokenizer.
+
+    Its merges are learnt from `conversations`, rendered with a format's `template`. It has no format of ours.
+    """
     import torch
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        trainers,
+    )
+    from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
     from transformers.utils import logging
 
     core = Tokenizer(models.BPE())
+    core.normalizer = normalizers.NFC()
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(r"\d"), "isolated"),
@@ -81,28 +127,30 @@ def make_tiny_model(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    core.train_from_iterator(_pieces(conversations, fmt.template), trainer)
+    core.train_from_iterator(_pieces(conversations, template), trainer)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>", bos_token="<|endoftext|>"
+        tokenizer_object=core, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT, model_max_length=size.context
     )
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKUP])
-    tokenizer.chat_template = fmt.template
+    tokenizer.chat_template = _TEMPLATE
+    end = tokenizer.eos_token_id
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
-            **{**config_values(size), "vocab_size": len(tokenizer)},
+            **{**config_values(size), "vocab_size": _padded(len(tokenizer))},
             max_position_embeddings=size.context,
             initializer_range=size.spread,
             rope_parameters={"rope_type": "default", "rope_theta": size.rope_theta},
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=end,
+            eos_token_id=end,
         )
+    ).to(torch.bfloat16)
+    model.generation_config = GenerationConfig(
+        bos_token_id=end, eos_token_id=end, do_sample=False, max_new_tokens=2048
     )
     logging.disable_progress_bar()
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size=_SHARD)
     tokenizer.save_pretrained(folder)
-    save_format(fmt, folder)
 
 
 def _pieces(conversations: Iterable[list[dict[str, str]]], template: str) -> Iterator[str]:

@@ -24,7 +24,7 @@ def examine() -> list[Finding]:
         hardware.memory(),
         hardware.disk(),
         hardware.gpus(),
-        *software.laptop_packages(),
+        *software.training_packages(),
         software.vllm(),
         software.redis_server(),
         isolation.namespaces(),

@@ -1,4 +1,4 @@
-"""Checks Python, the packages of the extra `laptop`, vLLM and a Redis server."""
+"""Checks Python, the packages of the extra that is used here, vLLM and a Redis server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rstar2.doctor.finding import Finding
 from rstar2.errors import UserError
 from rstar2.install import install_command, pip_command
 
-LAPTOP = "laptop"
+LAPTOP, GPU = "laptop", "gpu"
 
 
 def python() -> Finding:
@@ -22,21 +22,33 @@ def python() -> Finding:
     return _against("Python", platform.python_version(), wanted, "Create the environment with python3.11.")
 
 
-def laptop_packages() -> list[Finding]:
-    """What the extra `laptop` names, each with the version it asks for."""
+def training_packages() -> list[Finding]:
+    """What the extra of this environment names, each with the version it asks for.
+
+    That is `gpu` if vLLM for GPUs is installed, which comes with it, and `laptop` otherwise.
+    """
+    extra = GPU if _installed("vllm") else LAPTOP
     texts = metadata.requires("rstar2") or []
-    wanted = [requirement for requirement in map(Requirement, texts) if _only_in(requirement, LAPTOP)]
-    return [package(requirement) for requirement in wanted if requirement.name != "rstar2"]
+    wanted = [requirement for requirement in map(Requirement, texts) if _only_in(requirement, extra)]
+    return [package(requirement, extra) for requirement in wanted if requirement.name != "rstar2"]
 
 
-def package(requirement: Requirement) -> Finding:
-    """One installed package against what is asked for."""
+def _installed(distribution: str) -> bool:
+    try:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def package(requirement: Requirement, extra: str) -> Finding:
+    """One installed package against what an extra asks for."""
     try:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
         asked = f"not installed, needs {requirement.name}{requirement.specifier}"
-        return Finding(requirement.name, asked, "missing", True, commands=(install_command(LAPTOP),))
-    return _against(requirement.name, version, requirement.specifier, "", install_command(LAPTOP))
+        return Finding(requirement.name, asked, "missing", True, commands=(install_command(extra),))
+    return _against(requirement.name, version, requirement.specifier, "", install_command(extra))
 
 
 def _against(name: str, version: str, wanted: SpecifierSet, fix: str, *commands: str) -> Finding:

@@ -37,6 +37,18 @@ class Refused(EngineError):
         self.status = status
 
 
+class KeyRefused(Refused):
+    """A server refused the API key, so that it will refuse every request."""
+
+    exit_code = 2
+
+
+def key_refusal(error: EngineError) -> KeyRefused | None:
+    """The refusal of a key that an error is, or that the agent loop met; None for every other error."""
+    cause = error.__cause__
+    return error if isinstance(error, KeyRefused) else cause if isinstance(cause, KeyRefused) else None
+
+
 @dataclass(frozen=True)
 class Served:
     """One model of a server, as it describes it."""
@@ -167,8 +179,10 @@ class OpenAIServer:
         if status in _BUSY:
             raise EngineUnavailable(f"{self._where} cannot answer now: HTTP {status}: {_refusal(text)}")
         if status >= 400:
-            hint = self._wording.key_hint if status == _UNAUTHORIZED else hint
-            raise Refused(f"{self._where} refused the request: HTTP {status}: {_refusal(text)}", hint, status)
+            message = f"{self._where} refused the request: HTTP {status}: {_refusal(text)}"
+            if status == _UNAUTHORIZED:
+                raise KeyRefused(message, self._wording.key_hint, status)
+            raise Refused(message, hint, status)
 
     def _unavailable(self, error: httpx.TransportError) -> EngineUnavailable:
         nothing = "nothing" if self._wording.service == "server" else f"no {self._wording.service}"

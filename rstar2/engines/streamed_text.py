@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from rstar2.formats.calls import CLOSE, OPEN, begins_object
 from rstar2.prompts import ChatCodec
 
 Kind = Literal["thought", "text", "code", "call"]
-_CLOSE = "</tool_call>"
 _TAGS: dict[str, Kind] = {
     "<reason>": "thought",
     "</reason>": "text",
@@ -19,8 +19,8 @@ _TAGS: dict[str, Kind] = {
     "</think>": "text",
     "<answer>": "text",
     "</answer>": "text",
-    "<tool_call>": "call",
-    _CLOSE: "text",
+    OPEN: "call",
+    CLOSE: "text",
     "<tool_response>": "text",
     "</tool_response>": "text",
 }
@@ -86,6 +86,8 @@ def code_of(body: str) -> str:
 class TagSplitter:
     """Splits a turn, which arrives in pieces of any size, at its tags, and leaves the tags out.
 
+    A `<tool_call>` that no JSON object follows is not known to be a call yet, and is shown as text.
+
     Every turn begins where the format's generation prompt leaves off: inside a thought where `thinking`.
     """
 
@@ -100,10 +102,16 @@ class TagSplitter:
         """What can be shown now; the start of a tag is withheld, and what a call holds beside its code."""
         self._pending += text
         pieces: list[Piece] = []
-        while tag := _first_tag(self._pending, [_CLOSE] if self._kind == "call" else _TAGS):
-            before, _, self._pending = self._pending.partition(tag)
-            pieces += self._piece(before)
-            self._kind = _TAGS[tag]
+        while tag := _first_tag(self._pending, [CLOSE] if self._kind == "call" else _TAGS):
+            before, _, after = self._pending.partition(tag)
+            is_call = begins_object(after)
+            if tag == OPEN and is_call is None:
+                self._pending = tag + after
+                return pieces + self._piece(before)
+            is_mention = tag == OPEN and not is_call
+            pieces += self._piece(before + tag if is_mention else before)
+            self._pending = after
+            self._kind = self._kind if is_mention else _TAGS[tag]
         ready = len(self._pending) - _tag_start(self._pending)
         if self._kind == "call":
             pieces += self._more_code(self._pending[:ready])

@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from rstar2.formats.calls import call_body, find_calls
 from rstar2.formats.format import Format
 from rstar2.prompts import END_OF_TURN, ChatCodec
 from rstar2.tools import tool_modules
@@ -109,10 +110,12 @@ def messages_of(token_ids: Sequence[int]) -> list[dict[str, Any]]:
 def _assistant(content: str, number: int) -> tuple[dict[str, Any], list[str]]:
     """A turn of the model without its thought, and the ids of the calls in it."""
     _, end, after = content.rpartition("</think>")
-    said, *bodies = (after if end else content).split("<tool_call>")
+    written = after if end else content
+    found = list(find_calls(written))
+    said = written[: found[0].start()] if found else written
     calls: list[dict[str, Any]] = []
-    for body in bodies:
-        body = body.replace("</tool_call>", "").strip()
+    for each in found:
+        body = call_body(each[0]).strip()
         try:
             call = json.loads(body)
             name, arguments = str(call["name"]), json.dumps(call["arguments"], ensure_ascii=False)

@@ -99,6 +99,11 @@ class VLLMEngine:
             raise self._server.error(
                 "returned no token ids", "Use a version of vLLM that supports return_token_ids."
             )
+        if received.finish == "length" and served.max_len is not None and len(received.token_ids) < room:
+            raise self._server.error(
+                f"ended a turn after {len(received.token_ids)} tokens, of {room} that it may have",
+                "Remove max_new_tokens from the generation_config.json that the server uses.",
+            )
         return Generation(
             received.token_ids, received.logprobs, "stop" if received.finish == "stop" else "length"
         )

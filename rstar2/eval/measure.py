@@ -20,10 +20,11 @@ from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.models import ServerModel
 from rstar2.engines.retry import RetryingEngine
-from rstar2.errors import UserError, as_user_error
+from rstar2.errors import UserError, first_few
 from rstar2.eval.benchmarks import NAMES as BENCHMARK_NAMES
 from rstar2.eval.benchmarks import Benchmark, Given, JudgeModel, Resources, expanded, find
 from rstar2.eval.grader import GraderPool
+from rstar2.eval.grader.grade import gold_fault
 from rstar2.eval.harnesses.environment import require
 from rstar2.eval.methods.agent import Agent
 from rstar2.eval.methods.chat import JUDGE_MODEL, ServerChat
@@ -34,8 +35,9 @@ from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.eval.stored import TRACES, SampleRecord
 from rstar2.eval.target import Opened, ServedChat, Target, open_target, reach_judge_model, versions
 from rstar2.eval.terminal.live import LiveView
-from rstar2.judge.client import JudgeClient, SyncJudgeClient
+from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
+from rstar2.judge_check import PACKAGES, JudgeReport, check_judge
 from rstar2.runs import Run, json_digest
 from rstar2.toolbox import Toolbox
 
@@ -67,6 +69,10 @@ class EvalPlan:
     given: Given
     record: SampleRecord = TRACES
     """What is kept of each sample."""
+    judge_report: JudgeReport | None = None
+    """What programs found on the judge that the user named; None where the run starts its own, or needs none."""
+    notes: tuple[str, ...] = ()
+    """What a user must know of the problems before they are sampled."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -122,11 +128,13 @@ def prepare(
             "Give one benchmark, or the files themselves in place of benchmarks.",
         )
     found = {own: find(name) for own, name in zip(_names(names), names, strict=True)}
-    if judge.url is not None:
-        _isolation(judge.url, judge.token)
+    agent = any(not benchmark.chat for benchmark in found.values())
+    if judge.url is not None and agent:
+        check_judge(judge.url, judge.token)
     for name, benchmark in found.items():
         _refuse_unusable(name, benchmark, target, judge_model)
     planned = {}
+    notes: list[str] = []
     if judge_model is not None:
         wait_s = asked.get("wait_s", EvalSettings().wait_s)
         name = reach_judge_model(judge_model.url, judge_model.name, wait_s, judge_model.key)
@@ -134,13 +142,42 @@ def prepare(
     for name, benchmark in found.items():
         settings = resolve(EvalSettings, {**benchmark.protocol, **asked}, [], "eval")
         problems = benchmark.load(given, settings)
+        if name not in BENCHMARK_NAMES:
+            published = given.data is None and name in mathematics.NAMES
+            problems, note = _readable(name, problems, published)
+            notes += [note] if note else []
         as_published = given.data is None and problems == problems[:limit] and not target.oracle
         planned[name] = Planned(benchmark, problems[:limit], settings, as_published)
     every = [problem for each in planned.values() for problem in each.problems]
     in_flight = next(iter(planned.values())).settings.in_flight
-    agent = any(not each.benchmark.chat for each in planned.values())
     opened = open_target(target, every, in_flight, server, agent)
-    return EvalPlan(opened, planned, judge, judge_model, given, record)
+    report = None
+    if judge.url is not None and agent:
+        assert opened.codec is not None
+        report = check_judge(judge.url, judge.token, opened.codec.format, PACKAGES)
+    return EvalPlan(opened, planned, judge, judge_model, given, record, report, tuple(notes))
+
+
+def _readable(name: str, problems: list[Problem], published: bool) -> tuple[list[Problem], str]:
+    """The problems whose answer the grader can read, and a sentence about the others, which every model would fail.
+
+    A published set keeps them, since its numbers are over all of it. UserError where none can be read.
+    """
+    faults = {problem.id: why for problem in problems if (why := gold_fault(problem.answer))}
+    if not faults:
+        return problems, ""
+    named = [f"{each.id}: {each.answer!r:.60} ({faults[each.id]})" for each in problems if each.id in faults]
+    if len(faults) == len(problems):
+        raise UserError(
+            f"{name} has no answer that the grader can read: {named[0]}",
+            "Write the answers as values or LaTeX, such as 42 or \\frac{1}{2}.",
+        )
+    what = "count as wrong" if published else "are left out"
+    note = (
+        f"{name}: {len(faults)} of {len(problems)} problems {what}, as the grader cannot read their answer: "
+    )
+    kept = problems if published else [each for each in problems if each.id not in faults]
+    return kept, note + first_few(named)
 
 
 def _refuse_unusable(name: str, benchmark: Benchmark, target: Target, judge_model: JudgeModel | None) -> None:
@@ -170,12 +207,6 @@ def _names(benchmarks: list[str]) -> list[str]:
     return names
 
 
-def _isolation(url: str, token: str | None) -> str:
-    """The isolation tier that a judge reports; a UserError where it does not answer."""
-    with as_user_error(), SyncJudgeClient(url, token) as client:
-        return str(client.health().get("isolation", "unknown"))
-
-
 def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult], bool, SamplesRefused | None]:
     """Sample and grade every benchmark into `run.path / NAME`.
 
@@ -189,7 +220,7 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
     """
     agentic = any(not each.benchmark.chat for each in plan.benchmarks.values())
     with contextlib.ExitStack() as stack:
-        judge = _judge(plan.judge, run, stack) if agentic else None
+        judge = _judge(plan, run, stack) if agentic else None
         grader = stack.enter_context(GraderPool()) if agentic else None
         stack.enter_context(view)
         about: dict[str, Any] = {"model": plan.opened.identity, "versions": versions()}
@@ -199,6 +230,9 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
             about["judge"] = {"isolation": judge.isolation}
             if judge.isolation == "none":
                 view.note("judge isolation is none: the model's programs can read what you can read")
+        if plan.judge_report is not None and plan.judge_report.missing:
+            about["judge"]["missing_packages"] = sorted(plan.judge_report.missing)
+            view.note(f"programs on the judge cannot import {plan.judge_report.missing_text}")
 
         async def work() -> tuple[list[EvalResult], bool]:
             interrupt = _Interrupt(view)
@@ -239,9 +273,10 @@ class _RunningJudge:
     isolation: str
 
 
-def _judge(judge: JudgeChoice, run: Run, stack: contextlib.ExitStack) -> _RunningJudge:
-    if judge.url is not None:
-        return _RunningJudge(judge.url, judge.token, _isolation(judge.url, judge.token))
+def _judge(plan: EvalPlan, run: Run, stack: contextlib.ExitStack) -> _RunningJudge:
+    judge, report = plan.judge, plan.judge_report
+    if judge.url is not None and report is not None:
+        return _RunningJudge(judge.url, judge.token, report.isolation or "unknown")
     started = stack.enter_context(
         running_judge(run.logs / "judge", workers=judge.workers, preload=judge.preload)
     )

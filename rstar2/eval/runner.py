@@ -23,6 +23,7 @@ from rstar2.agent import Tools
 from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine, EngineError
+from rstar2.engines.openai_server import key_refusal
 from rstar2.engines.retry import RetryingEngine, ServiceGone
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.eval.methods import Method
@@ -317,6 +318,8 @@ class _Benchmark:
                     with meter.in_flight():
                         trace = await self._method.sample(*job)
                 except EngineError as error:
+                    if (refusal := key_refusal(error)) is not None:
+                        raise refusal from error  # every other sample would be refused too
                     self.refused.append(error)
                     continue
             self._ungraded[trace.problem_id, trace.sample] = trace
@@ -327,8 +330,10 @@ class _Benchmark:
             try:
                 graded = await self._method.graded(trace, self._problems[trace.problem_id])
             except EngineError as error:  # of a judge model
-                self.refused.append(error)
                 self._keep_refused(trace)
+                if (refusal := key_refusal(error)) is not None:
+                    raise refusal from error
+                self.refused.append(error)
                 continue
             with _writing(self._stored):
                 writer.write(graded)

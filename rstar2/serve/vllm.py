@@ -13,12 +13,14 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rstar2.engines.models import find_model
 from rstar2.errors import UserError
 from rstar2.formats.format import FORMAT_FILE
 from rstar2.install import install_command
-from rstar2.prompts import FormatChoice, load_codec
+from rstar2.model_folder import ends_turns, generation_config
+from rstar2.prompts import FormatChoice, load_chat_codec, load_codec
 
 _FIND = """
 import importlib.metadata, json
@@ -174,6 +176,21 @@ def template_of(model: str, choice: FormatChoice) -> str | None:
         return None
     template = load_codec(Path(model) if Path(model).is_dir() else model, choice).format.template
     return None if choice.named is None else template
+
+
+def generation_config_of(model: str, choice: FormatChoice) -> dict[str, Any] | None:
+    """A generation_config.json under which vLLM ends a model's text where its format ends a turn.
+
+    None if the model's own files say so already, or its folder is not on this machine.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        return None
+    try:
+        codec = load_chat_codec(folder, choice)
+    except UserError:  # It can be shown no conversation, so it has no turns.
+        return None
+    return None if ends_turns(codec, folder) else generation_config(codec, folder)
 
 
 def check_port(host: str, port: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rstar2.config import Strict
 from rstar2.train.roc import RocSettings
@@ -19,6 +19,8 @@ AlgorithmName = Literal[
 ]  # fmt: skip
 DAPO_REFILLS = 3.0
 """How many times a step's problems DAPO may draw in addition, unless the recipe says so itself."""
+EQUAL_PROBLEMS = "rstar2_equal_problems"
+"""The name of the advantages of `rstar2.train.verl.loss_weights` in VERL's registry."""
 _ACTOR = "actor_rollout_ref.actor"
 
 
@@ -31,12 +33,25 @@ class AlgorithmSettings(Strict):
     divides neither by the standard deviation nor by the length. gspo: one ratio per rollout. cispo: clips the ratio,
     not the gradient. rloo, reinforce++: their own baselines. void-turn: GRPO without rollouts that have a turn with
     neither a call nor an answer (SimpleTIR). drop-all-failed: GRPO without rollouts whose calls all failed."""
+    loss_weights: Literal["tokens", "problems"] = "tokens"
+    """What weighs the same in a step's loss. tokens: every token, as VERL computes the loss of DAPO; a problem with
+    longer rollouts weighs more. problems: every problem, as the paper's formula is written; its tokens share its
+    weight."""
     correction: Literal["none", "token-tis"] = "none"
     """Correction for tokens to which engine and trainer assign different probabilities. token-tis: each token's loss is
     weighted by the ratio of the trainer's to the engine's, capped at `correction_limit` (truncated importance
     sampling)."""
     correction_limit: float = Field(2.0, gt=1)
     """The largest weight of a token under `correction`."""
+
+    @model_validator(mode="after")
+    def _weights_can_be_changed(self) -> AlgorithmSettings:
+        if self.loss_weights == "problems" and ALGORITHMS[self.name].keys:
+            able = ", ".join(name for name, algorithm in ALGORITHMS.items() if not algorithm.keys)
+            raise ValueError(
+                f"algorithm.loss_weights = 'problems' needs GRPO's own loss ({able}), not that of {self.name}"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,8 @@ ALGORITHMS: dict[AlgorithmName, Algorithm] = {
 def verl_keys(settings: AlgorithmSettings, response_tokens: int) -> dict[str, Any]:
     """VERL's keys of an algorithm and its correction, but for the clip range; `response_tokens` is the budget."""
     keys = _GRPO | ALGORITHMS[settings.name].keys
+    if settings.loss_weights == "problems":
+        keys["algorithm.adv_estimator"] = EQUAL_PROBLEMS
     if settings.name == "dr-grpo":
         # Unset, VERL divides by the longest rollout of a micro-batch, which differs between them.
         keys[f"{_ACTOR}.loss_scale_factor"] = response_tokens

@@ -16,9 +16,11 @@ from rstar2.config import dotted
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
+from rstar2.train import attention
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.trainer import modes
+from rstar2.train.trainer.saving import SAVE_EVERY, STAGE_FOLDER
 from rstar2.train.trainer.tracking import run_name, tracker_environment, tracker_keys
 
 SECRETS_FILE = "worker_secrets.json"
@@ -35,9 +37,10 @@ _HYDRAS_OWN: dict[str, Any] = {
 ROUTER_FILE = "router.yaml"
 FIRST_METRICS = "metrics-1.jsonl"
 """The metrics file of a trainer's first start."""
+CPU_PLUGIN = "rstar2.train.verl.plugin"
 CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
-    "VERL_USE_EXTERNAL_MODULES": "rstar2.train.verl.plugin",
+    "VERL_USE_EXTERNAL_MODULES": CPU_PLUGIN,
     "OMP_NUM_THREADS": str(min(os.cpu_count() or 1, 4)),
     "OMP_WAIT_POLICY": "PASSIVE",
     # glibc would keep what the thread of a forward pass freed apart from what the thread of the backward pass needs.
@@ -140,7 +143,7 @@ def stage_command(
 def sft_command(
     recipe: SftRecipe, folder: Path, model: Path | str, data: Path, metrics: str = FIRST_METRICS
 ) -> Command:
-    """`verl.trainer.sft_trainer`, under torchrun where there is more than one rank; see `stage_command`."""
+    """`python -m rstar2.train.verl.sft_trainer`, under torchrun if there is more than one rank; see `stage_command`."""
     hardware = recipe.hardware
     overrides: dict[str, Any] = {
         **_HYDRAS_OWN,
@@ -152,6 +155,7 @@ def sft_command(
         "data.max_token_len_per_gpu": recipe.update_tokens,
         "model.path": model,
         "model.enable_gradient_checkpointing": hardware.gradient_checkpointing,
+        **attention.verl_keys(hardware.attention, "model"),
         "engine.strategy": "fsdp2",
         "engine.ulysses_sequence_parallel_size": hardware.sequence_parallel,
         "optim.lr": recipe.lr,
@@ -165,6 +169,7 @@ def sft_command(
         "trainer.n_gpus_per_node": hardware.gpus_per_node,
         "trainer.total_epochs": recipe.epochs,
         "trainer.save_freq": recipe.checkpoint_every,
+        f"+trainer.{SAVE_EVERY}": 60 * recipe.checkpoint_every_minutes,
         "trainer.max_ckpt_to_keep": SFT_KEEP,
         "trainer.seed": recipe.seed,
         "trainer.default_local_dir": folder / "checkpoints",
@@ -187,7 +192,7 @@ def sft_command(
         # On several nodes `rstar2.train.launch` starts this on each, with a rendezvous.
         ranks = [f"--nnodes={hardware.nodes}", f"--nproc-per-node={hardware.gpus_per_node}"]
         start = ["-m", "torch.distributed.run", *ranks, *(["--standalone"] if hardware.nodes == 1 else [])]
-    argv = [sys.executable, *start, "-m", "verl.trainer.sft_trainer", *_hydra(overrides)]
+    argv = [sys.executable, *start, "-m", "rstar2.train.verl.sft_trainer", *_hydra(overrides)]
     return Command(argv, env, hardware.nodes, hardware.gpus_per_node)
 
 
@@ -227,6 +232,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{actor}.fsdp_config.param_offload": hardware.offload == "all",
         f"{actor}.fsdp_config.optimizer_offload": hardware.offload != "none",
         "actor_rollout_ref.model.enable_gradient_checkpointing": hardware.gradient_checkpointing,
+        **attention.verl_keys(hardware.attention, "actor_rollout_ref.model"),
         "actor_rollout_ref.nccl_timeout": hardware.nccl_timeout_s,
         f"{actor}.optim.lr": optim.lr,
         f"{actor}.optim.lr_warmup_steps": optim.warmup_steps,
@@ -240,6 +246,8 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{actor}.clip_ratio_high": clip_high,
         f"{actor}.use_kl_loss": False,
         f"{actor}.entropy_coeff": 0,
+        # VERL computes entropy in the precision of the logits, bf16 on GPUs, but in fp32 in chunks.
+        f"{actor}.entropy_from_logits_with_chunking": True,
         f"{actor}.checkpoint.save_contents": _SAVED,
         f"{engine}.name": "vllm",
         f"{engine}.n": selection.down_sample_to_n,
@@ -251,6 +259,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{engine}.calculate_log_probs": True,
         f"{engine}.agent.agent_loop_config_path": folder / "agent_loop.yaml",
         f"{engine}.agent.default_agent_loop": AGENT_NAME,
+        f"{engine}.agent.num_workers": recipe.agent_loop_processes,
         f"{engine}.router_config_path": folder / ROUTER_FILE if recipe.schedules_sessions else None,
         # The router reads an engine's KV cache from its metrics.
         f"{engine}.disable_log_stats": not recipe.schedules_sessions,
@@ -265,7 +274,9 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
             "run": run_name(folder),
             "prompts": rollout.prompts,
             "rollouts": rollout.rollouts,
-            "judge": recipe.judge.model_dump(),
+            "held_out_samples": recipe.held_out.samples,
+            "max_failed_share": rollout.max_failed_share,
+            "judge": recipe.judge.model_dump(exclude={"packages", "isolation"}),
             "agent_loop": folder / "agent_loop.yaml",
         },
         "trainer.device": hardware.device,
@@ -274,6 +285,8 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "trainer.total_training_steps": recipe.steps,
         "trainer.total_epochs": 1_000_000,
         "trainer.save_freq": recipe.checkpoint.every,
+        f"+trainer.{SAVE_EVERY}": 60 * recipe.checkpoint.every_minutes,
+        "trainer.checkpoint_callback_class": "rstar2.train.verl.saving.SavesInTime",
         # VERL would remove one of which the model is still to be made; we remove it after that.
         "trainer.max_actor_ckpt_to_keep": None if recipe.checkpoint.export_every else recipe.checkpoint.keep,
         "trainer.test_freq": recipe.held_out.every if recipe.held_out.data else -1,
@@ -291,16 +304,18 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
 def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
     env = {
         "VERL_FILE_LOGGER_PATH": str(metrics.absolute()),
+        STAGE_FOLDER: str(metrics.absolute().parent),
         "HYDRA_FULL_ERROR": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_worker_register_timeout_seconds": str(hardware.worker_start_s),
     }
+    kernels = attention.verl_modules(hardware.attention)
     if hardware.device == "cpu":
-        return env | CPU_ENVIRONMENT
+        return env | CPU_ENVIRONMENT | {"VERL_USE_EXTERNAL_MODULES": ",".join((CPU_PLUGIN, *kernels))}
     plain, secret = worker_environment(os.environ)
     env |= plain
     env["RSTAR2_NCCL_TIMEOUT_S"] = str(hardware.nccl_timeout_s)
-    env["VERL_USE_EXTERNAL_MODULES"] = "rstar2.train.verl.worker_setup"
+    env["VERL_USE_EXTERNAL_MODULES"] = ",".join(("rstar2.train.verl.worker_setup", *kernels))
     if secret:
         env["RSTAR2_SECRETS_FILE"] = str(metrics.absolute().with_name(SECRETS_FILE))
     return env

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rstar2.errors import UserError
+from rstar2.install import install_command
 from rstar2.machine import gpu_names
 from rstar2.train.recipe import Hardware
 
@@ -88,7 +89,8 @@ def _gpus_by_node(address: str) -> list[float]:
     """The GPUs of each live node of a Ray cluster, asked for in a process of its own, which can be ended."""
     if find_spec("ray") is None:
         raise UserError(
-            "RAY_ADDRESS names a Ray cluster, but Ray is not installed", "Unset it, or install rstar2[gpu]."
+            "RAY_ADDRESS names a Ray cluster, but Ray is not installed",
+            f"Unset it, or install the training stack:\n{install_command('gpu')}",
         )
     command = [sys.executable, "-m", "rstar2.train.verl.cluster", address]
     try:

@@ -18,12 +18,17 @@ from typing import Any
 from rstar2.errors import Failure
 from rstar2.processes import start_bound, stop_group
 from rstar2.train.command import CPU_ENVIRONMENT, Command
-from rstar2.train.records.progress import describe
+from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
+from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, changed_at, describe
 from rstar2.train.records.steps import whole_lines
+from rstar2.train.stopping import StopAfterStep
 from rstar2.train.trainer.causes import find_cause
+from rstar2.train.trainer.checkpoints import newest_size
 from rstar2.train.verl import fork_client
 
 POLL_S = 0.25
+SAVING_POLL_S = 10.0
+"""How often the size of a checkpoint that is being written is looked at; it can have hundreds of files."""
 STOP_S = 20.0
 """How long a trainer may take to end once asked to."""
 RAY_STARTS = 10
@@ -38,30 +43,62 @@ class SignsOfLife:
 
     metrics: Path
     """The JSON lines the trainer writes, one a step."""
-    rollouts: Path | None
-    """What the sampler writes as rollouts finish, see `rstar2.train.records.progress`; None for SFT."""
+    folder: Path
+    """The stage's. Its files say how far the step is, see `rstar2.train.records.progress`; checkpoints grow in it."""
     hung_after_s: float
-    """Seconds without a step or a finished rollout after which the trainer counts as hung."""
+    """Seconds without any sign of life after which the trainer counts as hung."""
+    on_rollouts: Callable[[], None] = lambda: None
+    """Called when the count of finished rollouts has changed."""
+
+    def working(self) -> tuple[int, ...]:
+        """Changes while the trainer makes rollouts, updates or sends weights."""
+        return tuple(changed_at(self.folder / name) for name in (PROGRESS_FILE, ACTIVITY_FILE))
+
+    def saving(self) -> tuple[int, int]:
+        """Changes while the trainer writes a checkpoint."""
+        return newest_size(self.folder / "checkpoints")
 
 
 def run_trainer(
-    command: Command, log: Path, signs: SignsOfLife, on_step: Callable[[dict[str, Any]], None]
+    command: Command,
+    log: Path,
+    signs: SignsOfLife,
+    on_step: Callable[[dict[str, Any]], None],
+    warn: Callable[[str], None],
 ) -> None:
-    """Run a trainer to its end; everything it prints goes to `log`.
+    """Run a trainer to its end; everything it prints goes to `log`. Call it from the main thread.
 
-    A Failure where it fails or hangs, with the cause that its log names and what helps. Where Ray did not start in
-    time, it is tried again, at most `RAY_STARTS` times in all.
+    If Ray did not start in time, it is tried again, at most `RAY_STARTS` times in all.
 
     Args:
         on_step: called with each new line of the metrics, `{"step": …, "data": {…}}`.
+        warn: tells the user that a signal was received, and what it leads to; see `rstar2.train.stopping`.
+
+    Raises:
+        Failure: the trainer failed or hung; it names the cause that the log has, and what helps.
+        KeyboardInterrupt: Ctrl-C; the step that was under way is saved.
+        SystemExit: another signal, likewise.
     """
+    with StopAfterStep(signs.folder, warn) as stop:
+        _run_started(command, log, signs, on_step, stop)
+        stop.end()
+
+
+def _run_started(
+    command: Command,
+    log: Path,
+    signs: SignsOfLife,
+    on_step: Callable[[dict[str, Any]], None],
+    stop: StopAfterStep,
+) -> None:
+    """Run a trainer to its end, if need be after several starts of Ray; a Failure as of `run_trainer`."""
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
     if command.nodes > 1:
         command = _on_every_node(command)
     for start in range(1, RAY_STARTS + 1):
         begun_at = log.stat().st_size if log.exists() else 0
-        code = _run_once(command, log, signs, on_step)
+        code = _run_once(command, log, signs, on_step, stop)
         if code == 0:
             return
         found = find_cause(log, begun_at, code)
@@ -73,23 +110,39 @@ def run_trainer(
 
 
 def _run_once(
-    command: Command, log: Path, signs: SignsOfLife, on_step: Callable[[dict[str, Any]], None]
+    command: Command,
+    log: Path,
+    signs: SignsOfLife,
+    on_step: Callable[[dict[str, Any]], None],
+    stop: StopAfterStep,
 ) -> int:
     """→ the trainer's exit code."""
     begun_at = log.stat().st_size if log.exists() else 0
     process = start_bound(command.argv, log, env=command.env)
-    position, seen, alive_at = 0, 0, time.monotonic()
+    position, working, saving = 0, signs.working(), signs.saving()
+    alive_at = saving_at = time.monotonic()
     try:
         while True:
             ended = process.poll() is not None
             lines, position = _whole_lines(signs.metrics, position)
             for line in lines:
+                stop.step_ended()
                 on_step(line)
+            if error := read_final_error(signs.folder / FINAL_ERROR_FILE):
+                raise error
             if ended:
                 return process.wait()
-            changed = _changed_at(signs.rollouts)
-            if lines or changed != seen:
-                seen, alive_at = changed, time.monotonic()
+            stop.tell()
+            if (now_working := signs.working()) != working:
+                if now_working[0] != working[0]:
+                    signs.on_rollouts()
+                working, alive_at = now_working, time.monotonic()
+            elif lines:
+                alive_at = time.monotonic()
+            elif time.monotonic() - max(alive_at, saving_at) > min(SAVING_POLL_S, signs.hung_after_s):
+                saving_at = time.monotonic()
+                if signs.saving() != saving:
+                    saving, alive_at = signs.saving(), time.monotonic()
             if time.monotonic() - alive_at > signs.hung_after_s:
                 raise _hung(signs, log, begun_at)
             time.sleep(POLL_S)
@@ -121,22 +174,14 @@ def run_export(command: Command, log: Path, timeout_s: float) -> None:
         )
 
 
-def _changed_at(path: Path | None) -> int:
-    """When a file was last replaced, in ns; 0 where there is none."""
-    try:
-        return path.stat().st_mtime_ns if path else 0
-    except FileNotFoundError:
-        return 0
-
-
 def _hung(signs: SignsOfLife, log: Path, begun_at: int) -> Failure:
     """What is said of a trainer that was stopped because nothing came of it."""
     found = find_cause(log, begun_at)
-    at = f"; {text}" if signs.rollouts and (text := describe(signs.rollouts)) else ""
+    at = f"; {text}" if (text := describe(signs.folder)) else ""
     return Failure(
-        f"the trainer was stopped: no step and no rollout finished for {signs.hung_after_s:g} s{at}. "
-        f"Its log says: {found.line}",
-        f"{found.remedy or 'If its steps do take that long, raise hardware.hung_after_s.'}\n"
+        f"the trainer was stopped: for {signs.hung_after_s:g} s it gave no sign of life, such as a finished rollout or "
+        f"micro-batch{at}. Its log says: {found.line}",
+        f"{found.remedy or 'If a part of its work does take that long, raise hardware.hung_after_s.'}\n"
         f"The same command continues from the last checkpoint. The whole log: {log}",
     )
 

@@ -42,7 +42,7 @@ from rstar2.train.records.steps import step_metrics, write_steps, write_steps_be
 from rstar2.train.records.timing import PhaseTimer, read_timing
 from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
 from rstar2.train.stages import PhaseProgress, is_done
-from rstar2.train.start_checks import SftPlan, TrainPlan, with_format
+from rstar2.train.start_checks import SftPlan, TrainPlan, check_programs, with_format
 
 _SHOWN = ("problems", "samples", "failed_call_ratio_correct", "calls_per_trace", "mean_tokens")
 
@@ -149,8 +149,9 @@ class Pipeline:
         command = stage_command(recipe, folder, model, stages.next_metrics(folder), first_step)
         command.env.update(self.trainer_env(recipe.hardware))
         start = stages.Start(
-            command, folder, recipe.steps, model, log, recipe.hardware, recipe.checkpoint, timer, warn
-        )
+            command, folder, recipe.steps, model, log, recipe.hardware, recipe.checkpoint, timer, warn,
+            keeps_rollouts=recipe.checkpoint.keep_rollouts and recipe.mode == "sync",
+        )  # fmt: skip
         trained = stages.train(start, on_step)
         self.progress.finish(row, f"{len(rows)} problems, {recipe.steps} steps")
         return trained
@@ -243,17 +244,22 @@ def _open_judge(
 def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 sft` in a run's folder; returns the model's folder."""
     folder = run.path
-    base, data = plan.model, folder / "data.parquet"
+    base, data = plan.model, folder / "data.arrow"
+    count = len(plan.conversations)
     if not is_done(folder):
         base = with_format(plan.model, plan.format, folder / "base")
         write_encoded(data, plan.conversations)
+        # Training takes long, and what reads them from here on is the trainer.
+        plan.conversations.clear()
     timer = PhaseTimer(folder)
-    return stages.run_sft(plan.recipe, base, data, len(plan.conversations), folder, run.logs, progress, timer)
+    return stages.run_sft(plan.recipe, base, data, count, folder, run.logs, progress, timer)
 
 
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 train` in a run's folder; returns the last stage's model."""
     with open_pipeline(run, progress, plan.judge, plan.solved) as pipeline:
+        if plan.judge.url is None:  # another judge was checked before the plan was made
+            check_programs(plan.recipes, pipeline.judge, plan.format)
         model = with_format(plan.model, plan.format, run.path / "base")
         trained = pipeline.train_stages(plan.recipes, model, plan.rows, run.path)
         return [model for _, model in trained][-1]

@@ -11,15 +11,21 @@ from pydantic import Field, model_validator
 
 from rstar2.config import Strict, dotted
 from rstar2.eval.grader.reading_rules import ReadingRule
+from rstar2.judge.schema import Isolation
+from rstar2.judge_check import PACKAGES
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
+from rstar2.train.attention import Attention, ignored_keys
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
 from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
 from rstar2.train.trainer.tracking import TraceTracker, Tracker
+from rstar2.train.trainer.verl_limits import engine_fault, queue_fault
 
 STAGES = (1, 2, 3)
 VERL_MICRO_BATCH = 4
 """VERL's default of `data.micro_batch_size_per_gpu`."""
+ROLLOUTS_PER_PROCESS = 512
+"""Rollouts in flight for each process that runs the agent loop."""
 RewardRule = ReadingRule | Literal["constant"]
 
 
@@ -37,7 +43,12 @@ class Hardware(Strict):
     tensor_parallel: int = Field(1, ge=1)
     """Number of GPUs that a rollout engine spans."""
     sequence_parallel: int = Field(1, ge=1)
-    """Number of GPUs over which the update splits the tokens of a micro-batch (Ulysses)."""
+    """Number of GPUs over which the update splits the tokens of a micro-batch (Ulysses). Above 1 it needs `attention` =
+    "flash_attn"."""
+    attention: Attention = "torch"
+    """How the trainer computes attention. torch: PyTorch's own kernels, one sequence after another without padding;
+    nothing is to be installed. flash_attn: the package flash-attn. padded: PyTorch's kernels over rows that are padded
+    to the longest, for a CPU."""
     engine_memory_share: float = Field(0.85, gt=0, lt=1)
     """Share of each GPU's memory that a rollout engine takes while it is awake, for weights, KV cache and all else."""
     sequences_in_flight: int = Field(64, ge=1)
@@ -65,8 +76,9 @@ class Hardware(Strict):
     """Seconds that one of Ray's processes may take to start; on a slow disk they are spent on imports. A Ray cluster
     that is already running keeps its own limit."""
     hung_after_s: float = Field(3600.0, gt=0)
-    """Seconds without a finished step or rollout after which the trainer is stopped as hung. Start-up, the update and
-    a checkpoint must each take less."""
+    """Seconds without a sign of life after which the trainer is stopped as hung. Signs are finished rollouts,
+    micro-batches and steps, weights on their way to the engines, and a checkpoint that grows. Start-up, one rollout and
+    one micro-batch must each take less; `plan` compares them."""
     export_timeout_s: float = Field(3600.0, gt=0)
     """Seconds that making a model of a checkpoint may take."""
 
@@ -86,6 +98,11 @@ class Hardware(Strict):
             raise ValueError(
                 f'hardware.nodes = {self.nodes}, but hardware.device = "cpu" trains on one machine'
             )
+        if self.device == "cuda" and self.attention == "padded":
+            raise ValueError(
+                'hardware.attention = "padded" is for a CPU: on GPUs VERL counts tokens without padding, so nothing '
+                "would bound the memory of a micro-batch"
+            )
         if self.gpus_per_node % self.tensor_parallel:
             # Ray takes the GPUs of an engine of ours from one node.
             raise ValueError(
@@ -96,6 +113,11 @@ class Hardware(Strict):
             raise ValueError(
                 f"{self._named_ranks} cannot be split into groups of hardware.sequence_parallel = "
                 f"{self.sequence_parallel}"
+            )
+        if self.sequence_parallel > 1 and self.attention != "flash_attn":
+            raise ValueError(
+                f"hardware.sequence_parallel = {self.sequence_parallel} splits sequences where flash-attn is called, "
+                f'but hardware.attention = "{self.attention}": set it to "flash_attn", and install the package'
             )
         return self
 
@@ -128,11 +150,17 @@ class RolloutSettings(Strict):
     tokens: int = Field(8192, ge=1)
     """Token budget of a rollout after its prompt, tool output included."""
     prompt_tokens: int = Field(2048, ge=1)
-    """Limit for a prompt. Problems with a longer one are left out; `train` reports at its start how many."""
+    """Limit for a prompt. Problems with a longer one are left out; `train` reports at its start how many. 2048 is the
+    release's."""
     max_turns: int = Field(10, ge=1)
     """Limit for the model's turns; a rollout whose last turn is a call has no answer."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; log-probabilities are computed at the same temperature."""
+    max_failed_share: float = Field(0.05, ge=0, lt=1)
+    """If a larger share of a step's rollouts failed, the step is not trained on, because failures hit long rollouts
+    most: training waits half a minute or more and rolls the step out again with the next problems; after the third time
+    it ends. Otherwise these rollouts are left out before RoC selects. A rollout fails through an engine, the grader or
+    a fault in the agent loop. Also the limit for held-out problems, as is `judge.max_lost_share`."""
 
 
 class OptimSettings(Strict):
@@ -157,12 +185,18 @@ class CheckpointSettings(Strict):
 
     every: int = Field(10, ge=1)
     """Steps between checkpoints; the last step is always saved."""
+    every_minutes: float = Field(30.0, gt=0)
+    """A step is also saved if at its end so many minutes have passed since the last checkpoint: every step, if steps
+    take longer. This bounds what a kill costs."""
     keep: int = Field(2, ge=1)
     """How many of the last checkpoints are kept. The disk needs room for one more while the next is written. With 1
     there is none to fall back to if the last is damaged."""
     export_every: int = Field(0, ge=0)
     """Steps between models that are made of a checkpoint and kept in `models/step-N` of the stage's folder; a multiple
     of `every`. 0: only one model, at the stage's end."""
+    keep_rollouts: bool = True
+    """Write each finished rollout of the step after a checkpoint to disk, so that a run that is killed in this step
+    does not make it again. The asynchronous modes have their rollouts in their checkpoints instead."""
 
     @model_validator(mode="after")
     def _exported_are_saved(self) -> CheckpointSettings:
@@ -188,7 +222,12 @@ class HeldOutSettings(Strict):
 
 
 class JudgeSettings(Strict):
-    """What training does while the judge is unavailable or loses programs."""
+    """What training needs of the judge, and what it does while the judge is unavailable or loses programs."""
+
+    packages: tuple[str, ...] = PACKAGES
+    """Packages that programs must be able to import. Training tries them on the judge before it starts."""
+    isolation: Isolation | None = None
+    """The weakest isolation of the judge's programs with which training starts; if unset, any."""
 
     wait_s: float = Field(600.0, gt=0)
     """Seconds that a tool call waits for its result beyond the program's own time limit; after that it is lost."""
@@ -198,6 +237,12 @@ class JudgeSettings(Strict):
     stop_after_s: float = Field(1800.0, gt=0)
     """Seconds of a step's waiting for the judge, rollouts not counted, after which training ends. Its last checkpoint
     is kept. It ends too if a judge that answers spoils a step ten times in a row."""
+
+
+def _check_model_config(verl: dict[str, Any]) -> None:
+    for key in ignored_keys(verl):
+        written = key.replace("override_config.", "override_config.model_config.")
+        raise ValueError(f"verl.{key} would not be read: write it as verl.{written}")
 
 
 class StageRecipe(Strict):
@@ -232,8 +277,8 @@ class StageRecipe(Strict):
     """Keep traces of the rollouts that find the solved problems too, not only their verdicts: tens of GB."""
     traces_per_step: int = Field(64, ge=-1)
     """Rollouts per step that are kept as traces in the stage's folder, drawn at random; 0: none, -1: all. Unless 0,
-    every failed rollout is kept too: one that the engine could not finish, or that lost a tool call because of a fault
-    of the judge. A rollout with a wrong answer is not a failed one."""
+    every failed rollout is kept too: one that the engine could not finish or the grader not grade, or that lost a tool
+    call because of a fault of the judge. A rollout with a wrong answer is not a failed one."""
     seed: int = Field(1, ge=0)
     """Seed for the order of problems, for RoC's draws and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
@@ -269,6 +314,17 @@ class StageRecipe(Strict):
         return self.hardware.router == "sessions" and (self.hardware.engines > 1 or self.mode != "sync")
 
     @property
+    def agent_loop_processes(self) -> int:
+        """Processes that run the agent loop, see `ROLLOUTS_PER_PROCESS`; on several machines at least one on each.
+
+        VERL hands every process whole problems.
+        """
+        machines, rollouts = self.machines, self.rollout.prompts * self.rollout.rollouts
+        in_flight = min(machines.sequences_in_flight * machines.engines, rollouts)
+        needed = max(-(-in_flight // ROLLOUTS_PER_PROCESS), machines.nodes)
+        return min(needed, self.rollout.prompts)
+
+    @property
     def clip(self) -> tuple[float, float]:
         """How far below and above 1 the ratio of probabilities may go: the recipe's, else the algorithm's own."""
         own = ALGORITHMS[self.algorithm.name].clip
@@ -299,6 +355,11 @@ class StageRecipe(Strict):
     def log_prob_tokens(self) -> int:
         """Tokens per GPU in a micro-batch of which only log-probabilities are computed."""
         return self.hardware.log_prob_tokens or self.update_tokens
+
+    @model_validator(mode="after")
+    def _verl_reads_its_keys(self) -> StageRecipe:
+        _check_model_config(self.verl)
+        return self
 
     @model_validator(mode="after")
     def _rollouts_fit(self) -> StageRecipe:
@@ -333,6 +394,18 @@ class StageRecipe(Strict):
         return self
 
     @model_validator(mode="after")
+    def _verl_holds_it(self) -> StageRecipe:
+        """vLLM refuses at its start, and VERL's queue after hours of a step's rollouts."""
+        own, ahead = dotted(self.verl), self.asynchronous.batches_ahead if self.mode != "sync" else 0
+        for why in (
+            engine_fault(self.hardware.sequences_in_flight, own),
+            queue_fault(self.rollout.prompts, self.rollout.rollouts, 1 + ahead, own),
+        ):
+            if why:
+                raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
     def _group_fits(self) -> StageRecipe:
         if self.roc.down_sample_to_n > self.rollout.rollouts:
             raise ValueError(
@@ -364,6 +437,8 @@ class SftRecipe(Strict):
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
     """Steps between checkpoints; the last step is always saved."""
+    checkpoint_every_minutes: float = Field(30.0, gt=0)
+    """A step is also saved if at its end so many minutes have passed since the last checkpoint."""
     seed: int = Field(1, ge=0)
     """Seed for the order of conversations."""
     trackers: tuple[Tracker, ...] = ("console",)
@@ -385,6 +460,11 @@ class SftRecipe(Strict):
         if keys.get("data.use_dynamic_bsz", True):
             return None
         return int(keys.get("data.micro_batch_size_per_gpu", VERL_MICRO_BATCH))
+
+    @model_validator(mode="after")
+    def _verl_reads_its_keys(self) -> SftRecipe:
+        _check_model_config(self.verl)
+        return self
 
     @model_validator(mode="after")
     def _conversations_fit(self) -> SftRecipe:

@@ -10,7 +10,12 @@ FOLDER/
                         before, where its optimizer is continued
   held_out.parquet      the problems it is measured on while it trains, where the recipe names some (RL only)
   metrics-1.jsonl …     one file per start of the trainer, one line per step
+  finished-rollouts/    those of the step after the last checkpoint, see `rstar2.train.records.finished_rollouts`
+                        (RL in sync mode only)
   rollouts.json         how far the present step is, see `rstar2.train.records.progress` (RL only)
+  alive.json            what the trainer is doing, see there
+  stop_after_step       the trainer is to save after the present step and then end, see `rstar2.train.stopping`
+  final_error.json      an error that ended training at once, see `rstar2.train.records.final_error` (RL only)
   alarms.jsonl          the signs of collapse there were, see `rstar2.train.records.alarms` (RL only)
   worker_secrets.json   while the trainer runs: keys and tokens for workers on other nodes, for this user alone
   timing.json           see `rstar2.train.records.timing`
@@ -32,11 +37,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rstar2.data.parquet import stage_rows, write_parquet
+from rstar2.data.parquet import write_parquet
 from rstar2.errors import Failure, UserError
 from rstar2.files import write_json, write_text
 from rstar2.formats.format import Format, save_format
+from rstar2.model_folder import write_format
 from rstar2.prompts import ChatCodec, load_codec
+from rstar2.train.answers import readable_rows
 from rstar2.train.command import (
     ROUTER_FILE,
     SFT_KEEP,
@@ -48,7 +55,9 @@ from rstar2.train.command import (
 )
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
-from rstar2.train.records.progress import PROGRESS_FILE
+from rstar2.train.records import finished_rollouts
+from rstar2.train.records.final_error import FINAL_ERROR_FILE
+from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, FaultWarner
 from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, with_nan
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
 from rstar2.train.sampling import JudgeAddress, Rows
@@ -62,6 +71,7 @@ from rstar2.train.trainer.checkpoints import (
     prune,
     steps_of,
 )
+from rstar2.train.trainer.room import warn_of_room
 
 OnStep = Callable[[int, dict[str, float]], None]
 """Called with the step's number, from 1, and its metrics; one that is not a number is NaN."""
@@ -102,6 +112,8 @@ class Start:
     timer: PhaseTimer
     warn: Callable[[str], None]
     """For the terminal and the log; see `warner`."""
+    keeps_rollouts: bool = False
+    """Whether finished rollouts are kept for the next start, see `rstar2.train.records.finished_rollouts`."""
 
     @property
     def checkpoints(self) -> Path:
@@ -148,7 +160,9 @@ def run_sft(
     command = sft_command(recipe, folder, model, data, next_metrics(folder))
     if trainer_env:
         command.env.update(trainer_env(recipe.hardware))
-    saved = CheckpointSettings(every=recipe.checkpoint_every, keep=SFT_KEEP)
+    saved = CheckpointSettings(
+        every=recipe.checkpoint_every, every_minutes=recipe.checkpoint_every_minutes, keep=SFT_KEEP
+    )
     log = logs / "sft.log"
     start = Start(command, folder, steps, model, log, recipe.hardware, saved, timer, warner(progress, log))
     trained = train(start, on_step)
@@ -164,7 +178,7 @@ def write_stage_inputs(
     # The recipe decides on 2G, whatever the data was prepared for.
     given = [("train.parquet", "the training data", rows, recipe.rollout.rollouts, recipe.rollout.prompts)]
     if recipe.held_out.data:
-        held_out = stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
+        held_out, _ = readable_rows(Path(recipe.held_out.data), recipe.held_out.samples)
         given.append(("held_out.parquet", recipe.held_out.data, held_out, recipe.held_out.samples, 1))
     for name, data, problems, rollouts, needed in given:
         problems = fitting(problems, codec, longest)
@@ -241,6 +255,15 @@ def _train(start: Start, on_step: OnStep) -> Path:
     failed: set[int] = set()
     _tend_checkpoints(start, failed)
     trainer_timer = TrainerTimer(start.timer)
+    warned = False
+
+    def warn_of_disk() -> None:
+        """Warn while there is time to make room, once for as long as there is none."""
+        nonlocal warned
+        said = warn_of_room(checkpoints)
+        if said and not warned:
+            start.warn(said)
+        warned = said is not None
 
     def on_line(line: dict[str, Any]) -> None:
         step, data = int(line["step"]), with_nan(line["data"])
@@ -249,20 +272,33 @@ def _train(start: Start, on_step: OnStep) -> Path:
         trainer_timer.on_step(data)
         on_step(step, data)
         _tend_checkpoints(start, failed)
+        if step < start.steps:
+            warn_of_disk()
 
     # A kill while the model was made leaves that alone to be done.
     if last_checkpoint(checkpoints) != checkpoints / f"global_step_{start.steps}":
-        rollouts = folder / PROGRESS_FILE
-        rollouts.unlink(missing_ok=True)
+        _tend_rollouts(start)
+        for of_earlier_start in (PROGRESS_FILE, ACTIVITY_FILE, FINAL_ERROR_FILE):
+            (folder / of_earlier_start).unlink(missing_ok=True)
         metrics = Path(start.command.env["VERL_FILE_LOGGER_PATH"])
         with secrets_file(start.command, os.environ):
-            signs = SignsOfLife(metrics, rollouts, start.hardware.hung_after_s)
-            run_trainer(start.command, start.log, signs, on_line)
+            faults = FaultWarner(folder / PROGRESS_FILE, start.warn)
+            signs = SignsOfLife(metrics, folder, start.hardware.hung_after_s, faults.look)
+            run_trainer(start.command, start.log, signs, on_line, start.warn)
     last = last_checkpoint(checkpoints)
     if last is None:
         raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {start.log}")
+    finished_rollouts.forget(folder)
     _export(start, last, folder / "model")
     return folder / "model"
+
+
+def _tend_rollouts(start: Start) -> None:
+    """Keep the finished rollouts of the step that a kill has interrupted, and no others."""
+    if not start.keeps_rollouts:
+        finished_rollouts.forget(start.folder)
+    elif count := finished_rollouts.prepare(start.folder, str(start.base)):
+        start.warn(f"{count} rollouts that finished before the last end are used again")
 
 
 def _tend_checkpoints(start: Start, failed: set[int]) -> None:
@@ -276,6 +312,7 @@ def _tend_checkpoints(start: Start, failed: set[int]) -> None:
         except Failure as failure:  # no reason to end the training
             failed.add(step)
             start.warn(f"{failure.message}; step {step} has no model")
+    finished_rollouts.remove_up_to(start.folder, max(finished_steps(start.checkpoints), default=0))
     # Asked again: the trainer may have saved more while a model was made.
     prune(start.checkpoints, start.checkpoint.keep, _steps_without_model(start, failed))
 
@@ -295,7 +332,7 @@ def _model_of(start: Start, step: int) -> Path:
 
 
 def _export(start: Start, checkpoint: Path, model: Path) -> None:
-    """Make a model of a checkpoint by VERL's merger, with the prompt format of the model it came from."""
+    """Make a model of a checkpoint by VERL's merger, with the format of the model it came from."""
     if model.is_dir():
         return
     begun_at = time.monotonic()
@@ -306,9 +343,7 @@ def _export(start: Start, checkpoint: Path, model: Path) -> None:
     # What workers on other nodes read from files is gone by now, and is of no use here.
     env = {name: value for name, value in start.command.env.items() if name not in _FOR_WORKERS}
     run_export(Command([sys.executable, *words], env), start.log, start.hardware.export_timeout_s)
-    fmt = load_codec(start.base).format
-    save_format(fmt, part)
-    (part / "chat_template.jinja").write_text(fmt.template, encoding="utf-8")
+    write_format(load_codec(start.base), part, part)
     part.rename(model)
     start.timer.timing.export_s += time.monotonic() - begun_at
     start.timer.save()

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rstar2.data.parquet import prepared_file, stage_rows
+from rstar2.addresses import is_loopback
+from rstar2.data.parquet import prepared_file
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
-from rstar2.formats.format import FORMAT_FILE, Format, read_format, save_format
+from rstar2.formats.format import FORMAT_FILE, Format, read_format
 from rstar2.judge.queue.embedded_redis import server_binary
+from rstar2.judge.schema import ISOLATION_ORDER
+from rstar2.judge_check import check_judge, require
+from rstar2.model_folder import write_format
 from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
+from rstar2.train.answers import UnreadableAnswer, readable_rows
+from rstar2.train.attention import check_attention
 from rstar2.train.conversations import Encoded, encode, read_conversations
 from rstar2.train.filter.unsolved import check_counted, counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
-from rstar2.train.sampling import problems_of
+from rstar2.train.sampling import JudgeAddress, Rows, problems_of
 from rstar2.train.stages import check_enough, last_actor, prompt_lengths
 from rstar2.train.trainer.changeable import compared
 from rstar2.train.trainer.tracking import check_trackers
@@ -42,6 +48,8 @@ class TrainPlan:
     """By stage, how many problems are left out because their prompt has more than `rollout.prompt_tokens` tokens."""
     held_out_too_long: dict[int, int]
     """Likewise of the problems that the stage is measured on."""
+    unreadable: dict[Path, list[UnreadableAnswer]] = field(default_factory=dict)
+    """By file, the problems that are left out because the grader cannot read their answer."""
 
     def config(self) -> dict[str, Any]:
         """What the run's folder keeps, so that nothing else resumes it; see `compared`."""
@@ -103,18 +111,15 @@ def plan_training(
     leave out, the data is too small, also without prompts that are too long, or no judge can be started.
     """
     check_model(model)
+    for recipe in recipes.values():
+        check_attention(recipe.hardware.attention, model)
     fmt = check_start(recipes, model)
     data = prepared_file(data)
-    rows, held_out = check_data(recipes, data, solved)
+    rows, held_out, unreadable = check_data(recipes, data, solved)
     for recipe in recipes.values():
         check_trackers(recipe.trackers, recipe.trace_trackers)
     if judge.url is None:
         server_binary()
-        if any(recipe.machines.nodes > 1 for recipe in recipes.values()):
-            raise UserError(
-                "training on several nodes needs a judge that all of them can reach",
-                "Start one (rstar2 judge up --host … --token …) and give its URL with --judge.",
-            )
     codec = ChatCodec(load_tokenizer(model), fmt)
     lengths = prompt_lengths(rows, codec)
     too_long = {
@@ -130,21 +135,52 @@ def plan_training(
         number: _too_long(prompt_lengths(held, codec), recipes[number], 1, str(recipes[number].held_out.data))
         for number, held in held_out.items()
     }
-    return TrainPlan(recipes, model, data, fmt, rows, solved, judge, too_long, held_out_too_long)
+    return TrainPlan(recipes, model, data, fmt, rows, solved, judge, too_long, held_out_too_long, unreadable)
+
+
+def check_judge_place(recipes: dict[int, StageRecipe], judge: JudgeChoice) -> None:
+    """Raise a UserError if training has several nodes, and those without the judge cannot reach it."""
+    if all(recipe.machines.nodes == 1 for recipe in recipes.values()):
+        return
+    hint = "Start one (rstar2 judge up --host … --token …) and give its URL with --judge."
+    if judge.url is None:
+        raise UserError("training on several nodes needs a judge that all of them can reach", hint)
+    if is_loopback(judge.url):
+        raise UserError(
+            f"training on several nodes needs a judge that all of them can reach, but {judge.url} means each node "
+            "itself",
+            "Give the judge's URL with its host name or address in the network.",
+        )
+
+
+def check_programs(recipes: dict[int, StageRecipe], address: JudgeAddress, fmt: Format) -> None:
+    """Run programs on the judge as rollouts will; a UserError if it refuses them or lacks what a recipe needs.
+
+    Needed are the packages of `judge.packages` and the isolation of `judge.isolation`, of all stages together.
+    """
+    url, token = address
+    packages = dict.fromkeys(name for recipe in recipes.values() for name in recipe.judge.packages)
+    tiers = [recipe.judge.isolation for recipe in recipes.values() if recipe.judge.isolation]
+    report = check_judge(url, token, fmt, tuple(packages))
+    require(report, url, max(tiers, key=ISOLATION_ORDER.index, default=None))
 
 
 def check_data(
     recipes: dict[int, StageRecipe], data: Path, solved: Path | None
-) -> tuple[list[dict[str, Any]], dict[int, list[dict[str, Any]]]]:
+) -> tuple[Rows, dict[int, Rows], dict[Path, list[UnreadableAnswer]]]:
     """The rows to train on, and by stage those it is measured on, as far as they can be checked without a model.
 
-    A UserError where the data or `solved` cannot be used, or the data is too small.
+    Rows whose answer the grader cannot read are left out, and returned by file. A UserError where the data or `solved`
+    cannot be used, or the data is too small.
     """
-    rows = stage_rows(data, recipes[min(recipes)].rollout.rollouts)
+    rows, left_out = readable_rows(data, recipes[min(recipes)].rollout.rollouts)
+    unreadable = {prepared_file(data): left_out}
     needed = max(recipe.rollout.prompts for recipe in recipes.values())
     if len(rows) < needed:
         raise UserError(
-            f"{data} has {len(rows)} problems, but a step needs {needed}",
+            f"{data} has {len(rows)} problems"
+            + (f" with an answer that the grader can read ({len(left_out)} have none)" if left_out else "")
+            + f", but a step needs {needed}",
             "Lower rollout.prompts, or add problems.",
         )
     if solved is not None:
@@ -152,12 +188,12 @@ def check_data(
         counted(solved, filtered[0] if filtered else None)
     elif any(recipe.drop_solved for recipe in recipes.values()):
         problems_of(rows)
-    held_out = {
-        number: stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
-        for number, recipe in recipes.items()
-        if recipe.held_out.data
-    }
-    return rows, held_out
+    held_out = {}
+    for number, recipe in recipes.items():
+        if recipe.held_out.data:
+            file = Path(recipe.held_out.data)
+            held_out[number], unreadable[prepared_file(file)] = readable_rows(file, recipe.held_out.samples)
+    return rows, held_out, unreadable
 
 
 def _too_long(lengths: list[int], recipe: StageRecipe, needed: int, data: str) -> int:
@@ -183,10 +219,12 @@ def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
 def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     """Check what can be checked before SFT; a UserError where model, format or data cannot be used, or are too few."""
     check_model(model)
+    check_attention(recipe.hardware.attention, model)
     check_trackers(recipe.trackers, sft=True)
     codec = taught_codec(recipe.format, model)
     data = prepared_file(data)
-    conversations = [encode(row, codec) for row in check_conversations(recipe, data)]
+    # One after another: the texts of all would be several times as large as their token ids.
+    conversations = [encode(row, codec) for row in read_conversations(data)]
     fitting = [each for each in conversations if len(each.input_ids) <= recipe.max_tokens]
     kept = fitting if recipe.too_long == "drop" else [each.cut(recipe.max_tokens) for each in conversations]
     teaching = [each for each in kept if any(each.loss_mask)]
@@ -207,7 +245,7 @@ def _check_batch(recipe: SftRecipe, data: Path, conversations: int, limit: str =
 def check_conversations(recipe: SftRecipe, data: Path) -> list[dict[str, Any]]:
     """The conversations to train on, not encoded yet; a UserError where they cannot be used, or are too few."""
     file = prepared_file(data)
-    rows = read_conversations(file)
+    rows = list(read_conversations(file))
     _check_batch(recipe, file, len(rows))
     return rows
 
@@ -270,11 +308,10 @@ def with_format(model: Path, fmt: Format, folder: Path) -> Path:
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    tokenizer.chat_template = fmt.template
-    tokenizer.save_pretrained(part)
-    save_format(fmt, part)
+    write_format(ChatCodec(tokenizer, fmt), model, part)
     for file in model.iterdir():
-        if file.is_file() and not (part / file.name).exists():
+        # The tokens in the legacy file would replace those of tokenizer_config.json.
+        if file.is_file() and file.name != "special_tokens_map.json" and not (part / file.name).exists():
             (part / file.name).symlink_to(file.resolve())
     part.rename(folder)
     return folder

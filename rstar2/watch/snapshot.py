@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,18 @@ from rstar2.errors import UserError
 from rstar2.runs import load_config, load_status
 from rstar2.train.filter.progress import SamplesDone, samples_done
 from rstar2.train.records.alarms import read_alarms
-from rstar2.train.records.progress import PROGRESS_FILE, RolloutProgress, read_progress
+from rstar2.train.records.progress import (
+    PROGRESS_FILE,
+    Activity,
+    RolloutProgress,
+    current_activity,
+    read_progress,
+)
 from rstar2.train.records.steps import Step, run_steps, sft_losses
 
+SFT = "sft"
+_STAGE = re.compile(rf"stage\d|{SFT}")
+"""The names of the folders of stages."""
 KINDS = ("train", "demo", "sft")
 """Kinds of runs that train."""
 
@@ -37,6 +47,8 @@ class Snapshot:
     """Of the training problems, while the phase is a filter."""
     rollouts: RolloutProgress | None
     """Of the present step; None while no stage runs."""
+    activity: Activity | None
+    """What the trainer does besides rollouts; None while it makes these, and while none runs."""
     steps: list[Step]
     """All finished steps of all stages."""
     losses: list[float]
@@ -58,6 +70,7 @@ class Snapshot:
             "of": self.of,
             "samples": self.samples and asdict(self.samples),
             "rollouts": self.rollouts and self.rollouts.text(),
+            "activity": self.activity and self.activity.text(),
             "latest": _numbers(latest),
             **_numbers({"loss": self.losses[-1] if self.losses else None}),
             "alarms": self.alarms,
@@ -81,8 +94,54 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:
     }
 
 
-def snapshot(run: Path) -> Snapshot:
-    """Read a run's folder; a UserError where it is no run that trains."""
+def snapshot(folder: Path) -> Snapshot:
+    """Read the folder of a run, or of a stage in one; a UserError if it belongs to no run that trains.
+
+    Of a stage only its own steps and alarms are told. It is finished once it has its model.
+    """
+    place = _stage_in(folder)
+    if place is None:
+        return _whole_run(folder)
+    run, arm, name = place
+    shown = _whole_run(run, arm)
+    state = "finished" if (folder / "model").is_dir() else shown.state
+    if name == SFT:
+        losses = sft_losses(folder)
+        about: dict[str, Any] = {"phase": "SFT", "step": len(losses), "losses": losses}
+        stage, filtered = None, False
+    else:
+        stage = int(name.removeprefix("stage"))
+        steps = [step for step in shown.steps if step.stage == stage]
+        filtered = shown.phase == f"filter before stage {stage}"
+        phase = shown.phase if filtered else f"stage {stage}"
+        about = {"phase": phase, "step": max((step.stage_step for step in steps), default=0), "steps": steps}
+    return replace(
+        shown,
+        **{"steps": [], "losses": []} | about,
+        run=folder,
+        state=state,
+        of=_steps_of(*load_config(run), stage),
+        samples=shown.samples if filtered else None,
+        rollouts=shown.rollouts if shown.phase == about["phase"] else None,
+        alarms=[alarm for alarm in shown.alarms if alarm["stage"] == stage],
+    )
+
+
+def _stage_in(folder: Path) -> tuple[Path, Path, str] | None:
+    """The run that a stage's folder belongs to, the folder of its arm, and the stage's name; None for any other folder.
+
+    The stages of the demo's second arm are in the run's folder `plain`.
+    """
+    place = folder.resolve()
+    if not place.is_dir() or (place / "config.json").is_file() or not _STAGE.fullmatch(place.name):
+        return None
+    arm = place.parent
+    run = arm.parent if arm.name == "plain" else arm
+    return (run, arm, place.name) if (run / "config.json").is_file() else None
+
+
+def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
+    """A run as it stands; `arm` is the folder whose stages are told, by default that of the arm that comes last."""
     kind, config = load_config(run)
     if kind not in KINDS:
         raise UserError(
@@ -90,7 +149,8 @@ def snapshot(run: Path) -> Snapshot:
         )
     status = load_status(run)
     # The second arm of `rstar2 demo --compare` comes after the first.
-    root = run / "plain" if any((run / "plain").glob("stage*/metrics-*.jsonl")) else run
+    last = run / "plain" if any((run / "plain").glob("stage*/metrics-*.jsonl")) else run
+    root = arm or last
     steps = run_steps(root)
     # Its problems are written before its trainer starts, which takes a minute to its first step.
     begun = (*root.glob("stage[0-9]/train.parquet"), *root.glob("stage[0-9]/metrics-*.jsonl"))
@@ -104,8 +164,9 @@ def snapshot(run: Path) -> Snapshot:
         phase, done = f"stage {stage}", max((s.stage_step for s in steps if s.stage == stage), default=0)
     else:
         phase, done = ("SFT", len(losses)) if losses else ("", 0)
-    # What a stage that has its model wrote of its rollouts is of its last step.
-    rolling = status.get("state") == "running" and stage and not (root / f"stage{stage}" / "model").is_dir()
+    folder = sft if stage is None else root / f"stage{stage}"
+    # After a stage has its model, what it wrote of its progress is that of its last step.
+    training = status.get("state") == "running" and samples is None and not (folder / "model").is_dir()
     return Snapshot(
         run=run,
         kind=kind,
@@ -114,7 +175,8 @@ def snapshot(run: Path) -> Snapshot:
         step=done,
         of=_steps_of(kind, config, stage),
         samples=samples,
-        rollouts=read_progress(root / f"stage{stage}" / PROGRESS_FILE) if rolling else None,
+        rollouts=read_progress(folder / PROGRESS_FILE) if training else None,
+        activity=current_activity(folder) if training else None,
         steps=steps,
         losses=losses,
         alarms=[

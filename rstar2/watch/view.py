@@ -97,8 +97,14 @@ def _head(shown: Snapshot) -> Text:
     elif shown.phase:
         text.append(f"  {shown.phase}, step {shown.step}" + (f" of {shown.of}" if shown.of else ""))
     if shown.rollouts:
-        style = "bold yellow" if shown.rollouts.judge_away_s else "dim"
-        text.append(f"  {shown.rollouts.text()}", style)
+        rollouts = shown.rollouts
+        text.append(
+            f"  {rollouts.text()}", "bold yellow" if rollouts.judge_away_s or rollouts.failed else "dim"
+        )
+    if shown.activity:
+        text.append(f"  {shown.activity.text()}", "dim")
+    if shown.rollouts and shown.rollouts.fault:
+        text.append(f"\n{shown.rollouts.fault}", "bold yellow")
     return text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rstar2.analysis.tokens import KINDS, NUMBER, TokenReader, after_reply, events
+from rstar2.analysis.tokens import KINDS, NUMBER, TokenReader, _spans, after_reply, events
 from rstar2.errors import UserError
 
 
@@ -126,3 +126,14 @@ def test_replies_are_found_with_their_outcome_and_lost_calls_are_left_out(
     after = after_reply(tokens, trace)
     assert (after[: sizes[0]] == -1).all()
     assert (after[sizes[0] :][: sizes[1]] == np.arange(sizes[1])).all()
+
+
+def test_a_tag_that_is_only_mentioned_begins_no_call() -> None:
+    spans = [(start, KINDS[kind]) for start, kind in _spans("a <tool_call> b</reason><answer>4")]
+    assert spans == [
+        (0, "prose"), (2, "tag"), (13, "prose"), (15, "tag"), (24, "prose"), (24, "tag"), (32, "answer")
+    ]  # fmt: skip
+    body = '<tool_call>{"code": "x"}'
+    assert [KINDS[kind] for _, kind in _spans(f"{body}</tool_call> c")] == [
+        "prose", "tag", "call", "code", "call", "tag", "prose"
+    ]  # fmt: skip

@@ -67,8 +67,8 @@ def test_a_call_is_shown_once_it_is_whole_and_words_as_soon_as_they_are_no_tag()
     assert splitter.add("so a < b<tool_") == [Piece("thought", "so a < b")]
     assert splitter.add('call>{"name"') == []
     assert splitter.add(": 1}</tool_call>\nand") == [Piece("call", '{"name": 1}'), Piece("text", "\nand")]
-    assert splitter.add("<tool_call>left open") == []
-    assert splitter.end() == [Piece("call", "left open")]
+    assert splitter.add("<tool_call>") == splitter.add(" {left open") == []
+    assert splitter.end() == [Piece("call", " {left open")]
     assert splitter.add("next turn") == [Piece("thought", "next turn")]
 
 
@@ -80,7 +80,15 @@ def test_tags_are_left_out_and_say_what_is_thought_and_what_is_not() -> None:
         Piece("text", "\n4 <b> "),
         Piece("thought", "more"),
     ]
-    assert splitter.add("<tool_call>print('</reason>')</tool_call>") == [Piece("call", "print('</reason>')")]
+    assert splitter.add("<tool_call>{'</reason>'}</tool_call>") == [Piece("call", "{'</reason>'}")]
+
+
+def test_a_tag_that_is_only_mentioned_is_shown_as_text() -> None:
+    splitter = TagSplitter()
+    assert splitter.add("I wrote <tool_call>") == [Piece("thought", "I wrote ")]
+    shown = splitter.add(" once.</reason>4") + splitter.end()
+    assert _joined(shown) == [Piece("thought", "<tool_call> once."), Piece("text", "4")]
+    assert _joined(splitter.add("<tool_call>") + splitter.end()) == [Piece("thought", "<tool_call>")]
 
 
 def test_a_body_that_is_no_call_is_shown_without_the_tags_in_it() -> None:

@@ -313,3 +313,26 @@ def test_the_contest_problems_near_the_benchmarks_are_as_many_as_were_counted(
     lines = (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()
     assert len(lines) == dropped
     assert all({"words", "benchmark", "benchmark_id"} <= set(json.loads(line)) for line in lines)
+
+
+def test_problems_whose_answer_the_grader_cannot_read_are_dropped_counted_and_named(tmp_path: Path) -> None:
+    answers = {"one": "2", "two": "}{", "three": "\\frac{1}{2}"}
+    rows = [{"id": name, "problem": f"What is {name}?", "answer": answer} for name, answer in answers.items()]
+    out = tmp_path / "out"
+    words = ("--filters", "duplicates", "--output", str(out))
+    ran = _prepare(str(_jsonl(tmp_path / "mine.jsonl", rows)), *words)
+    assert ran.exit_code == 0, ran.output
+    assert [row["id"] for row in _rows(out / "data.parquet")] == ["mine-one", "mine-three"]
+    [dropped] = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
+    assert dropped == {
+        "id": "mine-two",
+        "reason": "unreadable",
+        "answer": "}{",
+        "why": "it has no letters, digits or mathematical signs",
+    }
+    card = json.loads((out / "card.json").read_text())
+    assert card["steps"][-1] == {"filter": "unreadable", "dropped": 1, "by_source": {"mine": 1}}
+    only_bad = _jsonl(tmp_path / "bad.jsonl", [rows[1]])
+    none = _prepare(str(only_bad), "--filters", "duplicates", "--output", str(tmp_path / "none"))
+    assert isinstance(none.exception, UserError)
+    assert "unreadable" in str(none.exception)

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 import rstar2
 from rstar2 import machine
 from rstar2.cli import app
+from rstar2.doctor import software
 from rstar2.doctor.finding import Finding, laptop_ready
 from rstar2.doctor.software import package
 from rstar2.install import install_command
@@ -112,6 +113,32 @@ def test_a_wheel_is_installed_by_name_and_a_checkout_from_its_folder(
     (tmp_path / "my code").mkdir()
     (tmp_path / "my code" / "pyproject.toml").write_text("")
     assert shlex.split(install_command("gpu")) == [*pip, "-e", f"{tmp_path}/my code[gpu]"]
+
+
+@pytest.mark.parametrize("folder", ["my code", "my code/rstar2"], ids=["checkout", "wheel"])
+def test_a_training_stack_is_installed_in_the_versions_that_were_tested(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rstar2, "__file__", str(tmp_path / "my code" / "rstar2" / "__init__.py"))
+    lock = tmp_path / folder / "constraints" / "gpu.txt"
+    lock.parent.mkdir(parents=True)
+    lock.write_text("")
+    words = shlex.split(install_command("gpu"))
+    assert words[words.index("-c") + 1] == str(lock)
+    assert "-c" not in shlex.split(install_command("eval"))
+
+
+def test_where_vllm_for_gpus_is_installed_the_packages_are_those_of_the_extra_for_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the laptop's, doctor would call the torch that vLLM needs a missing package."""
+    asked = {each.name for each in software.training_packages()}
+    assert "torch" in asked
+    monkeypatch.syspath_prepend(_installed(tmp_path, "vllm", "0.24.0"))
+    monkeypatch.syspath_prepend(_installed(tmp_path, "verl", "0.1.0"))
+    found = {each.name: each for each in software.training_packages()}
+    assert "torch" not in found
+    assert found["verl"].commands == (install_command("gpu"),)
 
 
 def test_vllm_for_processors_is_installed_without_what_models_of_text_do_not_need(
@@ -212,7 +239,7 @@ def test_only_what_the_laptop_path_needs_and_lacks_stops_it(state: Any, laptop: 
 
 
 def test_a_package_that_is_not_there_is_missing() -> None:
-    found = package(Requirement("no-such-package-at-all>=3"))
+    found = package(Requirement("no-such-package-at-all>=3"), "laptop")
     assert (found.state, found.found) == ("missing", "not installed, needs no-such-package-at-all>=3")
 
 

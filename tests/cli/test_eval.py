@@ -25,8 +25,9 @@ from support.terminal import CTRL_C, terminal
 from support.tools import patient
 from support.waiting import wait_until
 
+from rstar2.data.problem import Problem
 from rstar2.eval.benchmarks import Given
-from rstar2.eval.measure import prepare
+from rstar2.eval.measure import _readable, prepare
 from rstar2.eval.settings import JudgeChoice
 from rstar2.eval.target import Opened, Target
 from rstar2.eval.terminal.live import LiveView
@@ -466,3 +467,24 @@ def test_help_shows_both_uses() -> None:
     assert code == 0
     assert "Usage: rstar2 eval " in shown.replace("root", "rstar2")
     assert "eval compare runs/before runs/after" in shown
+
+
+def test_problems_whose_answer_the_grader_cannot_read_are_named_and_left_out(
+    tmp_path: Path, judge: JudgeHandle
+) -> None:
+    rows = [{"id": "a", "problem": "1+1?", "answer": "2"}, {"id": "b", "problem": "?", "answer": "}{"}]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--oracle", "-n", 1, "--judge", judge.url, "--run", "r")
+    code, out, err = run("own.jsonl", *words)
+    assert code == 0, err
+    assert (
+        "own: 1 of 2 problems are left out, as the grader cannot read their answer: b: '}{' (it has no letters"
+        in err
+    )
+    assert "own (1 problem)" in out
+    (tmp_path / "bad.jsonl").write_text(json.dumps(rows[1]) + "\n")
+    code, _, err = run("bad.jsonl", *words)
+    assert (code, "bad has no answer that the grader can read: b" in err) == (2, True), err
+    # A published set keeps them: its numbers are over all of it.
+    kept, note = _readable("math500", [Problem("a", "?", "2"), Problem("b", "?", "}{")], published=True)
+    assert (len(kept), "1 of 2 problems count as wrong" in note) == (2, True)

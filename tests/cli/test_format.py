@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from rstar2.cli import app
@@ -115,6 +117,30 @@ def test_serve_gives_vllm_the_template_of_the_format_that_is_named(
     template = Path(words[words.index("--chat-template") + 1])
     assert template.name == "template.jinja"
     assert not template.exists(), "printing the command writes nothing"
+
+
+def test_serve_has_vllm_end_turns_where_the_models_own_files_do_not(
+    model: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    told = "the model's own files do not end its text at the end of a turn; vLLM is told to"
+
+    def served() -> Result:
+        ran = CliRunner().invoke(app, ["serve", str(model), "--print-command"])
+        assert ran.exit_code == 0, ran.output
+        return ran
+
+    assert "--generation-config" not in served().stdout
+    base = copy.deepcopy(tokenizer)
+    base.eos_token = "<|endoftext|>"
+    base.save_pretrained(model)
+    ran = served()
+    words = shlex.split(ran.stdout)
+    assert Path(words[words.index("--generation-config") + 1]).name == "generation"
+    assert told in ran.stderr
+    end, end_of_text = tokenizer.eos_token_id, base.eos_token_id
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, end_of_text]}))
+    assert told not in served().stderr
 
 
 def test_a_model_that_disagrees_with_its_own_file_is_refused(model: Path) -> None:

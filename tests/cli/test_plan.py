@@ -70,6 +70,9 @@ def test_json_needs_no_weights_and_no_training_packages(model: Path) -> None:
     record = json.loads(ran.stdout)
     assert record["model"]["parameters"] == 14_768_307_200
     assert set(record["hours"]) >= {"stage1", "stage2", "stage3"}
+    for stage in record["stages"].values():
+        saved = stage["checkpoint"]
+        assert saved["signal_before_s"] == pytest.approx(stage["step"]["seconds"] + saved["save_s"])
 
 
 def test_the_table_shows_every_stage_and_what_does_not_fit(model: Path) -> None:
@@ -80,6 +83,8 @@ def test_the_table_shows_every_stage_and_what_does_not_fit(model: Path) -> None:
     assert "stage 2" in ran.stdout
     assert "KV cache" in ran.stdout
     assert "! the update needs" in ran.stdout
+    assert "a kill costs, hours" in ran.stdout
+    assert "signal before, s" in ran.stdout
 
 
 def test_stated_tokens_per_second_are_taken(model: Path) -> None:
@@ -215,6 +220,20 @@ def test_a_training_that_starts_says_it_too(
     )
     warn_before_start(plan, model)
     assert ("not the model of an earlier stage" in capsys.readouterr().out) == told
+
+
+def test_a_run_of_weeks_is_named_by_the_plan_the_dry_run_and_the_start(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["--model", model, "--profile", "8xh100", "--stage", "1..3"]
+    plan = rstar2("plan", *line).stdout
+    dry_run = rstar2("train", *line, "--data", "d", "--dry-run").stdout
+    recipes = {number: stage_recipe(number, "8xh100", []) for number in (1, 2, 3)}
+    warn_before_start(TrainPlan(recipes, model, model, ours(), [], None, JudgeChoice(), {}, {}), model)
+    for said in (plan, dry_run, capsys.readouterr().out):
+        assert "! the run takes about 2," in said
+        assert "hardware.nodes=8" in said
+    assert "the run takes" not in rstar2("plan", *line, "--set", "hardware.nodes=8").stdout
 
 
 def test_the_demos_dry_run_begins_with_its_plan(model: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_dry_run_prints_verls_command_and_makes_nothing(verb: str, model: Path
     before = sorted(tmp_path.iterdir())
     run = rstar2(*DRY[verb], *(["--model", model] if verb != "demo" else []))
     assert run.exit_code == 0, run.output
-    trainer = "verl.trainer.sft_trainer" if verb == "sft" else "verl.trainer.main_ppo"
+    trainer = "rstar2.train.verl.sft_trainer" if verb == "sft" else "verl.trainer.main_ppo"
     command = sys.executable + run.stdout.rpartition(f"\n{sys.executable}")[2]
     shell = subprocess.run(
         ["sh", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True

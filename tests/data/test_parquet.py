@@ -136,7 +136,7 @@ def test_prepared_conversations_are_for_sft_and_not_for_rl(tmp_path: Path) -> No
     ]
     row = {"id": "c-1", "messages": messages, "tools": "[]", "source": "c", "family": "own", "licence": "MIT"}
     pq.write_table(pa.Table.from_pylist([row], schema=SCHEMAS["conversations"]), tmp_path / PREPARED)
-    (read,) = read_conversations(tmp_path / PREPARED)
+    (read,) = list(read_conversations(tmp_path / PREPARED))
     assert read["messages"][1]["tool_calls"] == [call]
     with pytest.raises(UserError, match="holds conversations, for `rstar2 sft`"):
         stage_rows(tmp_path, rollouts=16)

@@ -5,6 +5,7 @@ Demos that learn, are killed and resume are those of `test_whole_demo.py`.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.optional import needs
 from support.train.demo_run import EVICTED, adam_steps, finish, start
 from support.train.kept_traces import training_traces
 
+from rstar2.prompts import load_codec
 from rstar2.train.records.steps import step_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
@@ -20,6 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
 SHORT = [
     # Small batches: SFT learns enough for differences in reward from few traces.
     "traces.count=800",
+    # As on GPUs: packed sequences, and what stands in for flash-attn.
+    "sft.hardware.attention=torch",
+    "stage2.hardware.attention=torch",
     "sft.batch=4",
     "sft.lr=2e-3",
     "problems.train=32",
@@ -76,6 +81,29 @@ def test_every_stage_leaves_a_model_a_checkpoint_and_traces(demo: tuple[Path, di
         assert [trace.step for trace in traces] == [1] * 10
         assert all(trace.problem and trace.gold and trace.turns for trace in traces)
     assert [adam_steps(run / stage) for stage in STAGES] == [1, 2, 1], "only stage 2 continues the optimizer"
+
+
+def test_every_model_ends_its_text_at_the_end_of_a_turn_unlike_the_one_it_was_made_of(
+    demo: tuple[Path, dict[str, Any]],
+) -> None:
+    def values(folder: Path, name: str) -> dict[str, Any]:
+        return dict(json.loads((folder / name).read_text()))
+
+    run, _ = demo
+    start = values(run / "random", "generation_config.json")
+    for phase in ("sft", *STAGES):
+        model = run / phase / "model"
+        codec, generation = load_codec(model), values(model, "generation_config.json")
+        assert values(model, "config.json")["eos_token_id"] == codec.tokenizer.eos_token_id == codec.end_id
+        assert generation["eos_token_id"] == [codec.end_id, start["eos_token_id"]]
+        assert "max_new_tokens" in start
+        assert "max_new_tokens" not in generation
+
+
+def test_no_model_asks_for_the_attention_that_it_was_trained_with(demo: tuple[Path, dict[str, Any]]) -> None:
+    run, _ = demo
+    for folder in ("sft", *STAGES):
+        assert "attn_implementation" not in (run / folder / "model" / "config.json").read_text()
 
 
 def test_stages_1_and_2_update_by_differences_in_reward(demo: tuple[Path, dict[str, Any]]) -> None:

@@ -58,7 +58,7 @@ def test_the_map_has_every_part_of_the_package() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     folders = page.partition("## Folders and directions")[2].partition("```text")[2].partition("```")[0]
     parts = {path.name for path in (ROOT / "rstar2").iterdir() if not path.name.startswith("_")}
-    named = set(re.findall(r"(?:^|(?<= ))[a-z]+(?:\.py|(?=/))", folders, re.MULTILINE))
+    named = set(re.findall(r"(?:^|(?<= ))[a-z_]+(?:\.py|(?=/))", folders, re.MULTILINE))
     assert parts - named == set()
 
 

@@ -149,3 +149,10 @@ def test_a_conversation_is_read_again_from_its_ids(texts: list[str]) -> None:
     for text in texts[1:]:
         expected += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": text}]
     assert messages_of(ids) == expected
+
+
+def test_a_turn_that_only_mentions_the_tag_is_sent_back_as_text() -> None:
+    codec = text_codec([NAME])
+    ids = codec.prompt([{"role": "user", "content": "?"}])
+    ids += codec.turn("I used the <tool_call> tag.") + codec.user_turn("Why?")
+    assert messages_of(ids)[1] == {"role": "assistant", "content": "I used the <tool_call> tag."}

@@ -28,6 +28,7 @@ import httpx
 import openai
 import pytest
 from support.servers.vllm_standin import StandIn, serving
+from support.taught_model import taught_model
 from support.terminal import Terminal, terminal
 
 from rstar2.data import builtin
@@ -36,6 +37,7 @@ from rstar2.engines.base import Generation, Sampling
 from rstar2.engines.gguf import convert
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.model_folder import write_format
 from rstar2.processes import free_port
 from rstar2.prompts import ChatCodec, FormatChoice, load_codec
 from rstar2.serve import ServeSettings, find_vllm, vllm_command
@@ -198,6 +200,37 @@ async def test_greedy_log_probabilities_of_both_engines_are_those_of_a_forward_p
     assert served.token_ids == local.token_ids
     assert local.logprobs == pytest.approx(expected, abs=1e-4)
     assert served.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("handed_over", [True, False])
+def test_plain_requests_to_a_taught_model_end_at_the_end_of_a_turn(tmp_path: Path, handed_over: bool) -> None:
+    """A folder whose own files still end text as the base model did needs `serve` to name its format."""
+    taught = taught_model(tmp_path / "model")
+    words = ["--format", "demo", "--force-format"]
+    if handed_over:
+        write_format(taught.codec, taught.folder, taught.folder)
+        words = []
+    port = free_port()
+    env = {**os.environ, "RSTAR2_STATE": str(tmp_path / "state")}
+    words += ["--port", str(port), "--max-model-len", "256", "--kv-gib", "1", "--ready-s", "3000", "--detach"]
+    try:
+        ran = _command(
+            "serve", str(taught.folder), *words, "--", "--enforce-eager", "--dtype", "float32", env=env
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert ("vLLM is told to" in ran.stderr) is not handed_over
+        asked = {
+            "messages": [{"role": "user", "content": taught.problem}],
+            "temperature": 0,
+            "max_tokens": 150,
+        }
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        answer = httpx.post(url, json=asked, timeout=600, trust_env=False).json()
+    finally:
+        _command("serve", "down", "--port", str(port), env=env)
+    [choice] = answer["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (taught.turn, "stop")
+    assert answer["usage"]["completion_tokens"] == len(taught.codec.turn(taught.turn))
 
 
 PARSE = """

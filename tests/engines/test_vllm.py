@@ -55,6 +55,16 @@ async def test_a_turn_cut_by_its_budget_says_length(standin: StandIn) -> None:
     assert (generation.token_ids, generation.finish) == ([101, 102], "length")
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_server_that_cuts_turns_before_their_budget_is_an_error(
+    standin: StandIn, streamed: bool
+) -> None:
+    standin.max_new_tokens = 2
+    with pytest.raises(EngineError, match="ended a turn after 2 tokens, of 64 that it may have") as caught:
+        await _engine(standin).generate(PROMPT, GREEDY, (lambda ids: None) if streamed else None)
+    assert "max_new_tokens" in caught.value.hint
+
+
 async def test_every_sampling_value_is_sent_so_that_no_server_default_slips_in(standin: StandIn) -> None:
     sampling = Sampling(temperature=0.7, top_p=0.9, top_k=0, max_tokens=9, seed=41)
     await _engine(standin).generate(PROMPT, sampling)

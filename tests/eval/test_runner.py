@@ -16,6 +16,7 @@ from support.waiting import TIMEOUT_S, wait_until
 from rstar2.data.benchmarks import read_problems
 from rstar2.data.problem import Problem
 from rstar2.engines.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
+from rstar2.engines.openai_server import KeyRefused
 from rstar2.engines.oracle import OracleEngine, byte_codec
 from rstar2.engines.retry import ATTEMPTS, ServiceGone
 from rstar2.errors import Failure, UserError
@@ -24,7 +25,11 @@ from rstar2.eval.progress import Progress, Services
 from rstar2.eval.runner import EvalResult, Part, SamplesRefused, evaluate, run_parts
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.stored import VERDICTS
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.client.http import WrongToken
+from rstar2.judge.service.start import JudgeHandle
 from rstar2.prompts import ChatCodec
+from rstar2.toolbox import Toolbox
 from rstar2.trace import ToolCall, Trace, read_traces
 
 
@@ -147,6 +152,39 @@ async def test_every_sample_is_run_once_and_written_graded(run: Run, tmp_path: P
     assert result.summary["accuracy"] == pytest.approx(expected)
     assert result.complete
     assert all(trace.verdict in ("correct", "wrong") and trace.gold for trace in traces)
+
+
+class CallingEngine:
+    """Calls a tool in every turn, and notes how each turn was to be sampled."""
+
+    name = "calling"
+
+    def __init__(self, codec: ChatCodec) -> None:
+        self._codec = codec
+        self.asked: list[Sampling] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        self.asked.append(sampling)
+        call = {"name": "python_code_with_standard_io", "arguments": {"code": "print(1)", "input": ""}}
+        written = self._codec.tokenizer.encode(f"</reason><tool_call>{json.dumps(call)}</tool_call>")
+        return Generation([*written, self._codec.end_id], None, "stop")
+
+    async def aclose(self) -> None:
+        return
+
+
+async def test_an_evaluation_samples_16_times_at_temperature_06_with_30k_tokens_and_30_turns(
+    run: Run, plain: ChatCodec, tmp_path: Path
+) -> None:
+    engine = CallingEngine(plain)
+    await run(tmp_path, engine=engine, settings=EvalSettings(in_flight=8, wait_s=5), problems=PROBLEMS[:1])
+    assert len(engine.asked) == 16 * 30
+    assert {(each.temperature, each.top_p, each.top_k) for each in engine.asked} == {(0.6, 1.0, 0)}
+    assert max(each.max_tokens or 0 for each in engine.asked) == 30_000
+    traces = list(read_traces(tmp_path / "traces.jsonl"))
+    assert [(len(trace.turns), trace.finish) for trace in traces] == [(30, "max_turns")] * 16
 
 
 async def test_a_torn_and_halved_run_ends_as_an_uninterrupted_one(
@@ -465,3 +503,40 @@ async def test_memory_stays_flat_however_many_samples_are_run(
     assert result.summary["mean_tokens"] > 10_000
     # A trace holds some 12,000 token ids, as many marks and floats: kept, they would add about 30 MB.
     assert resident[95] - resident[32] < 10e6
+
+
+async def test_a_judge_that_refuses_the_token_ends_the_run_at_once(
+    run: Run, plain: ChatCodec, token_judge: JudgeHandle, tmp_path: Path
+) -> None:
+    """As when the judge was started again with another token: no call is lost, retried or waited for."""
+    patient = SETTINGS.model_copy(update={"wait_s": 1e6})
+    async with JudgeClient(token_judge.url, "another", wait_s=1e6) as client:
+        with pytest.raises(WrongToken, match="refused the token") as caught:
+            await run(
+                tmp_path,
+                engine=OracleEngine(golds(PROBLEMS), plain),
+                tools=Toolbox(client, plain.format),
+                settings=patient,
+            )
+    assert caught.value.exit_code == UserError.exit_code
+    assert list(read_traces(tmp_path / "traces.jsonl")) == []
+
+
+async def test_an_engine_that_refuses_the_key_ends_the_run_at_once(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    """As when a key expires: the other samples would be refused too."""
+    asked = 0
+
+    async def refused(*_: Any) -> Generation:
+        nonlocal asked
+        asked += 1
+        raise KeyRefused(
+            "the server at http://gpu refused the request: HTTP 401: expired", "Give a key.", 401
+        )
+
+    engine.generate = refused  # type: ignore[method-assign]
+    with pytest.raises(KeyRefused, match="expired") as caught:
+        await run(tmp_path)
+    assert caught.value.exit_code == UserError.exit_code
+    assert asked <= SETTINGS.in_flight, "of 48 samples, those that were in flight"

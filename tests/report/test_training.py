@@ -100,7 +100,9 @@ def test_a_measurement_that_is_not_a_number_is_no_point_of_a_curve_and_the_page_
     json.dumps([page.training, page.charts], allow_nan=False)
     row = dict(zip(page.training["columns"], page.training["rows"][-1], strict=True))
     assert (row["pass_rate"], row["entropy"], row["grad_norm"]) == (0.5, "nan", None)
-    assert "Entropy" not in [chart["title"] for chart in page.training["charts"]], "no point in it"
+    assert "Entropy in kept rollouts" not in [chart["title"] for chart in page.training["charts"]], (
+        "no point in it"
+    )
     failed = {line["name"]: dict(line["points"]) for line in page.charts[0]["series"]}
     assert failed["GRPO-RoC"][31] == pytest.approx((0.3 / 7 + 0.3 / 8 + 0.3 / 9 + 0.3 / 10) / 4), (
         "of what was measured"

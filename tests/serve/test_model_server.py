@@ -378,6 +378,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
         (f"cut {CALL[:-12]}", "cut ", 1),
         ("<tool_call>{no json}</tool_call>!", "<tool_call>{no json}</tool_call>!", 0),
         ('<tool_call>{"name": "add"}', '<tool_call>{"name": "add"}', 0),
+        (f"the <tool_call> tag: {CALL}", "the <tool_call> tag: ", 1),
     ],
 )
 def test_calls_are_parted_from_content_however_they_arrive(

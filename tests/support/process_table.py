@@ -42,6 +42,12 @@ def running(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if (fields := stat(pid)) and fields[0] not in "ZX"]
 
 
+def session(leader: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in running(pids) if stat(pid)[3:4] == [str(leader)]]
+
+
 def lower_priority(pid: int, niceness: int) -> None:
     """Of a process and all that it started or will start."""
 

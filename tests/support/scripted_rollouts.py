@@ -24,7 +24,7 @@ class Group:
 
     name: str
     rollouts: str
-    """One character each: 1 right, 0 wrong, x right but with a call that the judge lost."""
+    """One character each: 1 right, 0 wrong, x right but with a call that the judge lost, f one whose engine fails."""
     output: str = "7"
     """What the judge answers to every call."""
     says: dict[str, str] | None = None
@@ -68,6 +68,18 @@ class Trained:
     """Those it started from; none for a fresh optimizer."""
     relabelled: int
     """Labels that were changed."""
+
+
+@dataclass
+class FailedStep:
+    """A step that ended in a Failure."""
+
+    failure: str
+    updates: int
+    attempts: int
+    """How often the step was rolled out."""
+    faults: list[str]
+    """What the user's terminal was told before that."""
 
 
 def in_trainer(name: str, *args: Any) -> Any:

@@ -75,16 +75,23 @@ def test_verl_accepts_every_algorithm_and_correction(name: str, tmp_path: Path) 
     assert RocSettings.model_validate(dict(kwargs.roc)) == recipe.selection
 
 
-def advantages_of(recipe: StageRecipe, tmp_path: Path) -> list[float]:
-    """What VERL makes of rewards 1, 0, 0, 0 and 1, 1, 1, 0 of two groups under a recipe, one number a rollout."""
+def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list[float]:
+    """What VERL makes of rewards 1, 0, 0, 0 and 1, 1, 1, 0 of two groups under a recipe, one number a rollout.
+
+    Rollouts have three tokens, those of the second group `shorter` fewer.
+    """
     import torch
     from verl import DataProto
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
+    from rstar2.train.verl import loss_weights  # noqa: F401  (registers itself, as in VERL's processes)
+
     algorithm = accepted(stage_command(recipe, tmp_path / "stage1", tmp_path / "model").argv[3:]).algorithm
     rewards = torch.zeros(8, 3)
     rewards[[0, 4, 5, 6], 2] = 1.0
-    tensors = {"token_level_rewards": rewards, "response_mask": torch.ones(8, 3, dtype=torch.int64)}
+    mask = torch.ones(8, 3, dtype=torch.int64)
+    mask[4:, 3 - shorter :] = 0
+    tensors = {"token_level_rewards": rewards, "response_mask": mask}
     groups = np.array([*"aaaabbbb"], dtype=object)
     computed = compute_advantage_for_multi_trajectories(
         DataProto.from_dict(tensors, non_tensors={"uid": groups}),
@@ -102,6 +109,7 @@ def advantages_of(recipe: StageRecipe, tmp_path: Path) -> list[float]:
     ("name", "expected"),
     [
         # By hand: (r - mean) / std over the group, its standard deviation that of a sample.
+        ("grpo-roc", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
         ("grpo", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
         ("dr-grpo", [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]),
         # The mean of the group's others is taken off.
@@ -114,6 +122,26 @@ def test_verl_computes_the_advantages_that_the_name_says(
     name: str, expected: list[float], tmp_path: Path
 ) -> None:
     assert advantages_of(recipe_of(name), tmp_path) == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.slow
+@needs("verl")
+def test_a_problem_weighs_what_another_does_however_long_its_rollouts_are(tmp_path: Path) -> None:
+    """By hand: 12 and 4 tokens, 8 on average, so the advantages of the longer group count 8 / 12, the others 8 / 4."""
+    alike = advantages_of(recipe_of("grpo-roc"), tmp_path, shorter=2)
+    weighed = advantages_of(recipe_of("grpo-roc", "algorithm.loss_weights=problems"), tmp_path, shorter=2)
+    weights = [2 / 3] * 4 + [2] * 4
+    expected = [advantage * weight for advantage, weight in zip(alike, weights, strict=True)]
+    assert weighed == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_problems_weigh_the_same_only_in_grpos_own_loss(name: str) -> None:
+    if not ALGORITHMS[name].keys:
+        recipe_of(name, "algorithm.loss_weights=problems")
+        return
+    with pytest.raises(UserError, match=r"needs GRPO's own loss .*grpo-roc, grpo, dapo"):
+        recipe_of(name, "algorithm.loss_weights=problems")
 
 
 @needs("verl")

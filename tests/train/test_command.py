@@ -94,7 +94,7 @@ def test_verl_accepts_the_recipes_of_others(name: str, tmp_path: Path) -> None:
 def test_verl_accepts_sft_on_every_profile(profile: str | None, tmp_path: Path) -> None:
     recipe = sft_recipe(profile, ["batch=32"])
     command = sft_command(recipe, tmp_path / "sft", tmp_path / "m", tmp_path / "d.parquet")
-    argv = command.argv[command.argv.index("verl.trainer.sft_trainer") + 1 :]
+    argv = command.argv[command.argv.index("rstar2.train.verl.sft_trainer") + 1 :]
     config = composed("sft_trainer_engine", argv)
     assert config.data.train_batch_size == 32
     assert config.optim.lr == 5e-6
@@ -133,7 +133,7 @@ def test_hydra_takes_the_command_line_and_leaves_nothing_behind(trainer: str, tm
 def test_one_rank_needs_no_launcher_and_several_use_torchrun(tmp_path: Path) -> None:
     one = sft_command(sft_recipe("laptop", []), *[tmp_path] * 3)
     eight = sft_command(sft_recipe(None, []), *[tmp_path] * 3)
-    assert one.argv[:3] == [sys.executable, "-m", "verl.trainer.sft_trainer"]
+    assert one.argv[:3] == [sys.executable, "-m", "rstar2.train.verl.sft_trainer"]
     assert "torch.distributed.run" in eight.argv
     assert "--nproc-per-node=8" in eight.argv
 
@@ -246,7 +246,7 @@ def test_torchrun_starts_the_ranks_and_hands_every_override_on(nodes: int, tmp_p
     assert argv[:3] == [sys.executable, "-m", "torch.distributed.run"]
     read = parse_args(argv[3:])
     assert (read.nnodes, read.nproc_per_node, read.standalone) == (str(nodes), "4", nodes == 1)
-    assert (read.module, read.training_script) == (True, "verl.trainer.sft_trainer")
+    assert (read.module, read.training_script) == (True, "rstar2.train.verl.sft_trainer")
     config = composed("sft_trainer_engine", read.training_script_args)
     assert (config.model.path, config.data.train_files) == (str(odd), str(odd / "data.parquet"))
     assert config.trainer.n_gpus_per_node == 4

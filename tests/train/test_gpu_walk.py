@@ -48,7 +48,9 @@ def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
     command = stage_command(recipe, folder, root / "model")
     log = tmp_path / "trainer.log"
     with pytest.raises(Failure, match="the trainer ended with exit code"):
-        run_trainer(command, log, SignsOfLife(folder / "metrics-1.jsonl", None, 3000.0), pytest.fail)
+        run_trainer(
+            command, log, SignsOfLife(folder / "metrics-1.jsonl", folder, 3000.0), pytest.fail, pytest.fail
+        )
     said = log.read_text(errors="replace")
     assert "All configuration checks passed" in said
     assert f"Total available GPUs 0 is less than total desired GPUs {ASKED}" in said, said[-3000:]

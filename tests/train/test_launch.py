@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,13 +16,15 @@ from typing import Any
 
 import pytest
 from support.process_table import running
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
-from rstar2.errors import Failure
+from rstar2.errors import Failure, UserError
 from rstar2.train import launch
 from rstar2.train.command import Command
 from rstar2.train.launch import RAY_STARTS, SignsOfLife, run_export, run_trainer
-from rstar2.train.records.progress import PROGRESS_FILE
+from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
+from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, FaultWarner
+from rstar2.train.trainer.saving import STOP_FILE
 
 
 def python(code: str) -> Command:
@@ -30,8 +33,8 @@ def python(code: str) -> Command:
 
 def run(tmp_path: Path, code: str, hung_after_s: float = 600.0) -> list[dict[str, Any]]:
     seen: list[dict[str, Any]] = []
-    signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path / PROGRESS_FILE, hung_after_s)
-    run_trainer(python(code), tmp_path / "log", signs, seen.append)
+    signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, hung_after_s)
+    run_trainer(python(code), tmp_path / "log", signs, seen.append, warn=pytest.fail)
     return seen
 
 
@@ -119,23 +122,30 @@ def test_a_trainer_that_only_prints_is_hung(tmp_path: Path, monkeypatch: pytest.
     clock = Clock(lambda: 0.25 if "VERL is alive" in (tmp_path / "log").read_text() else 0.0)
     monkeypatch.setattr(launch, "time", clock)
     with pytest.raises(
-        Failure, match=r"no step and no rollout finished for 2 s; step 12, 9312 of 16384"
+        Failure, match=r"for 2 s it gave no sign of life, such as a .* micro-batch; step 12, 9312 of 16384"
     ) as caught:
         run(tmp_path, code, hung_after_s=2.0)
     assert "ValueError: an engine is stuck" in caught.value.message
     assert "continues from the last checkpoint" in caught.value.hint
 
 
-def test_a_trainer_whose_rollouts_finish_is_not_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "sign", [PROGRESS_FILE, ACTIVITY_FILE, "checkpoints/global_step_2/actor/model_world_size_8_rank_3.pt"]
+)
+def test_a_trainer_that_rolls_out_updates_or_saves_is_not_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
     """It works for twenty times as long as is allowed without a sign."""
-    progress, done, written = tmp_path / PROGRESS_FILE, tmp_path / "done", 0
+    monkeypatch.setattr(launch, "SAVING_POLL_S", 0.5)
+    path, done, written = tmp_path / sign, tmp_path / "done", 0
+    path.parent.mkdir(parents=True, exist_ok=True)
 
     def passes() -> float:
         nonlocal written
         written += 1
-        progress.write_text(str(written))
+        path.write_text("x" * written)
         # Two writings may fall into one tick of the file system's clock.
-        os.utime(progress, ns=(written, written))
+        os.utime(path, ns=(written, written))
         if written == 30:
             done.touch()
         return 2.0 if written <= 30 else 0.0
@@ -144,6 +154,150 @@ def test_a_trainer_whose_rollouts_finish_is_not_hung(tmp_path: Path, monkeypatch
     code = f"import os, time\nwhile not os.path.exists({str(done)!r}): time.sleep(0.01)"
     assert run(tmp_path, code, hung_after_s=3.0) == []
     assert written >= 30
+
+
+TWO_STEPS = """
+import json, pathlib, time
+stage = pathlib.Path({stage!r})
+def end_of_step(number):
+    with (stage / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({{"step": number, "data": {{}}}}) + "\\n")
+(stage / "{progress}").write_text("{{}}")
+end_of_step(1)
+while not (stage / "stop_after_step").exists(): time.sleep(0.01)
+(stage / "saved").touch()
+end_of_step(2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "again"),
+    [
+        (signal.SIGINT, 130, "Ctrl-C: training saves .*Press Ctrl-C again"),
+        (signal.SIGTERM, 75, "SIGTERM: training saves .*Send another signal"),
+        (signal.SIGUSR1, 75, "SIGUSR1: training saves .*Send another signal"),
+    ],
+)
+def test_a_signal_has_the_present_step_saved_before_the_end(
+    tmp_path: Path, number: signal.Signals, code: int, again: str
+) -> None:
+    warned: list[str] = []
+    steps: list[int] = []
+
+    def on_step(line: dict[str, Any]) -> None:
+        steps.append(line["step"])
+        if line["step"] == 1:
+            os.kill(os.getpid(), number)
+
+    trainer = python(TWO_STEPS.format(stage=str(tmp_path), progress=PROGRESS_FILE))
+    assert ended_by(lambda: run_watched(tmp_path, trainer, on_step, warned.append)) == code
+    assert steps == [1, 2]
+    assert (tmp_path / "saved").exists()
+    assert not (tmp_path / STOP_FILE).exists(), "the next start would stop after its first step"
+    [text] = warned
+    assert re.search(again, text)
+    assert "the one before it took" in text
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    def on_step(line: dict[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    endless = TWO_STEPS.replace('while not (stage / "stop_after_step").exists()', "while True")
+    trainer = python(endless.format(stage=str(tmp_path), progress=PROGRESS_FILE))
+    started: list[int] = []
+
+    def again(text: str) -> None:
+        started.append(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert ended_by(lambda: run_watched(tmp_path, trainer, on_step, again)) == 75
+    assert started == [1]
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_signal_before_the_first_step_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that loads its model would lose nothing, and its first step may take hours."""
+    loading = f"open({str(tmp_path / ACTIVITY_FILE)!r}, 'w').write('{{\"phase\": \"loading the model\"}}')"
+
+    def passes() -> float:
+        if (tmp_path / ACTIVITY_FILE).exists():
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return 0.0
+
+    monkeypatch.setattr(launch, "time", Clock(passes))
+    trainer = python(f"import time\n{loading}\ntime.sleep(3600)")
+    assert ended_by(lambda: run_watched(tmp_path, trainer, pytest.fail, pytest.fail)) == 75
+
+
+def test_a_trainer_that_fails_after_a_signal_is_a_failure(tmp_path: Path) -> None:
+    code = TWO_STEPS.replace('(stage / "saved").touch()', "raise ValueError('no room')")
+    trainer = python(code.format(stage=str(tmp_path), progress=PROGRESS_FILE))
+
+    def on_step(line: dict[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Failure, match="ValueError: no room"):
+        run_watched(tmp_path, trainer, on_step, lambda text: None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_schedulers_signal_outside_a_trainer_ends_at_once_with_the_same_code(
+    number: signal.Signals,
+) -> None:
+    code = (
+        "import time\n"
+        "from rstar2.train.stopping import end_resumably\n"
+        "end_resumably()\n"
+        "print(flush=True)\n"
+        "time.sleep(3600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout as said:
+        said.readline()
+        process.send_signal(number)
+        assert process.wait(TIMEOUT_S) == 75
+
+
+def run_watched(
+    folder: Path, trainer: Command, on_step: Callable[[dict[str, Any]], None], warn: Callable[[str], None]
+) -> None:
+    run_trainer(trainer, folder / "log", SignsOfLife(folder / "metrics.jsonl", folder, 600.0), on_step, warn)
+
+
+def ended_by(call: Callable[[], None]) -> int:
+    """The exit code with which a call ends this process."""
+    try:
+        call()
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as ended:
+        return int(str(ended.code))
+    return 0
+
+
+def test_a_fault_of_rollouts_is_told_once_while_the_trainer_runs(tmp_path: Path) -> None:
+    path, told = tmp_path / PROGRESS_FILE, tmp_path / "told"
+    warned: list[str] = []
+
+    def warn(text: str) -> None:
+        warned.append(text)
+        told.touch()
+
+    # The trainer goes on only once the user has been told.
+    code = (
+        "import json, os, sys, time\n"
+        "def say(**more):\n"
+        f"    with open('{path}.part', 'w') as file: json.dump({{'step': 3, 'wanted': 64, **more}}, file)\n"
+        f"    os.replace('{path}.part', {str(path)!r})\n"
+        "say(finished=8, failed=1, fault='step 3: rollouts fail')\n"
+        f"while not os.path.exists({str(told)!r}): time.sleep(0.01)\n"
+        "say(finished=9, failed=2, fault='step 3: rollouts fail')\n"
+    )
+    signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, 600.0, FaultWarner(path, warn).look)
+    run_trainer(python(code), tmp_path / "log", signs, pytest.fail, pytest.fail)
+    assert warned == ["step 3: rollouts fail"]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +322,7 @@ def test_a_trainer_dies_with_its_parent(tmp_path: Path) -> None:
         "from rstar2.train.launch import SignsOfLife, run_trainer\n"
         "import sys\n"
         f"run_trainer(Command([sys.executable, '-c', {inner!r}], {{}}), Path({str(tmp_path / 'log')!r}), "
-        f"SignsOfLife(Path({str(tmp_path / 'm')!r}), None, 600.0), print)"
+        f"SignsOfLife(Path({str(tmp_path / 'm')!r}), Path({str(tmp_path)!r}), 600.0), print, print)"
     )
     parent = subprocess.Popen([sys.executable, "-c", outer])
     wait_until(lambda: pid_file.exists() and pid_file.read_text())
@@ -176,3 +330,29 @@ def test_a_trainer_dies_with_its_parent(tmp_path: Path) -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait(300)
     wait_until(lambda: not running([child]))
+
+
+LEAVES_AN_ERROR = (
+    "from pathlib import Path\n"
+    "from rstar2.judge.client.http import WrongToken\n"
+    "from rstar2.train.records.final_error import write_final_error\n"
+    "write_final_error(Path({folder!r}), WrongToken('the judge at http://judge refused the token', 'Give it.'))\n"
+)
+
+
+@pytest.mark.parametrize("then", ["import time; time.sleep(3600)", "raise RuntimeError('no rollouts')"])
+def test_an_error_that_a_process_of_the_trainer_leaves_ends_it_at_once(tmp_path: Path, then: str) -> None:
+    """Whether the trainer would go on with failing rollouts for hours, or ends because of them."""
+    signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path, 1e6)
+    code = LEAVES_AN_ERROR.format(folder=str(tmp_path)) + then
+    with pytest.raises(UserError, match="the judge at http://judge refused the token") as caught:
+        run_trainer(python(code), tmp_path / "log", signs, print, print)
+    assert caught.value.hint.startswith("Give it.\n")
+    assert "continues from the last checkpoint" in caught.value.hint
+
+
+def test_a_final_error_that_is_torn_is_none(tmp_path: Path) -> None:
+    path = tmp_path / FINAL_ERROR_FILE
+    assert read_final_error(path) is None
+    path.write_text('{"message": "x"')
+    assert read_final_error(path) is None

@@ -62,3 +62,20 @@ def test_a_runs_steps_are_numbered_as_in_the_trackers_whatever_a_kill_left_out(
         ("4", "2", "1"),
     ]
     assert firsts == ["0", "3"]
+
+
+def test_of_the_papers_stages_only_the_second_continues_an_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    continued: list[tuple[Path, str]] = []
+    monkeypatch.setattr(stages, "train", lambda start, on_step: start.folder / "model")
+    monkeypatch.setattr(stages, "write_stage_inputs", lambda *about: None)
+    monkeypatch.setattr(
+        stages, "continue_optimizer", lambda model, folder, recipe: continued.append((model, folder.name))
+    )
+    recipes = stage_recipes([1, 2, 3], None, ["stage3.drop_solved=0"])
+    pipeline = Pipeline(
+        Run(tmp_path, 1), Silent(), ("", None), None, lambda hardware: {}, PhaseTimer(tmp_path)
+    )
+    list(pipeline.train_stages(recipes, tmp_path / "sft", [], tmp_path))
+    assert continued == [(tmp_path / "stage1" / "model", "stage2")]

@@ -16,6 +16,7 @@ from rstar2.train.recipe_files import read_recipe, sft_recipe, stage_recipe
 
 PROFILES = ("laptop", "1xh200", "8xh100", "64xh100", "64xmi300x")
 RECIPES = [(1, "paper"), (2, "paper"), (3, "paper"), (1, "release"), (1, "7b-8xh100")]
+FLASH = "hardware.attention=flash_attn"
 NAMED = {
     *("nodes", "gpus_per_node", "tensor_parallel", "sequence_parallel", "engine_memory_share"),
     *("sequences_in_flight", "update_tokens", "log_prob_tokens", "offload", "gradient_checkpointing"),
@@ -37,6 +38,22 @@ def test_a_profiles_name_says_how_many_gpus_it_takes(profile: str, gpus: int) ->
         assert hardware.nodes * hardware.gpus_per_node == gpus
 
 
+def test_the_agent_loops_processes_follow_the_rollouts_in_flight() -> None:
+    def processes(profile: str, *changes: str) -> int:
+        return stage_recipe(1, profile, list(changes)).agent_loop_processes
+
+    assert [processes(profile) for profile in PROFILES] == [1, 1, 1, 8, 24]
+    assert processes("64xh100", "hardware.sequences_in_flight=256") == 16
+    # A step of 2,048 rollouts needs 4, but every machine has one.
+    assert processes("64xh100", "rollout.prompts=64") == 8
+    assert processes("8xh100", "hardware.sequences_in_flight=2048", "rollout.prompts=8") == 1
+    asynchronous = ["mode=separate_async", "asynchronous.rollout_nodes=4", "hardware.sequences_in_flight=16"]
+    assert processes("64xh100", *asynchronous) == 12
+    # VERL hands a process whole problems.
+    few = ["rollout.prompts=4", "rollout.rollouts=1024", "roc.down_sample_to_n=512"]
+    assert processes("64xh100", *few) == 4
+
+
 def seen_by_verl(config: Any) -> dict[str, Any]:
     """What VERL reads of a profile, by the profile's own keys."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -53,6 +70,7 @@ def seen_by_verl(config: Any) -> dict[str, Any]:
         "offload": {(False, False): "none", (False, True): "optimizer", (True, True): "all"}[offloaded],
         "gradient_checkpointing": config.actor_rollout_ref.model.enable_gradient_checkpointing,
         "nccl_timeout_s": config.actor_rollout_ref.nccl_timeout,
+        "agent_loop_processes": rollout.agent.num_workers,
     }
 
 
@@ -67,7 +85,7 @@ def test_verl_accepts_every_recipe_and_every_algorithm_on_every_profile(profile:
         argv = stage_command(resolved, tmp_path / "stage1", tmp_path / "model").argv[3:]
         config = accepted(argv)
         named = {key: getattr(resolved.hardware, key) for key in NAMED - {"router"}}
-        assert seen_by_verl(config) == named
+        assert seen_by_verl(config) == {**named, "agent_loop_processes": resolved.agent_loop_processes}
         # With one engine there is nothing to decide.
         several = resolved.hardware.engines > 1 and resolved.hardware.router == "sessions"
         assert bool(config.actor_rollout_ref.rollout.router_config_path) == several
@@ -79,7 +97,7 @@ def test_verl_accepts_every_recipe_and_every_algorithm_on_every_profile(profile:
 def test_verl_accepts_sft_on_every_profile(profile: str, tmp_path: Path) -> None:
     recipe = sft_recipe(profile, [])
     argv = sft_command(recipe, tmp_path / "sft", tmp_path / "m", tmp_path / "d.parquet").argv
-    config = composed("sft_trainer_engine", argv[argv.index("verl.trainer.sft_trainer") + 1 :])
+    config = composed("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
     assert config.data.max_token_len_per_gpu == recipe.update_tokens
     assert config.model.enable_gradient_checkpointing == recipe.hardware.gradient_checkpointing
     assert config.engine.ulysses_sequence_parallel_size == recipe.hardware.sequence_parallel
@@ -102,7 +120,7 @@ def test_a_rollout_that_fits_no_micro_batch_is_refused_at_once() -> None:
         "hardware.update_tokens = 16384 times hardware.sequence_parallel = 1 is less than the longest rollout"
     )
     assert said in refused.value.message
-    longer = ["rollout.tokens=30000", "hardware.update_tokens=16384", "hardware.sequence_parallel=2"]
+    longer = ["rollout.tokens=30000", "hardware.update_tokens=16384", "hardware.sequence_parallel=2", FLASH]
     assert stage_recipe(1, "8xh100", longer).update_tokens == 16384
 
 
@@ -112,7 +130,7 @@ def test_a_conversation_that_fits_no_micro_batch_is_refused_at_once() -> None:
         UserError, match=r"hardware\.update_tokens = 200 .* is less than the longest conversation"
     ):
         sft_recipe("laptop", short)
-    assert sft_recipe("8xh100", [*short, "hardware.sequence_parallel=2"]).update_tokens == 200
+    assert sft_recipe("8xh100", [*short, "hardware.sequence_parallel=2", FLASH]).update_tokens == 200
     # By conversations they have no limit.
     assert sft_recipe("laptop", [*short, "verl.data.use_dynamic_bsz=false"]).micro_batch_rows == 4
 
@@ -120,7 +138,9 @@ def test_a_conversation_that_fits_no_micro_batch_is_refused_at_once() -> None:
 def test_micro_batches_hold_the_longest_rollout_where_no_size_is_named() -> None:
     assert stage_recipe(3, None, []).update_tokens == 2048 + 12288
     assert (
-        stage_recipe(3, None, ["hardware.gpus_per_node=6", "hardware.sequence_parallel=3"]).update_tokens
+        stage_recipe(
+            3, None, ["hardware.gpus_per_node=6", "hardware.sequence_parallel=3", FLASH]
+        ).update_tokens
         == 4779
     )
 
@@ -133,10 +153,14 @@ def test_micro_batches_hold_the_longest_rollout_where_no_size_is_named() -> None
         ("laptop", ["batch=3", "hardware.gpus_per_node=2"], "batch = 3 conversations .* over 2 ranks"),
         (
             "8xh100",
-            ["batch=6", "hardware.sequence_parallel=2"],
+            ["batch=6", "hardware.sequence_parallel=2", FLASH],
             "over 8 GPUs .*, in groups of hardware.sequence_parallel = 2",
         ),
-        ("8xh100", ["hardware.sequence_parallel=3"], "8 GPUs .* groups of hardware.sequence_parallel = 3"),
+        (
+            "8xh100",
+            ["hardware.sequence_parallel=3", FLASH],
+            "8 GPUs .* groups of hardware.sequence_parallel = 3",
+        ),
         ("laptop", ["hardware.nodes=2"], 'hardware.nodes = 2, but hardware.device = "cpu"'),
     ],
 )
@@ -180,6 +204,6 @@ def test_a_stage_on_gpus_that_cannot_share_its_work_is_refused(
 
 
 def test_ranks_that_share_an_update_are_not_refused() -> None:
-    halved = ["hardware.nodes=6", "hardware.sequence_parallel=3"]
+    halved = ["hardware.nodes=6", "hardware.sequence_parallel=3", FLASH]
     assert stage_recipe(1, "64xh100", halved).hardware.ranks == 48
     assert sft_recipe("64xh100", ["hardware.nodes=6", "batch=96"]).hardware.ranks == 48

@@ -6,12 +6,16 @@ import errno
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.optional import needs
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.cli.train import left_out
 from rstar2.cli.training import ProgressRows
@@ -29,11 +33,13 @@ from rstar2.train.filter.sample import VERDICTS
 from rstar2.train.pipeline import Pipeline
 from rstar2.train.recipe import CheckpointSettings, Hardware, StageRecipe
 from rstar2.train.recipe_files import stage_recipe, stage_recipes
+from rstar2.train.records.progress import PROGRESS_FILE
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.sampling import drop_solved
-from rstar2.train.stages import Start, continue_optimizer, fitting, train, write_stage_inputs
+from rstar2.train.stages import Start, continue_optimizer, fitting, is_done, train, write_stage_inputs
 from rstar2.train.start_checks import TrainPlan, plan_training
 from rstar2.train.trainer.checkpoints import POINTER, steps_of
+from rstar2.train.trainer.saving import STOP_FILE
 
 
 def row(name: str) -> dict[str, dict[str, str]]:
@@ -102,6 +108,34 @@ def test_problems_whose_prompts_are_too_long_are_counted_before_a_run_is_made(
     written(held_out, short=0, long=3)
     with pytest.raises(UserError, match=r"held\.parquet has 0 problems whose prompt has at most"):
         planned("rollout.prompts=10", f"stage1.held_out.data={held_out}", *changes)
+
+
+@needs("torch")
+def test_problems_whose_answer_the_grader_cannot_read_are_counted_named_and_left_out(
+    model: Path, tmp_path: Path
+) -> None:
+    golds = ["7", "}{", "8", "???", "9"]
+    why = "it has no letters, digits or mathematical signs"
+    problems = [Problem(str(n), "How many?", gold) for n, gold in enumerate(golds)]
+    data, held_out = tmp_path / "train.parquet", tmp_path / "held.parquet"
+    write_parquet(data, rl_rows(problems, 8, "made"))
+    write_parquet(held_out, rl_rows(problems[:2], 1, "made"))
+    recipe = ["rollout.prompts=3", f"held_out.data={held_out}"]
+    plan = plan_training(stage_recipes([1], None, recipe), model, data, None, JudgeChoice("http://judge"))
+    assert [row["reward_model"]["ground_truth"] for row in plan.rows] == ["7", "8", "9"]
+    assert list(left_out(plan)) == [
+        f"{data}: left out 2 problems whose answer the grader cannot read: row 2: '}}{{' ({why}); row 4: '???' ({why})",
+        f"{held_out}: left out 1 problem whose answer the grader cannot read: row 2: '}}{{' ({why})",
+    ]
+    write_stage_inputs(plan.recipes[1], model, plan.rows, tmp_path / "stage1", ("http://judge", None))
+    assert len(read_rows(tmp_path / "stage1" / "held_out.parquet")) == 1
+    with pytest.raises(
+        UserError,
+        match=r"3 problems with an answer that the grader can read \(2 have none\), but a step needs 4",
+    ):
+        plan_training(
+            stage_recipes([1], None, ["rollout.prompts=4"]), model, data, None, JudgeChoice("http://judge")
+        )
 
 
 @needs("torch")
@@ -456,6 +490,49 @@ def test_a_trainer_that_saves_faster_than_models_are_made_loses_none(
     assert train(start, lambda step, metrics: seen.append(step)) == tmp_path / "model"
     assert (seen, models(tmp_path), warned) == ([2, 4, 6], ["step-2", "step-4", "step-6"], [])
     assert kept(tmp_path) == [6]
+
+
+STOPPABLE = """
+import json, os, pathlib, time
+stage = pathlib.Path({stage!r})
+pointer = stage / "checkpoints" / {pointer!r}
+step = 1 + int(pointer.read_text()) if pointer.exists() else 1
+(stage / {progress!r}).write_text("{{}}")
+while step == 1 and not (stage / {stop!r}).exists(): time.sleep(0.01)
+(stage / "checkpoints" / f"global_step_{{step}}").mkdir(parents=True)
+pointer.write_text(str(step))
+line = {{"step": step, "data": {{"rstar2/pass_rate": 0.5}}}}
+pathlib.Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text(json.dumps(line) + "\\n")
+"""
+
+
+@needs("torch")
+def test_a_stage_that_a_signal_stops_is_saved_without_a_model_and_the_same_call_continues(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.save_pretrained(tmp_path / "base")
+    whole_checkpoints(monkeypatch)
+    monkeypatch.setattr(stages, "run_export", lambda *about: None)
+    code = STOPPABLE.format(stage=str(tmp_path), pointer=POINTER, progress=PROGRESS_FILE, stop=STOP_FILE)
+    start, warned = phase(tmp_path, code, 2)
+    steps: list[int] = []
+
+    def signalled() -> None:
+        wait_until((tmp_path / PROGRESS_FILE).exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = threading.Thread(target=signalled)
+    sender.start()
+    with pytest.raises(SystemExit) as stopped:
+        train(start, lambda step, metrics: steps.append(step))
+    sender.join(TIMEOUT_S)
+    assert stopped.value.code == 75
+    assert [text.split(":")[0] for text in warned] == ["SIGTERM"]
+    assert (steps, kept(tmp_path), is_done(tmp_path)) == ([1], [1], False)
+    env = {"VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics-2.jsonl")}
+    again = replace(start, command=Command(start.command.argv, env))
+    assert train(again, lambda step, metrics: steps.append(step)) == tmp_path / "model"
+    assert (steps, kept(tmp_path), is_done(tmp_path)) == ([1, 2], [1, 2], True)
 
 
 def test_a_model_that_cannot_be_made_at_the_start_is_a_warning_and_its_checkpoint_is_kept_no_longer(

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import pickle
+import subprocess
+import sys
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.optional import needs
+from support.waiting import TIMEOUT_S
 
 from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
 from rstar2.formats.format import FORMAT_FILE, ours, read_format, save_format
 from rstar2.prompts import ChatCodec, load_codec
-from rstar2.train.conversations import encode, read_conversations, write_encoded
+from rstar2.train.conversations import Encoded, encode, read_conversations, write_encoded
 from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.start_checks import (
     SftPlan,
@@ -62,7 +67,7 @@ def lines(path: Path, *rows: object) -> Path:
 )
 def test_a_bad_conversation_is_named(tmp_path: Path, row: object, said: str) -> None:
     with pytest.raises(UserError) as caught:
-        read_conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}, row))
+        list(read_conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}, row)))
     assert said in caught.value.message
 
 
@@ -117,7 +122,7 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"messages": GOOD}) + "\n{nope\n")
     with pytest.raises(UserError, match="line 2: not JSON"):
-        read_conversations(path)
+        list(read_conversations(path))
 
 
 def learnt(codec: ChatCodec, *messages: dict[str, Any], **more: Any) -> tuple[str, str]:
@@ -190,12 +195,62 @@ def test_rl_data_that_is_json_names_the_command_that_prepares_it(tmp_path: Path)
 def test_verls_trainer_gets_the_same_ids_and_mask(tmp_path: Path, codec: ChatCodec) -> None:
     from rstar2.train.verl.sft_dataset import EncodedConversations
 
-    row = encode({"messages": CALLING}, codec)
-    write_encoded(tmp_path / "x.parquet", [row])
-    (given,) = EncodedConversations(parquet_files=str(tmp_path / "x.parquet"), tokenizer=None, config=None)
-    assert given["input_ids"].tolist() == row.input_ids.tolist()
-    assert given["loss_mask"].tolist() == row.loss_mask.tolist()
-    assert given["position_ids"].tolist() == list(range(len(row.input_ids)))
+    rows = [encode({"messages": messages}, codec) for messages in [CALLING, GOOD] * 700]
+    write_encoded(tmp_path / "x.arrow", rows[:3])
+    write_encoded(tmp_path / "y.arrow", iter(rows[3:]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.arrow", "y.arrow"]
+    files = [str(tmp_path / name) for name in ("x.arrow", "y.arrow")]
+    for read in (made := EncodedConversations(parquet_files=files), pickle.loads(pickle.dumps(made))):
+        assert len(read) == len(rows)
+        for given, row in zip(read, rows, strict=True):
+            for name, wanted in (("input_ids", row.input_ids), ("loss_mask", row.loss_mask)):
+                assert given[name].dtype == torch_int64()
+                assert given[name].tolist() == wanted.tolist()
+            assert given["position_ids"].tolist() == list(range(len(row.input_ids)))
+    with pytest.raises(IndexError):
+        made[len(rows)]
+
+
+def torch_int64() -> Any:
+    import torch
+
+    return torch.int64
+
+
+_RANK = """
+import sys
+from rstar2.train.verl.sft_dataset import EncodedConversations
+
+
+def own_bytes() -> int:
+    # Pages of a mapped file are the file cache's.
+    with open("/proc/self/smaps_rollup") as file:
+        return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Anonymous:"))
+
+
+rows = EncodedConversations(sys.argv[1])
+# What torch makes for its first tensors is there before.
+tokens = sum(len(rows[number]["input_ids"]) for number in range(100))
+before = own_bytes()
+tokens += sum(len(rows[number]["input_ids"]) for number in range(100, len(rows)))
+print(tokens, own_bytes() - before)
+"""
+
+
+@pytest.mark.slow
+@needs("verl")
+def test_a_rank_holds_the_conversations_in_memory_that_all_ranks_share(tmp_path: Path) -> None:
+    tokens = 4000
+    row = Encoded(array("i", range(tokens)), array("b", [1] * tokens))
+    write_encoded(tmp_path / "x.arrow", (row for _ in range(5000)))
+    assert (tmp_path / "x.arrow").stat().st_size < 5.2 * 5000 * tokens
+    ran = subprocess.run(
+        [sys.executable, "-c", _RANK, str(tmp_path / "x.arrow")],
+        capture_output=True, text=True, timeout=TIMEOUT_S, check=True,
+    )  # fmt: skip
+    read, own = map(int, ran.stdout.split())
+    assert read == 5000 * tokens
+    assert own < 0.5 * read, "113 bytes a token as Python lists"
 
 
 @pytest.mark.parametrize("content", [b"", b"not parquet at all"])

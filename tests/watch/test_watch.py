@@ -22,6 +22,7 @@ from rstar2.errors import Failure, UserError
 from rstar2.eval.verdicts import VerdictWriter
 from rstar2.files import write_json
 from rstar2.runs import load_status, open_run
+from rstar2.train.records.progress import Activity, ActivityWriter
 from rstar2.watch.snapshot import snapshot
 from rstar2.watch.view import course
 
@@ -40,7 +41,14 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", "train", CONFIG):
         for step in (1, 2):
             add_step(tmp_path / "run", step)
-        progress = {"step": 3, "finished": 700, "wanted": 16384, "judge_away_s": 40.0}
+        progress = {
+            "step": 3,
+            "finished": 700,
+            "wanted": 16384,
+            "judge_away_s": 40.0,
+            "failed": 9,
+            "fault": "step 3: rollouts fail, and are left out: 1 x engine: out of memory",
+        }
         write_json(tmp_path / "run" / "stage1" / "rollouts.json", progress)
         alarm = {"step": 2, "sign": "entropy", "text": "entropy fell from 0.4 to 0.02"}
         (tmp_path / "run" / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
@@ -49,10 +57,11 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
     assert ran.code == 0
     assert "\x1b" not in ran.stdout
     assert "train, running  stage 1, step 2 of 3" in ran.stdout
-    assert "step 3, 700 of 16384 rollouts finished, judge away for 40 s" in ran.stdout
+    assert "step 3, 700 of 16384 rollouts finished, 9 of them failed, judge away for 40 s" in ran.stdout
+    assert "\nstep 3: rollouts fail, and are left out: 1 x engine: out of memory" in ran.stdout
     assert "ALARM  stage 1, step 2: entropy fell from 0.4 to 0.02" in ran.stdout
     assert "▁█" in ran.stdout
-    assert "all rollouts 50.0%" in ran.stdout
+    assert "all with a verdict 50.0%" in ran.stdout
     assert (told["state"], told["phase"], told["step"], told["of"]) == ("running", "stage 1", 2, 3)
     assert told["latest"]["pass_rate"] == 0.5
     assert [step["entropy"] for step in told["steps"]] == [0.4, 0.2]
@@ -92,6 +101,84 @@ def test_a_filter_is_the_phase_until_it_is_done_and_a_finished_stage_shows_no_ro
         (run / "stage3" / "train.parquet").touch()
         shown = snapshot(run)
         assert (shown.phase, shown.step, shown.of, len(shown.steps)) == ("stage 3", 0, 9, 2)
+
+
+@pytest.mark.parametrize(("kind", "folder"), [("train", "stage1"), ("sft", ".")])
+def test_what_the_trainer_does_is_shown_until_rollouts_are_newer(
+    tmp_path: Path, kind: str, folder: str
+) -> None:
+    run = tmp_path / "run"
+    stage = run / folder
+    with open_run(run, kind, CONFIG):
+        if kind == "train":
+            add_step(run, 1)
+            write_json(stage / "rollouts.json", {"step": 2, "finished": 64, "wanted": 64})
+            os.utime(stage / "rollouts.json", ns=(1, 1))
+        ActivityWriter(stage).write(Activity("update", 37, 120, "micro-batches"))
+        assert "update, 37 of 120 micro-batches" in rstar2("watch", run).stdout
+        assert snapshot(run).record()["activity"] == "update, 37 of 120 micro-batches"
+        if kind == "train":
+            now = 1 + (stage / "alive.json").stat().st_mtime_ns
+            os.utime(stage / "rollouts.json", ns=(now, now))
+            assert "update" not in rstar2("watch", run).stdout
+        (stage / "model").mkdir()
+        assert snapshot(run).activity is None
+
+
+def test_the_folder_of_a_stage_shows_that_stage_alone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recipes = {"1": {"steps": 2}, "2": {"steps": 5}, "3": {"steps": 9}}
+    with open_run(run, "train", {"recipes": recipes}):
+        for step in (1, 2):
+            add_step(run, step)
+        (run / "stage1" / "model").mkdir()
+        alarm = {"step": 2, "sign": "entropy", "text": "entropy fell"}
+        (run / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+        write_json(run / "stage2" / "steps_before.json", 2)
+        line = {"step": 1, "data": {"rstar2/pass_rate": 0.9}}
+        (run / "stage2" / "metrics-1.jsonl").write_text(json.dumps(line) + "\n")
+        write_json(run / "stage2" / "rollouts.json", {"step": 2, "finished": 7, "wanted": 64})
+        first, second = snapshot(run / "stage1"), snapshot(run / "stage2")
+        told = json.loads(rstar2("watch", run / "stage2", "--json").stdout)
+        shown = rstar2("watch", run / "stage1")
+    assert (first.state, first.phase, first.step, first.of) == ("finished", "stage 1", 2, 2)
+    assert (len(first.steps), len(first.alarms), first.rollouts) == (2, 1, None)
+    assert (second.state, second.phase, second.step, second.of) == ("running", "stage 2", 1, 5)
+    assert second.alarms == []
+    assert told["rollouts"] == "step 2, 7 of 64 rollouts finished"
+    assert [(step["step"], step["stage"], step["pass_rate"]) for step in told["steps"]] == [(3, 2, 0.9)]
+    assert (told["run"], told["kind"]) == (str(run / "stage2"), "train")
+    assert (shown.code, "train, finished  stage 1, step 2 of 2" in shown.stdout) == (0, True), shown.stderr
+
+
+def test_a_stage_is_found_by_a_relative_path_and_one_of_no_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_run(tmp_path / "run", "train", CONFIG):
+        add_step(tmp_path / "run", 1)
+        solved = tmp_path / "run" / "stage3" / "solved"
+        write_json(solved / "settings.json", {"data": {"problems": 30}, "settings": {"samples": 8}})
+        filtering = snapshot(tmp_path / "run" / "stage3")
+    assert (filtering.phase, filtering.samples and filtering.samples.wanted) == ("filter before stage 3", 240)
+    monkeypatch.chdir(tmp_path / "run" / "stage1")
+    assert snapshot(Path()).phase == "stage 1"
+    (tmp_path / "stage1").mkdir()
+    with pytest.raises(UserError, match="no run at"):
+        snapshot(tmp_path / "stage1")
+
+
+def test_the_stages_of_both_arms_and_sft_can_be_watched(tmp_path: Path) -> None:
+    run = staged_run(tmp_path / "demo")
+    alarm = {"step": 2, "sign": "entropy", "text": "entropy fell"}
+    (run / "plain" / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+    arms = snapshot(run / "stage1"), snapshot(run / "plain" / "stage1")
+    assert [shown.phase for shown in arms] == ["stage 1", "stage 1"]
+    assert [len(shown.alarms) for shown in arms] == [0, 1]
+    (run / "sft").mkdir(exist_ok=True)
+    line = {"step": 1, "data": {"train/loss": 0.5}}
+    (run / "sft" / "metrics-1.jsonl").write_text(json.dumps(line) + "\n")
+    shown = snapshot(run / "sft")
+    assert (shown.phase, shown.step, shown.losses, shown.steps) == ("SFT", 1, [0.5], [])
 
 
 def test_a_failed_run_says_why_and_a_killed_one_that_it_was(tmp_path: Path) -> None:

@@ -38,6 +38,13 @@ class Inputs:
     """Of `settings.against`."""
     rates: Mapping[str, measured.Rates]
     """Of each run that the settings name."""
+    answer_fault: Callable[[str], str | None] | None = None
+    """Says why the grader cannot read an answer, None if it can; a function by name, which other processes import."""
+
+
+def _unreadable(inputs: Inputs) -> RowFilter:
+    assert inputs.answer_fault is not None, "whoever plans a mixture with this filter gives the grader's rule"
+    return answers.UnreadableFilter(inputs.answer_fault)
 
 
 def _grams(inputs: Inputs) -> RowFilter:
@@ -61,6 +68,7 @@ ROW_FILTERS: dict[str, Callable[[Inputs], RowFilter]] = {
     "unverifiable": lambda _: answers.AnswerFilter(answers.unverifiable),
     "compound": lambda _: answers.AnswerFilter(answers.compound),
     "huge": lambda inputs: answers.AnswerFilter(answers.TooLarge(inputs.settings.huge.digits)),
+    "unreadable": _unreadable,
     "integer": lambda _: answers.AnswerFilter(answers.not_an_integer),
     "language": lambda inputs: texts.LanguageFilter(inputs.settings.language.foreign),
     "length": lambda inputs: texts.LengthFilter(inputs.settings.length.least, inputs.settings.length.most),

@@ -1,4 +1,4 @@
-"""Filters by a problem's answer: a whole number of bearable size, one value, and one that can be verified.
+"""Filters by a problem's answer: a whole number of bearable size, one value, and one that can be verified and read.
 
 As the paper cleans its data (arXiv 2508.20722): 'The limit does not exist' cannot be verified,
 'Perimeter=54cm, Area=180cm²' is compound, 6.5e27330467 is huge.
@@ -36,6 +36,19 @@ class AnswerFilter:
         for at, answer in enumerate(batch.column("answer").to_pylist()):
             if self.drops(answer):
                 yield at, {"answer": answer[:200]}
+
+
+@dataclass(frozen=True)
+class UnreadableFilter:
+    """Drops rows whose answer the grader cannot read; `fault` says why it cannot, None if it can."""
+
+    fault: Callable[[str], str | None]
+    columns: tuple[str, ...] = ("answer",)
+
+    def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        for at, answer in enumerate(batch.column("answer").to_pylist()):
+            if why := self.fault(answer):
+                yield at, {"answer": answer[:200], "why": why}
 
 
 def not_an_integer(answer: str) -> bool:

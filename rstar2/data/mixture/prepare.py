@@ -196,7 +196,12 @@ class _Preparation:
             file, counts[origin.name] = self._read(origin)
             files.append((origin.name, file))
         rows = Candidates(self._plan.kind, files)
-        steps = [self._filter(rows, names) for names in _together(self._plan.recipe.filters)]
+        filters = list(self._plan.recipe.filters)
+        reads_answers = self._plan.inputs.answer_fault is not None
+        if rows.kind == "problems" and reads_answers and "unreadable" not in filters:
+            # Last, since it takes longer than other filters of answers. Without it such rows would cost rollouts.
+            filters.append("unreadable")
+        steps = [self._filter(rows, names) for names in _together(filters)]
         dropped = [counted for step in steps for counted in step.count(rows)]
         taken = draw(rows, self._plan, counts, dropped)
         texts, rewritten = self._rewrite(rows)

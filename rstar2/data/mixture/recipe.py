@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,6 +95,7 @@ def plan_mixture(
     overrides: list[str],
     rewriter: str = "",
     offline: bool = False,
+    answer_fault: Callable[[str], str | None] | None = None,
 ) -> MixturePlan:
     """What to prepare, checked as far as it can be before a row is read.
 
@@ -106,6 +107,7 @@ def plan_mixture(
         overrides: `a.b=c`, what a user typed after `--set`.
         rewriter: the server with the model `rewrite.model`, where it is to rewrite.
         offline: leave out the benchmarks that are on the hub: the plan is to be shown, not carried out.
+        answer_fault: as of `Inputs`; with it, problems whose answer the grader cannot read are dropped last.
 
     Raises:
         UserError: an unknown name or key, a file that cannot be read, sources of two kinds, or a filter that has
@@ -125,7 +127,9 @@ def plan_mixture(
         for each in recipe.against
         if not (offline and each in ON_THE_HUB and each not in files)
     }
-    return MixturePlan(name, recipe, kind, origins, Inputs(recipe, benchmarks, _rates(recipe)), rewriter)
+    return MixturePlan(
+        name, recipe, kind, origins, Inputs(recipe, benchmarks, _rates(recipe), answer_fault), rewriter
+    )
 
 
 def _benchmark(name: str, files: tuple[Path, ...]) -> list[Problem]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rstar2.train.estimate.memory import ASLEEP, Memory, update_memory
+from rstar2.train.estimate.memory import ASLEEP, Memory, trainer_memory
 from rstar2.train.estimate.model import ModelShape, shape_of
 
 VOCABULARY = 151_936
@@ -82,7 +82,7 @@ class OneDevice:
 
 def planned_update(size: Size, device: str, tokens: int, logits: int) -> Memory:
     """What `rstar2 plan` says that one update takes on one device."""
-    return update_memory(size.shape, OneDevice(device), tokens, logits)
+    return trainer_memory(size.shape, OneDevice(device), tokens, logits, 0, sends_weights=False)
 
 
 def planned_tensors(size: Size, device: str, tokens: int, logits: int) -> int:

@@ -16,6 +16,7 @@ from collections import deque
 
 from rstar2.eval.grader.last_number import NUMBER, number_at
 from rstar2.eval.grader.parse.reader import understood
+from rstar2.formats.calls import without_calls
 
 MAX_TEXT = 100_000
 """Only this many characters at the end of a turn are searched."""
@@ -30,7 +31,6 @@ _END_OF_TURN = re.compile(
 )
 _TOOL_BLOCKS = (
     ("<tool_response>", "</tool_response>"),
-    ("<tool_call>", "</tool_call>"),
     ("```output", "```"),
 )
 _BOX = re.compile(r"(?:\\(?:boxed|fbox)|(?<![\\A-Za-z])boxed(?=\{))\s*(?=[{\d])")
@@ -203,6 +203,7 @@ def _final_turn(text: str) -> str:
     turn = turn[: end.start()] if end else turn
     for opening, closing in _TOOL_BLOCKS:
         turn = _without_blocks(turn, opening, closing)
+    turn = without_calls(turn, "\n")
     for closing in ("</think>", "</reason>"):
         rest = turn.rpartition(closing)[2]
         # Where nothing follows the reasoning, a box inside it is the answer, and nothing else in it is.

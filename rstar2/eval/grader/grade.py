@@ -47,6 +47,8 @@ _NO_OPTION = re.compile(
     re.S,
 )
 """What is no option's text: a remark about it, or further options."""
+_SIGNS = frozenset("∞∅")
+"""Signs that are an answer by themselves."""
 _INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
 
 VerdictName = Literal["correct", "wrong", "unparsed", "timeout", "invalid"]
@@ -70,6 +72,18 @@ class Verdict:
         """Whether the answer is verified to equal the gold answer; the reward is 1.0 exactly then."""
         return self.verdict == "correct"
 
+    @property
+    def grader_failed(self) -> bool:
+        """Whether the grader itself failed, which says nothing about the answer."""
+        return self.rule in GRADER_FAULTS
+
+
+POOL_CLOSED = "not verified: the pool is closed"
+WORKER_ENDED = "not verified: the worker ended twice"
+WORKER_STUCK = "not verified: the worker did not answer"
+INTERNAL_ERROR = "not verified: internal error"
+GRADER_FAULTS = (POOL_CLOSED, WORKER_ENDED, WORKER_STUCK, INTERNAL_ERROR)
+"""Rules of verdicts that were not reached because of a fault of the grader."""
 
 Given = str | int | float | None
 """A gold answer or a model's output as a caller may have it."""
@@ -103,6 +117,22 @@ def grade(gold: Given, pred: Given, work_out: Callable[[Node], Node] | None = No
         if not any(map(unsolved, (*golds, *preds))):
             return verdict
     return Verdict("unparsed", extracted, "not verified: a limit, an integral or a long sum")
+
+
+def gold_fault(gold: Given) -> str | None:
+    """Why no output can be graded correct against a gold answer; None if its own text, boxed, is."""
+    text = as_text(gold)
+    if text is None or not text.strip():
+        return "it is empty"
+    if _INTEGER.fullmatch(text):
+        return None
+    wanted = gold_answer(text)
+    if len(wanted) > MAX_CHARS:
+        return f"it has {len(wanted)} characters, more than {MAX_CHARS}"
+    if not any(character.isalnum() or character in _SIGNS for character in wanted):
+        return "it has no letters, digits or mathematical signs"
+    verdict = grade(text, f"\\boxed{{{text}}}")
+    return None if verdict.correct else verdict.rule
 
 
 def _needs_no_working_out(golds: list[Node], preds: list[Node]) -> bool:

@@ -23,7 +23,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import rstar2
-from rstar2.eval.grader.grade import Given, Verdict, as_text, grade_quickly
+from rstar2.eval.grader.grade import (
+    POOL_CLOSED,
+    WORKER_ENDED,
+    WORKER_STUCK,
+    Given,
+    Verdict,
+    as_text,
+    grade_quickly,
+)
 
 WALL_FACTOR = 30.0
 """A worker that has not answered after this many CPU deadlines of wall time is stuck, not merely waiting."""
@@ -37,9 +45,12 @@ _PIPE_BYTES = 1 << 16
 class _Stopped(Exception):
     """The worker ended or was ended before it answered."""
 
-    def __init__(self, deadline: bool) -> None:
+    def __init__(self, deadline: bool, stuck: bool = False) -> None:
         super().__init__()
         self.deadline = deadline
+        """Whether the grading used up its CPU time."""
+        self.stuck = stuck
+        """Whether the worker did not answer within the limit of wall time."""
 
 
 class _Worker:
@@ -97,7 +108,7 @@ class _Worker:
             left_ms = (deadline - time.monotonic()) * 1000
             ready = poll.poll(left_ms) if left_ms > 0 else []
             if not ready:
-                raise _Stopped(deadline=True)
+                raise _Stopped(deadline=False, stuck=True)
             try:
                 for descriptor, _ in ready:
                     if descriptor == source:
@@ -183,14 +194,16 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         try:
             for _ in range(2):
                 if self._closed:
-                    return Verdict("unparsed", None, "not verified: the pool is closed")
+                    return Verdict("unparsed", None, POOL_CLOSED)
                 try:
                     return worker.grade(gold, pred)
                 except _Stopped as stopped:
                     worker = self._replace(worker)
                     if stopped.deadline:
                         return Verdict("timeout", None, "deadline")
-            return Verdict("unparsed", None, "not verified: the worker ended twice")
+                    if stopped.stuck:
+                        return Verdict("timeout", None, WORKER_STUCK)
+            return Verdict("unparsed", None, WORKER_ENDED)
         finally:
             self._idle.put(worker)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from rstar2.formats.calls import find_calls, without_calls
 from rstar2.trace import Finish
 
 ReadingRule = Literal["paper", "boxed", "release", "lenient"]
@@ -16,12 +17,11 @@ boxed: the last box anywhere in a finished turn. release: the last box of the te
 there is an answer, as microsoft/rStar does. lenient: wherever there is one, see `extract`."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*{")
-_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def finished(turn: str, finish: Finish = "answer") -> bool:
     """Whether a final turn ended by itself, and not in a tool call that nobody answered."""
-    return finish == "answer" and "<tool_call>" not in turn
+    return finish == "answer" and not any(find_calls(turn))
 
 
 def part_to_grade(turn: str, rule: ReadingRule, finish: Finish = "answer") -> str:
@@ -47,7 +47,7 @@ def benchmark_part(turn: str, finish: Finish) -> tuple[str, ReadingRule]:
     found = next((rule for rule in strict if part_to_grade(turn, rule, finish)), None)
     if finished(turn, finish):
         return turn, found or "lenient"
-    return _last_box(_CALL.sub("", turn)), "boxed"
+    return _last_box(without_calls(turn)), "boxed"
 
 
 def _answer_block(turn: str) -> str:

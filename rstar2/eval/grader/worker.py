@@ -14,7 +14,7 @@ import signal
 import sys
 import traceback
 
-from rstar2.eval.grader.grade import Verdict, grade
+from rstar2.eval.grader.grade import INTERNAL_ERROR, Verdict, grade
 from rstar2.eval.grader.parse.nodes import Node
 
 MEMORY_BYTES = 2 << 30
@@ -59,7 +59,7 @@ def _graded(gold: str | None, pred: str | None) -> Verdict:
         return grade(gold, pred, _worked_out)
     except Exception:  # noqa: BLE001  a fault of ours costs one verdict, with its traceback in the log
         traceback.print_exc()
-        return Verdict("unparsed", None, "not verified: internal error")
+        return Verdict("unparsed", None, INTERNAL_ERROR)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from rstar2.engines.base import Engine, EngineError, Sampling
 from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
 from rstar2.engines.retry import RetryingEngine, RetryPolicy
 from rstar2.eval.settings import EvalSettings, sample_seed
+from rstar2.formats.calls import call_bodies, without_calls
 from rstar2.prompts import ChatCodec, Message
 from rstar2.trace import Trace, Turn
 
@@ -30,7 +31,6 @@ _WORDING = {
 }
 _CONTEXT = re.compile(r"maximum context length is (\d+) tokens")
 """In a refusal of OpenAI's API, as of vLLM's, where a conversation and the tokens of its reply do not fit."""
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _REASONING_ENDS = ("</think>", "</reason>")
 _REASONING_STARTS = ("<think>", "<reason>")
 _ANSWER_TAGS = re.compile(r"</?answer>")
@@ -93,7 +93,7 @@ class EngineChat:
         message: Message = {"role": "assistant", "content": text}
         calls = _calls(text) if tools else []
         if calls:
-            message = {**message, "content": _CALL.sub("", text).strip(), "tool_calls": calls}
+            message = {**message, "content": without_calls(text).strip(), "tool_calls": calls}
         finish = "length" if made.finish == "length" else "tool_calls" if calls else "stop"
         return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids, text)
 
@@ -129,7 +129,7 @@ def _loaded(arguments: Any) -> Any:
 def _calls(text: str) -> list[Message]:
     """The calls that a turn holds, as OpenAI's API has them; what does not parse is none."""
     calls: list[Message] = []
-    for body in _CALL.findall(text):
+    for body in call_bodies(text):
         try:
             call = json.loads(body)
             function = {"name": str(call["name"]), "arguments": json.dumps(call.get("arguments") or {})}

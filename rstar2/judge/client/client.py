@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from rstar2.judge.client.connection import Connection
-from rstar2.judge.client.http import JudgeError, describe, request
+from rstar2.judge.client.http import JudgeError, access_refused, describe, request
 from rstar2.judge.schema import RunRequest, RunResult
 
 HEALTH_S = 20.0
@@ -53,7 +53,8 @@ class JudgeClient:
         """Run one program. Cancelling the call cancels the program.
 
         Raises:
-            JudgeError: wrong token, or nothing like a judge at the URL.
+            AccessRefused: wrong token, or another reason why the judge refuses this client.
+            JudgeError: nothing like a judge at the URL.
             TypeError: it is no `RunRequest`.
         """
         if not isinstance(request, RunRequest):
@@ -74,12 +75,17 @@ class JudgeClient:
         return await request(self._connection().http, method, url, body, wait_s, read, accepted)
 
     async def health(self) -> dict[str, Any]:
-        """What `/health` answers: `status`, `workers`, `isolation`; JudgeError without an answer or workers."""
+        """What `/health` answers: `status`, `workers`, `isolation`; JudgeError without an answer or workers.
+
+        The judge answers it without a token: `check_judge` in `rstar2.toolbox` finds out whether programs run.
+        """
         try:
             async with (
                 asyncio.timeout(HEALTH_S),
                 self._connection().http.get(f"{self.url}/health", allow_redirects=False) as answer,
             ):
+                if refused := access_refused(self.url, answer.status):
+                    raise refused
                 answer.raise_for_status()
                 found = json.loads(await answer.read())
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -106,6 +112,7 @@ class SyncJudgeClient:
 
     def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:
         self._client = JudgeClient(url, token, wait_s)
+        self.url = self._client.url
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0

@@ -22,7 +22,7 @@ from pydantic_core import to_json
 
 from rstar2.backoff import Backoff
 from rstar2.judge.client import http
-from rstar2.judge.client.http import JudgeError, WrongToken
+from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import (
     MAX_BATCH,
     MAX_MESSAGE_BYTES,
@@ -258,15 +258,8 @@ class Connection:
         except aiohttp.WSServerHandshakeError as error:
             if error.status in http.TRIED_AGAIN or error.status >= 500:
                 raise _Busy(error.status, http.retry_after_s(error.headers)) from error
-            if error.status == 401:
-                hint = (
-                    "Give the token that `judge up` was given; if it made one, it is in judge.json in the judge's "
-                    "state folder."
-                )
-                raise WrongToken(f"the judge at {self.url} refused the token", hint) from error
-            if error.status == 403:
-                hint = "Start the judge with a token, or give --allow-host with the host name of this URL."
-                raise JudgeError(f"the judge at {self.url} refused: HTTP 403", hint) from error
+            if refused := http.access_refused(self.url, error.status):
+                raise refused from error
             if error.status >= 400:
                 hint = "A proxy in front of the judge must allow WebSockets."
                 raise JudgeError(f"the judge at {self.url} refused: HTTP {error.status}", hint) from error

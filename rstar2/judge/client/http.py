@@ -41,10 +41,30 @@ class NoUrl(JudgeError):
     exit_code = 2
 
 
-class WrongToken(JudgeError):
-    """The judge asks for another token, or for one."""
+class AccessRefused(JudgeError):
+    """The judge refuses this client whatever it asks, so asking again is in vain."""
 
     exit_code = 2
+
+
+class WrongToken(AccessRefused):
+    """The judge asks for another token, or for one."""
+
+
+def access_refused(url: str, status: int) -> AccessRefused | None:
+    """The error for an HTTP status with which the judge at `url` refuses a client; None for every other status."""
+    if status == 401:
+        return WrongToken(
+            f"the judge at {url} refused the token",
+            "Give the token that `judge up` was given; if it made one, it is in judge.json in the judge's state "
+            "folder.",
+        )
+    if status == 403:
+        return AccessRefused(
+            f"the judge at {url} refused: HTTP 403",
+            "Start the judge with a token, or give --allow-host with the host name of this URL.",
+        )
+    return None
 
 
 def open_http(url: str, token: str | None) -> aiohttp.ClientSession:
@@ -94,6 +114,7 @@ async def request(
         accepted: a status that is a good answer, beside 200 to 299.
 
     Raises:
+        AccessRefused: the judge refuses this client.
         JudgeError: the judge refuses the request, or does not answer in time.
     """
     headers = {"Idempotency-Key": uuid.uuid4().hex, "Content-Type": "application/json"}
@@ -113,6 +134,8 @@ async def request(
                     if answer.status < 300 or answer.status == accepted:
                         return read(text)
                     trouble = f"HTTP {answer.status} {text[:300]}"
+                    if refused := access_refused(url.partition("/v1/")[0], answer.status):
+                        raise refused
                     if answer.status < 500 and answer.status not in TRIED_AGAIN:
                         raise JudgeError(f"{method} {url} was refused: {trouble}")
                     delay_s = max(delay_s, retry_after_s(answer.headers))

@@ -25,10 +25,8 @@ from rstar2.backoff import Backoff
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor
 from rstar2.judge.queue.redis_connection import Command, RedisConnection, Subscription, async_client
-from rstar2.judge.schema import Outcome, RunRequest, RunResult
+from rstar2.judge.schema import MAX_WAIT_S, Outcome, RunRequest, RunResult
 
-MAX_WAIT_S = 3600.0
-"""A program that is not done this long after its own time limit is answered `lost`."""
 REDIS_SHARE = 0.75
 """Of the memory that Redis itself may take, where it has a limit (maxmemory)."""
 LONGEST_RETRY_AFTER_S = 10.0

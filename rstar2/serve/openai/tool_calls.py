@@ -6,7 +6,7 @@ import json
 import uuid
 from typing import Any
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+from rstar2.formats.calls import CLOSE, OPEN, begins_object, call_body
 
 
 class ToolCallSplitter:
@@ -20,16 +20,19 @@ class ToolCallSplitter:
         """The content that can be shown now; calls that are complete are in `calls`."""
         self._pending += text
         shown = ""
-        while _OPEN in self._pending:
-            before, _, rest = self._pending.partition(_OPEN)
+        while OPEN in self._pending:
+            before, _, rest = self._pending.partition(OPEN)
             shown += before
-            self._pending = _OPEN + rest
-            body, closed, after = rest.partition(_CLOSE)
+            self._pending = OPEN + rest
+            if begins_object(rest) is False:
+                shown, self._pending = shown + OPEN, rest
+                continue
+            body, closed, after = rest.partition(CLOSE)
             if not closed:
                 return shown
-            shown += self._call(body, f"{_OPEN}{body}{_CLOSE}")
+            shown += self._call(f"{OPEN}{body}{CLOSE}")
             self._pending = after
-        kept = next((n for n in range(len(_OPEN) - 1, 0, -1) if self._pending.endswith(_OPEN[:n])), 0)
+        kept = next((n for n in range(len(OPEN) - 1, 0, -1) if self._pending.endswith(OPEN[:n])), 0)
         ready = len(self._pending) - kept
         shown, self._pending = shown + self._pending[:ready], self._pending[ready:]
         return shown
@@ -37,12 +40,12 @@ class ToolCallSplitter:
     def end(self) -> str:
         """The content that is left; the end of the turn closes a call."""
         rest, self._pending = self._pending, ""
-        return self._call(rest.removeprefix(_OPEN), rest) if rest.startswith(_OPEN) else rest
+        return self._call(rest) if rest.startswith(OPEN) else rest
 
-    def _call(self, body: str, written: str) -> str:
-        """Add a call; the text as it was written where it is none."""
+    def _call(self, written: str) -> str:
+        """Add a call; returns the text as it was written if it is none."""
         try:
-            call = json.loads(body)
+            call = json.loads(call_body(written))
             function = {
                 "name": str(call["name"]),
                 "arguments": json.dumps(call["arguments"], ensure_ascii=False),

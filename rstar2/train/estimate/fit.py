@@ -107,7 +107,8 @@ def memory_warnings(hardware: Hardware, memory: Memory, machine_memory: int | No
         elif not hardware.gradient_checkpointing:
             help_ = "set hardware.gradient_checkpointing=true"
         else:
-            help_ = "raise hardware.sequence_parallel, and lower hardware.update_tokens and log_prob_tokens"
+            flash = "" if hardware.attention == "flash_attn" else "set hardware.attention=flash_attn, "
+            help_ = f"{flash}raise hardware.sequence_parallel, and lower hardware.update_tokens and log_prob_tokens"
         yield f"the update needs {_gib(memory.update_total)} of a GPU's {_gib(memory.capacity)}: {help_}"
     if memory.rollout_total > memory.capacity:
         share = (memory.capacity - memory.kept_by_trainer) / memory.capacity - 0.02

@@ -32,7 +32,8 @@ PREFILL_TOKENS = 8192
 """VERL's default of what an engine prefills at a time."""
 CPU_LOGITS = 6
 """Copies of the logits on a CPU, at their most: as the model makes them and without padding, and what the loss and its
-gradients take beside. On a GPU flash-attn's loss writes the gradient over the logits, which have no padding."""
+gradients take beside. On a GPU there is no padding, and the loss, flash-attn's or ours, writes the gradient over the
+logits."""
 CPU_LIBRARIES = GIB // 2
 """Python and what a trainer's process imports, on a CPU."""
 CPU_FRAGMENTED = 0.27
@@ -56,6 +57,11 @@ class Update:
         high = min(longest, 2 * self.mean_tokens)
         low = 2 * self.mean_tokens - high
         return [low + (high - low) * (i + 0.5) / self.rollouts for i in range(self.rollouts)]
+
+    def mean_context(self, longest: int) -> float:
+        """How many tokens a token attends to on average, itself included: half of its rollout, by tokens."""
+        lengths = self.lengths(longest)
+        return sum(length**2 for length in lengths) / 2 / sum(lengths)
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Me
     limits = recipe.update_tokens, recipe.log_prob_tokens
 
     def with_tokens(update: int, log_probs: int) -> Memory:
-        return _update(shape, hardware, update, logits, log_probs, sends_weights=True)
+        return trainer_memory(shape, hardware, update, logits, log_probs, sends_weights=True)
 
     # No micro-batch holds more than a rank's part of a step.
     part = -(-rollouts * recipe.longest // (hardware.nodes * hardware.gpus_per_node))
@@ -150,7 +156,7 @@ def sft_memory(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> M
     logits = 1 if hardware.device == "cuda" else CPU_LOGITS
 
     def with_tokens(tokens: int) -> Memory:
-        return _update(shape, hardware, tokens, logits, 0, sends_weights=False)
+        return trainer_memory(shape, hardware, tokens, logits, 0, sends_weights=False)
 
     part = -(-recipe.batch * longest // (hardware.nodes * hardware.gpus_per_node))
     full = with_tokens(min(recipe.update_tokens, part) if rows is None else rows * longest)
@@ -183,15 +189,7 @@ def micro_batch_tokens(hardware: Hardware, lengths: Sequence[float], limit: int)
     return math.ceil(max((len(group) * own[group[0]] for group in groups), default=0) / split)
 
 
-def update_memory(shape: ModelShape, hardware: Devices, tokens: int, logits: int) -> Memory:
-    """A GPU's memory in one update of `tokens` tokens per GPU, by a trainer that has no engine beside it.
-
-    `logits` is how many copies of the logits the loss holds: one for flash-attn's, which writes over them.
-    """
-    return _update(shape, hardware, tokens, logits, 0, sends_weights=False)
-
-
-def _update(
+def trainer_memory(
     shape: ModelShape,
     hardware: Devices,
     tokens: int,
@@ -200,7 +198,14 @@ def _update(
     *,
     sends_weights: bool,
 ) -> Memory:
-    """The trainer alone; `logits` is how many copies of a micro-batch's logits there are."""
+    """The memory of the trainer alone.
+
+    Args:
+        tokens: those of a micro-batch of the update, per GPU.
+        logits: copies of such a micro-batch's logits at the moment of the loss.
+        log_prob_tokens: tokens of a micro-batch that only computes log-probabilities; 0 where there are none.
+        sends_weights: whether a CPU's process also holds the weights on their way to the engine.
+    """
     ranks = hardware.nodes * hardware.gpus_per_node
     on_gpu = hardware.device == "cuda"
     width = 2 if on_gpu else 4

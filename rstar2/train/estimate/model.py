@@ -34,6 +34,8 @@ class ModelShape:
     mlp_bias: bool
     head_norms: bool
     """Whether the heads of q and k are normalized, as in Qwen3."""
+    context: int | None = None
+    """Tokens of the longest conversation; None if the config does not say."""
 
     @property
     def query_size(self) -> int:
@@ -60,6 +62,15 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         return self.layers * self.layer_parameters + self.embedding_parameters
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Parameters that each token is multiplied with: all but an input embedding, which is only looked up."""
+        return self.layers * self.layer_parameters + self.vocab * self.hidden
+
+    def attention_flop(self, context: float) -> float:
+        """Operations of one token's attention to `context` tokens, in one forward pass over all layers."""
+        return 4 * self.layers * self.query_size * context
 
     def kv_bytes(self, bytes_per_value: int, tensor_parallel: int = 1) -> int:
         """KV cache of one token on each GPU of an engine; GPUs beyond the KV heads hold copies."""
@@ -112,4 +123,5 @@ def shape_of(values: dict[str, Any], where: str) -> ModelShape:
         output_bias=bias and kind != "qwen2",
         mlp_bias=bool(values.get("mlp_bias", False)) and kind == "llama",
         head_norms=kind == "qwen3",
+        context=number("max_position_embeddings") if "max_position_embeddings" in values else None,
     )

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar2.train.command import SFT_KEEP
 from rstar2.train.estimate.fit import division_warnings, memory_warnings, stage_warnings
+from rstar2.train.estimate.limits import (
+    Pieces,
+    limit_warnings,
+    queue_warnings,
+    stage_pieces,
+    time_limit_warnings,
+)
 from rstar2.train.estimate.memory import Memory, stage_memory
 from rstar2.train.estimate.model import ModelShape
 from rstar2.train.estimate.work import (
@@ -15,10 +23,13 @@ from rstar2.train.estimate.work import (
     Disk,
     Judge,
     Rates,
+    Saving,
     Step,
     filter_disk,
     filter_hours,
     queue_disk,
+    saving,
+    sft_step_s,
     stage_disk,
     stage_judge,
     stage_step,
@@ -26,6 +37,12 @@ from rstar2.train.estimate.work import (
 from rstar2.train.recipe import SftRecipe, StageRecipe
 
 LONG_FILTER_HOURS = 6.0
+LONG_RUN_HOURS = 14 * 24.0
+"""The paper's run took half of it."""
+FEWEST_PROMPTS = 16
+"""A step of fewer problems is not suggested."""
+MOST_NODES = 64
+"""More machines are not suggested."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +53,13 @@ class StageEstimate:
     step: Step
     judge: Judge
     disk: Disk
+    checkpoint: Saving
+    longest_silence: Pieces
+    """To compare with `hardware.hung_after_s`."""
     hours: float
     filter_hours: float
     """To sample the training problems before it; 0 where the stage takes all."""
+    agent_loop_processes: int
     warnings: list[str]
 
 
@@ -50,6 +71,8 @@ class RunEstimate:
     gpus: int
     assumptions: Assumptions
     stages: dict[int, StageEstimate]
+    run_warnings: list[str]
+    """About the run as a whole."""
 
     @property
     def largest(self) -> int:
@@ -73,12 +96,12 @@ class RunEstimate:
 
     @property
     def warnings(self) -> list[str]:
-        """Of all stages, each once, with the stages it is about where it is not about all."""
+        """Of the run, and of all stages, each once, with the stages it is about where it is not about all."""
         said: dict[str, list[int]] = {}
         for number, stage in self.stages.items():
             for warning in stage.warnings:
                 said.setdefault(warning, []).append(number)
-        return [
+        return self.run_warnings + [
             warning
             if len(numbers) == len(self.stages)
             else f"stage {', '.join(map(str, numbers))}: {warning}"
@@ -128,33 +151,107 @@ def estimate_run(
         rates: tokens per second that the user states.
         assumptions: what is expected of rollouts; by default what is known of the paper's.
     """
-    given = assumptions or Assumptions()
+    given, rates = assumptions or Assumptions(), rates or Rates()
     stages = {}
     for number, recipe in recipes.items():
         memory = stage_memory(shape, recipe, given.update(recipe))
-        step = stage_step(shape, recipe, memory, rates or Rates(), given)
+        step = stage_step(shape, recipe, memory, rates, given)
         judge = stage_judge(recipe, step, given, judge_workers)
         before = filter_hours(recipe, step, given)
+        disk = stage_disk(
+            shape,
+            recipe.checkpoint.keep,
+            1 + recipe.models_on_the_way,
+            filter_disk(recipe, given),
+            queue_disk(recipe, step, given),
+        )
+        every = recipe.checkpoint
+        checkpoint = saving(
+            every.every, every.every_minutes, step.seconds, disk.checkpoint + disk.queue, given
+        )
+        pieces = stage_pieces(shape, recipe, step, disk, given)
         stages[number] = StageEstimate(
             memory_per_gpu=memory,
             step=step,
             judge=judge,
-            disk=stage_disk(
-                shape,
-                recipe.checkpoint.keep,
-                1 + recipe.models_on_the_way,
-                filter_disk(recipe, given),
-                queue_disk(recipe, step, given),
-            ),
+            disk=disk,
+            checkpoint=checkpoint,
+            longest_silence=pieces,
             hours=recipe.steps * step.seconds / 3600,
             filter_hours=before,
+            agent_loop_processes=recipe.agent_loop_processes,
             warnings=[
                 *stage_warnings(shape, recipe, memory, judge, machine_memory),
                 *filter_warnings(number, recipe, before),
+                *limit_warnings(shape, recipe, pieces, checkpoint, given),
+                *queue_warnings(recipe, judge),
             ],
         )
     hardware = next(iter(recipes.values())).hardware
-    return RunEstimate(shape, hardware.nodes * hardware.gpus_per_node, given, stages)
+    run_warnings = list(duration_warnings(shape, list(recipes.values()), rates, given))
+    return RunEstimate(shape, hardware.nodes * hardware.gpus_per_node, given, stages, run_warnings)
+
+
+def duration_warnings(
+    shape: ModelShape, recipes: list[StageRecipe], rates: Rates, given: Assumptions
+) -> Iterator[str]:
+    """Whether a run takes weeks, with changes after which it does not."""
+
+    def hours(recipes: list[StageRecipe]) -> float:
+        total = 0.0
+        for recipe in recipes:
+            step = stage_step(shape, recipe, stage_memory(shape, recipe, given.update(recipe)), rates, given)
+            total += recipe.steps * step.seconds / 3600 + filter_hours(recipe, step, given)
+        return total
+
+    def first(key: str, changed: Iterable[tuple[int, list[StageRecipe]]]) -> str:
+        """The first change that is enough, as a key and its value; only the key if none is."""
+        enough = (value for value, recipes in changed if hours(recipes) <= LONG_RUN_HOURS)
+        value = next(enough, None)
+        return key if value is None else f"{key}={value}"
+
+    total = hours(recipes)
+    if total <= LONG_RUN_HOURS:
+        return
+    hardware, prompts = recipes[0].hardware, recipes[0].rollout.prompts
+    fewer = first("rollout.prompts", ((count, _with_prompts(recipes, count)) for count in _halves(prompts)))
+    less = f"train on less: fewer problems per step ({fewer}), fewer rollout.rollouts or fewer steps"
+    if hardware.device == "cpu":
+        help_ = f"train on GPUs (--profile 8xh100), take a smaller model, or {less}"
+    else:
+        more = first(
+            "hardware.nodes", ((count, _with_nodes(recipes, count)) for count in _doubles(hardware.nodes))
+        )
+        help_ = f"use more machines ({more}), or {less}"
+        if 1 < hardware.ranks <= 8:
+            help_ += ". The recipe 7b-8xh100 (--recipe) is meant for eight GPUs"
+    yield f"the run takes about {total:,.0f} hours, {total / 168:,.0f} weeks: {help_}"
+
+
+def _halves(prompts: int) -> Iterator[int]:
+    while prompts >= 2 * FEWEST_PROMPTS:
+        prompts //= 2
+        yield prompts
+
+
+def _doubles(nodes: int) -> Iterator[int]:
+    while nodes <= MOST_NODES // 2:
+        nodes *= 2
+        yield nodes
+
+
+def _with_prompts(recipes: list[StageRecipe], prompts: int) -> list[StageRecipe]:
+    return [
+        recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"prompts": prompts})})
+        for recipe in recipes
+    ]
+
+
+def _with_nodes(recipes: list[StageRecipe], nodes: int) -> list[StageRecipe]:
+    return [
+        recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"nodes": nodes})})
+        for recipe in recipes
+    ]
 
 
 def filter_warnings(number: int, recipe: StageRecipe, hours: float) -> Iterator[str]:
@@ -180,7 +277,17 @@ def start_warnings(model: Path, first: int) -> Iterator[str]:
         )
 
 
-def sft_warnings(recipe: SftRecipe, shape: ModelShape, memory: Memory) -> Iterator[str]:
+def sft_saving(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> Saving:
+    """The checkpoints of SFT; `sample` has the tokens of some of the conversations, as for `sft_memory`."""
+    given = Assumptions()
+    mean = sum(sample) / len(sample) if sample else recipe.max_tokens
+    step_s = sft_step_s(shape, recipe, mean, given)
+    checkpoint = stage_disk(shape, SFT_KEEP).checkpoint
+    return saving(recipe.checkpoint_every, recipe.checkpoint_every_minutes, step_s, checkpoint, given)
+
+
+def sft_warnings(recipe: SftRecipe, shape: ModelShape, memory: Memory, checkpoint: Saving) -> Iterator[str]:
     """One sentence for each thing of SFT that does not fit."""
     yield from division_warnings(shape, recipe.hardware)
     yield from memory_warnings(recipe.hardware, memory)
+    yield from time_limit_warnings(shape, recipe.hardware, checkpoint, 0.0, Assumptions())

@@ -6,6 +6,7 @@ by shares so chosen that the paper's run (14B, 64 MI300X, 510 steps) comes out a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory, Update
 from rstar2.train.estimate.model import ModelShape
 
 if TYPE_CHECKING:
-    from rstar2.train.recipe import RolloutSettings, StageRecipe
+    from rstar2.train.recipe import RolloutSettings, SftRecipe, StageRecipe
 
 BYTES_OF_VERDICT = 60
 BYTES_OF_TRACE_TOKEN = 32
@@ -53,6 +54,8 @@ class Assumptions:
     """Of a GPU's operations per second, while it updates."""
     busy_share: float = 0.5
     """Of the time in which rollouts run, that the engines are full: the longest rollouts end alone."""
+    disk_bytes_per_s: float = 1e9
+    """At which all ranks together write and read the run's folder."""
     between_steps_s: float = 20.0
     """Weights to the engines, the queue, advantages; 3 s on a CPU."""
 
@@ -120,6 +123,8 @@ class Step:
     """Of one GPU."""
     update_tokens_per_s: float
     """Of one GPU; log-probabilities, forward and backward pass."""
+    token_s: float
+    """In which a rollout that an engine works on grows by one token."""
     generate_s: float
     update_s: float
     seconds: float
@@ -135,6 +140,8 @@ class Judge:
     program_s: float
     cores: int
     """So that the calls of the busiest moments do not wait long."""
+    in_flight: int
+    """Rollouts that may wait for it at the same time."""
     workers: int | None = None
     """Those of the judge of this run; None where it is not known."""
 
@@ -156,6 +163,21 @@ class Disk:
     """With one checkpoint being written."""
 
 
+@dataclass(frozen=True)
+class Saving:
+    """Checkpoints of a stage, or of SFT."""
+
+    steps_between: int
+    step_s: float
+    save_s: float
+    """That saving one takes."""
+    lost_s: float
+    """Work that a kill loses at most: all steps since the last checkpoint, and one that is being saved."""
+    signal_before_s: float
+    """How long before it kills the trainer a scheduler has to send its signal, so that the step is finished and
+    saved."""
+
+
 def stage_step(
     shape: ModelShape, recipe: StageRecipe, memory: Memory, rates: Rates, given: Assumptions
 ) -> Step:
@@ -166,9 +188,9 @@ def stage_step(
     mean, prompt = given.rollout_tokens(rollout), given.prompt_tokens(rollout)
     per_token_s, at_once = _token_s(shape, recipe, memory, given)
     generate = rates.generate or at_once / per_token_s / hardware.tensor_parallel
-    # Two forward passes, one backward pass, and where layers are computed again a third forward pass.
-    passes = 10 if hardware.gradient_checkpointing else 8
-    update = rates.update or given.compute_share * gpu_of(hardware).flop_per_s / (passes * shape.parameters)
+    context = Update(kept, mean + prompt).mean_context(recipe.longest)
+    flop = update_flop(shape, context, hardware.gradient_checkpointing, log_probs=True)
+    update = rates.update or given.compute_share * gpu_of(hardware).flop_per_s / flop
     tokens = int(rollouts * mean)
     updated = int(kept * (mean + prompt))
     alone_s = 0.0 if rates.generate else rollout.tokens * per_token_s
@@ -184,10 +206,27 @@ def stage_step(
         tool_calls=int(rollouts * min(given.calls_per_rollout, rollout.max_turns)),
         generate_tokens_per_s=generate,
         update_tokens_per_s=update,
+        token_s=at_once / (generate * hardware.tensor_parallel),
         generate_s=generate_s,
         update_s=update_s,
         seconds=generate_s + update_s + between_s,
     )
+
+
+def update_flop(shape: ModelShape, context: float, checkpointing: bool, log_probs: bool) -> float:
+    """Operations for one token of an update.
+
+    Args:
+        context: tokens that it attends to, on average.
+        checkpointing: whether the backward pass computes the layers again.
+        log_probs: whether a forward pass before the update computes log-probabilities.
+    """
+    attention = shape.attention_flop(context)
+    layers = 2 * shape.layers * shape.layer_parameters + attention
+    forward = 2 * shape.matmul_parameters + attention
+    # Flash attention's backward pass computes the scores again: five products where the forward pass has two.
+    backward = 4 * shape.matmul_parameters + 2.5 * attention
+    return (1 + log_probs) * forward + checkpointing * layers + backward
 
 
 def _token_s(
@@ -208,7 +247,8 @@ def _token_s(
         1.0, min(hardware.sequences_in_flight, rollout.prompts * rollout.rollouts / engines, fitting)
     )
     read_s = (memory.engine_weights + at_once * kv) / (given.memory_speed_share * gpu.bytes_per_s)
-    compute_s = 2 * shape.parameters / split * at_once / (given.compute_share * gpu.flop_per_s)
+    flop = 2 * shape.matmul_parameters + shape.attention_flop(context)
+    compute_s = flop / split * at_once / (given.compute_share * gpu.flop_per_s)
     # Launching kernels and sampling take this long whatever the model.
     return max(read_s, compute_s) + 0.004, at_once
 
@@ -219,7 +259,7 @@ def stage_judge(recipe: StageRecipe, step: Step, given: Assumptions, workers: in
     # A rollout waits for its call, so there are never more calls than rollouts in flight.
     in_flight = min(step.rollouts, recipe.hardware.engines * recipe.hardware.sequences_in_flight)
     cores = max(1, min(busiest, in_flight))
-    return Judge(step.tool_calls, per_s, given.program_s, cores, workers)
+    return Judge(step.tool_calls, per_s, given.program_s, cores, in_flight, workers)
 
 
 def stage_disk(shape: ModelShape, kept: int, models: int = 1, filtered: int = 0, queue: int = 0) -> Disk:
@@ -228,6 +268,21 @@ def stage_disk(shape: ModelShape, kept: int, models: int = 1, filtered: int = 0,
     checkpoint = (MASTER + MOMENTS) * shape.parameters
     total = (kept + 1) * (checkpoint + queue) + models * model + filtered
     return Disk(checkpoint, kept, model, filtered, queue, total)
+
+
+def saving(every: int, every_minutes: float, step_s: float, checkpoint: int, given: Assumptions) -> Saving:
+    """Checkpoints of so many bytes, saved every so many steps and at the latest after so many minutes."""
+    save_s = checkpoint / given.disk_bytes_per_s
+    between = min(every, max(1, math.ceil(60 * every_minutes / step_s)))
+    return Saving(between, step_s, save_s, between * step_s + save_s, step_s + save_s)
+
+
+def sft_step_s(shape: ModelShape, recipe: SftRecipe, mean_tokens: float, given: Assumptions) -> float:
+    """Seconds of a step of SFT on conversations of so many tokens on average."""
+    hardware = recipe.hardware
+    passes = 8 if hardware.gradient_checkpointing else 6
+    per_s = given.compute_share * gpu_of(hardware).flop_per_s / (passes * shape.parameters)
+    return recipe.batch * mean_tokens / (per_s * hardware.ranks)
 
 
 def queue_disk(recipe: StageRecipe, step: Step, given: Assumptions) -> int:

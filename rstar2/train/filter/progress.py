@@ -24,14 +24,19 @@ def samples_done(folder: Path) -> SamplesDone | None:
     """How far the filter is that writes to a folder; None where there is none, or it is done."""
     if (folder / CARD).exists():
         return None
-    verdicts = b""
     try:
         about = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         wanted = int(about["data"]["problems"]) * int(about["settings"]["samples"])
-        with contextlib.suppress(FileNotFoundError):
-            verdicts = (folder / VERDICTS).read_bytes()
+        return SamplesDone(verdicts_written(folder), wanted)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def verdicts_written(folder: Path) -> int:
+    """The samples with a verdict that a filter has written to a folder, done or not; an error is no verdict."""
+    verdicts = b""
+    with contextlib.suppress(FileNotFoundError):
+        verdicts = (folder / VERDICTS).read_bytes()
     # Counted, not parsed: there are hundreds of thousands. No id of a problem has such quotes, since JSON escapes them.
     lines = verdicts[: verdicts.rfind(b"\n") + 1]
-    return SamplesDone(lines.count(b"\n") - lines.count(b'"verdict": "error"'), wanted)
+    return lines.count(b"\n") - lines.count(b'"verdict": "error"')

@@ -126,11 +126,12 @@ def _settings(model: Path, rows: Rows, recipe: StageRecipe) -> dict[str, Any]:
         "model": {"path": str(model.absolute()), "sha256": model_hash(model)},
         "data": {"problems": len(rows), "sha256": fingerprint(problems_of(rows))},
         "reward": recipe.reward,
-        "settings": _eval_settings(recipe).protocol(),
+        "settings": sampling_of(recipe).protocol(),
     }
 
 
-def _eval_settings(recipe: StageRecipe) -> EvalSettings:
+def sampling_of(recipe: StageRecipe) -> EvalSettings:
+    """How the problems of a stage are sampled: with the limits and the temperature of its own rollouts."""
     hardware = recipe.hardware
     each = CPU_BATCH if hardware.device == "cpu" else hardware.sequences_in_flight
     return EvalSettings(
@@ -165,7 +166,7 @@ def _sample(
                     codec,
                     Toolbox(client, codec.format),
                     grader,
-                    _eval_settings(recipe),
+                    sampling_of(recipe),
                     recipe.reward,
                     recipe.keep_filter_traces,
                 )

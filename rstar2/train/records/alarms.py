@@ -1,4 +1,4 @@
-"""Tells from the metrics of a stage's steps whether training begins to collapse.
+"""Tells from the metrics of a stage's steps whether training begins to collapse, or rollouts are missing from them.
 
 The paper's training collapsed after its last step whatever the authors changed (arXiv 2508.20722), so it is worth
 knowing early. The thresholds are ours: the paper gives none.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import Field
 
 from rstar2.config import Strict
+from rstar2.train.records.raw_metrics import FailureKind
+from rstar2.train.records.steps import held_out_accuracy
 
 ALARMS_FILE = "alarms.jsonl"
 Metrics = Mapping[str, Any]
@@ -45,7 +47,7 @@ class AlarmSettings(Strict):
     truncated: float = Field(0.2, gt=0, le=1)
     """This share of the rollouts is truncated by the token budget. In the paper, at times a tenth in stage 1."""
     reward_fall: float = Field(0.15, gt=0, le=1)
-    """The pass rate, before selection, is this much lower than the stage's best."""
+    """The pass rate, of the rollouts with a verdict before selection, is this much lower than the stage's best."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Alarm:
     """A sign of collapse at one step of a stage."""
 
     sign: str
-    """entropy, length, truncation or reward; nan_entropy, nan_length, nan_reward or nan_gradient."""
+    """entropy, length, truncation or reward; nan_entropy, nan_length, nan_reward or nan_gradient; failed, lost,
+    discarded or held_out."""
     text: str
     """With the values and the key of the threshold."""
 
@@ -101,7 +104,7 @@ def read_alarms(folder: Path) -> dict[int, list[Alarm]]:
 def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
     """The signs at the last of a stage's steps, given all of them in order.
 
-    Before a window is full there are none but of what is not a number.
+    Before a window is full there are none but of what is not a number and of rollouts without a verdict.
     """
     if not steps:
         return []
@@ -111,7 +114,8 @@ def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
         _truncation(steps, settings),
         _reward(steps, settings),
     )
-    return [*_not_numbers(steps[-1]), *(alarm for alarm in found if alarm is not None)]
+    collapse = [alarm for alarm in found if alarm is not None]
+    return [*_not_numbers(steps[-1]), *_without_verdict(steps[-1]), *collapse]
 
 
 def new_alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
@@ -127,6 +131,41 @@ def _not_numbers(step: Metrics) -> list[Alarm]:
         for name, word in _NUMBERS.items()
         if name in step and not math.isfinite(step[name])
     ]
+
+
+def _without_verdict(step: Metrics) -> Iterator[Alarm]:
+    """Rollouts that say nothing about the policy, which a healthy run has none of."""
+    rollouts, failed = step.get("rstar2/rollouts", 0), step.get("rstar2/failed_rollouts", 0)
+    if failed:
+        kinds = ((kind, step.get(f"rstar2/failed_rollouts/{kind}", 0)) for kind in get_args(FailureKind))
+        causes = ", ".join(f"{kind.replace('_', ' ')} {count:.0f}" for kind, count in kinds if count)
+        tokens = step["rstar2/failed_tokens"]
+        lengths = (
+            f", after {tokens:.0f} tokens on average; others have {step['rstar2/tokens']:.0f}"
+            if tokens
+            else ""
+        )
+        yield Alarm(
+            "failed", f"{failed:.0f} of {rollouts:.0f} rollouts failed and were left out ({causes}){lengths}"
+        )
+    if lost := step.get("rstar2/lost_rollouts", 0):
+        yield Alarm(
+            "lost", f"{lost:.0f} of {rollouts:.0f} rollouts lost a call to the judge and were left out"
+        )
+    if discarded := step.get("rstar2/discarded_rollouts", 0):
+        yield Alarm(
+            "discarded",
+            f"the step was rolled out again, because too many of its rollouts could not be used: {discarded:.0f} were "
+            "not trained on",
+        )
+    left_out = step.get("rstar2/held_out_lost", 0) + step.get("rstar2/held_out_failed", 0)
+    if left_out:
+        measured = "" if held_out_accuracy(step) is not None else ": too many for a measurement"
+        yield Alarm(
+            "held_out",
+            f"{left_out:.0f} of {step['rstar2/held_out_rollouts']:.0f} held-out rollouts failed or lost a call and "
+            f"were left out{measured}",
+        )
 
 
 def _mean(steps: Sequence[Metrics], name: str, end: int, window: int) -> float | None:

@@ -3,7 +3,8 @@
 ```
 STAGE/traces/
   step-000012.jsonl          a sample of the step's rollouts, and those that lost a tool call
-  failed-HOST-PID.jsonl      rollouts that the engine could not finish, of all steps; one file per process
+  failed-HOST-PID.jsonl      rollouts that the engine could not finish or the grader not grade, of all steps; one file
+                             per process
 ```
 A step's file is written whole by the one process that samples for the trainer, so a step that is run again after a
 kill replaces its file. Every line is a `rstar2.trace.Trace` with `step`, `reward` and `kept`.
@@ -55,6 +56,6 @@ def write_step(folder: Path, step: int, traces: Iterable[Trace]) -> None:
 
 
 def write_failed(folder: Path, trace: Trace) -> None:
-    """Append a rollout that the engine could not finish, to this process's own file."""
+    """Append a rollout without a verdict to this process's own file."""
     with TraceWriter(folder / f"failed-{socket.gethostname()}-{os.getpid()}.jsonl") as writer:
         writer.write(trace)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from rstar2.train.records.raw_metrics import DROPPED, FAILURES
+from rstar2.train.records.raw_metrics import DROPPED, FAILURES, FailureKind
 from rstar2.train.records.steps import Step
 
 Unit = Literal["share", "count", "seconds", "number"]
@@ -50,7 +50,7 @@ PANELS = (
         "Reward",
         "mean reward",
         "share",
-        (("pass_rate", "all rollouts"), ("kept_reward", "kept"), ("held_out", "held-out problems")),
+        (("pass_rate", "all with a verdict"), ("kept_reward", "kept"), ("held_out", "held-out problems")),
     ),
     Panel(
         "failed calls",
@@ -77,8 +77,26 @@ PANELS = (
         "Rollouts kept and dropped",
         "rollouts",
         "count",
-        (("kept", "kept"), *((f"dropped_{reason}", reason.replace("_", " ")) for reason in DROPPED)),
-        "lost 0; with no gradient up to 70 % late in stage 2 (the paper)",
+        (
+            ("kept", "kept"),
+            *((f"dropped_{reason}", reason.replace("_", " ")) for reason in DROPPED),
+            ("reused", "of all, used again after a kill"),
+        ),
+        "failed and lost 0; with no gradient up to 70 % late in stage 2 (the paper)",
+    ),
+    Panel(
+        "no verdict",
+        "Rollouts without a verdict",
+        "rollouts",
+        "count",
+        (
+            ("dropped_failed", "failed"),
+            *((f"failed_{kind}", f"by {kind.replace('_', ' ')}") for kind in get_args(FailureKind)),
+            ("dropped_lost", "lost a call"),
+            ("discarded", "in steps rolled out again"),
+            ("held_out_left_out", "of held-out problems"),
+        ),
+        "0",
     ),
     Panel(
         "kinds",
@@ -97,13 +115,13 @@ PANELS = (
         (("truncated", "by the token budget"),),
         "up to 10 % at times in stage 1 (the paper)",
     ),
-    Panel("entropy", "Entropy", "nats per token", "number", (("entropy", "entropy"),)),
+    Panel("entropy", "Entropy in kept rollouts", "nats per token", "number", (("entropy", "entropy, kept"),)),
     Panel(
         "mismatch",
-        "Mismatch of engine and trainer",
+        "Mismatch of engine and trainer in kept rollouts",
         "KL, nats per token",
         "number",
-        (("mismatch_kl", "mismatch KL"),),
+        (("mismatch_kl", "mismatch KL, kept"),),
         "below 0.01; more calls for algorithm.correction",
     ),
     Panel("judge", "Judge", "seconds a call", "seconds", (("call_s", "mean"), ("slowest_call_s", "slowest"))),

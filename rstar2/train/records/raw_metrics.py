@@ -1,10 +1,15 @@
-"""Statistics of all rollouts of a step, before RoC selects, and of the selection itself: what VERL logs comes after."""
+"""Statistics of a step's rollouts before RoC selects, and of the selection itself: what VERL logs comes after.
+
+What says something about the policy (pass rate, length, failed calls, penalties) covers the rollouts with a verdict:
+those that finished and lost no call to the judge. The others are counted beside it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -13,44 +18,84 @@ from rstar2.train.roc import RocSettings, Rollout, left_out, p_err, p_format
 
 FAILURES = tuple(status for status in get_args(CallStatus) if status != "ok")
 """Every way in which a call can fail; `lost` is the judge's fault."""
-DROPPED = ("lost", "left_out", "no_gradient", "wrong", "correct")
-"""Why a rollout is not trained on: a call of it was lost; `roc.leave_out`; nothing of its group is trained on; and
-wrong and correct ones that the selection did not draw."""
+DROPPED = ("failed", "lost", "left_out", "no_gradient", "wrong", "correct")
+"""Why a rollout is not trained on: it failed; a call of it was lost; `roc.leave_out`; nothing of its group is trained
+on; and wrong and correct ones that the selection did not draw."""
+FailureKind = Literal["engine", "grader", "agent_loop", "missing"]
+"""What kept a rollout from a verdict: the engine, the grader, or our own code and VERL's around it; missing: it left no
+record at all."""
+
+
+@dataclass(frozen=True)
+class FailedRollout:
+    """A rollout without a verdict, because something other than the model and its calls failed."""
+
+    kind: FailureKind
+    because: str
+    """The error's text."""
+    tokens: int | None = None
+    """Tokens after its prompt when it failed; None if that is not known."""
+
+
+def failure_text(failed: Sequence[FailedRollout]) -> str:
+    """The most frequent causes, and how often each."""
+    causes = Counter(f"{each.kind}: {each.because}" for each in failed)
+    return "; ".join(f"{count} x {cause}" for cause, count in causes.most_common(3))
+
+
+def failed_tokens(failed: Sequence[FailedRollout]) -> float:
+    """The mean length of failed rollouts, of those whose length is known; 0 if none is."""
+    return (
+        float(np.mean(known))
+        if (known := [each.tokens for each in failed if each.tokens is not None])
+        else 0.0
+    )
 
 
 def raw_metrics(
-    rollouts: Sequence[Rollout], kept: Sequence[int], groups: Sequence[Sequence[int]], settings: RocSettings
+    rollouts: Sequence[Rollout],
+    kept: Sequence[int],
+    groups: Sequence[Sequence[int]],
+    settings: RocSettings,
+    failed: Sequence[FailedRollout] = (),
 ) -> dict[str, float]:
-    """The metrics `rstar2/…` of a step.
+    """The metrics `rstar2/…` of a step that is trained on.
 
     Args:
+        rollouts: those that finished.
         kept: indices into `rollouts`, as are the lists of `groups`.
+        failed: those of the same groups that did not finish.
     """
-    correct = [rollout for rollout in rollouts if rollout.correct]
+    judged = [rollout for rollout in rollouts if not rollout.lost_calls]
+    correct = [rollout for rollout in judged if rollout.correct]
     kept_correct = [rollouts[i] for i in kept if rollouts[i].correct]
-    rewards = [{rollouts[i].reward for i in group} for group in groups]
+    rewards = [{rollouts[i].reward for i in group if not rollouts[i].lost_calls} for group in groups]
     trained = sum(not set(group).isdisjoint(kept) for group in groups)
     wall_s = sum(rollout.wall_s for rollout in rollouts)
     lost = [rollout for rollout in rollouts if rollout.lost_calls]
+    kinds = Counter(each.kind for each in failed)
     return {
-        "rstar2/pass_rate": len(correct) / len(rollouts),
-        "rstar2/reward": _mean(rollouts, lambda rollout: rollout.reward),
+        "rstar2/pass_rate": len(correct) / len(judged),
+        "rstar2/reward": _mean(judged, lambda rollout: rollout.reward),
         "rstar2/failed_call_ratio_correct": _failed_ratio(correct),
         "rstar2/kept_failed_call_ratio_correct": _failed_ratio(kept_correct),
         "rstar2/p_err": _mean(correct, p_err),
         "rstar2/kept_p_err": _mean(kept_correct, p_err),
         "rstar2/p_format": _mean(correct, p_format),
         "rstar2/kept_p_format": _mean(kept_correct, p_format),
-        "rstar2/tokens": _mean(rollouts, lambda rollout: rollout.tokens),
-        "rstar2/tokens_max": float(max(rollout.tokens for rollout in rollouts)),
-        "rstar2/truncated": _mean(rollouts, lambda rollout: rollout.truncated),
+        "rstar2/tokens": _mean(judged, lambda rollout: rollout.tokens),
+        "rstar2/tokens_max": float(max(rollout.tokens for rollout in judged)),
+        "rstar2/truncated": _mean(judged, lambda rollout: rollout.truncated),
         **_calls(rollouts),
         "rstar2/lost_calls": float(sum(rollout.lost_calls for rollout in lost)),
         "rstar2/lost_rollouts": float(len(lost)),
+        "rstar2/failed_rollouts": float(len(failed)),
+        **{f"rstar2/failed_rollouts/{kind}": float(kinds[kind]) for kind in get_args(FailureKind)},
+        "rstar2/failed_tokens": failed_tokens(failed),
         "rstar2/tool_wait_share": sum(r.tool_wait_s for r in rollouts) / wall_s if wall_s else 0.0,
-        "rstar2/rollouts": float(len(rollouts)),
+        "rstar2/rollouts": float(len(rollouts) + len(failed)),
         "rstar2/kept": float(len(kept)),
-        **_dropped(rollouts, set(kept), groups, settings),
+        **_dropped(rollouts, set(kept), groups, settings, len(failed)),
         "rstar2/mixed_groups": sum(len(each) > 1 for each in rewards) / len(rewards),
         "rstar2/dropped_groups": 1 - trained / len(groups),
     }
@@ -69,10 +114,14 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _dropped(
-    rollouts: Sequence[Rollout], kept: set[int], groups: Sequence[Sequence[int]], settings: RocSettings
+    rollouts: Sequence[Rollout],
+    kept: set[int],
+    groups: Sequence[Sequence[int]],
+    settings: RocSettings,
+    failed: int,
 ) -> dict[str, float]:
     """How many rollouts are not trained on, by reason; the first that applies counts."""
-    reasons: Counter[str] = Counter()
+    reasons: Counter[str] = Counter(failed=failed)
     for group in groups:
         trained = not kept.isdisjoint(group)
         for rollout in (rollouts[i] for i in group if i not in kept):

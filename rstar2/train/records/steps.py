@@ -12,13 +12,13 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rstar2.files import read_json, write_json, write_text
-from rstar2.train.records.raw_metrics import DROPPED, FAILURES
+from rstar2.train.records.raw_metrics import DROPPED, FAILURES, FailureKind
 
 STEPS_FILE = "steps.csv"
 STEPS_BEFORE_FILE = "steps_before.json"
@@ -79,17 +79,32 @@ def _waiting(step: Metrics) -> float:
     return max(0.0, float(step["timing_s/step"]) - named)
 
 
-def _held_out(step: Metrics) -> float | None:
-    """The accuracy on held-out problems, over all their sources."""
+def held_out_accuracy(step: Mapping[str, Any]) -> float | None:
+    """The mean accuracy of the sources of held-out problems, of the rollouts with a verdict; None if not measured."""
     found = [value for key, value in step.items() if key.startswith("val-") and "/acc/mean@" in key]
     return sum(found) / len(found) if found else None
 
 
+def _held_out_left_out(step: Metrics) -> float | None:
+    if "rstar2/held_out_rollouts" not in step:
+        return None
+    return float(step["rstar2/held_out_lost"] + step["rstar2/held_out_failed"])
+
+
 COLUMNS = (
-    Column("pass_rate", "correct rollouts of all, before selection", _metric(MAIN_METRIC)),
-    Column("reward", "mean reward before selection", _metric("rstar2/reward")),
+    Column(
+        "pass_rate",
+        "correct rollouts of those with a verdict (none that failed or lost a call), before selection",
+        _metric(MAIN_METRIC),
+    ),
+    Column("reward", "mean reward of the same", _metric("rstar2/reward")),
     Column("kept_reward", "mean reward of the rollouts trained on", _metric("critic/rewards/mean")),
-    Column("held_out", "accuracy on held-out problems", _held_out),
+    Column(
+        "held_out",
+        "accuracy on held-out problems, of the rollouts with a verdict; empty if too many have none",
+        held_out_accuracy,
+    ),
+    Column("held_out_left_out", "held-out rollouts that failed or lost a call", _held_out_left_out),
     Column(
         "failed_calls", "failed calls inside correct rollouts", _metric("rstar2/failed_call_ratio_correct")
     ),
@@ -102,11 +117,29 @@ COLUMNS = (
     Column("kept_p_err", "the same, for the kept rollouts", _metric("rstar2/kept_p_err")),
     Column("p_format", "mean penalty for their answer blocks", _metric("rstar2/p_format")),
     Column("kept_p_format", "the same, for the kept rollouts", _metric("rstar2/kept_p_format")),
-    Column("rollouts", "rollouts of the step", _metric("rstar2/rollouts")),
+    Column("rollouts", "rollouts of the step, those that failed included", _metric("rstar2/rollouts")),
+    Column(
+        "reused",
+        "of them finished before the trainer was started again, and used as they were",
+        _metric("rstar2/reused_rollouts"),
+    ),
     Column("kept", "of them trained on", _metric("rstar2/kept")),
     *(
         Column(f"dropped_{reason}", f"not trained on: {reason}", _metric(f"rstar2/dropped/{reason}"))
         for reason in DROPPED
+    ),
+    *(
+        Column(
+            f"failed_{kind}",
+            f"rollouts that failed through: {kind}",
+            _metric(f"rstar2/failed_rollouts/{kind}"),
+        )
+        for kind in get_args(FailureKind)
+    ),
+    Column(
+        "discarded",
+        "rollouts of this step that were not trained on, because too many of them failed or lost a call",
+        _metric("rstar2/discarded_rollouts"),
     ),
     Column("dropped_groups", "share of groups that are not trained on", _metric("rstar2/dropped_groups")),
     Column(
@@ -134,9 +167,11 @@ COLUMNS = (
     Column("tokens", "mean tokens of a rollout after its prompt", _metric("rstar2/tokens")),
     Column("tokens_max", "tokens of the longest", _metric("rstar2/tokens_max")),
     Column("truncated", "share that ended by the token budget", _metric("rstar2/truncated")),
-    Column("entropy", "nats per token, of the trainer's policy", _metric("actor/entropy")),
-    Column("mismatch_kl", "KL of engine and trainer, nats per token", _metric("rollout_corr/kl")),
-    Column("grad_norm", "of the gradient, before it is clipped", _metric("actor/grad_norm")),
+    Column("entropy", "nats per token, of the trainer's policy in kept rollouts", _metric("actor/entropy")),
+    Column(
+        "mismatch_kl", "KL of engine and trainer in kept rollouts, nats per token", _metric("rollout_corr/kl")
+    ),
+    Column("grad_norm", "of the gradient of kept rollouts, before it is clipped", _metric("actor/grad_norm")),
     Column("call_s", "mean seconds until the judge answered a call", _metric("rstar2/call_s")),
     Column("slowest_call_s", "of the slowest", _metric("rstar2/slowest_call_s")),
     Column("judge_pause_s", "seconds that the step waited for the judge", _metric("rstar2/judge_pause_s")),

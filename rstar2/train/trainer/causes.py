@@ -11,7 +11,7 @@ READ_BYTES = 8_000_000
 _LONGEST = 500
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
 """What Ray and torch put before a line of one of their processes."""
-_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
+_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Failure)(?::|$)")
 _CONSEQUENCE = re.compile(
     r"^(?:ray\.exceptions\.|ray\.)?(?:ActorDiedError|ActorUnavailableError|RayActorError|RayTaskError|WorkerCrashedError|"
     r"ObjectLostError|OwnerDiedError|NodeDiedError|TaskCancelledError)"
@@ -34,6 +34,11 @@ class Cause:
 
 _KNOWN: tuple[tuple[str, str], ...] = (
     (
+        r"^rstar2\.errors\.Failure: step \d+: rollouts that failed",
+        "The log has each failed rollout's error, at 'rollout … failed'. The same command continues from the last "
+        "checkpoint, with new engines.",
+    ),
+    (
         r"CUDA out of memory|HIP out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
         "A GPU is out of memory: set hardware.offload=all or a smaller hardware.engine_memory_share, or in a new run "
         "fewer hardware.update_tokens; `rstar2 plan` says what fits.",
@@ -44,8 +49,15 @@ _KNOWN: tuple[tuple[str, str], ...] = (
         "hardware.tensor_parallel.",
     ),
     (
-        r"No space left on device|Errno 28\]|Disk quota exceeded|Errno 122\]",
+        r"no room for the checkpoint of step \d|No space left on device|Errno 28\]|os error 28\b|Disk quota exceeded|"
+        r"Errno 122\]|os error 122\b|OutOfDiskError|Local disk is full",
         "The disk is full: make room, or keep fewer checkpoints (checkpoint.keep); the same command then continues.",
+    ),
+    (
+        # torch's words for a file that could not be written to its end.
+        r"basic_ios::clear: iostream error|PytorchStreamWriter failed|inline_container\.cc:\d+\] \. unexpected pos",
+        "A checkpoint could not be written, most often because the disk or a quota is full: make room, or keep fewer "
+        "checkpoints (checkpoint.keep); the same command then continues.",
     ),
     (
         r"low on memory|memory pressure|OutOfMemoryError: Task was killed|oom-kill|Cannot allocate memory",

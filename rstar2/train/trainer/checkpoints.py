@@ -19,6 +19,7 @@ import pickle
 import shutil
 import zipfile
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from rstar2.errors import Failure
@@ -34,6 +35,16 @@ def steps_of(checkpoints: Path) -> list[int]:
     """The steps of which there is a folder, whole or not, in order; without that of the stage before."""
     names = (folder.name.removeprefix("global_step_") for folder in checkpoints.glob("global_step_*"))
     return sorted(int(name) for name in names if name.isdigit() and int(name))
+
+
+def newest_size(checkpoints: Path) -> tuple[int, int]:
+    """The step of the newest folder, whole or not, and the bytes in it; 0 and 0 if there is none."""
+    step = max(steps_of(checkpoints), default=0)
+    size = 0
+    for file in (checkpoints / f"global_step_{step}").rglob("*") if step else ():
+        with suppress(FileNotFoundError):  # it was renamed meanwhile
+            size += file.stat().st_size
+    return step, size
 
 
 def actor_of(checkpoint: Path) -> Path:
@@ -114,6 +125,13 @@ def finished_steps(checkpoints: Path) -> list[int]:
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else ""
     return [step for step in steps_of(checkpoints) if named.isdigit() and step <= int(named)]
+
+
+def saved_step(checkpoints: Path) -> int | None:
+    """The step after which a trainer would resume; 0 without a checkpoint, None where the pointer is torn."""
+    pointer = checkpoints / POINTER
+    named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else "0"
+    return int(named) if named.isdigit() else None
 
 
 def prune(checkpoints: Path, keep: int, spared: Collection[int] = ()) -> None:

@@ -33,7 +33,7 @@ PROJECT = "rstar2"
 FIRST_STEP = "RSTAR2_FIRST_STEP"
 """Environment variable with the number of steps of the stages before, because VERL counts each stage's from 1."""
 _WANDB = "https://api.wandb.ai"
-_WANDB_OFFLINE = ("offline", "dryrun", "disabled")
+WANDB_OFFLINE = ("offline", "dryrun", "disabled")
 """Values of WANDB_MODE that need no key."""
 _SWANLAB_OFFLINE = ("local", "offline", "disabled")
 
@@ -145,7 +145,7 @@ def _missing_credentials(name: str, environ: Mapping[str, str]) -> tuple[str, st
         return not all(environ.get(variable) for variable in variables)
 
     if name in ("wandb", "weave"):
-        offline = name == "wandb" and environ.get("WANDB_MODE", "online") in _WANDB_OFFLINE
+        offline = name == "wandb" and environ.get("WANDB_MODE", "online") in WANDB_OFFLINE
         if not offline and lacks("WANDB_API_KEY") and not _key_on_file(environ):
             hint = "Run `wandb login` or set WANDB_API_KEY"
             or_offline = (

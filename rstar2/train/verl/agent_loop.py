@@ -11,19 +11,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from rstar2.agent import Limits, RolloutError, rollout
+from rstar2.agent import Limits, RolloutError, ToolRunner, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.errors import Failure
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import sample_seed
 from rstar2.formats.format import read_format
 from rstar2.judge.client import JudgeClient
+from rstar2.judge.client.http import AccessRefused
 from rstar2.prompts import ChatCodec
 from rstar2.toolbox import Toolbox
-from rstar2.trace import Trace
+from rstar2.trace import ToolCall, Trace
 from rstar2.train.recipe import RewardRule
+from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import may_be_kept, write_failed
 from rstar2.train.reward import reading_rule, text_to_grade
 from rstar2.train.verl.cpu.platform import CPU_ROLLOUT
@@ -49,6 +52,14 @@ END_S = 5.0
 """In which training that ends stops all its processes."""
 _ENGINES_TRIED = 3
 """For one turn, where engines die under it."""
+
+
+class GraderFault(Failure):
+    """The grader could not grade a finished rollout, `trace`, through a fault of its own."""
+
+    def __init__(self, why: str, trace: Trace) -> None:
+        super().__init__(f"the grader failed: {why}")
+        self.trace = trace
 
 
 class _ServerEngine:
@@ -81,7 +92,7 @@ class _ServerEngine:
         try:
             output = await self._generate(list(prompt_ids), params)
         except Exception as error:  # VERL's client raises whatever its server did
-            raise EngineError(f"VERL's rollout server failed: {error}") from error
+            raise EngineError(f"VERL's rollout server failed: {_said_by_server(error)}") from error
         fields = output.extra_fields
         self.versions.setdefault("min_global_steps", fields.get("min_global_steps"))
         self.versions["max_global_steps"] = fields.get("max_global_steps")
@@ -114,6 +125,31 @@ class _ServerEngine:
 
     async def aclose(self) -> None:
         return None
+
+
+class _LostOnce:
+    """The tools of one rollout; after a lost call every further call is lost at once.
+
+    Such a rollout is left out of the update, so it is not worth waiting for a judge that is away in each of its turns.
+    """
+
+    def __init__(self, tools: ToolRunner) -> None:
+        self._tools = tools
+        self._lost: ToolCall | None = None
+
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        if self._lost is not None:
+            return self._lost.model_copy(update={"name": name, "arguments": arguments, "wall_s": 0.0})
+        call = await self._tools.run(name, arguments)
+        if call.status == "lost":
+            self._lost = call
+        return call
+
+
+def _said_by_server(error: Exception) -> str:
+    """What a server's error says, without the traceback that Ray puts before what the server itself raised."""
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    return str(error) if cause is None else f"{type(cause).__name__}: {cause}"
 
 
 class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
@@ -159,7 +195,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 trace = await rollout(
                     self._codec.prompt(list(kwargs["raw_prompt"])),
                     engine=engine,
-                    tools=tools,
+                    tools=_LostOnce(tools),
                     codec=self._codec,
                     limits=self._limits,
                     sampling=Sampling(float(sampling_params["temperature"]), seed=self._seed_of(kwargs)),
@@ -171,6 +207,10 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
                     # Training that ends stops its engines before this process: what fails then is no failure.
                     await asyncio.sleep(END_S)
                 write_failed(self._traces, _described(error.trace, kwargs))
+            raise
+        except AccessRefused as error:
+            # Every further call would be lost too.
+            write_final_error(self._traces.parent, error)
             raise
         finally:
             engine.ended(tokens)
@@ -193,8 +233,15 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         )
 
     async def _rewarded(self, trace: Trace) -> Trace:
-        """Grade a trace's final turn against the gold answer and give it its reward."""
+        """Grade a trace's final turn against the gold answer and give it its reward.
+
+        Raises GraderFault if the grader gives no verdict: that is no wrong answer.
+        """
         verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward, self._codec))
+        if verdict.grader_failed:
+            if self._trace_share > 0:
+                write_failed(self._traces, trace)
+            raise GraderFault(verdict.rule, trace)
         reward = 1.0 if verdict.correct or self._reward == "constant" else 0.0
         return trace.model_copy(
             update={**asdict(verdict), "read_by": reading_rule(self._reward), "reward": reward}

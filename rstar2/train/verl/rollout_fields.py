@@ -1,4 +1,7 @@
-"""How a rollout travels through VERL's queue from the agent loop to the sampler: in VERL's `extra_fields`."""
+"""How a rollout travels through VERL's queue from the agent loop to the sampler.
+
+One that finished is in VERL's `extra_fields`. One that failed has no fields, only a tag that says why.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ from dataclasses import asdict
 from typing import Any
 
 from rstar2.trace import Trace
+from rstar2.train.records.raw_metrics import FailedRollout
 from rstar2.train.roc import Rollout
 
 _ROLLOUT = "rstar2_rollout"
 _TRACE = "rstar2_trace"
 _WRITTEN_BY = "rstar2_written_by"
+_FAILED = "rstar2_failed"
+_REUSED = "rstar2_reused"
 
 
 def to_extra_fields(
@@ -26,7 +32,23 @@ def to_extra_fields(
         _ROLLOUT: asdict(Rollout.from_trace(trace)),
         _WRITTEN_BY: dict(written_by or {}),
         _TRACE: trace.model_dump_json() if with_trace else None,
+        _REUSED: False,
     }
+
+
+def to_saved(extra_fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A finished rollout's extra fields, JSON-able."""
+    return {**extra_fields, _WRITTEN_BY: list(extra_fields[_WRITTEN_BY].items())}
+
+
+def from_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The extra fields of a rollout that is used again."""
+    return {**saved, _WRITTEN_BY: {int(step): tokens for step, tokens in saved[_WRITTEN_BY]}, _REUSED: True}
+
+
+def reused(extra_fields: Any) -> bool:
+    """Whether a trajectory is a rollout that an earlier start of the trainer has finished."""
+    return bool(getattr(extra_fields, "data", extra_fields)[_REUSED])
 
 
 def rollout_of(extra_fields: Any) -> Rollout:
@@ -44,3 +66,13 @@ def trace_of(extra_fields: Any) -> Trace | None:
     """The trace in a trajectory's extra fields; None where it travelled without."""
     text = getattr(extra_fields, "data", extra_fields)[_TRACE]
     return None if text is None else Trace.model_validate_json(text)
+
+
+def failed_tag(failed: FailedRollout) -> dict[str, Any]:
+    """The tag by which a failed rollout is in VERL's queue."""
+    return {"status": _FAILED, _FAILED: asdict(failed)}
+
+
+def failure_of(tag: Mapping[str, Any]) -> FailedRollout | None:
+    """Why the rollout with this tag failed; None if it finished."""
+    return FailedRollout(**tag[_FAILED]) if _FAILED in tag else None

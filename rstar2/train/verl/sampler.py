@@ -1,7 +1,7 @@
 """Applies RoC behind VERL's custom-sampler hook: 2G rollouts per problem come in, G go to the update.
 
-Rollouts that lost a tool call to the judge are left out first. Where they are too many, the step waits for the judge
-and is rolled out again.
+Rollouts without a verdict are left out first: those that lost a tool call to the judge, and those that failed. If they
+are too many, the step is not trained on. It waits, for the judge if that lost them, and is rolled out again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import json
 import logging
 import time
 from collections import Counter, defaultdict
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +20,34 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
+from rstar2.backoff import Backoff
 from rstar2.errors import Failure
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import SyncJudgeClient
-from rstar2.judge.client.http import JudgeError
+from rstar2.judge.client.http import AccessRefused, JudgeError
+from rstar2.judge.schema import RunRequest
 from rstar2.train.recipe import JudgeSettings
+from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import choose, write_step
 from rstar2.train.records.progress import ProgressWriter, RolloutProgress
-from rstar2.train.records.raw_metrics import raw_metrics
+from rstar2.train.records.raw_metrics import FailedRollout, failed_tokens, failure_text, raw_metrics
 from rstar2.train.roc import RocSettings, Rollout, gives_gradient, sample_down
+from rstar2.train.verl.held_out import HeldOut, NoVerdictsError
 from rstar2.train.verl.output.traces import TraceSender
-from rstar2.train.verl.rollout_fields import rollout_of, trace_of, written_by
+from rstar2.train.verl.rollout_fields import failure_of, reused, rollout_of, trace_of, written_by
 
 POLL_S = 0.1
-"""Seconds; VERL's default of 2 is most of a step's time for a small model."""
+"""Seconds between two looks at VERL's queue; VERL's default of 2 is most of a step's time for a small model."""
+POLL_SHARE = 0.05
+"""Share of the time that looking may take. A look lists every rollout, so the more there are the fewer looks."""
+LONGEST_POLL_S = 10.0
 JUDGE_POLL_S = 5.0
 EMPTY_STEPS = 10
 """Times that a step is rolled out when nothing of it can be trained on."""
+FAILED_STEPS = 3
+"""Times that a step is rolled out when too many of its rollouts fail. A new start, with new engines, helps more."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 300.0
+"""Seconds before a step of which too many rollouts failed is rolled out again."""
 _EVICTED = ("off_policy", "rollout_failure")
 """VERL's reasons to leave a group out, as in the names of its metrics, which are missing where there is none."""
 log = logging.getLogger(__name__)
@@ -45,8 +58,12 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
 
     `sampler_kwargs` of the trainer config: `roc` (RocSettings), `judge` (JudgeSettings), `seed`, `traces` (a folder),
     `traces_per_step`, `trace_trackers`, `run` (its name in trackers), `prompts` (problems per step), `rollouts` (2G),
-    `agent_loop` (the file of `command.agent_loop_yaml`).
+    `held_out_samples` (rollouts of a held-out problem), `max_failed_share`, `agent_loop` (the file of
+    `command.agent_loop_yaml`).
     """
+
+    held_out: HeldOut
+    """The rollouts of the measurement on held-out problems that is under way; `rstar2.train.verl.held_out` sets it."""
 
     def __init__(self, **kwargs: Any) -> None:
         given = kwargs["sampler_kwargs"]
@@ -57,17 +74,31 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         self._traces_per_step = int(given["traces_per_step"])
         self._trace_trackers = TraceSender(given["trace_trackers"], str(given["run"]))
         self._agent_loop = Path(given["agent_loop"])
-        self._wanted = int(given["prompts"]) * int(given["rollouts"])
+        self._per_problem = {"train": int(given["rollouts"]), "val": int(given["held_out_samples"])}
+        self._wanted = int(given["prompts"]) * self._per_problem["train"]
         self._progress = ProgressWriter(self._agent_loop.parent)
         self._step = 0
         self._raw: dict[str, float] = {}
         self._lost: list[str] = []
         self._judge_failed = False
         """Whether too many of the last rollouts lost a call."""
+        self._max_failed_share = float(given["max_failed_share"])
+        self._failed: list[FailedRollout] = []
+        """The last rollouts that failed."""
+        self._finished_tokens = 0.0
+        """The mean length of the last ones that finished."""
+        self._rolled_out = 0
+        """How many the last rollouts are."""
+        self._failed_wait = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
+        self._fault = ""
+        """What is wrong with the step's rollouts."""
+        self._poll_begun_at = 0.0
         self._refills = int(self._settings.refill_batches * given["prompts"])
         """Dropped groups of a step that are replaced."""
         self._replaced: dict[str, list[Any]] = {}
         """The extra fields of the rollouts of each dropped and replaced group, by the group's key."""
+        self._replaced_failed: list[FailedRollout] = []
+        """Those of such groups that failed."""
         self._accepted: set[str] = set()
         """Groups that are not replaced."""
         # What VERL's own filter for groups without a signal needs; here RoC decides what is one.
@@ -86,26 +117,33 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         Raises:
             JudgeError: too many rollouts lost a call, and the judge was away for longer than the recipe's
                 `judge.stop_after_s`, or `EMPTY_STEPS` times in a row while it answers.
-            Failure: whatever was rolled out, the algorithm leaves all of it out.
+            Failure: too many rollouts failed, `FAILED_STEPS` times; or the algorithm leaves out all of them, whatever
+                was rolled out.
         """
-        self._step = global_steps
-        paused_s, lost, empty = 0.0, 0, 0
+        self._step, self._fault = global_steps, ""
+        paused_s, lost, failed, empty, discarded = 0.0, 0, 0, 0, 0
         while True:
             self._replaced.clear()
+            self._replaced_failed.clear()
             batch, metrics = super().sample(global_steps, partition_id, batch_size)
             if partition_id == "val":
                 return batch, metrics
             if batch.keys:
-                return batch, {**metrics, **self._raw, "rstar2/judge_pause_s": paused_s}
-            if not self._judge_failed:
+                self._failed_wait.reset()
+                again = {"rstar2/judge_pause_s": paused_s, "rstar2/discarded_rollouts": float(discarded)}
+                return batch, {**metrics, **self._raw, **again}
+            discarded += self._rolled_out
+            if self._judge_failed:
+                lost += 1
+                # Only waiting counts: to roll a step out again may take longer than the limit.
+                paused_s += self._await_judge(self._judge.stop_after_s - paused_s)
+                self._lost_again(lost)
+            elif self._too_many_failed:
+                failed += 1
+                self._failed_again(failed)
+            else:
                 empty += 1
                 self._nothing_to_train_on(empty)
-                self.refill_fn(batch_size)
-                continue
-            lost += 1
-            # Only waiting counts: to roll a step out again may take longer than the limit.
-            paused_s += self._await_judge(self._judge.stop_after_s - paused_s)
-            self._lost_again(lost)
             self.refill_fn(batch_size)
 
     def _materialize_batch(
@@ -114,68 +152,133 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         selected_prompt_uids: list[str],
         partition_snapshot: dict[str, dict[str, Any]],
     ) -> KVBatchMeta:
-        """The selected groups' kept rollouts; none where too many lost a call."""
+        """The selected groups' kept rollouts; none if too many failed or lost a call."""
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
+        batch, failed = self._without_failed(batch, len(selected_prompt_uids))
         if partition_id == "val":
-            return batch
+            return self._with_verdict(batch, failed)
         order = sorted(range(len(batch.keys)), key=lambda i: batch.keys[i])
         keys = [batch.keys[i] for i in order]
-        stored = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
-        fields = [*stored["extra_fields"], *(each for group in self._replaced.values() for each in group)]
+        fields = [
+            *_extra_fields(keys, partition_id),
+            *(each for group in self._replaced.values() for each in group),
+        ]
         rollouts = [rollout_of(each) for each in fields]
         groups: dict[str, list[int]] = defaultdict(list)
         for i, key in enumerate(keys):
             groups[_group(key)].append(i)
         kept = self._select(rollouts, groups)
+        self._failed = [*failed, *self._replaced_failed]
+        self._rolled_out = len(rollouts) + len(self._failed)
+        self._finished_tokens = float(np.mean([each.tokens for each in rollouts])) if rollouts else 0.0
         self._lost = [rollout.lost_because for rollout in rollouts if rollout.lost_calls]
         self._judge_failed = len(self._lost) > self._judge.max_lost_share * len(rollouts)
-        if self._judge_failed:
+        if self._judge_failed or self._too_many_failed:
             kept = []
         dropped = sorted(set(range(len(keys))) - set(kept))
         if dropped:
             tq.kv_clear(keys=[keys[i] for i in dropped], partition_id=partition_id)
         if self._lost:
             log.warning("step %d: left out before selection: %s", self._step, self._lost_text())
+        if self._failed:
+            log.warning("step %d: left out before selection: %s", self._step, self._failed_text())
         in_groups, start = list(groups.values()), len(keys)
         for replaced in self._replaced.values():
             in_groups.append(list(range(start, start + len(replaced))))
             start += len(replaced)
-        self._raw = raw_metrics(rollouts, kept, in_groups, self._settings)
-        self._raw["rstar2/off_policy_tokens"] = self._off_policy([written_by(fields[i]) for i in kept])
+        if kept:
+            self._raw = raw_metrics(rollouts, kept, in_groups, self._settings, self._failed)
+            self._raw["rstar2/reused_rollouts"] = float(sum(map(reused, fields)))
+            self._raw["rstar2/off_policy_tokens"] = self._off_policy([written_by(fields[i]) for i in kept])
         if self._traces_per_step:
             self._keep_traces(fields, rollouts, set(kept))
         tags = [batch.tags[order[i]] for i in kept]
         return KVBatchMeta(partition_id=partition_id, keys=[keys[i] for i in kept], tags=tags)
 
+    @property
+    def _too_many_failed(self) -> bool:
+        return len(self._failed) > self._max_failed_share * self._rolled_out
+
+    def _without_failed(self, batch: KVBatchMeta, problems: int) -> tuple[KVBatchMeta, list[FailedRollout]]:
+        """A batch without the rollouts that failed, and these; one that left no record at all counts too."""
+        why = {
+            key: failure
+            for key, tag in zip(batch.keys, batch.tags, strict=True)
+            if (failure := failure_of(tag))
+        }
+        missing = problems * self._per_problem[batch.partition_id] - len(batch.keys)
+        lost_track = FailedRollout("missing", "it left no record; the trainer's log may say why")
+        return _cleared(batch, why), [*why.values(), *[lost_track] * missing]
+
+    def _with_verdict(self, batch: KVBatchMeta, failed: list[FailedRollout]) -> KVBatchMeta:
+        """Of rollouts of held-out problems those that lost no call; the others are counted, and leave the queue.
+
+        Raises NoVerdictsError if none is left, because VERL cannot go on with none.
+        """
+        rollouts = [rollout_of(each) for each in _extra_fields(batch.keys, batch.partition_id)]
+        lost = {
+            key: rollout.lost_because
+            for key, rollout in zip(batch.keys, rollouts, strict=True)
+            if rollout.lost_calls
+        }
+        self.held_out.add(len(rollouts) + len(failed), list(lost.values()), failed)
+        batch = _cleared(batch, lost)
+        if not batch.keys:
+            raise NoVerdictsError
+        return batch
+
+    def fault(self, text: str) -> None:
+        """Say what is wrong: in the log, and in the file that the user's terminal is warned by."""
+        self._fault = text
+        log.warning("%s", text)
+        self._progress.write(RolloutProgress(self._step, 0, self._wanted, fault=text))
+
+    def held_out_fault(self) -> str:
+        """Why the measurement on held-out problems that is under way says nothing; empty if it does."""
+        return self.held_out.fault(self._step, self._judge.max_lost_share, self._max_failed_share)
+
+    def _sync_metadata_from_transfer_queue(self) -> None:
+        self._poll_begun_at = time.monotonic()
+        super()._sync_metadata_from_transfer_queue()
+
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         self._progress.write(self._rollout_progress(partition_id))
+        self.poll_interval = poll_interval(time.monotonic() - self._poll_begun_at)
         waited: float = super()._wait_for_next_poll(partition_id, last_debug_time)
         return waited
 
     def _rollout_progress(self, partition_id: str) -> RolloutProgress:
         finished = len(self.partitions[partition_id])
+        failed = [failure for tag in self.partitions[partition_id].values() if (failure := failure_of(tag))]
+        if failed and not self._fault:
+            self._fault = f"step {self._step}: rollouts fail, and are left out: {failure_text(failed[:1])}"
         # With refills more than these are rolled out; how many are held out is not known here.
         wanted = 0 if partition_id == "val" else max(finished, self._wanted)
-        return RolloutProgress(self._step, finished, wanted)
+        return RolloutProgress(self._step, finished, wanted, failed=len(failed), fault=self._fault)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
         """Of the finished groups those that give no gradient, to be replaced, as far as `refill_batches` goes."""
         if partition_id == "val" or not self._refills:
             return set(), Counter()
+        undecided = self.finished_keys[partition_id] - self._accepted
         groups: dict[str, list[str]] = defaultdict(list)
-        for key in sorted(self.partitions[partition_id]):
-            if _group(key) in self.finished_keys[partition_id] - self._accepted:
-                groups[_group(key)].append(key)
+        failed: dict[str, list[FailedRollout]] = defaultdict(list)
+        for key, tag in sorted(self.partitions[partition_id].items()) if undecided else ():
+            if _group(key) in undecided:
+                if failure := failure_of(tag):
+                    failed[_group(key)].append(failure)
+                else:
+                    groups[_group(key)].append(key)
         found = set()
         for group, keys in groups.items():
-            stored = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
-            fields = list(stored["extra_fields"])
+            fields = _extra_fields(keys, partition_id)
             rollouts = [rollout_of(each) for each in fields]
             kept = [rollouts[i] for i in self._sample_down(rollouts)]
             if gives_gradient(kept, self._settings) or len(self._replaced) >= self._refills:
                 self._accepted.add(group)
             else:
                 self._replaced[group] = fields
+                self._replaced_failed += failed[group]
                 found.add(group)
         return found, Counter()
 
@@ -213,7 +316,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """Say why a step is rolled out again; a Failure once that was in vain `EMPTY_STEPS` times in a row."""
         why = (
             f"step {self._step}: no problem has two rollouts left (roc.leave_out = {self._settings.leave_out}, "
-            f"{self._lost_text()})"
+            f"{self._lost_text()}, {self._failed_text()})"
         )
         if times == EMPTY_STEPS:
             raise Failure(
@@ -226,16 +329,21 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """Wait until the judge answers, and say why; the seconds that took, JudgeError past the limit."""
         why = f"step {self._step}: {self._lost_text()}"
         [settings] = json.loads(self._agent_loop.read_text())
-        log.warning("%s; training waits for the judge at %s", why, settings["judge_url"])
+        self.fault(f"{why}; training waits for the judge at {settings['judge_url']}")
         begun_at = time.monotonic()
-        with SyncJudgeClient(settings["judge_url"], settings["judge_token"]) as judge:
+        with SyncJudgeClient(settings["judge_url"], settings["judge_token"], JUDGE_POLL_S) as judge:
             while True:
                 away_s = round(time.monotonic() - begun_at, 1)
-                self._progress.write(RolloutProgress(self._step, 0, self._wanted, judge_away_s=away_s))
+                self._progress.write(
+                    RolloutProgress(self._step, 0, self._wanted, judge_away_s=away_s, fault=self._fault)
+                )
                 try:
-                    judge.health()
+                    _run_a_program(judge)
                     log.warning("the judge answers; step %d is rolled out again", self._step)
                     return time.monotonic() - begun_at
+                except AccessRefused as error:
+                    write_final_error(self._agent_loop.parent, error)
+                    raise
                 except JudgeError as error:
                     left_s = begun_at + limit_s - time.monotonic()
                     if left_s <= 0:
@@ -253,6 +361,32 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                 "checkpoint is kept",
                 "See the judge's own log for why it loses programs, then run the same command.",
             )
+
+    def _failed_again(self, times: int) -> None:
+        """Wait before a step is rolled out again; a Failure if too many failed for the `FAILED_STEPS`th time."""
+        limit = f"more than rollout.max_failed_share = {self._max_failed_share:g} of {self._rolled_out}"
+        why = f"step {self._step}: {self._failed_text()}, {limit}"
+        if times == FAILED_STEPS:
+            raise Failure(
+                f"{why}, {times} times; nothing of it was trained on, and the last checkpoint is kept",
+                "Remove the cause, which the trainer's log tells in full at 'rollout … failed'; then run the same "
+                "command, which starts new engines.",
+            )
+        wait_s = self._failed_wait.next_s()
+        self.fault(f"{why}; nothing of it is trained on, and it is rolled out again in {wait_s:g} s")
+        time.sleep(wait_s)
+
+    def _failed_text(self) -> str:
+        """How many rollouts failed, the most frequent causes, and how long they were beside those that finished."""
+        if not self._failed:
+            return "rollouts that failed: 0"
+        tokens = failed_tokens(self._failed)
+        lengths = (
+            f", after {tokens:.0f} tokens on average; others have {self._finished_tokens:.0f}"
+            if tokens
+            else ""
+        )
+        return f"rollouts that failed: {len(self._failed)} ({failure_text(self._failed)}){lengths}"
 
     def _lost_text(self) -> str:
         """How many rollouts lost a tool call, and the most frequent causes."""
@@ -272,8 +406,8 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
 class RocReplayBufferAsync(RocReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]
     """The same for VERL's asynchronous trainers.
 
-    A step takes the oldest of the groups that are finished. A group that is too old, or of which a rollout failed, is
-    left out by VERL and another problem handed out; see `trainer.modes.AsyncSettings`.
+    A step takes the oldest of the groups that are finished. A group that is too old, or could not even record that its
+    rollouts failed, is left out by VERL and another problem handed out; see `trainer.modes.AsyncSettings`.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -303,7 +437,7 @@ class RocReplayBufferAsync(RocReplayBuffer, ReplayBufferAsync):  # type: ignore[
         groups = self.finished_keys[partition_id]
         whole = sum(_group(key) in groups for key in self.partitions[partition_id])
         ready = min(whole, self._wanted)
-        return RolloutProgress(self._step, ready, self._wanted, ahead=progress.finished - ready)
+        return replace(progress, finished=ready, wanted=self._wanted, ahead=progress.finished - ready)
 
     def _clear_trained(self, partition_id: str) -> None:
         """Remove rollouts of no group: those of the step that a checkpoint was saved in, which it holds too."""
@@ -327,6 +461,39 @@ class RocReplayBufferAsync(RocReplayBuffer, ReplayBufferAsync):  # type: ignore[
             global_steps, partition_id, eviction_reasons
         )
         return evicted
+
+
+def _run_a_program(judge: SyncJudgeClient) -> None:
+    """Raise a JudgeError unless the judge runs a program: `/health` answers also if no program would get a result."""
+    judge.health()
+    result = judge.run(RunRequest(code="print(1)"))
+    if result.outcome == "lost":
+        raise JudgeError(f"the judge at {judge.url} answers but loses programs: {result.stderr}")
+
+
+def poll_interval(cost_s: float) -> float:
+    """Seconds to wait after a look at VERL's queue that took `cost_s`."""
+    return min(max(POLL_S, cost_s * (1 / POLL_SHARE - 1)), LONGEST_POLL_S)
+
+
+def _extra_fields(keys: list[str], partition_id: str) -> list[Any]:
+    """What the agent loop passes of each rollout, see `rstar2.train.verl.rollout_fields`."""
+    if not keys:
+        return []
+    return list(
+        tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])["extra_fields"]
+    )
+
+
+def _cleared(batch: KVBatchMeta, keys: Collection[str]) -> KVBatchMeta:
+    """A batch without some of its rollouts, which leave VERL's queue."""
+    if not keys:
+        return batch
+    tq.kv_clear(keys=list(keys), partition_id=batch.partition_id)
+    left = [(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if key not in keys]
+    return KVBatchMeta(
+        partition_id=batch.partition_id, keys=[key for key, _ in left], tags=[tag for _, tag in left]
+    )
 
 
 def _group(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Loaded into every VERL process on GPUs, before VERL makes process groups: time-outs, secrets and ports.
+"""Loaded into every VERL process on GPUs, before VERL makes process groups: time-outs, secrets, ports, signs of life.
 
 VERL 0.9.1 reads its own `actor_rollout_ref.nccl_timeout` nowhere: its groups have PyTorch's default, and those of SFT
 ten hours. Keys and tokens come from a file that only the user may read, since Ray shows its workers' environment.
@@ -15,8 +15,9 @@ from pathlib import Path
 from torch.distributed import distributed_c10d
 from verl.utils import distributed
 
-from rstar2.train.verl import rendezvous  # noqa: F401  (has its effect when it is imported)
-from rstar2.train.verl.output import trackers  # noqa: F401  (has its effect when it is imported)
+from rstar2.train.verl import loss_weights, rendezvous  # noqa: F401  (have their effect when they are imported)
+from rstar2.train.verl.activity import shown_after
+from rstar2.train.verl.output import room, trackers  # noqa: F401  (have their effect when they are imported)
 
 NCCL_TIMEOUT = "RSTAR2_NCCL_TIMEOUT_S"
 SECRETS_FILE = "RSTAR2_SECRETS_FILE"
@@ -38,5 +39,7 @@ def _read_secrets(path: Path) -> None:
 
 if NCCL_TIMEOUT in os.environ:
     _set_timeout(int(os.environ[NCCL_TIMEOUT]))
+for join in ("initialize_global_process_group", "initialize_global_process_group_ray"):
+    setattr(distributed, join, shown_after(getattr(distributed, join)))
 if SECRETS_FILE in os.environ:
     _read_secrets(Path(os.environ[SECRETS_FILE]))

@@ -69,7 +69,8 @@ def test_a_killed_worker_costs_no_verdict():
 
 def test_a_deadline_ends_the_grading_and_the_next_one_is_served():
     with GraderPool(workers=1, timeout_s=0.001) as pool:
-        assert pool.grade("x" * 90_000 + "+1", "$x$ " * 24_000).verdict == "timeout"
+        late = pool.grade("x" * 90_000 + "+1", "$x$ " * 24_000)
+        assert (late.verdict, late.grader_failed) == ("timeout", False)
         assert pool.grade("3", "\\boxed{3}").verdict == "correct"
 
 
@@ -90,7 +91,8 @@ def test_a_worker_that_stays_stopped_is_given_up_however_long_the_output(monkeyp
             os.kill(pid, signal.SIGSTOP)
         # The second fills the pipe, which nobody reads.
         for length in (1_000, 1_000_000):
-            assert pool.grade(SLOW_GOLD, "x" * length + SLOW_PRED).verdict == "timeout"
+            verdict = pool.grade(SLOW_GOLD, "x" * length + SLOW_PRED)
+            assert (verdict.verdict, verdict.grader_failed) == ("timeout", True)
 
 
 def test_an_output_longer_than_a_pipe_is_graded(pool):

@@ -63,6 +63,8 @@ class StandIn:
         """How many completions must be in flight at once before any is answered."""
         self.cut_after: int | None = None
         """Streams break off after this many pieces."""
+        self.max_new_tokens: int | None = None
+        """At most so many tokens a request, as with vLLM's --generation-config."""
         self.key: str | None = None
         """What clients must send; None asks for none."""
         self.token_ids = True
@@ -124,8 +126,9 @@ class StandIn:
 
     def _write(self, body: dict[str, Any]) -> tuple[list[int], str]:
         written: list[int] = []
+        room = min(body["max_tokens"], self.max_new_tokens or body["max_tokens"])
         for token in self.model(body["prompt"]):
-            if len(written) == body["max_tokens"]:
+            if len(written) == room:
                 break
             written.append(token)
             if token in body.get("stop_token_ids", []):

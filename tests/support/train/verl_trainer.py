@@ -12,13 +12,14 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transfer_queue as tq
-from support.scripted_rollouts import ANSWER, Group, Labels, Trained, Update
+from support.scripted_rollouts import ANSWER, FailedStep, Group, Labels, Trained, Update
 from support.train.verl_config import composed
 from support.train.verl_queue import start_queue
 from transfer_queue import KVBatchMeta
@@ -34,14 +35,16 @@ from verl.workers.rollout.replica import TokenOutput, get_rollout_replica_class
 from rstar2.data import builtin
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.errors import Failure
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.processes import die_with
 from rstar2.prompts import load_codec
 from rstar2.train.command import stage_command
 from rstar2.train.recipe import StageRecipe
+from rstar2.train.records.progress import PROGRESS_FILE, FaultWarner
 from rstar2.train.stages import write_stage_inputs
-from rstar2.train.verl import agent_loop
+from rstar2.train.verl import agent_loop, sampler
 from rstar2.train.verl.agent_loop_manager import AgentLoopWorker
 
 _ROLLOUT: ContextVar[tuple[Group, int]] = ContextVar("rollout")
@@ -89,6 +92,28 @@ def train(
     return Trained(trainer.updates, weights, trainer.moments(), before, trainer.relabelled)
 
 
+def train_failing(recipe: StageRecipe, model: Path, folder: Path, groups: list[Group]) -> FailedStep:
+    """Run one step whose groups fail however often they are rolled out."""
+    sampler.FIRST_WAIT_S = 0.01
+    trainer = _Trainer(recipe, model, folder, "as they are")
+    faults: list[str] = []
+    warner = FaultWarner(folder / PROGRESS_FILE, faults.append)
+    attempts = 1
+
+    def roll_out_again(problems: int) -> None:
+        nonlocal attempts
+        attempts += 1
+        warner.look()
+        asyncio.run(trainer._roll_out([replace(each, name=f"{each.name}{attempts}") for each in groups]))
+
+    trainer.replay_buffer.refill_fn = roll_out_again
+    try:
+        trainer.run_step(groups)
+    except Failure as failure:
+        return FailedStep(str(failure), len(trainer.updates), attempts, faults)
+    raise AssertionError("the step was trained on")
+
+
 class _Judge:
     """Stands in for the judge's client; the tool that words its results is real."""
 
@@ -108,6 +133,8 @@ class _Server:
 
     async def generate(self, request_id: str, **request: Any) -> TokenOutput:
         group, session = _ROLLOUT.get()
+        if group.rollouts[session] == "f" and self._turns[request_id]:
+            raise RuntimeError("the engine is out of memory")
         text = group.turn(session, self._turns[request_id])
         self._turns[request_id] += 1
         ids = [*self._codec.tokenizer.encode(text, add_special_tokens=False), self._codec.end_id]

@@ -68,7 +68,10 @@ def test_verls_defaults_would_leave_three_full_length_rollouts_an_engine() -> No
 def test_sequence_parallelism_divides_the_activations() -> None:
     model = shape("Qwen3-14B")
     one, four = (
-        planned(model, stage_recipe(3, None, [f"hardware.sequence_parallel={count}"])).activations
+        planned(
+            model,
+            stage_recipe(3, None, ["hardware.attention=flash_attn", f"hardware.sequence_parallel={count}"]),
+        ).activations
         for count in (1, 4)
     )
     assert four == pytest.approx(one / 4, rel=1e-3)
@@ -122,7 +125,7 @@ def test_sft_counts_conversations_where_verl_does() -> None:
 
 def test_a_gpus_micro_batches_are_as_few_as_hold_the_tokens_and_alike() -> None:
     """Of 32 rollouts, two pairs of GPUs have 16 each; a pair may hold 2 × 4,608 tokens, and splits them."""
-    four = Hardware(gpus_per_node=4, sequence_parallel=2)
+    four = Hardware(gpus_per_node=4, sequence_parallel=2, attention="flash_attn")
     assert micro_batch_tokens(four, [600] * 32, limit=4608) == 16 * 600 / 2 / 2
     assert micro_batch_tokens(four, [500] * 32, limit=4608) == 16 * 500 / 2
     assert micro_batch_tokens(four, [], limit=4608) == 0

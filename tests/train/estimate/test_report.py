@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
-from rstar2.train.estimate.memory import sft_memory
+from rstar2.train.estimate.memory import Update, sft_memory
 from rstar2.train.estimate.model import ModelShape, shape_of
-from rstar2.train.estimate.report import RunEstimate, estimate_run, sft_warnings
-from rstar2.train.estimate.work import Assumptions, Rates
+from rstar2.train.estimate.report import RunEstimate, estimate_run, sft_saving, sft_warnings
+from rstar2.train.estimate.work import Assumptions, Rates, update_flop
 from rstar2.train.recipe_files import sft_recipe, stage_recipes
 
 from .test_model import PUBLISHED
@@ -27,12 +28,14 @@ def estimated(
 
 
 def warned(name: str, profile: str | None, *changes: str, **given: Any) -> list[str]:
-    return estimated(name, profile, *changes, **given).warnings
+    """The warnings but for that of a long run, which most of these take."""
+    estimate = estimated(name, profile, *changes, **given)
+    return [said for said in estimate.warnings if said not in estimate.run_warnings]
 
 
 def sft_warned(profile: str) -> list[str]:
     model, recipe = shape("Qwen3-14B"), sft_recipe(profile, [])
-    return list(sft_warnings(recipe, model, sft_memory(model, recipe, [])))
+    return list(sft_warnings(recipe, model, sft_memory(model, recipe, []), sft_saving(model, recipe, [])))
 
 
 def test_the_papers_run_comes_out_at_the_week_that_it_took() -> None:
@@ -55,6 +58,66 @@ def test_hours_follow_from_the_tokens_per_second_that_are_stated() -> None:
     assert step.generate_s == pytest.approx(16_384 * 4096 / (8 * 2000 * 0.5))
     assert step.update_s == pytest.approx(8192 * 4346 / (8 * 1000))
     assert estimate.hours["stage1"] == pytest.approx(300 * (step.generate_s + step.update_s + 20) / 3600)
+
+
+def test_the_operations_of_an_update_by_hand() -> None:
+    """Qwen3-14B: 13.2 G parameters in layers, 0.78 G in the output layer, 40 x 40 x 128 in attention."""
+    model = shape("Qwen3-14B")
+    layers, head = 40 * model.layer_parameters, 151_936 * 5120
+    assert model.matmul_parameters == layers + head == 14_768_307_200 - head - 5120
+    assert update_flop(model, 0, checkpointing=False, log_probs=False) == 6 * (layers + head)
+    assert update_flop(model, 0, checkpointing=True, log_probs=True) == 10 * layers + 8 * head
+    # Scores and their use: two products of two operations each; the backward pass has five.
+    attention = 2 * 2 * 40 * 40 * 128 * 1000
+    for log_probs, passes in ((False, 4.5), (True, 5.5)):
+        more = update_flop(model, 1000, True, log_probs) - update_flop(model, 0, True, log_probs)
+        assert more == passes * attention
+
+
+def test_long_rollouts_are_trained_on_more_slowly_because_their_attention_grows() -> None:
+    long = ["rollout.tokens=65536", "hardware.update_tokens=70000", "hardware.log_prob_tokens=70000"]
+    speed, slower = (
+        estimated("Qwen3-4B", "64xh100", *changes).stages[1].step.update_tokens_per_s
+        for changes in ([], long)
+    )
+    assert 0.2 < slower / speed < 0.5
+
+
+def test_the_context_of_a_token_is_half_its_rollout_and_long_rollouts_have_most_tokens() -> None:
+    assert Update(1, 1000.0).mean_context(10_000) == 500
+    # Lengths spread evenly from 0 to 2,000: the mean square over twice the mean.
+    assert Update(1000, 1000.0).mean_context(10_000) == pytest.approx(2000**2 / 3 / 2000, rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "profile"), [("Qwen3-14B", "64xmi300x"), ("Qwen3-14B", "64xh100")])
+def test_a_run_of_less_than_two_weeks_is_not_remarked(name: str, profile: str) -> None:
+    estimate = estimated(name, profile, stages=(1, 2, 3))
+    assert estimate.hours["total"] < 14 * 24
+    assert estimate.run_warnings == []
+
+
+@pytest.mark.parametrize(("name", "profile"), [("Qwen3-14B", "8xh100"), ("Qwen3-32B", "64xmi300x")])
+@pytest.mark.parametrize("key", ["hardware.nodes", "rollout.prompts"])
+def test_a_run_of_weeks_is_told_with_changes_that_end_it(name: str, profile: str, key: str) -> None:
+    estimate = estimated(name, profile, stages=(1, 2, 3))
+    [said] = estimate.run_warnings
+    assert estimate.warnings[0] == said
+    hours = estimate.hours["total"]
+    assert said.startswith(f"the run takes about {hours:,.0f} hours, {hours / 168:,.0f} weeks: ")
+    assert ("7b-8xh100" in said) == (profile == "8xh100")
+    [value] = re.findall(rf"{key}=(\d+)", said)
+    assert estimated(name, profile, f"{key}={value}", stages=(1, 2, 3)).run_warnings == []
+
+
+def test_on_a_cpu_a_run_of_weeks_is_sent_to_gpus() -> None:
+    [said] = estimated("Qwen3-0.6B", "laptop").run_warnings
+    assert "train on GPUs (--profile 8xh100)" in said
+    assert "hardware.nodes" not in said
+
+
+def test_the_recipe_that_is_named_for_eight_gpus_takes_less_than_two_weeks() -> None:
+    recipes = stage_recipes([1], "8xh100", [], "7b-8xh100")
+    assert estimate_run(shape("Qwen3-14B"), recipes).run_warnings == []
 
 
 def test_a_step_is_never_shorter_than_its_longest_rollout() -> None:
@@ -163,8 +226,9 @@ def test_what_a_warning_advises_ends_it() -> None:
 
 
 def test_a_model_too_large_for_the_machine_is_told_on_a_cpu() -> None:
-    (warning,) = warned("Qwen3-4B", "laptop", machine_memory=24 << 30)
-    assert "this machine has 24.0 GiB" in warning
+    memory, time = warned("Qwen3-4B", "laptop", machine_memory=24 << 30)
+    assert "this machine has 24.0 GiB" in memory
+    assert time.startswith("one rollout of full length, with the judge away, may take")
     assert warned("Qwen3-0.6B", "laptop", *["rollout.prompts=1", "rollout.rollouts=4", "roc.down_sample_to_n=2"],
                   "rollout.tokens=64", "rollout.prompt_tokens=64", machine_memory=24 << 30) == []  # fmt: skip
 

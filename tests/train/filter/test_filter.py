@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from rstar2.train.filter.card import write_card
 from rstar2.train.filter.engines import running_servers
 from rstar2.train.filter.progress import VERDICTS, SamplesDone, samples_done
 from rstar2.train.filter.sample import TRACES, FilterProgress, Sampler, sample_problems
-from rstar2.train.filter.unsolved import counted, unsolved, unsolved_as_counted
+from rstar2.train.filter.unsolved import counted, sampling_of, unsolved, unsolved_as_counted
 from rstar2.train.recipe_files import stage_recipe
 
 PROBLEMS = [Problem(f"p{number}", f"{number} + 0?", str(number)) for number in range(6)]
@@ -97,6 +97,20 @@ async def test_all_engines_take_part_and_only_verdicts_are_kept(
     assert {(row["id"], row["sample"]) for row in rows} == {(p.id, n) for p in PROBLEMS for n in range(4)}
     assert all(set(row) == {"id", "sample", "verdict"} for row in rows)
     assert (seen[-1].done, seen[-1].correct, seen[-1].resumed) == (24, 16, 0)
+
+
+async def test_the_filter_before_stage_3_samples_8_times_as_that_stage_does(
+    grader: GraderPool, tmp_path: Path
+) -> None:
+    codec, settings = byte_codec(), sampling_of(stage_recipe(3, None, []))
+    assert settings.max_turns == 15
+    with serving(StandIn(answering(codec), max_model_len=16_384)) as server:
+        engine = VLLMEngine(server.url, stop_token_ids=[codec.end_id])
+        async with aclosing(engine):
+            sampler = Sampler([engine], codec, SharedTools(), grader, settings, "paper", False)
+            await sample_problems(PROBLEMS, sampler, tmp_path, lambda progress: None)
+    assert len(server.asked) == 8 * len(PROBLEMS)
+    assert {(each["temperature"], each["max_tokens"]) for each in server.asked} == {(1.0, 12_288)}
 
 
 async def test_traces_are_kept_where_asked_for(

@@ -99,3 +99,33 @@ def test_after_a_kill_earlier_steps_count_and_steps_run_again_are_told_once(tmp_
         file.write('{"step": 9, "si')
     [(_, [alarm])] = read_alarms(tmp_path).items()
     assert alarm.sign == "reward"
+
+
+def test_rollouts_without_a_verdict_are_told_at_once_with_their_causes(tmp_path: Path) -> None:
+    warned: list[str] = []
+    recorder = AlarmRecorder(tmp_path, SETTINGS, {}, warned.append)
+    healthy = {"rstar2/rollouts": 64.0, "rstar2/failed_rollouts": 0.0, "rstar2/tokens": 800.0}
+    failing = healthy | {
+        "rstar2/failed_rollouts": 3.0,
+        "rstar2/failed_rollouts/engine": 2.0,
+        "rstar2/failed_rollouts/agent_loop": 1.0,
+        "rstar2/failed_tokens": 6000.0,
+        "rstar2/lost_rollouts": 1.0,
+        "rstar2/discarded_rollouts": 64.0,
+        "rstar2/held_out_rollouts": 30.0,
+        "rstar2/held_out_lost": 1.0,
+        "rstar2/held_out_failed": 8.0,
+    }
+    for number, step in enumerate(
+        [healthy, failing, failing | {"val-core/aime/acc/mean@1": 0.5}, healthy], 1
+    ):
+        recorder.on_step(number, step)
+    assert warned == [
+        "step 2: 3 of 64 rollouts failed and were left out (engine 2, agent loop 1), after 6000 tokens on average; "
+        "others have 800",
+        "step 2: 1 of 64 rollouts lost a call to the judge and were left out",
+        "step 2: the step was rolled out again, because too many of its rollouts could not be used: 64 were not "
+        "trained on",
+        "step 2: 9 of 30 held-out rollouts failed or lost a call and were left out: too many for a measurement",
+    ]
+    assert [alarm.sign for alarm in read_alarms(tmp_path)[2]] == ["failed", "lost", "discarded", "held_out"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from rstar2.train.records.curves import curve
 from rstar2.train.records.panels import PANELS
-from rstar2.train.records.raw_metrics import raw_metrics
+from rstar2.train.records.raw_metrics import FailedRollout, raw_metrics
 from rstar2.train.records.steps import (
     COLUMNS,
     as_csv,
@@ -47,9 +48,10 @@ def test_every_rollout_that_is_not_trained_on_has_one_reason() -> None:
     ]
     solved = [rollout(1), rollout(1), rollout(1, lost_calls=1)]
     settings = RocSettings(leave_out="void-turn")
-    made = raw_metrics([*group, *solved], [2, 4], [[*range(6)], [6, 7, 8]], settings)
+    failed = [FailedRollout("engine", "it died", 9), FailedRollout("missing", "no record")]
+    made = raw_metrics([*group, *solved], [2, 4], [[*range(6)], [6, 7, 8]], settings, failed)
     reasons = {name.rpartition("/")[2]: made[name] for name in made if "/dropped/" in name}
-    assert reasons == {"lost": 2, "left_out": 1, "no_gradient": 2, "wrong": 1, "correct": 1}
+    assert reasons == {"failed": 2, "lost": 2, "left_out": 1, "no_gradient": 2, "wrong": 1, "correct": 1}
     assert sum(reasons.values()) + made["rstar2/kept"] == made["rstar2/rollouts"]
 
 
@@ -64,6 +66,46 @@ def test_penalties_and_failures_are_those_before_and_after_selection() -> None:
     assert made["rstar2/calls/timeout"] == made["rstar2/calls/parse_error"] == 0.1
     assert (made["rstar2/call_s"], made["rstar2/slowest_call_s"]) == (0.6, 2.5)
     assert made["rstar2/reward"] == pytest.approx(2 / 3)
+
+
+def test_numbers_about_the_policy_cover_the_rollouts_with_a_verdict() -> None:
+    finished = [rollout(1), rollout(0, tokens=30)]
+    lost = [rollout(0, {"lost": 1}, lost_calls=1, tokens=1000, truncated=True)] * 2
+    made = raw_metrics(
+        [*finished, *lost], [0, 1], [[0, 1, 2, 3]], RocSettings(), [FailedRollout("engine", "", 5000)]
+    )
+    assert (made["rstar2/pass_rate"], made["rstar2/reward"], made["rstar2/truncated"]) == (0.5, 0.5, 0)
+    assert (made["rstar2/tokens"], made["rstar2/tokens_max"]) == (20, 30)
+    assert (made["rstar2/lost_rollouts"], made["rstar2/failed_rollouts/engine"]) == (2, 1)
+    assert (made["rstar2/rollouts"], made["rstar2/failed_tokens"]) == (5, 5000)
+    assert made["rstar2/calls/lost"] == 1, "of all calls, those of lost rollouts included"
+
+
+def test_what_covers_kept_rollouts_alone_is_labelled_so() -> None:
+    """VERL computes these over the batch that it trains on."""
+    of_the_update = ("entropy", "mismatch_kl", "grad_norm", "kept_reward", "staleness", "off_policy_tokens")
+    meanings = {column.name: column.meaning for column in COLUMNS}
+    assert [name for name in of_the_update if not re.search("kept|trained on", meanings[name])] == []
+    labels = [
+        f"{panel.title} {label}"
+        for panel in PANELS
+        for column, label in panel.lines
+        if column in of_the_update
+    ]
+    assert len(labels) == 3
+    assert all("kept" in label for label in labels)
+
+
+def test_held_out_rollouts_without_a_verdict_are_a_column_and_no_measurement_is_an_empty_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "stage1").mkdir()
+    counts = {"rstar2/held_out_rollouts": 30.0, "rstar2/held_out_lost": 2.0, "rstar2/held_out_failed": 7.0}
+    measured = {"val-core/aime24/acc/mean@1": 0.5, **counts}
+    (tmp_path / "stage1" / "metrics-1.jsonl").write_text(line(1, **counts) + line(2, **measured) + line(3))
+    rows = list(csv.DictReader(io.StringIO(as_csv(run_steps(tmp_path)))))
+    found = [(row["held_out"], row["held_out_left_out"]) for row in rows]
+    assert found == [("", "9"), ("0.5", "9"), ("", "")]
 
 
 def test_a_steps_time_is_split_into_parts_that_add_up(tmp_path: Path) -> None:
@@ -128,7 +170,7 @@ def test_null_in_verls_file_is_a_measurement_that_is_not_a_number(tmp_path: Path
     [row] = list(csv.DictReader(io.StringIO(as_csv(steps))))[1:]
     assert (row["entropy"], row["grad_norm"]) == ("nan", "")
     [entropy] = [panel for panel in PANELS if panel.name == "entropy"]
-    assert entropy.curves(steps) == [("entropy", [(1, 0.2)])]
+    assert entropy.curves(steps) == [("entropy, kept", [(1, 0.2)])]
 
 
 def test_metrics_of_a_resumed_stage_are_read_once_a_step(tmp_path: Path) -> None:

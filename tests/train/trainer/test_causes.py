@@ -40,6 +40,24 @@ def test_the_cause_is_found_behind_the_prefixes_of_ray_and_torch(tmp_path: Path,
         ),
         ("OSError: [Errno 28] No space left on device: 'model_world_size_8_rank_0.pt'", "checkpoint.keep"),
         ("RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos [Errno 28]", "make room"),
+        ("RuntimeError: basic_ios::clear: iostream error", "make room"),
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534", "make room"),
+        (
+            "RuntimeError: PytorchStreamWriter failed writing file data/7: file write failed",
+            "could not be written",
+        ),
+        (
+            "safetensors._safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on "
+            "device (os error 28)",
+            "disk is full",
+        ),
+        ("OSError: [Errno 122] Disk quota exceeded: 'optim_world_size_8_rank_3.pt'", "disk is full"),
+        ("ray.exceptions.OutOfDiskError: Local disk is full", "disk is full"),
+        (
+            "rstar2.errors.Failure: no room for the checkpoint of step 20: it needs 165.1 GiB, but the disk of "
+            "/runs/stage1/checkpoints/global_step_20/actor has 12.0 GiB free. Nothing of it was written",
+            "disk is full",
+        ),
         (
             "A worker died or was killed while executing a task by an unexpected system error: the node was "
             "running low on memory",
@@ -106,6 +124,18 @@ def test_an_engine_that_died_comes_before_verls_word_on_the_step_without_rollout
     )
     assert find_cause(log).line == died
     assert "A rollout engine ended" in find_cause(log).remedy
+
+
+def test_rollouts_that_fail_are_the_cause_though_each_left_its_own_error(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    said = "rstar2.errors.Failure: step 7: rollouts that failed: 9 (9 x engine: out of memory), more than"
+    log.write_text(
+        f"{RAY}rstar2.agent.RolloutError: VERL's rollout server failed: The actor died unexpectedly before it\n"
+        f"{RAY}ValueError: an engine's own\nray.exceptions.RayTaskError(Failure): ray::TaskRunnerV1.run() (pid=9)\n"
+        f"{said}\nthe last lines of all\n"
+    )
+    assert find_cause(log).line == said
+    assert "same command continues" in find_cause(log).remedy
 
 
 def test_a_trainer_that_was_killed_and_could_not_say_so_is_told_as_that(tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ from support.tools import SharedTools
 from support.train.kept_traces import training_traces
 
 from rstar2.agent import Limits, RolloutError
+from rstar2.errors import UserError
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.client.http import WrongToken
+from rstar2.judge.service.start import JudgeHandle
 from rstar2.prompts import ChatCodec
+from rstar2.toolbox import Toolbox
+from rstar2.trace import ToolCall
+from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 
 if TYPE_CHECKING:
     from rstar2.train.verl.agent_loop import RStarAgentLoop
@@ -59,6 +66,47 @@ async def test_it_is_kept_unless_no_traces_are_and_the_group_fails(
     assert found == [("sum", 3, 12, "4", "error")] * kept
 
 
+async def test_a_fault_of_the_grader_is_no_wrong_answer(
+    codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rstar2.eval.grader.grade import GRADER_FAULTS, Verdict
+    from rstar2.train.verl import agent_loop
+
+    for rule in GRADER_FAULTS:
+
+        class Grader:
+            async def agrade(self, gold: str, text: str, rule: str = rule) -> Verdict:
+                return Verdict("unparsed", None, rule)
+
+        monkeypatch.setattr(agent_loop, "_grader", Grader)
+        made: Any = loop(codec, tmp_path / "traces", 0.01)
+        made.server_manager, made._reward = DyingServer(codec, dead=True), "paper"
+        with pytest.raises(agent_loop.GraderFault, match=rule) as caught:
+            await made.run({"temperature": 1.0}, **ROW)
+        assert caught.value.trace.tokens > 0
+    assert len(list(training_traces(tmp_path))) == len(GRADER_FAULTS)
+
+
+async def test_of_a_servers_own_error_the_cause_is_told_and_not_the_way_to_it(
+    codec: ChatCodec, tmp_path: Path
+) -> None:
+    from ray.exceptions import RayTaskError
+
+    class FailingServer:
+        async def generate(self, **request: Any) -> None:
+            cause = ValueError("no KV block is free")
+            where = (
+                "ray::vLLMHttpServer.generate() (pid=7)\n  File a, line 1\nValueError: no KV block is free"
+            )
+            raise RayTaskError("generate", where, cause).as_instanceof_cause()
+
+    made: Any = loop(codec, tmp_path / "traces", 0.0)
+    made.server_manager = FailingServer()
+    with pytest.raises(RolloutError) as caught:
+        await made.run({"temperature": 1.0}, **ROW)
+    assert caught.value.message == "VERL's rollout server failed: ValueError: no KV block is free"
+
+
 async def test_what_fails_because_training_ends_is_kept_nowhere(
     codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +121,25 @@ async def test_what_fails_because_training_ends_is_kept_nowhere(
     with pytest.raises(asyncio.CancelledError):
         await unfinished.run({"temperature": 1.0}, **ROW)
     assert list(training_traces(tmp_path)) == []
+
+
+async def test_a_rollout_waits_for_a_judge_that_is_away_only_once() -> None:
+    from rstar2.train.verl.agent_loop import _LostOnce
+
+    waited = []
+
+    class Away:
+        async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+            waited.append(arguments)
+            status = "ok" if len(waited) == 1 else "lost"
+            return ToolCall(name=name, arguments=arguments, status=status, output="-", wall_s=600.0)
+
+    tools = _LostOnce(Away())
+    calls = [await tools.run("python", {"code": str(number)}) for number in range(5)]
+    assert [call.status for call in calls] == ["ok", "lost", "lost", "lost", "lost"]
+    assert [call.arguments for call in calls] == [{"code": str(number)} for number in range(5)]
+    assert waited == [{"code": "0"}, {"code": "1"}]
+    assert sum(call.wall_s for call in calls) == 1200.0
 
 
 async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,11 +169,11 @@ async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.Monke
     worker._agent_loop_postprocess = postprocess
     for problem in ("sum", "product"):
         row = {"agent_name": "ours", "trace": False, "problem": problem}
-        await worker._run_agent_loop({"temperature": 1.0}, {"validate": False}, **row)
+        await worker._run_agent_loop({"temperature": 1.0}, {"validate": True}, **row)
     assert made == ["a.Loop"]
     assert outputs == [
-        ("sum at 1.0", False, {"problem": "sum"}),
-        ("product at 1.0", False, {"problem": "product"}),
+        ("sum at 1.0", True, {"problem": "sum"}),
+        ("product at 1.0", True, {"problem": "product"}),
     ]
 
 
@@ -164,3 +231,31 @@ async def test_a_turn_fails_where_the_engine_still_lives_and_the_session_ends_al
         await made.run({"temperature": 1.0}, **ROW)
     (request,) = made.server_manager.asked
     assert made.server_manager._load_balancer.told == [("failed", request), ("end", request, None)]
+
+
+class CallingServer:
+    """Writes a turn with a call."""
+
+    def __init__(self, codec: ChatCodec) -> None:
+        call = '{"name": "python_code_with_standard_io", "arguments": {"code": "print(1)"}}'
+        text = f"So</reason><tool_call>{call}</tool_call>"
+        self._ids = [*codec.tokenizer.encode(text), codec.end_id]
+
+    async def generate(self, **request: Any) -> SimpleNamespace:
+        return SimpleNamespace(
+            token_ids=self._ids, log_probs=[-1.0] * len(self._ids), extra_fields={"global_steps": 1}
+        )
+
+
+async def test_a_judge_that_refuses_the_token_ends_training_and_loses_no_call(
+    codec: ChatCodec, token_judge: JudgeHandle, tmp_path: Path
+) -> None:
+    rolling = loop(codec, tmp_path / "traces", 1.0)
+    rolling.server_manager = CallingServer(codec)
+    async with JudgeClient(token_judge.url, "another", wait_s=1e6) as client:
+        rolling._tools = Toolbox(client, codec.format)
+        with pytest.raises(WrongToken):
+            await rolling.run({"temperature": 1.0}, **ROW)
+    error = read_final_error(tmp_path / FINAL_ERROR_FILE)
+    assert isinstance(error, UserError)
+    assert error.message == f"the judge at {token_judge.url} refused the token"

@@ -58,6 +58,55 @@ def test_micro_batches_and_empty_rollouts_are_made_where_they_can_be_replaced() 
     assert "SYNTHETIC_PADDING_SEQ_LEN - 1" in made
 
 
+def test_what_the_trainer_does_is_seen_in_methods_of_its_engine() -> None:
+    """An update, log-probabilities, weights on their way and checkpoints are shown by `rstar2.train.verl.activity`."""
+    from verl.workers import engine_workers
+    from verl.workers.engine.fsdp import transformer_impl
+
+    from rstar2.train.verl.activity import _WHOLE
+
+    engine = transformer_impl.FSDPEngine
+    parameters = inspect.signature(engine.forward_backward_batch).parameters
+    assert list(parameters) == ["self", "data", "loss_function", "forward_only"]
+    assert "return per_tensor_param, peft_config_dict" in inspect.getsource(engine.get_per_tensor_param)
+    assert "self.actor.engine.get_per_tensor_param(" in inspect.getsource(
+        engine_workers.ActorRolloutRefWorker
+    )
+    for name in _WHOLE:
+        assert name in vars(engine), name
+        assert name not in vars(transformer_impl.FSDPEngineWithLMHead), name
+    worker = inspect.getsource(engine_workers.TrainingWorker.__init__)
+    assert "initialize_global_process_group_ray(timeout_second=None)" in worker
+
+
+def test_the_trainer_decides_on_saving_and_on_its_end_after_the_update() -> None:
+    """Where `rstar2.train.verl.saving` and `sft_trainer` change what VERL decides by."""
+    from verl.trainer import sft_trainer
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    source = inspect.getsource(PPOTrainer.fit)
+    step = source.index("batch = self.step(metrics, self.timing_raw)")
+    save = source.index("self.config.trainer.save_freq > 0 and (")
+    assert step < save < source.index("self.on_step_end()")
+    assert "self.global_steps <= self.total_training_steps:" in source
+    source = inspect.getsource(sft_trainer.SFTTrainer.fit)
+    train = source.index("self.training_client.train_batch(data=data)")
+    last = source.index("is_last_step = global_step >= self.total_training_steps")
+    saved = source.index("is_save_step = global_step % self.save_freq == 0")
+    assert train < last < saved < source.index("self.ckpt_handler.save_checkpoint(step=global_step)")
+    assert "trainer = SFTTrainer(config=config)" in inspect.getsource(sft_trainer.run_sft)
+
+
+def test_flash_attns_loss_is_called_by_a_name_that_can_be_replaced() -> None:
+    from verl.utils import torch_functional
+
+    chosen = inspect.getsource(torch_functional.logprobs_from_logits)
+    assert "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE" in chosen
+    called = inspect.getsource(torch_functional.logprobs_from_logits_flash_attn)
+    assert "cross_entropy_loss(logits, labels, inplace_backward=inplace_backward)" in called
+    assert "return -output[0]" in called
+
+
 def test_sft_counts_conversations_where_it_is_told_to() -> None:
     assert composed("sft_trainer_engine", []).data.micro_batch_size_per_gpu == VERL_MICRO_BATCH
 
@@ -83,6 +132,38 @@ def test_the_replay_buffer_hands_groups_to_one_method() -> None:
         "partition_id",
         "batch_size",
     ]
+
+
+def test_held_out_problems_are_measured_by_two_methods_that_can_be_replaced() -> None:
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from rstar2.train.verl import held_out
+
+    assert PPOTrainer._validate is held_out._validate
+    assert PPOTrainer._val_metrics_update is held_out._val_metrics_update
+    assert list(inspect.signature(held_out._verls_metrics).parameters) == [
+        "self",
+        "data_sources",
+        "sample_uids",
+        "reward_extra_infos_dict",
+        "sample_turns",
+        "expected_acc_counts",
+    ]
+    validates = inspect.getsource(held_out._verls_validate)
+    assert 'partition_id="val", batch_size=len(batch)' in validates
+    assert "return self._val_metrics_update(" in validates
+
+
+def test_the_replay_buffer_looks_at_the_queue_by_one_method_and_a_rollout_may_have_only_a_tag() -> None:
+    from transfer_queue import interface
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+    for polls in (ReplayBuffer.sample, ReplayBufferAsync.wait_for_sampleable):
+        assert "self._sync_metadata_from_transfer_queue()" in inspect.getsource(polls)
+    assert "time.sleep(self.poll_interval)" in inspect.getsource(ReplayBuffer._wait_for_next_poll)
+    put = inspect.signature(interface.async_kv_put).parameters
+    assert put["fields"].default is None
+    assert "tag" in put
 
 
 def test_agent_loops_hand_over_a_score_of_their_own() -> None:

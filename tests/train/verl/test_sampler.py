@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.optional import needs
-from support.train.verl_queue import start_queue
 
-from rstar2.errors import Failure
-from rstar2.judge.client.http import JudgeError
+from rstar2.errors import Failure, UserError
+from rstar2.judge.client import SyncJudgeClient
+from rstar2.judge.client.http import JudgeError, WrongToken
+from rstar2.judge.schema import RunResult
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.processes import free_port
 from rstar2.trace import ToolCall, Trace, Turn, read_traces
-from rstar2.train.records.raw_metrics import raw_metrics
+from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
+from rstar2.train.records.progress import PROGRESS_FILE, read_progress
+from rstar2.train.records.raw_metrics import FailedRollout, raw_metrics
 from rstar2.train.roc import RocSettings, Rollout
-from rstar2.train.verl.rollout_fields import rollout_of, to_extra_fields, trace_of
+from rstar2.train.verl.rollout_fields import failed_tag, rollout_of, to_extra_fields, trace_of
 
 if TYPE_CHECKING:
     from rstar2.train.verl.sampler import RocReplayBuffer
@@ -61,8 +64,10 @@ def buffer(
     traces_per_step: int = 0,
     judge: dict[str, Any] | None = None,
     prompts: int = 4,
+    rollouts: int = 8,
     refill: Callable[[int], None] | None = None,
     max_steps: int | None = None,
+    max_failed_share: float = 0.05,
     **roc: Any,
 ) -> RocReplayBuffer:
     """VERL's asynchronous one where `max_steps` is given."""
@@ -83,7 +88,9 @@ def buffer(
             "trace_trackers": [],
             "run": "night-stage1",
             "prompts": prompts,
-            "rollouts": 8,
+            "rollouts": rollouts,
+            "held_out_samples": 4,
+            "max_failed_share": max_failed_share,
             "judge": judge or {},
             "agent_loop": str(folder / "agent_loop.yaml"),
         },
@@ -114,7 +121,7 @@ def test_raw_statistics_count_what_selection_would_hide() -> None:
         rollout(False, lost_calls=1),
     ]
     raw = raw_metrics(rollouts, kept=[0, 3], groups=[[0, 1], [2, 3]], settings=RocSettings())
-    assert raw["rstar2/pass_rate"] == 0.5
+    assert raw["rstar2/pass_rate"] == pytest.approx(2 / 3), "a rollout that lost a call is not a wrong one"
     assert raw["rstar2/failed_call_ratio_correct"] == pytest.approx(2 / 4)
     assert raw["rstar2/kept_failed_call_ratio_correct"] == 0.0
     assert (raw["rstar2/rollouts"], raw["rstar2/kept"], raw["rstar2/lost_calls"]) == (4, 2, 1)
@@ -139,17 +146,6 @@ def test_a_step_whose_groups_are_all_dropped_trains_on_one_without_advantage(tmp
     assert len({(mixed + [rollout(True)] * 4)[i].reward for i in kept}) == 1
 
 
-@pytest.fixture(scope="module")
-def verls_queue() -> Iterator[Any]:
-    """The queue between VERL's agent loops and its trainer."""
-    import ray
-
-    tq = start_queue()
-    yield tq
-    tq.close()
-    ray.shutdown()
-
-
 @pytest.fixture
 def submit(verls_queue: Any) -> Iterator[Callable[..., None]]:
     """Puts a group into the queue, as VERL's agent loops do; `step` is the one that handed its problem out."""
@@ -161,21 +157,26 @@ def submit(verls_queue: Any) -> Iterator[Callable[..., None]]:
         status: str | None = "finished",
         step: int = 1,
         written_by: dict[int, int] | None = None,
+        failed: Sequence[FailedRollout] = (),
     ) -> None:
         fields = [{"extra_fields": to_extra_fields(trace, True, written_by)} for trace in traces]
-        verls_queue.kv_batch_put(
-            keys=[f"{name}_{i}_0" for i in range(len(traces))],
-            partition_id="train",
-            fields=list_of_dict_to_tensordict(fields),
-            tags=[{"status": "success"}] * len(traces),
-        )
+        if fields:
+            verls_queue.kv_batch_put(
+                keys=[f"{name}_{i}_0" for i in range(len(traces))],
+                partition_id="train",
+                fields=list_of_dict_to_tensordict(fields),
+                tags=[{"status": "success"}] * len(traces),
+            )
+        for i, failure in enumerate(failed, len(traces)):
+            verls_queue.kv_put(key=f"{name}_{i}_0", partition_id="train", tag=failed_tag(failure))
         if status:
             tag = {"is_prompt": True, "status": status, "global_steps": step}
             verls_queue.kv_batch_put(keys=[name], partition_id="train", tags=[tag])
 
     yield put
-    if left := (verls_queue.kv_list() or {}).get("train"):
-        verls_queue.kv_clear(keys=list(left), partition_id="train")
+    for partition, left in (verls_queue.kv_list() or {}).items():
+        if left:
+            verls_queue.kv_clear(keys=list(left), partition_id=partition)
 
 
 def group(rewards: str) -> list[Trace]:
@@ -230,10 +231,36 @@ def test_groups_without_a_gradient_are_replaced_up_to_the_limit(submit: Any, tmp
 def test_a_judge_that_is_away_pauses_a_step_and_then_ends_the_training(submit: Any, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([{"judge_url": url, "judge_token": None}]))
-    sampler = buffer(tmp_path, judge={"stop_after_s": 0.2}, down_sample_to_n=2)
+    sampler = buffer(tmp_path, judge={"stop_after_s": 0.2}, rollouts=4, down_sample_to_n=2)
     submit("a", group("1x10"))
     with pytest.raises(JudgeError, match=r"rollouts that lost a tool call: 1 .*the last checkpoint is kept"):
         sampler.sample(1, "train", 1)
+
+
+def test_a_judge_that_refuses_the_token_is_not_waited_for(
+    submit: Any, token_judge: JudgeHandle, tmp_path: Path
+) -> None:
+    settings = {"judge_url": token_judge.url, "judge_token": "another"}
+    (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
+    sampler = buffer(tmp_path, judge={"stop_after_s": 1e6}, down_sample_to_n=2)
+    submit("a", group("1x10"))
+    with pytest.raises(WrongToken, match="refused the token"):
+        sampler.sample(1, "train", 1)
+    assert isinstance(read_final_error(tmp_path / FINAL_ERROR_FILE), UserError)
+
+
+def test_a_judge_whose_health_is_good_but_that_loses_programs_is_waited_for(
+    submit: Any, judge: JudgeHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"judge_url": judge.url, "judge_token": judge.token}
+    (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
+    lost = RunResult(id="1", outcome="lost", stderr="its queue is gone")
+    monkeypatch.setattr(SyncJudgeClient, "run", lambda *_: lost)
+    sampler = buffer(tmp_path, judge={"stop_after_s": 0.2}, down_sample_to_n=2)
+    submit("a", group("1x10"))
+    with pytest.raises(JudgeError, match=r"for 0\.2 s") as caught:
+        sampler.sample(1, "train", 1)
+    assert "loses programs: its queue is gone" in str(caught.value.__cause__)
 
 
 def test_a_step_of_which_nothing_can_be_trained_on_is_no_fault_of_the_judge(
@@ -242,6 +269,7 @@ def test_a_step_of_which_nothing_can_be_trained_on_is_no_fault_of_the_judge(
     names = iter("bcdefghijklm")
     sampler = buffer(
         tmp_path,
+        rollouts=4,
         refill=lambda count: submit(next(names), group("1010")),
         down_sample_to_n=2,
         leave_out="all-failed",
@@ -264,7 +292,7 @@ def test_once_the_judge_answers_the_step_is_rolled_out_again(
         asked.append(count)
         submit("b", group("1010"))
 
-    sampler = buffer(tmp_path, refill=refill, down_sample_to_n=2)
+    sampler = buffer(tmp_path, rollouts=4, refill=refill, down_sample_to_n=2)
     submit("a", group("1x10"))
     batch, metrics = sampler.sample(1, "train", 1)
     assert asked == [1]
@@ -287,7 +315,7 @@ def test_only_waiting_for_the_judge_counts_and_a_judge_that_keeps_losing_calls_e
             submit(name, group(rewards))
 
     # Less than one question to the judge takes, so that any second round is past it.
-    sampler = buffer(tmp_path, judge={"stop_after_s": 1e-9}, refill=refill, down_sample_to_n=2)
+    sampler = buffer(tmp_path, judge={"stop_after_s": 1e-9}, rollouts=4, refill=refill, down_sample_to_n=2)
     submit("a", group("1x10"))
     batch, metrics = sampler.sample(1, "train", 1)
     assert {key.split("_")[0] for key in batch.keys} == {"d"}
@@ -298,6 +326,130 @@ def test_only_waiting_for_the_judge_counts_and_a_judge_that_keeps_losing_calls_e
     ):
         sampler.sample(2, "train", 1)
     assert next(groups, None) is None
+
+
+ENGINE_DIED = FailedRollout("engine", "VERL's rollout server failed: out of memory", 6000)
+
+
+@pytest.mark.parametrize("max_steps", [None, 8], ids=["sync", "asynchronous"])
+def test_failed_rollouts_are_counted_by_cause_and_never_reach_the_update(
+    submit: Any, verls_queue: Any, tmp_path: Path, max_steps: int | None
+) -> None:
+    sampler = buffer(tmp_path, max_failed_share=0.3, max_steps=max_steps, down_sample_to_n=4)
+    grader = FailedRollout("grader", "the grader failed", 10)
+    submit("a", group("110010"), failed=[ENGINE_DIED, grader])
+    # Of this one, two left no record at all.
+    submit("b", group("110100"))
+    batch, metrics = sampler.sample(1, "train", 2)
+    assert len(batch.keys) == 8
+    assert not {"a_6_0", "a_7_0"} & set(batch.keys)
+    causes = {name.rpartition("/")[2]: metrics[name] for name in metrics if "failed_rollouts/" in name}
+    assert causes == {"engine": 1, "grader": 1, "missing": 2, "agent_loop": 0}
+    assert (metrics["rstar2/failed_rollouts"], metrics["rstar2/rollouts"]) == (4, 16)
+    assert (metrics["rstar2/dropped/failed"], metrics["rstar2/discarded_rollouts"]) == (4, 0)
+    assert metrics["rstar2/reward"] == 0.5, "of those with a verdict"
+    assert "a_6_0" not in verls_queue.kv_list()["train"]
+
+
+def test_a_step_whose_long_rollouts_fail_is_not_trained_on(
+    submit: Any, verls_queue: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine of ten long rollouts, which are wrong more often, fail: the pass rate of the rest is no measurement."""
+    from rstar2.train.verl import sampler as module
+
+    waited: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", waited.append)
+    names, handed = iter("bcdef"), ["a"]
+
+    def refill(count: int) -> None:
+        handed.append(next(names))
+        submit(handed[-1], group("11101111110"), failed=[ENGINE_DIED] * 9)
+
+    sampler = buffer(tmp_path, -1, rollouts=20, refill=refill, down_sample_to_n=4)
+    submit("a", group("11101111110"), failed=[ENGINE_DIED] * 9)
+    with pytest.raises(Failure) as caught:
+        sampler.sample(1, "train", 1)
+    said = str(caught.value)
+    for part in (
+        "rollouts that failed: 9 (9 x engine: VERL's rollout server failed: out of memory)",
+        "after 6000 tokens on average; others have 4",
+        "more than rollout.max_failed_share = 0.05 of 20",
+        "3 times; nothing of it was trained on",
+        "run the same command",
+    ):
+        assert part in said
+    assert handed == ["a", "b", "c"]
+    assert waited == [30.0, 60.0]
+    assert verls_queue.kv_list().get("train", {}) == {}
+    assert not any(trace.kept for trace in read_traces(tmp_path / "step-000001.jsonl"))
+
+
+@pytest.mark.parametrize("max_steps", [None, 8], ids=["sync", "asynchronous"])
+def test_once_rollouts_finish_again_the_step_is_trained_on_and_says_what_was_discarded(
+    submit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_steps: int | None
+) -> None:
+    from rstar2.train.verl import sampler as module
+
+    monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
+    # Not even one finished.
+    submit("a", [], failed=[ENGINE_DIED] * 8)
+    told: list[str] = []
+
+    def refill(count: int) -> None:
+        progress = read_progress(tmp_path / PROGRESS_FILE)
+        assert progress is not None
+        told.append(progress.fault)
+        submit("b", group("11110000"))
+
+    sampler = buffer(tmp_path, refill=refill, max_steps=max_steps, down_sample_to_n=4)
+    batch, metrics = sampler.sample(1, "train", 1)
+    assert groups_of(batch.keys) == {"b"}
+    assert (metrics["rstar2/failed_rollouts"], metrics["rstar2/discarded_rollouts"]) == (0, 8)
+    [fault] = told
+    assert fault.startswith("step 1: rollouts that failed: 8 (8 x engine: VERL's rollout server failed")
+    assert "nothing of it is trained on, and it is rolled out again" in fault
+
+
+def test_failures_in_replaced_groups_count_too(submit: Any, tmp_path: Path) -> None:
+    sampler = buffer(
+        tmp_path,
+        prompts=1,
+        refill=lambda count: submit("b", group("11110000")),
+        max_failed_share=0.2,
+        down_sample_to_n=4,
+        refill_batches=1.0,
+    )
+    submit("a", group("111111"), failed=[ENGINE_DIED] * 2)
+    batch, metrics = sampler.sample(1, "train", 1)
+    assert groups_of(batch.keys) == {"b"}
+    assert (metrics["rstar2/failed_rollouts"], metrics["rstar2/rollouts"]) == (2, 16)
+
+
+def test_failures_are_told_while_the_step_is_still_rolled_out(submit: Any, tmp_path: Path) -> None:
+    sampler = buffer(tmp_path, prompts=2)
+    submit("a", group("11"), "running", failed=[ENGINE_DIED])
+    sampler._step = 5
+    sampler._sync_metadata_from_transfer_queue()
+    progress = sampler._rollout_progress("train")
+    assert progress.text() == "step 5, 3 of 16 rollouts finished, 1 of them failed"
+    assert progress.fault == (
+        "step 5: rollouts fail, and are left out: 1 x engine: VERL's rollout server failed: out of memory"
+    )
+
+
+def test_the_more_a_look_at_the_queue_costs_the_fewer_looks_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rstar2.train.verl import sampler as module
+
+    slept: list[float] = []
+    monkeypatch.setattr("verl.trainer.ppo.v1.replay_buffer.time.sleep", slept.append)
+    sampler = buffer(tmp_path)
+    for cost_s in (0.001, 0.1, 2.0):
+        monkeypatch.setattr(module.time, "monotonic", lambda cost_s=cost_s: 100.0 + cost_s)
+        sampler._poll_begun_at = 100.0
+        sampler._wait_for_next_poll("train", 0.0)
+    assert slept == pytest.approx([0.1, 1.9, 10.0])
 
 
 def groups_of(keys: Any) -> set[str]:

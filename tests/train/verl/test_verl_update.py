@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,18 +16,22 @@ import numpy as np
 import pytest
 from support.optional import needs
 from support.scripted_rollouts import Group, Trained, Update, in_trainer
+from support.small_disk import resize, small_disk
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.errors import Failure
 from rstar2.processes import unassigned_ports
 from rstar2.prompts import load_codec
 from rstar2.trace import read_traces
 from rstar2.train import stages
-from rstar2.train.command import CPU_ENVIRONMENT, Command
+from rstar2.train.command import CPU_ENVIRONMENT, Command, stage_command
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.stages import Start, continue_optimizer
+from rstar2.train.trainer.checkpoints import fault
+from rstar2.train.trainer.room import BESIDE
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400), needs("verl")]
 
@@ -58,17 +64,24 @@ def recipe(prompts: int, *changes: str) -> StageRecipe:
     return stage_recipe(1, "laptop", [*SMALL, f"rollout.prompts={prompts}", *changes])
 
 
-@pytest.fixture(scope="module")
-def trainer() -> Iterator[Callable[..., Any]]:
+@contextmanager
+def trainer_process(**environment: str) -> Iterator[Callable[..., Any]]:
     """Calls a function of `support.train.verl_trainer` in a process with the laptop profile's environment."""
     spawn = multiprocessing.get_context("spawn")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**CPU_ENVIRONMENT, **ONE_RANK}.items():
+        for name, value in {**CPU_ENVIRONMENT, **ONE_RANK, **environment}.items():
             patch.setenv(name, value)
         pool = ProcessPoolExecutor(1, spawn)
         pool.submit(in_trainer, "start", os.getpid()).result(BOUND_S)
     with pool:
         yield lambda *call: pool.submit(in_trainer, *call).result(BOUND_S)
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Iterator[Callable[..., Any]]:
+    """Of the laptop profile."""
+    with trainer_process() as call:
+        yield call
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +181,18 @@ def test_an_update_is_the_same_in_any_number_of_micro_batches(train: Train, plai
     assert update.metrics["actor/entropy"] == pytest.approx(plain.updates[0].metrics["actor/entropy"])
 
 
+def test_an_update_is_the_same_with_and_without_padding(plain: Trained, root: Path) -> None:
+    """The profiles of GPUs pack rollouts into one row; attention and loss are then those of `torch_kernels`."""
+    packed = recipe(2, "hardware.attention=torch")
+    modules = stage_command(packed, root, root).env["VERL_USE_EXTERNAL_MODULES"]
+    with trainer_process(VERL_USE_EXTERNAL_MODULES=modules) as call:
+        [update] = call("train", packed, root / "model", root / "packed", [MIXED]).updates
+    assert update.tokens == plain.updates[0].tokens
+    assert same(plain.updates[0], update, tolerance=1e-4)
+    for name in ("actor/entropy", "actor/grad_norm"):
+        assert update.metrics[name] == pytest.approx(plain.updates[0].metrics[name], rel=1e-4)
+
+
 def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, plain: Trained) -> None:
     [alone] = plain.updates
     # All right, all wrong, and one wrong of eight, of which selection keeps none.
@@ -191,6 +216,21 @@ def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, pl
     assert same(alone, kept, scale=kept.tokens / alone.tokens, tolerance=1e-4)
 
 
+def test_a_step_weighs_its_tokens_or_its_problems_alike(train: Train, plain: Trained) -> None:
+    """Its gradient is a mean of those of its problems alone, by their tokens or by their number."""
+    alone = [train(recipe(1), [[group]]).updates[0] for group in MIXED]
+    assert alone[0].tokens != alone[1].tokens
+    [by_tokens] = plain.updates
+    [by_problems] = train(recipe(2, "algorithm.loss_weights=problems"), [MIXED]).updates
+    for update, weights in ((by_tokens, [each.tokens for each in alone]), (by_problems, [1, 1])):
+        for name, gradient in update.gradient.items():
+            parts = [weight * each.gradient[name] for weight, each in zip(weights, alone, strict=True)]
+            assert gradient.allclose(
+                sum(parts) / sum(weights), rtol=1e-3, atol=1e-4 * float(gradient.abs().max())
+            )
+    assert not same(by_tokens, by_problems, tolerance=0.01)
+
+
 def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:
     fewer = ["rollout.rollouts=20", "roc.down_sample_to_n=10"]
 
@@ -205,6 +245,34 @@ def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:
     assert same(update, other)
     [other] = train(recipe(2, *fewer), [groups(**{"1": "What a right one says does. "})]).updates
     assert not same(update, other, tolerance=0.01)
+
+
+def test_a_batch_with_failed_rollouts_trains_on_none_of_them(train: Train) -> None:
+    fewer = ["rollout.rollouts=20", "roc.down_sample_to_n=10"]
+    step = [Group("a", "f1110000111000011110"), Group("bb", "111000011100001111f0")]
+    [update] = train(recipe(2, *fewer), [step]).updates
+    found = {name: update.metrics[f"rstar2/{name}"] for name in ("failed_rollouts", "rollouts", "pass_rate")}
+    assert found == {"failed_rollouts": 2, "rollouts": 40, "pass_rate": 20 / 38}
+    assert not {"a_0_0", "bb_18_0"} & set(update.advantages)
+    assert len(update.advantages) == 20
+
+
+def test_a_step_whose_long_rollouts_fail_updates_nothing_and_the_user_is_told_at_once(
+    trainer: Callable[..., Any], root: Path, tmp_path: Path
+) -> None:
+    """Nine of ten long rollouts, which are right less often, fail after their first turn, in every attempt."""
+    failing = [Group("a", "1110111101ffffffff0f"), Group("bb", "1011111110fffff0ffff")]
+    asked = recipe(2, "rollout.rollouts=20", "roc.down_sample_to_n=10")
+    made = trainer("train_failing", asked, root / "model", tmp_path / "stage", failing)
+    assert (made.updates, made.attempts) == (0, 3)
+    assert (
+        "rollouts that failed: 18 (18 x engine: VERL's rollout server failed: the engine is out of memory)"
+        in made.failure
+    )
+    assert "nothing of it was trained on" in made.failure
+    assert len(made.faults) == 2
+    for text in made.faults:
+        assert text.startswith("step 1: rollouts that failed: 18 (18 x engine: ")
 
 
 def test_adamw_and_the_warm_up_continue_from_stage_1_to_stage_2(train: Train, tmp_path: Path) -> None:
@@ -266,3 +334,22 @@ def test_a_kill_while_the_model_is_made_leaves_that_alone_to_be_done(train: Trai
 
 def _equal(one: Any, other: Any) -> bool:
     return bool((one == other).all())
+
+
+def test_a_checkpoint_without_room_is_not_begun_and_the_same_command_continues(
+    train: Train, root: Path
+) -> None:
+    with small_disk(root / "disk", 32 << 20) as disk:
+        stage = disk / "stage1"
+        with pytest.raises(Failure, match="no room for the checkpoint of step 1: it needs") as refused:
+            train(recipe(2), [MIXED], folder=stage)
+        assert "Nothing of it was written" in refused.value.message
+        assert not list(stage.glob("checkpoints/global_step_*"))
+        resize(disk, 256 << 20)
+        train(recipe(2), [MIXED], folder=stage)
+        checkpoint = stage / "checkpoints" / "global_step_1"
+        assert fault(checkpoint) is None
+        # What was said to be needed is what it takes, with the room that is kept for small files.
+        [needed] = re.findall(r"it needs (\d+) MiB", refused.value.message)
+        weights = sum(path.stat().st_size for path in checkpoint.glob("actor/[mo]*.pt"))
+        assert weights / (1 << 20) + BESIDE / (1 << 20) == pytest.approx(float(needed), abs=1.0)

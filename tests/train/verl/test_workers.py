@@ -19,7 +19,7 @@ from rstar2.train.recipe_files import sft_recipe, stage_recipe
 
 
 def signs(folder: Path) -> SignsOfLife:
-    return SignsOfLife(folder / "metrics.jsonl", None, 3000.0)
+    return SignsOfLife(folder / "metrics.jsonl", folder, 3000.0)
 
 
 def test_what_wandb_the_hub_and_nccl_need_is_handed_on_and_nothing_else() -> None:
@@ -76,7 +76,7 @@ def test_a_worker_reads_the_secrets_and_its_process_groups_have_the_profiles_tim
         "    return group._get_backend(group._device_types[0]).options._timeout.total_seconds()\n"
         "dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore(), timeout=None)\n"
         "print(os.environ['HF_TOKEN'], os.environ['WANDB_API_KEY'], timeout(), sep='|')\n"
-        "print(distributed.initialize_global_process_group.keywords)\n"
+        "print(distributed.initialize_global_process_group.__wrapped__.keywords)\n"
     )
     env = {**os.environ, **command.env, "WANDB_API_KEY": "here before"}
     env |= {"RSTAR2_SECRETS_FILE": str(tmp_path / "keys.json")}
@@ -133,7 +133,7 @@ def trainer(folder: Path, *words: str) -> Command:
 @pytest.mark.usefixtures("two_nodes")
 def test_torchrun_starts_on_every_node_and_its_ranks_find_each_other(tmp_path: Path) -> None:
     command = trainer(tmp_path)
-    run_trainer(command, tmp_path / "log", signs(tmp_path), lambda line: None)
+    run_trainer(command, tmp_path / "log", signs(tmp_path), lambda line: None, pytest.fail)
     said = {(tmp_path / str(rank)).read_text() for rank in range(4)}
     assert said == {f"4 10 {command.env['HANDED_ON']}"}
 
@@ -143,6 +143,8 @@ def test_torchrun_starts_on_every_node_and_its_ranks_find_each_other(tmp_path: P
 @pytest.mark.usefixtures("two_nodes")
 def test_a_rank_that_fails_on_another_node_ends_the_run_with_its_cause(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="exit code 1") as failed:
-        run_trainer(trainer(tmp_path, "fail"), tmp_path / "log", signs(tmp_path), lambda line: None)
+        run_trainer(
+            trainer(tmp_path, "fail"), tmp_path / "log", signs(tmp_path), lambda line: None, pytest.fail
+        )
     assert "the fourth rank fell over" in (tmp_path / "log").read_text()
     assert "exit code 1" in failed.value.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +18,7 @@ CONTEXT = 2048
 SEED = 1
 CONVERSATIONS = 400
 """That the tokenizer learns its merges from."""
-TRAINED = SIZES[:2]
+TRAINED: tuple[Size, ...] = SIZES[:2]
 """Larger ones would take minutes and tens of GB for each checkpoint."""
 TOKENS = 4096
 """Of a micro-batch."""

@@ -89,7 +89,7 @@ class CpuServer:
         """Answer every request with the tokens it has; later ones wait for `resume_generation`.
 
         They wait for as long as an update takes, which `rstar2.train.launch` limits: it ends a trainer, and this actor
-        with it, that finishes neither a step nor a rollout for `hardware.hung_after_s`.
+        with it, that gives no sign of life for `hardware.hung_after_s`.
         """
         self._generates.clear()
         self._interruptions += 1

@@ -1,0 +1,119 @@
+"""Has the first rank of the trainer say what it is doing: which micro-batch, which tensor it sends, whether it saves.
+
+An update can take hours and prints nothing. The hooks are around the methods of VERL's FSDP engine, in the process of
+rank 0 alone, and are set when that process has joined its process group: only the processes that train do. VERL's own
+code runs unchanged between them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed
+
+from rstar2.train.records.progress import (
+    LOADING_CHECKPOINT,
+    LOADING_MODEL,
+    SENDING_WEIGHTS,
+    Activity,
+    ActivityWriter,
+)
+from rstar2.train.trainer.saving import STAGE_FOLDER
+
+MICRO_BATCHES, TENSORS = "micro-batches", "tensors"
+_WHOLE = {
+    "initialize": LOADING_MODEL,
+    "optimizer_step": "optimizer",
+    "save_checkpoint": "saving a checkpoint",
+    "load_checkpoint": LOADING_CHECKPOINT,
+}
+"""Methods of VERL's engine that are one phase, which is not divided."""
+
+
+def shown_after(join: Callable[..., Any]) -> Callable[..., Any]:
+    """Stands in for a function of VERL's that joins a process group: the first rank then shows what it does."""
+
+    @functools.wraps(join)
+    def joined(*args: Any, **kwargs: Any) -> Any:
+        result = join(*args, **kwargs)
+        if STAGE_FOLDER in os.environ and torch.distributed.get_rank() == 0:
+            show_activity(Path(os.environ[STAGE_FOLDER]))
+        return result
+
+    return joined
+
+
+@functools.cache  # the actor and a reference model join one after the other
+def show_activity(folder: Path) -> None:
+    """Have this process write what VERL's FSDP engine does to `folder/alive.json`."""
+    from verl.workers.engine.fsdp import transformer_impl
+
+    shown = _Shown(ActivityWriter(folder))
+    engine, language_model = transformer_impl.FSDPEngine, transformer_impl.FSDPEngineWithLMHead
+    transformer_impl.prepare_micro_batches = shown.divided(transformer_impl.prepare_micro_batches)
+    engine.forward_backward_batch = shown.batch(engine.forward_backward_batch)
+    language_model.forward_step = shown.micro_batch(language_model.forward_step)
+    engine.get_per_tensor_param = shown.sent(engine.get_per_tensor_param)
+    for name, phase in _WHOLE.items():
+        setattr(engine, name, shown.whole(getattr(engine, name), phase))
+
+
+class _Shown:
+    """Wraps methods so that they say what they do."""
+
+    def __init__(self, writer: ActivityWriter) -> None:
+        self._write = writer.write
+        self._phase = ""
+        self._total = 0
+        self._begun = 0
+
+    def whole(self, original: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            self._write(Activity(phase))
+            return original(*args, **kwargs)
+
+        return method
+
+    def batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(engine: Any, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+            self._phase = "log-probabilities" if forward_only else "update"
+            return original(engine, data, loss_function, forward_only=forward_only)
+
+        return method
+
+    def divided(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            micro_batches, rows = original(*args, **kwargs)
+            self._total, self._begun = len(micro_batches), 0
+            return micro_batches, rows
+
+        return function
+
+    def micro_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            self._write(Activity(self._phase, self._begun, self._total, MICRO_BATCHES))
+            self._begun += 1
+            return original(*args, **kwargs)
+
+        return method
+
+    def sent(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            tensors, adapter = original(*args, **kwargs)
+            return self._counted(tensors), adapter
+
+        return method
+
+    def _counted(self, tensors: Iterable[Any]) -> Iterator[Any]:
+        for count, tensor in enumerate(tensors):
+            self._write(Activity(SENDING_WEIGHTS, count, 0, TENSORS))
+            yield tensor

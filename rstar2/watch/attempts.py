@@ -1,0 +1,75 @@
+"""Counts the starts of a training command that brought a run no further, so that a script knows when to give up.
+
+`python -m rstar2.watch.attempts RUN CALLER MOST` says that a script is about to start the command of the run's folder
+once more, and prints the number of this attempt: 1 if the run got further since the attempt before, else one more.
+It ends with exit code 1 and a message if that is more than MOST. CALLER names the script's job, for example by Slurm's
+job id: another caller counts from 1 again. `examples/cluster/` has the scripts.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rstar2.errors import Failure, RStarError, UserError
+from rstar2.files import read_json, write_json
+from rstar2.runs import load_status
+from rstar2.train.filter.progress import verdicts_written
+from rstar2.train.records.steps import sft_metrics, step_metrics
+from rstar2.train.trainer.checkpoints import finished_steps
+
+STATE_FILE = ".cluster/attempts.json"
+"""In the run's folder, which a run may begin in although it is not empty: names with a dot do not count."""
+
+
+def progress(run: Path) -> int:
+    """A number that grows with each finished step, saved checkpoint, filter sample and finished model of a run."""
+    phases = ("sft", "stage[0-9]", "plain/stage[0-9]")
+    folders = [run, *(folder for phase in phases for folder in run.glob(phase))]
+    return sum(map(_phase_progress, folders))
+
+
+def _phase_progress(folder: Path) -> int:
+    steps = {*sft_metrics(folder), *step_metrics(folder)}
+    saved = finished_steps(folder / "checkpoints")
+    samples = verdicts_written(folder / "solved")
+    return max(steps, default=0) + max(saved, default=0) + samples + (folder / "model").is_dir()
+
+
+def next_attempt(run: Path, caller: str, most: int) -> int:
+    """Count one more start of a run's command, and return its number since the run last got further.
+
+    Raises:
+        Failure: the run did not get further in `most` attempts. The count then begins anew, for a person who starts
+            the script again.
+    """
+    state = run / STATE_FILE
+    before = read_json(state) or {}
+    now = progress(run)
+    same = before.get("caller") == caller and before.get("progress", 0) >= now
+    attempt = 1 + (int(before["attempt"]) if same else 0)
+    if attempt > most:
+        state.unlink()
+        cause, noun = load_status(run).get("cause"), "attempt" if most == 1 else "attempts"
+        raise Failure(
+            f"{run}: {most} {noun} in a row ended without a new step, checkpoint or sample"
+            + (f". The last one failed: {cause}" if cause else ""),
+            f"The logs are in {run}/attempts. Remove the cause, then start the same command again.",
+        )
+    write_json(state, {"caller": caller, "attempt": attempt, "progress": now})
+    return attempt
+
+
+def main(words: list[str]) -> None:
+    """See the module's docstring."""
+    try:
+        if len(words) != 3 or not words[2].isdigit():
+            raise UserError("usage: python -m rstar2.watch.attempts RUN CALLER MOST")
+        print(next_attempt(Path(words[0]), words[1], int(words[2])))
+    except RStarError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,51 @@
+"""A gold answer that no output can be graded correct against is known before anything is sampled for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rstar2.eval.grader import grade
+from rstar2.eval.grader.grade import gold_fault
+
+READABLE = [
+    "42", "-7", "\\frac{1}{2}", "0.5", "(1, 2)", "x^2 + 1", "[0, 1)", "\\text{(A)}", "Monday", "∞", "\\boxed{7}",
+    "\\int_0^1 x\\,dx", "\\{1, 2, 3\\}", "10 \\text{ cm}", "The answer is 5.", 12, 2.5,
+]  # fmt: skip
+UNREADABLE = [
+    "",
+    "  ",
+    "$$",
+    "???",
+    "😀",
+    "}{",
+    "\\boxed{",
+    "\\boxed{}",
+    "\\frac{1}{2",
+    "185\\",
+    None,
+    "7" * 7000,
+]
+
+
+@pytest.mark.parametrize("gold", READABLE)
+def test_an_answer_is_readable_if_its_own_text_is_graded_correct(gold: str | int | float) -> None:
+    assert gold_fault(gold) is None
+    assert grade(gold, f"<answer>\\boxed{{{gold}}}</answer>").correct
+
+
+@pytest.mark.parametrize("gold", UNREADABLE)
+def test_an_answer_that_nothing_equals_is_told_with_the_reason(gold: str | None) -> None:
+    assert gold_fault(gold)
+
+
+def test_the_answers_of_published_benchmarks_are_readable(shared: Path) -> None:
+    golds = [
+        json.loads(line)["answer"]
+        for file in sorted((shared / "data").glob("*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
+    assert len(golds) > 2000
+    assert [gold for gold in golds if gold_fault(gold)] == []

@@ -1,0 +1,60 @@
+"""A tiny model that writes one conversation with a tool call by heart, in the folder of a base model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.data import builtin
+from rstar2.demo.tiny import TinyModel, make_base_model
+from rstar2.formats.calls import CLOSE
+from rstar2.prompts import ChatCodec, load_tokenizer
+from rstar2.train.conversations import encode
+
+STEPS = 150
+"""At most; twenty or so do."""
+LOW = 0.02
+"""A mean loss per token at which greedy decoding writes the conversation."""
+
+
+@dataclass(frozen=True)
+class Taught:
+    """The folder has the base model's own files, so its text ends where the base model's did."""
+
+    folder: Path
+    codec: ChatCodec
+    problem: str
+    turn: str
+    """What the model writes first, up to the end of a turn."""
+
+
+def taught_model(folder: Path, tied: bool = True) -> Taught:
+    """Make a base model and overfit it on one conversation, tool output included, so that it could go on with it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    size = TinyModel(vocab=512, hidden=64, layers=2, heads=2, context=256, tied=tied)
+    make_base_model(folder, size, builtin.traces(1, 60, {}), builtin.FORMAT.template, seed=1)
+    codec = ChatCodec(load_tokenizer(folder), builtin.FORMAT)
+    messages = _with_a_call()
+    ids = torch.tensor([list(encode({"messages": messages}, codec).input_ids)])
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(STEPS):
+        loss = model(input_ids=ids, labels=ids).loss
+        if loss < LOW:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < LOW
+    for old in folder.glob("model*.safetensors*"):
+        old.unlink()
+    model.save_pretrained(folder)
+    turn = messages[1]["content"].removeprefix(codec.turn_start)
+    return Taught(folder, codec, messages[0]["content"], turn)
+
+
+def _with_a_call() -> list[dict[str, str]]:
+    return next(messages for messages in builtin.traces(1, 60, {}) if CLOSE in messages[1]["content"])

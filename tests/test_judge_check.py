@@ -1,0 +1,154 @@
+"""A judge is checked with real programs, the token that will be used, and the tools and limits of the format."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from support.waiting import TIMEOUT_S
+
+from rstar2.errors import UserError
+from rstar2.eval.settings import JudgeChoice
+from rstar2.formats.format import Format, ours, read_format
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.client.http import AccessRefused, WrongToken
+from rstar2.judge.client.session import JudgeSession
+from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.service.start import JudgeHandle
+from rstar2.judge_check import JudgeReport, check_judge, require
+from rstar2.tools import ToolLimits
+from rstar2.train.recipe_files import stage_recipes
+from rstar2.train.start_checks import check_judge_place, check_programs
+
+pytestmark = pytest.mark.slow
+
+AMPLE = ToolLimits(seconds=TIMEOUT_S)
+
+
+def with_limits(fmt: Format, limits: ToolLimits) -> Format:
+    return fmt.model_copy(update={"limits": limits})
+
+
+@pytest.mark.parametrize("token", [None, "another"])
+def test_a_wrong_token_is_found_though_health_answers(token_judge: JudgeHandle, token: str | None) -> None:
+    async def health() -> dict[str, Any]:
+        async with JudgeClient(token_judge.url, token) as client:
+            return await client.health()
+
+    assert asyncio.run(health())["status"] == "ok"
+    for fmt in (None, ours()):
+        with pytest.raises(UserError, match="refused the token") as caught:
+            check_judge(token_judge.url, token, fmt)
+        assert "judge.json" in caught.value.hint
+
+
+def test_programs_run_with_every_tool_of_a_format(token_judge: JudgeHandle) -> None:
+    both = with_limits(read_format("release"), AMPLE)
+    assert len(both.tool_names) == 2
+    report = check_judge(token_judge.url, token_judge.token, both, ("json", "no_such_package", "sympy"))
+    assert report.isolation == token_judge.isolation
+    assert report.missing == {"no_such_package": "ModuleNotFoundError: No module named 'no_such_package'"}
+
+
+def test_programs_run_under_the_formats_limits(
+    token_judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[RunRequest] = []
+    run = JudgeClient.run
+
+    async def noted(client: JudgeClient, request: RunRequest) -> RunResult:
+        asked.append(request)
+        return await run(client, request)
+
+    monkeypatch.setattr(JudgeClient, "run", noted)
+    limits = ToolLimits(seconds=TIMEOUT_S, memory_mb=333)
+    check_judge(token_judge.url, token_judge.token, with_limits(ours(), limits), ("json",))
+    assert {(each.timeout_s, each.memory_mb) for each in asked} == {(TIMEOUT_S, 333)}
+    assert "import json" in {each.code for each in asked}
+    with pytest.raises(UserError, match="with the tool python_code_with_standard_io ended as timeout"):
+        check_judge(
+            token_judge.url, token_judge.token, with_limits(ours(), ToolLimits(seconds=1e-6)), ("json",)
+        )
+
+
+def test_a_judge_that_answers_but_runs_nothing_is_named(
+    judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: Any) -> RunResult:
+        return RunResult(id="1", outcome="lost", stderr="no worker took the program")
+
+    monkeypatch.setattr(JudgeClient, "run", lost)
+    for fmt in (None, ours()):
+        with pytest.raises(UserError, match=r"answers, but a program .* ended as lost: .*no worker took"):
+            check_judge(judge.url, None, fmt)
+
+
+def test_a_judge_that_is_not_there_is_one_message() -> None:
+    with pytest.raises(UserError, match=r"no judge answers at http://127\.0\.0\.1:9"):
+        check_judge("http://127.0.0.1:9", None)
+
+
+@pytest.fixture
+def proxy() -> Iterator[str]:
+    """A server that answers every request with 403, as a proxy in front of a judge may."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(403)
+            self.end_headers()
+
+        do_POST = do_DELETE = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+
+
+async def test_a_session_is_refused_as_a_program_is(token_judge: JudgeHandle, proxy: str) -> None:
+    async with JudgeClient(token_judge.url, "another") as client:
+        with pytest.raises(WrongToken, match=f"the judge at {token_judge.url} refused the token"):
+            await JudgeSession(client).__aenter__()
+    async with JudgeClient(proxy) as client:
+        for asked in (JudgeSession(client).__aenter__(), client.health()):
+            with pytest.raises(AccessRefused, match="HTTP 403"):
+                await asked
+
+
+def test_what_a_recipe_needs_is_required() -> None:
+    require(JudgeReport("strict"), "http://judge", "landlock")
+    require(JudgeReport("none"), "http://judge", None)
+    with pytest.raises(UserError, match=r"isolation landlock, but the recipe's judge.isolation is strict"):
+        require(JudgeReport("landlock"), "http://judge", "strict")
+    with pytest.raises(UserError, match="cannot import sympy"):
+        require(JudgeReport("strict", {"sympy": "ModuleNotFoundError"}), "http://judge", None)
+
+
+def test_training_requires_what_any_of_its_stages_needs(token_judge: JudgeHandle, tmp_path: Path) -> None:
+    address, fmt = (token_judge.url, token_judge.token), with_limits(ours(), AMPLE)
+    check_programs(stage_recipes([1], None, []), address, fmt)
+    recipes = stage_recipes([1, 2], None, ['stage2.judge.packages=["json", "no_such_package"]'])
+    with pytest.raises(UserError, match="cannot import no_such_package") as caught:
+        check_programs(recipes, address, fmt)
+    assert "judge.packages" in caught.value.hint
+    with pytest.raises(UserError, match="refused the token"):
+        check_programs(recipes, (token_judge.url, "another"), fmt)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:8088", "http://127.0.0.1:8088", "http://[::1]:8088"])
+def test_several_nodes_are_given_no_judge_that_each_takes_for_its_own(url: str) -> None:
+    several = stage_recipes([1], "64xh100", [])
+    with pytest.raises(UserError, match=f"{url.replace('[', '.').replace(']', '.')} means each node itself"):
+        check_judge_place(several, JudgeChoice(url))
+    with pytest.raises(UserError, match="a judge that all of them can reach"):
+        check_judge_place(several, JudgeChoice())
+    check_judge_place(several, JudgeChoice("http://10.0.0.7:8088"))
+    check_judge_place(stage_recipes([1], "8xh100", []), JudgeChoice(url))

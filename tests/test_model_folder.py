@@ -1,0 +1,137 @@
+"""A model that is handed over ends its turns in programs that know no formats."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.optional import needs
+from support.taught_model import Taught, taught_model
+
+from rstar2.data import builtin
+from rstar2.demo.tiny import END_OF_TEXT, TinyModel, make_base_model
+from rstar2.model_folder import ends_turns, generation_config, write_format
+from rstar2.prompts import END_OF_TURN, ChatCodec, load_codec, load_tokenizer
+from rstar2.train.start_checks import with_format
+
+pytestmark = needs("torch")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "base"
+    size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_base_model(folder, size, builtin.traces(1, 20, {}), builtin.FORMAT.template, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Taught:
+    return taught_model(tmp_path_factory.mktemp("taught") / "model", tied=request.param)
+
+
+def _generated(folder: Path, problem: str) -> str:
+    """What transformers generates from a folder, without anything else of ours; special tokens included."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": problem}], add_generation_prompt=True, return_tensors="pt"
+    )
+    written = model.generate(**prompt, max_new_tokens=120)[0, prompt["input_ids"].shape[1] :]
+    return str(tokenizer.decode(written))
+
+
+def test_transformers_stops_at_the_end_of_a_turn(taught: Taught, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(taught.folder, folder)
+    # The chat template alone, as it was exported once.
+    (folder / "chat_template.jinja").write_text(taught.codec.format.template)
+    ran_on = _generated(folder, taught.problem)
+    assert ran_on.startswith(f"{taught.turn}{END_OF_TURN}\n")
+    assert "<tool_response>" in ran_on, "the base model's files let it invent the tool's output"
+    write_format(ChatCodec(load_tokenizer(folder), builtin.FORMAT), folder, folder)
+    assert _generated(folder, taught.problem) == f"{taught.turn}{END_OF_TURN}"
+
+
+def test_config_generation_config_and_tokenizer_end_text_at_the_end_of_a_turn(
+    base: Path, tmp_path: Path
+) -> None:
+    plain = load_tokenizer(base)
+    end, end_of_text = plain.convert_tokens_to_ids([END_OF_TURN, END_OF_TEXT])
+    before = json.loads((base / "generation_config.json").read_text())
+    assert (before["eos_token_id"], before["max_new_tokens"]) == (end_of_text, 2048)
+    folder = with_format(base, builtin.FORMAT, tmp_path / "base")
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["eos_token_id"], config["pad_token_id"]) == (end, end_of_text)
+    after = json.loads((folder / "generation_config.json").read_text())
+    assert after["eos_token_id"] == [end, end_of_text], "what ended the base model's text still does"
+    assert after["pad_token_id"] == end_of_text
+    assert after["do_sample"] is False
+    assert "max_new_tokens" not in after
+    tokenizer = load_tokenizer(folder)
+    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token) == (END_OF_TURN, END_OF_TEXT, None)
+    text = f"a {END_OF_TURN} <tool_call> π"
+    assert tokenizer.encode(text) == plain.encode(text)
+    assert (base / "generation_config.json").read_text() == json.dumps(before, indent=2) + "\n"
+
+
+def test_a_second_time_changes_nothing(base: Path, tmp_path: Path) -> None:
+    folder = with_format(base, builtin.FORMAT, tmp_path / "base")
+    names = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
+    once = [(folder / name).read_text() for name in names]
+    write_format(load_codec(folder), folder, folder)
+    assert [(folder / name).read_text() for name in names] == once
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [
+        ({"eos_token_id": [5, 6]}, {"eos_token_id": 6}, [2, 6, 5]),
+        ({"eos_token_id": 0}, None, [2, 0]),
+        ({}, {"eos_token_id": [0, 2]}, [2, 0]),
+        ({"text_config": {"eos_token_id": 9}}, {}, [2]),
+    ],
+)
+def test_all_that_ended_text_before_still_does(
+    base: Path, tmp_path: Path, config: dict[str, Any], generation: dict[str, Any] | None, ends: list[int]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_length": 20}))
+    if generation is not None:
+        values = {**generation, "top_p": 0.8, "max_length": 99, "_from_model_config": True}
+        (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    codec = ChatCodec(load_tokenizer(base), builtin.FORMAT)
+    assert generation_config(codec, tmp_path)["eos_token_id"] == ends
+    write_format(codec, tmp_path, tmp_path)
+    written = json.loads((tmp_path / "generation_config.json").read_text())
+    assert written.get("top_p") == (None if generation is None else 0.8)
+    assert not {"max_length", "_from_model_config"} & set(written)
+    after = json.loads((tmp_path / "config.json").read_text())
+    assert after["eos_token_id"] == 2
+    assert "max_length" not in after
+    assert "text_config" not in config or after["text_config"]["eos_token_id"] == 2
+
+
+def test_padding_is_never_the_end_of_a_turn(base: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(base)
+    for pad in (None, END_OF_TURN):
+        tokenizer.eos_token, tokenizer.pad_token = END_OF_TEXT, pad
+        write_format(ChatCodec(tokenizer, builtin.FORMAT), base, tmp_path)
+        assert load_tokenizer(tmp_path).pad_token == END_OF_TEXT
+
+
+def test_a_legacy_file_of_tokens_does_not_bring_the_old_end_back(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base, tmp_path / "model")
+    (tmp_path / "model" / "special_tokens_map.json").write_text(json.dumps({"eos_token": END_OF_TEXT}))
+    folder = with_format(tmp_path / "model", builtin.FORMAT, tmp_path / "base")
+    assert load_tokenizer(folder).eos_token == END_OF_TURN
+
+
+def test_whether_a_plain_server_ends_turns(base: Path, tmp_path: Path) -> None:
+    assert not ends_turns(ChatCodec(load_tokenizer(base), builtin.FORMAT), base)
+    folder = with_format(base, builtin.FORMAT, tmp_path / "base")
+    assert ends_turns(load_codec(folder), folder)

@@ -1,0 +1,138 @@
+"""A signal to a real training on VERL: the step is saved, the command ends, and the same command continues."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.optional import needs
+from support.train.trainer_metrics import logged_steps
+
+from rstar2.data import builtin
+from rstar2.data.parquet import rl_rows, write_parquet
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.train.records.progress import ACTIVITY_FILE, Activity, read_activity
+from rstar2.train.trainer.checkpoints import finished_steps
+from rstar2.train.trainer.saving import STOP_FILE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
+
+BOUND_S = 3000.0
+TRACES = 200
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model; what it writes is never correct, which updates it nevertheless."""
+    folder = tmp_path_factory.mktemp("base") / "model"
+    size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_tiny_model(folder, size, builtin.traces(1, TRACES, {}), builtin.FORMAT, seed=1)
+    return folder
+
+
+class Training:
+    """A command that trains, started in a process of its own."""
+
+    def __init__(self, out: Path, *words: object) -> None:
+        self._out = out
+        with out.open("ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rstar2", *map(str, words)], stdout=file, stderr=subprocess.STDOUT
+            )
+
+    def after_step(self, step: int, metrics: Path) -> list[Activity]:
+        """Wait until a step has ended; returns what the trainer did meanwhile."""
+        seen: list[Activity] = []
+        until = time.monotonic() + BOUND_S
+        while logged_steps(metrics)[-1:] < [step]:
+            assert self.process.poll() is None, self._out.read_text()[-5000:]
+            assert time.monotonic() < until
+            activity = read_activity(metrics.parent / ACTIVITY_FILE)
+            if activity is not None and activity not in seen[-1:]:
+                seen.append(activity)
+            time.sleep(0.01)
+        return seen
+
+    def ends_with(self, code: int) -> str:
+        """Wait for the end; returns what was printed."""
+        assert self.process.wait(BOUND_S) == code, self._out.read_text()[-5000:]
+        return self._out.read_text()
+
+
+def lines(metrics: Path) -> list[dict[str, Any]]:
+    return [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_schedulers_signal_saves_the_step_of_an_rl_stage_and_the_same_command_continues(
+    base: Path, tmp_path: Path, mode: str
+) -> None:
+    problems = tmp_path / "train.parquet"
+    write_parquet(problems, rl_rows(builtin.training(1, 16, skip=TRACES), 4, "builtin"))
+    changes = [
+        *(f"mode={mode}", "steps=6", "rollout.prompts=4", "rollout.rollouts=4", "roc.down_sample_to_n=2"),
+        *("rollout.tokens=64", "rollout.max_turns=2", "rollout.prompt_tokens=512", "checkpoint.every=100"),
+        # Several micro-batches for each update.
+        "hardware.update_tokens=600",
+    ]
+    words = ["train", "--stage", "1", "--profile", "laptop", "--model", base, "--data", problems]
+    words += ["--run", tmp_path / "run", *(word for change in changes for word in ("--set", change))]
+    stage, out = tmp_path / "run" / "stage1", tmp_path / "out"
+
+    training = Training(out, *words, "--set", "checkpoint.every_minutes=1000")
+    seen = training.after_step(1, stage / "metrics-1.jsonl")
+    training.process.send_signal(signal.SIGUSR1)
+    said = training.ends_with(75)
+    assert "SIGUSR1: training saves at the end of the present step" in said
+    assert not (stage / STOP_FILE).exists()
+    assert {"loading the model", "log-probabilities", "update", "weights to the engines"} <= {
+        activity.phase for activity in seen
+    }
+    assert max(each.total for each in seen if each.phase == "update") > 1
+    first = logged_steps(stage / "metrics-1.jsonl")
+    assert first == list(range(1, first[-1] + 1))
+    assert finished_steps(stage / "checkpoints") == first[-1:], "only the step that was under way is saved"
+    assert ["timing_s/save_checkpoint" in line for line in lines(stage / "metrics-1.jsonl")] == [
+        step == first[-1] for step in first
+    ]
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
+
+    # Every step now takes longer than is allowed between two checkpoints.
+    training = Training(out, *words, "--set", "checkpoint.every_minutes=0.001")
+    training.ends_with(0)
+    assert logged_steps(stage / "metrics-2.jsonl") == list(range(first[-1] + 1, 7))
+    assert all("timing_s/save_checkpoint" in line for line in lines(stage / "metrics-2.jsonl"))
+
+
+def test_a_signal_saves_the_step_of_an_sft_on_two_ranks_and_the_same_command_continues(
+    base: Path, tmp_path: Path
+) -> None:
+    rows = [{"messages": messages} for messages in builtin.traces(1, TRACES, {})]
+    (tmp_path / "sft.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    changes = ["batch=4", "epochs=1", "max_tokens=512", "checkpoint_every=1000", "hardware.gpus_per_node=2"]
+    words = ["sft", "--profile", "laptop", "--model", base, "--data", tmp_path / "sft.jsonl"]
+    words += ["--run", tmp_path / "run", *(word for change in changes for word in ("--set", change))]
+    run, out = tmp_path / "run", tmp_path / "out"
+
+    training = Training(out, *words)
+    seen = training.after_step(2, run / "metrics-1.jsonl")
+    training.process.send_signal(signal.SIGTERM)
+    assert "SIGTERM: training saves at the end of the present step" in training.ends_with(75)
+    assert "update" in {activity.phase for activity in seen}
+    first = logged_steps(run / "metrics-1.jsonl")
+    assert first == list(range(1, first[-1] + 1))
+    assert first[-1] < TRACES // 4
+    assert finished_steps(run / "checkpoints") == first[-1:]
+
+    training = Training(out, *words, "--set", "checkpoint_every_minutes=0.0001")
+    training.ends_with(0)
+    second = logged_steps(run / "metrics-2.jsonl")
+    assert second == list(range(first[-1] + 1, TRACES // 4 + 1))
+    log = (run / "attempts" / "2" / "sft.log").read_text()
+    assert log.count("Saving checkpoint to:") == len(second)

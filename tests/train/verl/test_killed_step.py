@@ -1,0 +1,96 @@
+"""A run that is killed in the middle of a step uses the step's finished rollouts again; VERL's trainer is real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.optional import needs
+from support.waiting import TIMEOUT_S, wait_until
+
+from rstar2.data import builtin
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.trace import read_traces
+from rstar2.train.records.finished_rollouts import FOLDER
+from rstar2.train.records.steps import step_metrics
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(7200), needs("verl")]
+
+CHANGES = (
+    "steps=2", "rollout.prompts=8", "rollout.rollouts=8", "roc.down_sample_to_n=4", "rollout.tokens=400",
+    "checkpoint.every=1", "traces_per_step=-1",
+    # As on GPUs: four rollouts are under way at a time, and the others wait at our scheduler.
+    "hardware.router=sessions", "hardware.sequences_in_flight=4",
+)  # fmt: skip
+
+
+def words(root: Path, run: Path) -> list[str]:
+    """A training command; the model is random, so that each rollout has another length."""
+    data, model = root / "rl" / "data.parquet", root / "model"
+    settings = [word for change in CHANGES for word in ("--set", change)]
+    stage = ["--stage", "1", "--profile", "laptop", "--model", str(model), "--data", str(data)]
+    return [sys.executable, "-m", "rstar2", "train", *stage, *settings, "--run", str(run)]
+
+
+def trained(root: Path, run: Path) -> None:
+    ran = subprocess.run(words(root, run), capture_output=True, text=True, timeout=3600, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+
+
+def rollouts(stage: Path, step: int) -> set[tuple[str, int, tuple[int, ...], tuple[float, ...]]]:
+    traces = read_traces(stage / "traces" / f"step-{step:06}.jsonl")
+    return {
+        (each.problem_id, each.sample, tuple(each.response_ids), tuple(each.logprobs or ()))
+        for each in traces
+    }
+
+
+def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was_not_killed(
+    tmp_path: Path,
+) -> None:
+    size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_tiny_model(tmp_path / "model", size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
+    (tmp_path / "asked.jsonl").write_text(
+        "".join(
+            json.dumps({"problem": f"What is {n} + {n}?", "answer": str(2 * n)}) + "\n" for n in range(40)
+        )
+    )
+    prepare = ["data", "prepare", str(tmp_path / "asked.jsonl"), "--output", str(tmp_path / "rl")]
+    subprocess.run([sys.executable, "-m", "rstar2", *prepare], check=True, timeout=600)
+
+    killed, stage = tmp_path / "killed", tmp_path / "killed" / "stage1"
+    with (tmp_path / "out").open("wb") as out:
+        process = subprocess.Popen(words(tmp_path, killed), stdout=out, stderr=subprocess.STDOUT)
+        try:
+            progress = stage / "rollouts.json"
+            wait_until(
+                lambda: (
+                    (progress.exists() and json.loads(progress.read_text())["finished"] > 12)
+                    or process.poll() is not None
+                ),
+                1800,
+            )
+            assert process.poll() is None, (tmp_path / "out").read_text()[-3000:]
+        finally:
+            process.kill()
+            process.wait(TIMEOUT_S)
+    assert not (stage / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
+    trained(tmp_path, killed)
+    reused = {step: int(each["rstar2/reused_rollouts"]) for step, each in step_metrics(stage).items()}
+    assert 0 < reused[1] < 64
+    assert reused[2] == 0
+    assert not (stage / FOLDER).exists()
+    log = (killed / "attempts" / "2" / "stage1.log").read_text()
+    assert f"{reused[1]} rollouts that finished before the last end are used again" in log
+
+    whole = tmp_path / "whole"
+    trained(tmp_path, whole)
+    # On a CPU a rollout's seed decides what it writes, so that both runs made the same ones.
+    assert rollouts(stage, 1) == rollouts(whole / "stage1", 1)
+    first, second = (step_metrics(each / "stage1")[1] for each in (killed, whole))
+    for name in ("rstar2/reward", "rstar2/tokens", "rstar2/kept", "rstar2/off_policy_tokens"):
+        assert first[name] == second[name], name
+    assert first["actor/grad_norm"] == pytest.approx(second["actor/grad_norm"], rel=1e-4)

@@ -1,0 +1,202 @@
+"""A worker's rollouts: saved when they finish, and returned as they were by the next start."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.optional import needs
+from support.waiting import TIMEOUT_S
+
+from rstar2.files import write_text
+from rstar2.trace import ToolCall, Trace, Turn
+from rstar2.train.records.finished_rollouts import prepare
+
+if TYPE_CHECKING:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+    from rstar2.train.verl.reuse import RolloutReuse
+
+pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
+
+
+class Client:
+    """VERL's client, of which an engine is asked for in each turn; the first rollout has to wait for one."""
+
+    def __init__(self) -> None:
+        self.room = asyncio.Event()
+
+    async def _acquire_server(self, request_id: str, **fields: Any) -> tuple[str, None]:
+        if request_id == "first":
+            await self.room.wait()
+        return "engine", None
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Path:
+    stage = tmp_path / "stage1"
+    for name in ("train.parquet", "rstar2_format.json", "base/model.safetensors"):
+        write_text(stage / name, name)
+    write_text(stage / "agent_loop.yaml", json.dumps([{"max_turns": 10}]))
+    prepare(stage, str(stage / "base"))
+    return stage
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rstar2.train.verl import reuse
+
+    monkeypatch.setattr(reuse, "END_S", 0.0)
+
+
+def started(stage: Path, client: Any = None) -> RolloutReuse:
+    """As a worker of a trainer's next start."""
+    from rstar2.train.verl.reuse import RolloutReuse
+
+    prepare(stage, str(stage / "base"))
+    rollout = SimpleNamespace(agent=SimpleNamespace(agent_loop_config_path=str(stage / "agent_loop.yaml")))
+    models = SimpleNamespace(rollout=rollout, model=SimpleNamespace(path=str(stage / "base")))
+    return RolloutReuse(SimpleNamespace(actor_rollout_ref=models), client or Client())
+
+
+def row(session: int, problem: str = "sum", handed_out: int = 0) -> dict[str, Any]:
+    return {
+        "global_steps": 1,
+        "session_id": session,
+        "extra_info": {"id": problem, "handed_out": handed_out},
+    }
+
+
+def output(status: Any = "ok", logprobs: bool = True) -> AgentLoopOutput:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+    from rstar2.train.verl.rollout_fields import to_extra_fields
+
+    call = ToolCall.model_validate({"name": "python", "status": status, "output": "4"})
+    turn = Turn(text="thought", start=0, end=2, calls=[call])
+    trace = Trace(
+        problem_id="sum", gold="4", prompt_ids=[1], response_ids=[2, 3], response_mask=[1, 0], turns=[turn],
+        finish="answer", verdict="correct", reward=1.0,
+    )  # fmt: skip
+    return AgentLoopOutput(
+        prompt_ids=[1],
+        response_ids=[2, 3],
+        response_mask=[1, 0],
+        response_logprobs=[-0.1, 0.0] if logprobs else None,
+        reward_score=1.0,
+        num_turns=2,
+        metrics=AgentLoopMetrics(),
+        extra_fields={
+            "min_global_steps": 0,
+            "reward_extra_info": {"acc": 1.0},
+            **to_extra_fields(trace, True, {0: 2}),
+        },
+    )
+
+
+async def given(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
+    return output()
+
+
+async def refused(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
+    raise AssertionError("it was to be used again")
+
+
+@pytest.mark.parametrize("logprobs", [True, False])
+async def test_a_finished_rollout_goes_to_verl_as_it_did(stage: Path, logprobs: bool) -> None:
+    from rstar2.train.verl.rollout_fields import reused, written_by
+
+    async def rollout(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        return output(logprobs=logprobs)
+
+    first = await started(stage).run(rollout, {}, row(0))
+    again = await started(stage).run(refused, {}, row(0))
+    before, after = first.as_dict(), again.as_dict()
+    assert list(before) == list(after)
+    for name, value in before.items():
+        if name != "extra_fields":
+            assert str(after[name]) == str(value), name
+    assert [reused(each.extra_fields) for each in (first, again)] == [False, True]
+    assert written_by(again.extra_fields) == {0: 2}
+    assert {**again.extra_fields, "rstar2_reused": False} == first.extra_fields
+
+
+async def test_one_that_lost_a_call_or_failed_is_made_anew_and_others_are_not(stage: Path) -> None:
+    async def lost(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        return output("lost")
+
+    async def fails(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        raise RuntimeError("the engine died")
+
+    reuse = started(stage)
+    assert (await reuse.run(lost, {}, row(0))).extra_fields
+    with pytest.raises(RuntimeError, match="the engine died"):
+        await reuse.run(fails, {}, row(1))
+    for session in range(2, 200):
+        await reuse.run(given, {}, row(session))
+    await asyncio.gather(*reuse._tasks)
+    again = started(stage)
+    await again.run(refused, {}, row(2))
+    for session in (0, 1):
+        with pytest.raises(AssertionError, match="used again"):
+            await again.run(refused, {}, row(session))
+
+
+async def test_a_rollout_begins_when_it_gets_an_engine(stage: Path) -> None:
+    client = Client()
+    reuse, under_way = started(stage, client), asyncio.Event()
+
+    async def rollout(sampling: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        await client._acquire_server(sampling["request"])
+        if sampling["request"] == "first":
+            under_way.set()
+            await asyncio.Event().wait()
+        return output()
+
+    first = asyncio.create_task(reuse.run(rollout, {"request": "first"}, row(0)))
+    await asyncio.sleep(0)
+    await reuse.run(rollout, {"request": "second"}, row(1))  # begins before the first does
+    client.room.set()
+    await asyncio.wait_for(under_way.wait(), TIMEOUT_S)
+    await reuse.run(rollout, {"request": "third"}, row(2))  # begins after it
+    first.cancel()
+    again = started(stage)
+    await again.run(refused, {}, row(1))
+    for session in (0, 2):
+        with pytest.raises(AssertionError, match="used again"):
+            await again.run(refused, {}, row(session))
+
+
+async def test_a_problem_that_is_handed_out_again_has_rollouts_of_its_own(stage: Path) -> None:
+    from rstar2.train.verl.reuse import HandedOut
+
+    await started(stage).run(given, {}, row(0))
+    with pytest.raises(AssertionError, match="used again"):
+        await started(stage).run(refused, {}, row(0, handed_out=1))
+
+    handed_out = HandedOut()
+
+    def numbers(step: int, *problems: str) -> list[int]:
+        from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+        stack = NonTensorStack.from_list([NonTensorData({"id": each}) for each in problems])
+        prompts = TensorDict({"extra_info": stack}, batch_size=[len(problems)])
+        prompts["global_steps"] = NonTensorData(step)
+        handed_out.number(prompts)
+        return [each["handed_out"] for each in prompts["extra_info"]]
+
+    assert numbers(1, "a", "b", "a") == [0, 0, 1]
+    assert numbers(1, "b", "a", "c") == [1, 2, 0]
+    assert numbers(2, "a", "b", "c") == [0, 0, 0]
+
+
+def test_verls_client_asks_for_an_engine_where_that_can_be_seen() -> None:
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+    assert inspect.iscoroutinefunction(LLMServerClient._acquire_server)
+    assert "await self._acquire_server(\n" in inspect.getsource(LLMServerClient.generate.__wrapped__)
