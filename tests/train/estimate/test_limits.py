@@ -27,7 +27,8 @@ def warned(
 ) -> list[str]:
     shape = shape_of({**PUBLISHED[model][0], "max_position_embeddings": 32_768}, model)
     said = estimate_run(shape, stage_recipes(list(stages), profile, list(changes)), **given).warnings
-    return [warning for warning in said if "training problems are sampled" not in warning]
+    about_hours = ("the training problems are sampled", "the run takes about")
+    return [warning for warning in said if not any(each in warning for each in about_hours)]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -45,7 +46,7 @@ def test_an_update_of_hours_is_no_silence() -> None:
     assert stage.longest_silence == Pieces(
         start=pytest.approx(600 + (stage.disk.checkpoint + 2 * shape.parameters) / 1e9),
         rollout=pytest.approx(12_288 * stage.step.token_s + 600),
-        micro_batch=pytest.approx(12.2, abs=0.1),
+        micro_batch=pytest.approx(13.05, abs=0.1),
     )
 
 
