@@ -8,11 +8,15 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.cluster import CLUSTER, StandIns, ended, send
+from support.optional import needs
 from support.process_table import session
 from support.waiting import wait_until
+
+from rstar2.processes import free_port
 
 SCRIPTS = ("keep_going.sh", "slurm.sh")
 """Those that start a command again."""
@@ -89,6 +93,28 @@ def test_the_users_mistake_ends_at_once(script: str, stand_ins: StandIns) -> Non
     stand_ins.behaves("0 2", "0 0")
     assert ended(stand_ins.train(script))[0] == 2
     assert len(stand_ins.called("trainer")) == 1
+
+
+@pytest.mark.slow
+@needs("verl")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_judge_that_is_away_at_a_start_is_an_outage_and_the_command_starts_again(
+    script: str, stand_ins: StandIns, tokenizer: Any
+) -> None:
+    """The first start is the real command, whose judge is gone."""
+    model = stand_ins.folder / "model"
+    tokenizer.save_pretrained(model)
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch()
+    words = ["train", "--stage", "1", "--model", str(model), "--data", "none", "--profile", "laptop"]
+    words += ["--run", str(stand_ins.run), "--judge", f"http://127.0.0.1:{free_port()}"]
+    stand_ins.behaves_really(words)
+    stand_ins.behaves("1 0")
+    (stand_ins.folder / "judge").write_text("0\n")
+    code, told = ended(stand_ins.train(script))
+    assert code == 0, told
+    assert "no judge answers at" in told
+    assert told.count("the command ended with exit code 1; it is started again") == 1
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

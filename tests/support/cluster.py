@@ -121,6 +121,17 @@ class StandIns:
         """What the next starts of the trainer do, in order: `STEPS EXIT_CODE`, and `waits` for a signal before."""
         (self.folder / "behaviour").write_text("\n".join(lines))
 
+    def behaves_really(self, words: list[str]) -> None:
+        """Has the first start of the trainer be the real `rstar2` with these words."""
+        trainer, first = self.folder / "trainer.py", self.folder / "first-start"
+        first.touch()
+        real = [sys.executable, "-m", "rstar2", *words]
+        trainer.write_text(
+            f"import os\nif os.path.exists({str(first)!r}):\n"
+            f"    os.unlink({str(first)!r})\n    os.execv({sys.executable!r}, {real!r})\n"
+            + trainer.read_text()
+        )
+
     def plans(self, *seconds: float) -> None:
         """What `rstar2 plan --json` says of the stages."""
         stages = {f"stage{n}": {"checkpoint": {"signal_before_s": s}} for n, s in enumerate(seconds, 1)}

@@ -17,14 +17,17 @@ PACKAGES = ("rstar2", "verl", "torch", "vllm", "transformers", "ray")
 
 
 def examine(name: str, marker: str | None, judge: list[str | None] | None) -> dict[str, Any]:
-    """What a node has. It imports everything by itself: a node may lack rstar2."""
+    """What a node has, and what is wrong there: `faults` for good, `away` what may pass.
+
+    It imports everything by itself: a node may lack rstar2.
+    """
     import hashlib
     import importlib.metadata
     import importlib.util
     import os
     import pathlib
 
-    found: dict[str, Any] = {"node": name, "versions": {}, "sources": None, "faults": []}
+    found: dict[str, Any] = {"node": name, "versions": {}, "sources": None, "faults": [], "away": []}
     for package in PACKAGES:
         try:
             found["versions"][package] = importlib.metadata.version(package)
@@ -51,12 +54,12 @@ def examine(name: str, marker: str | None, judge: list[str | None] | None) -> di
             found["faults"].append(f"cannot read and write {path.parent}: {error.strerror or error}")
     if judge is not None and spec is not None:
         from rstar2.errors import RStarError
-        from rstar2.judge_check import check_judge
+        from rstar2.judge_check import try_judge
 
         try:
-            check_judge(str(judge[0]), judge[1])
+            try_judge(str(judge[0]), judge[1])
         except RStarError as error:
-            found["faults"].append(error.message)
+            found["faults" if error.exit_code == 2 else "away"].append(error.message)
     return found
 
 
