@@ -38,7 +38,8 @@ class StopAfterStep:
     """While the block runs, a first signal asks the trainer to save after the present step and to end.
 
     A second signal ends at once. So does the first if the trainer has begun no step yet, or its step's rollouts are
-    discarded and it waits before it makes others. The signals are SIGINT, SIGTERM and SIGUSR1; one that is ignored, as SIGINT is in a script's background jobs, stays ignored.
+    discarded and it waits before it makes others. The signals are SIGINT, SIGTERM and SIGUSR1; one that is ignored, as
+    SIGINT is in a script's background jobs, stays ignored.
 
     Args:
         folder: the stage's.
@@ -113,8 +114,8 @@ class StopAfterStep:
         began = f"it began {_duration(time.monotonic() - self._step_began_at)} ago"
         last = f", the one before it took {_duration(self._step_s)}" if self._step_s is not None else ""
         return (
-            f"{_name(number)}: training saves at the end of the present step ({began}{last}) and then ends; the same command "
-            f"continues. {again} to end at once and lose this step."
+            f"{_name(number)}: training saves at the end of the present step ({began}{last}) and then ends; the same "
+            f"command continues. {again} to end at once and lose this step."
         )
 
 

@@ -253,6 +253,39 @@ def test_without_slurm_the_command_waits_for_the_nodes_and_the_judge(stand_ins: 
     assert len(stand_ins.called("trainer train")) == 2
 
 
+@pytest.mark.slow
+def test_without_slurm_a_cluster_that_comes_up_late_is_waited_for_in_words(stand_ins: StandIns) -> None:
+    stand_ins.behaves("1 1", "1 0")
+    (stand_ins.folder / "judge").write_text("0\n")
+    # None answers at first; before the second start a node is missing for a moment.
+    stand_ins.cluster_has("", "[8.0, 8.0]", "[8.0]", "[8.0, 8.0]")
+    script = stand_ins.train("keep_going.sh", RAY_ADDRESS="127.0.0.1:6379", RSTAR2_JUDGE="http://judge")
+    code, told = ended(script)
+    assert code == 0, told
+    for count, wanted in ((0, 1), (1, 2)):
+        said = f"waiting for the Ray cluster at 127.0.0.1:6379, which has {count} of {wanted} nodes"
+        assert told.count(said) == 1, told
+    assert (stand_ins.folder / "cluster").read_text() == ""
+
+
+@pytest.mark.slow
+def test_a_job_on_one_node_waits_for_a_cluster_that_does_not_answer(stand_ins: StandIns) -> None:
+    stand_ins.behaves("1 0")
+    stand_ins.cluster_has("", "", "[8.0]")
+    code, told = ended(stand_ins.train("slurm.sh", SLURM_JOB_NUM_NODES="1", SLURM_JOB_NODELIST="node1"))
+    assert code == 0, told
+    assert (stand_ins.folder / "cluster").read_text() == "", "asked until it answered"
+
+
+def test_the_runs_folder_has_the_users_permissions_and_the_tokens_are_private(stand_ins: StandIns) -> None:
+    stand_ins.behaves("1 0")
+    assert ended(stand_ins.train("slurm.sh"))[0] == 0
+    like = stand_ins.folder / "like"
+    like.mkdir()
+    assert stand_ins.run.stat().st_mode == like.stat().st_mode
+    assert (stand_ins.run / ".cluster").stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize(
     ("options", "planned", "seconds"),
     [

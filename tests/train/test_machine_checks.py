@@ -129,7 +129,7 @@ def test_a_wandb_server_that_does_not_answer_is_no_wrong_key(
 ) -> None:
     environ = {**os.environ, "HOME": str(tmp_path), "WANDB_MODE": "online", "WANDB_API_KEY": GOOD_KEY}
     environ["WANDB_BASE_URL"] = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(Unavailable, match="its server does not answer: .*did not respond in time") as away:
+    with pytest.raises(Unavailable, match=r"its server does not answer: .*did not respond in time") as away:
         check_login(["wandb"], environ=environ)
     assert "wandb login" not in away.value.hint
     monkeypatch.setattr(machine_checks, "LOGIN_S", 0.01)
@@ -170,7 +170,7 @@ def test_every_node_of_a_cluster_is_tried(
     with pytest.raises(UserError, match="refused the token") as refused:
         check_nodes(hardware, run, (token_judge.url, "another"))
     assert len(re.findall("node ", refused.value.message)) >= 2, "of each node"
-    with pytest.raises(Unavailable, match="node .*no judge answers"):
+    with pytest.raises(Unavailable, match=r"node .*no judge answers"):
         check_nodes(hardware, run, (f"http://127.0.0.1:{free_port()}", None))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     monkeypatch.setattr(machine_checks, "NODES_S", 1.0)

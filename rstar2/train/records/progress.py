@@ -68,7 +68,8 @@ class ProgressWriter:
     def write(self, progress: RolloutProgress) -> None:
         now = time.monotonic()
         before = self._written or RolloutProgress(0, 0, 0)
-        at_once = (progress.fault and progress.fault != before.fault) or progress.discarded != before.discarded
+        new_fault = bool(progress.fault) and progress.fault != before.fault
+        at_once = new_fault or progress.discarded != before.discarded
         if progress != self._written and (at_once or now - self._written_at >= WRITE_EVERY_S):
             with contextlib.suppress(OSError):  # a full disk must not end a step that needs none
                 write_json(self._path, asdict(progress))
