@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from support.cluster import StandIns, ended, send
 from support.optional import needs
+from support.small_disk import resize, small_disk
 from support.train.rehearsed_run import STEPS
 from support.train.rehearsed_verl import LONG_UPDATE, REHEARSAL
 from support.waiting import wait_until
@@ -126,3 +127,36 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
     assert told.count("it gave no sign of life") == 1, told
     assert told.count("it is started again") == 4, "three kills and the hung update"
     assert told.count("USR1: training saves at the end of the present step") == 2
+
+
+@pytest.mark.parametrize(
+    ("faults", "size_mib", "said"),
+    [
+        ({"stage1 3": "wrong token"}, 400, "the judge at http://judge refused the token"),
+        # Less than a checkpoint needs beside its weights.
+        ({}, 50, "no room for the checkpoint of step 1: it needs 64 MiB"),
+    ],
+    ids=["wrong token", "full disk"],
+)
+def test_what_starting_again_cannot_help_ends_the_job_with_one_message(
+    slurm: StandIns, rehearsal: Path, faults: dict[str, str], size_mib: int, said: str
+) -> None:
+    (rehearsal / "faults.json").write_text(json.dumps(faults))
+    durations = json.loads((rehearsal / "durations.json").read_text())
+    # Every step is saved.
+    (rehearsal / "durations.json").write_text(json.dumps(durations | {"save_every_s": 1e-3}))
+    with small_disk(slurm.run, size_mib << 20) as disk:
+        code, told = ended(slurm.train("slurm.sh"), LONGEST_S)
+        assert code == 2, told
+        assert told.count(said) == 1, told
+        assert told.count("error: ") == 1, told
+        assert "it is started again" not in told
+        assert len(slurm.called("scontrol")) == 0
+        done = max(step_metrics(slurm.run / "stage1"), default=0)
+        resize(disk, 400 << 20)  # and whoever started the job gives the right token
+        job = slurm.train("slurm.sh")
+        wait_for_step(slurm.run / "stage1", done + 2, job)
+        send(job, "TERM")
+        code, told = ended(job)
+        assert code == 75, told
+        assert max(step_metrics(slurm.run / "stage1")) >= done + 2

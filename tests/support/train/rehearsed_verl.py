@@ -19,8 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rstar2.judge.client.http import access_refused
+from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.progress import LOADING_MODEL, Activity, ActivityWriter
 from rstar2.train.trainer.checkpoints import POINTER, last_checkpoint
+from rstar2.train.trainer.room import check_room
 from rstar2.train.trainer.saving import STAGE_FOLDER, SaveTiming
 
 REHEARSAL = "RSTAR2_REHEARSAL"
@@ -90,6 +93,11 @@ class Rehearsal:
         if fault == "kill of the command":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(3600)
+        if fault == "wrong token":
+            refused = access_refused("http://judge", 401)
+            assert refused is not None
+            write_final_error(self._folder, refused)
+            time.sleep(3600)  # VERL goes on with rollouts that fail
         self._roll_out()
         time.sleep(self._durations[self._folder.name]["rollouts_s"])
         batch, metrics = self._sampler.sample(step, "train", self._config.data.train_batch_size)
@@ -154,6 +162,9 @@ class Rehearsal:
         """A checkpoint as VERL leaves it: the files of all ranks, then the place in the data, then the pointer."""
         self._show(Activity("saving a checkpoint"))
         checkpoint = checkpoints / f"global_step_{step}"
+        if no_room := check_room(checkpoint, 0, step):
+            write_final_error(self._folder, no_room)
+            raise no_room
         actor = checkpoint / "actor"
         actor.mkdir(parents=True, exist_ok=True)
         ranks = self._config.trainer.nnodes * self._config.trainer.n_gpus_per_node
