@@ -59,7 +59,7 @@ $(GPU_STACK)/.installed: pyproject.toml constraints/gpu.txt
 test-gpu-stack: $(GPU_STACK)/.installed
 	$(GPU_STACK)/bin/python -m pip check
 	$(GPU_STACK)/bin/python -m pytest --numprocesses 0 tests/train/test_attention.py tests/train/test_command.py \
-	  tests/train/test_profiles.py tests/train/verl/test_contract.py \
+	  tests/train/test_profiles.py tests/train/verl/test_contract.py tests/train/verl/test_torch_kernels.py \
 	  tests/train/verl/test_workers.py tests/train/verl/test_verl_update.py tests/demo/test_short_demo.py
 
 # For every system and Python at once, and without the addresses of package indexes, so that plain pip reads them.

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from rstar2.config import Strict
 from rstar2.formats.format import Format
-from rstar2.formats.model_folder import write_format
+from rstar2.model_folder import write_format
 from rstar2.prompts import ChatCodec, load_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"

@@ -98,6 +98,11 @@ class Hardware(Strict):
             raise ValueError(
                 f'hardware.nodes = {self.nodes}, but hardware.device = "cpu" trains on one machine'
             )
+        if self.device == "cuda" and self.attention == "padded":
+            raise ValueError(
+                'hardware.attention = "padded" is for a CPU: on GPUs VERL counts tokens without padding, so nothing '
+                "would bound the memory of a micro-batch"
+            )
         if self.gpus_per_node % self.tensor_parallel:
             # Ray takes the GPUs of an engine of ours from one node.
             raise ValueError(

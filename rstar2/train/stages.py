@@ -41,7 +41,7 @@ from rstar2.data.parquet import write_parquet
 from rstar2.errors import Failure, UserError
 from rstar2.files import write_json, write_text
 from rstar2.formats.format import Format, save_format
-from rstar2.formats.model_folder import write_format
+from rstar2.model_folder import write_format
 from rstar2.prompts import ChatCodec, load_codec
 from rstar2.train.answers import readable_rows
 from rstar2.train.command import (

@@ -36,8 +36,8 @@ from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.base import Generation, Sampling
 from rstar2.engines.gguf import convert
 from rstar2.engines.vllm import VLLMEngine
-from rstar2.formats.model_folder import write_format
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.model_folder import write_format
 from rstar2.processes import free_port
 from rstar2.prompts import ChatCodec, FormatChoice, load_codec
 from rstar2.serve import ServeSettings, find_vllm, vllm_command

@@ -163,9 +163,9 @@ class StandIns:
         return (self.folder / path).read_text().splitlines()
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+def ended(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
     """A script's exit code and what it printed to standard error; asserts that it left no process."""
-    _, told = process.communicate(timeout=TIMEOUT_S)
+    _, told = process.communicate(timeout=timeout_s)
     wait_until(lambda: not session(process.pid))
     return process.returncode, told
 

@@ -53,7 +53,7 @@ def trainer(recipe: StageRecipe, root: Path) -> Any:
 def sft_trainer(root: Path, profile: str, *changes: str) -> Any:
     """VERL's config of SFT."""
     argv = sft_command(sft_recipe(profile, list(changes)), root / "sft", root / "m", root / "d.parquet").argv
-    return composed("sft_trainer_engine", argv[argv.index("verl.trainer.sft_trainer") + 1 :])
+    return composed("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
 
 
 def built_optimizer(config: Any, steps: int) -> tuple[Any, Any]:
@@ -337,9 +337,9 @@ def test_sft_has_the_papers_batch_and_epochs_and_reads_our_conversations(
 
 
 def test_sequences_are_split_over_as_many_gpus_as_the_recipe_says(tmp_path: Path) -> None:
-    change = "hardware.sequence_parallel=4"
-    assert sft_trainer(tmp_path, "64xh100", change).engine.ulysses_sequence_parallel_size == 4
-    actor = trainer(stage_recipe(1, "64xh100", [change]), tmp_path).actor_rollout_ref.actor
+    change = ["hardware.sequence_parallel=4", "hardware.attention=flash_attn"]
+    assert sft_trainer(tmp_path, "64xh100", *change).engine.ulysses_sequence_parallel_size == 4
+    actor = trainer(stage_recipe(1, "64xh100", change), tmp_path).actor_rollout_ref.actor
     assert actor.ulysses_sequence_parallel_size == 4
 
 

@@ -32,7 +32,8 @@ PREFILL_TOKENS = 8192
 """VERL's default of what an engine prefills at a time."""
 CPU_LOGITS = 6
 """Copies of the logits on a CPU, at their most: as the model makes them and without padding, and what the loss and its
-gradients take beside. On a GPU flash-attn's loss writes the gradient over the logits, which have no padding."""
+gradients take beside. On a GPU there is no padding, and the loss, flash-attn's or ours, writes the gradient over the
+logits."""
 CPU_LIBRARIES = GIB // 2
 """Python and what a trainer's process imports, on a CPU."""
 CPU_FRAGMENTED = 0.27

@@ -280,8 +280,8 @@ def saving(every: int, every_minutes: float, step_s: float, checkpoint: int, giv
 def sft_step_s(shape: ModelShape, recipe: SftRecipe, mean_tokens: float, given: Assumptions) -> float:
     """Seconds of a step of SFT on conversations of so many tokens on average."""
     hardware = recipe.hardware
-    passes = 8 if hardware.gradient_checkpointing else 6
-    per_s = given.compute_share * gpu_of(hardware).flop_per_s / (passes * shape.parameters)
+    flop = update_flop(shape, mean_tokens / 2, hardware.gradient_checkpointing, log_probs=False)
+    per_s = given.compute_share * gpu_of(hardware).flop_per_s / flop
     return recipe.batch * mean_tokens / (per_s * hardware.ranks)
 
 

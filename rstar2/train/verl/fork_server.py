@@ -199,6 +199,9 @@ def _become(job: Job, set_by_imports: dict[str, str]) -> None:
     if not os.read(may_begin, 1):
         os._exit(1)
     os.close(may_begin)
+    # VERL loads what this names when it is imported, which was before the job's environment was known.
+    for name in filter(None, os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")):
+        importlib.import_module(name)
 
 
 def _run(argv: list[str]) -> None:
@@ -225,6 +228,9 @@ def main() -> None:
     gc.enable()
     job = ForkServer(listener).serve()
     _become(job, set_by_imports)
+    # VERL has read the variable when it was imported, before the job's environment was here.
+    for name in filter(None, os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")):
+        importlib.import_module(name)
     _run(job.argv)
 
 

@@ -51,7 +51,7 @@ class EncodedConversations(Dataset):  # type: ignore[misc]
         self._batches = [
             reader.get_batch(number) for reader in readers for number in range(reader.num_record_batches)
         ]
-        self._ends = list(accumulate((batch.num_rows for batch in self._batches), initial=0))
+        self._ends: list[int] = list(accumulate((batch.num_rows for batch in self._batches), initial=0))
         """How many rows the batches before each batch have, and all of them."""
 
 

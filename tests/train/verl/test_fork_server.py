@@ -79,6 +79,21 @@ def test_arguments_environment_folder_and_exit_code_are_those_of_the_client(
     assert ran.returncode == 7
 
 
+def test_what_verl_loads_by_the_clients_environment_is_loaded(server: dict[str, str], tmp_path: Path) -> None:
+    """VERL itself would not: it was imported before, without the client's environment."""
+    code = "import sys\nprint('colorsys' in sys.modules)"
+    for named, said in (("colorsys", "True"), ("", "False")):
+        ran = subprocess.run(
+            [*CLIENT, script(tmp_path, code)],
+            env={**server, "VERL_USE_EXTERNAL_MODULES": named},
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=True,
+        )
+        assert ran.stdout == f"{said}\n", ran.stderr
+
+
 def test_a_module_is_run_as_main_and_an_exception_is_shown(server: dict[str, str]) -> None:
     ran = subprocess.run(
         [*CLIENT, "-m", "timeit", "-n", "1", "1/0"],

@@ -86,7 +86,7 @@ def run(settings: Settings) -> Measured:
         raise CheckFailed(
             "; ".join(faults),
             "Training with such an attention is off. Install another version of it, or of torch, and set another "
-            "attn_implementation until then.",
+            "hardware.attention until then.",
             seen,
         )
     ran = [way for way in wrong if not _skipped(way, on_gpu)]

@@ -44,7 +44,7 @@ def run(settings: Settings) -> Measured:
     if not abs(loss / expected - 1) <= MOST_OFF:
         raise CheckFailed(
             f"the trainer's loss is {loss:.4f}, but transformers in fp32 says {expected:.4f}",
-            "Look at the check `attention`: with another attn_implementation the two should agree.",
+            "Look at the check `attention`, and try another hardware.attention.",
             seen,
         )
     seen.summary = f"loss {loss:.4f}, transformers in fp32 {expected:.4f}"

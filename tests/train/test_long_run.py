@@ -1,0 +1,128 @@
+"""A rehearsal of the recipe's three stages on 64 H100, carried by the Slurm job through a week's faults in minutes.
+
+Real are `examples/cluster/slurm.sh`, the pipeline, the launcher, VERL's queue, our sampler, checkpoints and signals.
+Stand-ins are Slurm, Ray's nodes, and VERL's trainer: see `support.train.rehearsed_verl`. What `plan` says a step takes
+is divided by `SCALE`; the limit for a hung trainer is not, because processes start at their own pace.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cluster import StandIns, ended, send
+from support.optional import needs
+from support.train.rehearsed_run import STEPS
+from support.train.rehearsed_verl import LONG_UPDATE, REHEARSAL
+from support.waiting import wait_until
+
+from rstar2.data import builtin
+from rstar2.data.parquet import rl_rows, write_parquet
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.train.estimate.model import shape_of
+from rstar2.train.estimate.report import estimate_run
+from rstar2.train.recipe_files import stage_recipes
+from rstar2.train.records.steps import step_metrics
+
+from .estimate.test_model import PUBLISHED
+
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
+
+SCALE = 1000
+HUNG_AFTER_S = 60.0
+"""Longer than a process of the rehearsal takes to start on a busy machine, where nothing shows that it lives."""
+FAULTS = {
+    "stage1 4": "kill in rollouts",
+    "stage1 8": "hung update",
+    "stage1 17": "long update",
+    "stage1 25": "engine fails",
+    "stage2 3": "kill in the update",
+    "stage3 4": "kill of the command",
+}
+LIMITS = {"stage1": 12, "stage3": 8}
+"""After which step of a stage Slurm's time limit comes near."""
+LONGEST_S = 1800.0
+"""For all of a stage's rehearsal, on a busy machine."""
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def rehearsal(tmp_path: Path) -> Path:
+    """A model, problems, what goes wrong, and how long things take: what `plan` says, divided by `SCALE`."""
+    folder = tmp_path / "rehearsal"
+    folder.mkdir()
+    size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_tiny_model(folder / "model", size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
+    write_parquet(folder / "problems.parquet", rl_rows(builtin.training(1, 80), 4, "rehearsal"))
+    (folder / "faults.json").write_text(json.dumps(FAULTS))
+    planned = estimate_run(
+        shape_of(PUBLISHED["Qwen3-14B"][0], "Qwen3-14B"), stage_recipes([1, 2, 3], "64xh100", [])
+    )
+    durations: dict[str, Any] = {
+        f"stage{number}": {
+            "rollouts_s": each.step.generate_s / SCALE,
+            "update_s": each.step.update_s / SCALE,
+        }
+        for number, each in planned.stages.items()
+    }
+    durations |= {"hung_after_s": HUNG_AFTER_S, "save_every_s": 1800 / SCALE}
+    (folder / "durations.json").write_text(json.dumps(durations))
+    return folder
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, rehearsal: Path) -> Iterator[StandIns]:
+    """Slurm's stand-ins, with the rehearsal as the command."""
+    made = StandIns(tmp_path)
+    (tmp_path / "trainer.py").write_text(
+        "import os, sys\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'support.train.rehearsed_run', *sys.argv[1:]])\n"
+    )
+    made.env |= {REHEARSAL: str(rehearsal), "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    yield made
+    made.stop()
+
+
+def wait_for_step(stage: Path, step: int, job: subprocess.Popen[str]) -> None:
+    wait_until(lambda: max(step_metrics(stage), default=0) >= step or job.poll() is not None, LONGEST_S)
+
+
+def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, rehearsal: Path) -> None:
+    told = ""
+    job = slurm.train("slurm.sh")
+    for requeued, (stage, step) in enumerate(LIMITS.items(), 1):
+        wait_for_step(slurm.run / stage, step, job)
+        send(job, "USR1")
+        code, said = ended(job)
+        told += said
+        assert code == 0, told
+        assert len(slurm.called("scontrol requeue 7")) == requeued
+        job = slurm.train("slurm.sh")
+    code, said = ended(job, LONGEST_S)
+    told += said
+    assert code == 0, told
+
+    assert {path.name: path.read_text() for path in (rehearsal / "struck").iterdir()} == FAULTS
+    assert [(slurm.run / f"stage{number}" / "model").is_dir() for number in STEPS] == [True, True, True]
+    trained = [json.loads(line) for line in (rehearsal / "trained.jsonl").read_text().splitlines()]
+    for number, steps in STEPS.items():
+        assert {each["step"] for each in trained if each["stage"] == f"stage{number}"} == {
+            *range(1, steps + 1)
+        }
+    # Half of all rollouts are right, whatever an engine loses: the step in which it failed was rolled out again.
+    assert {each["metrics"]["rstar2/pass_rate"] for each in trained} == {0.5}
+    assert {each["kept"] for each in trained} == {128}
+    [failed] = [each for each in trained if each["metrics"]["rstar2/discarded_rollouts"]]
+    assert (failed["stage"], failed["step"]) == ("stage1", 25)
+    assert "rollouts that failed" in told
+    assert "the engine died" in told
+
+    # Only the hung update was stopped, and the long one took longer than the limit without a word.
+    assert LONG_UPDATE > 1
+    assert told.count("it gave no sign of life") == 1, told
+    assert told.count("it is started again") == 4, "three kills and the hung update"
+    assert told.count("USR1: training saves at the end of the present step") == 2
