@@ -29,7 +29,7 @@ if [ -z "$run" ]; then
 fi
 
 ending='' command=''
-# shellcheck disable=SC2329 # called by the traps
+# shellcheck disable=SC2317,SC2329 # called by the traps
 on_signal() {
     ending=$1
     if [ -n "$command" ]; then kill -"$1" "$command" 2>/dev/null || true; fi
