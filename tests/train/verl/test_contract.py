@@ -267,3 +267,14 @@ def test_worker_groups_get_ports_that_the_kernel_gives_to_nothing_else(
     assert 20_000 <= first < 26_000
     assert end == 32_000
     assert without == {}
+
+
+def test_trackers_are_opened_and_finished_where_ours_come_in() -> None:
+    """What `rstar2.train.verl.output.trackers` replaces."""
+    from verl.trainer import main_ppo
+    from verl.utils import tracking
+
+    source = inspect.getsource(tracking)
+    assert "mlflow.log_params(_compute_mlflow_params_from_objects(config))" in source
+    assert "if context_vars.current_run.get() is None:" in source
+    assert "tracking.finish(exit_code=" in inspect.getsource(main_ppo)
