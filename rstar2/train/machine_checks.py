@@ -140,8 +140,8 @@ def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress |
     if faults := [f"node {node['node']}: {fault}" for node in nodes for fault in node_faults(here, node)]:
         raise UserError(
             "; ".join(faults[:4]) + (f"; and {len(faults) - 4} more" if len(faults) > 4 else ""),
-            "Every node needs the same Python environment as this machine, GPUs that work, the run's folder at the same "
-            "path, and the judge.",
+            "Every node needs the same Python environment as this machine, GPUs that work, the run's folder at the "
+            "same path, and the judge.",
         )
 
 

@@ -83,6 +83,8 @@ class Check:
     """Seconds after which it is stopped."""
     needs: tuple[str, ...] = ()
     """Modules without which it is not run."""
+    needs_on_gpu: tuple[str, ...] = ()
+    """More of them, for the device cuda."""
 
 
 @dataclass

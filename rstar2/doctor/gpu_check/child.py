@@ -36,7 +36,8 @@ def main() -> None:
 
 
 def _tried(check: Check, settings: Settings) -> tuple[Outcome, str, str, Measured]:
-    missing = [name for name in check.needs if find_spec(name) is None]
+    needs = check.needs + (check.needs_on_gpu if settings.device == "cuda" else ())
+    missing = [name for name in needs if find_spec(name) is None]
     if missing:
         return "not run", f"not installed: {', '.join(missing)}", _installation(missing), Measured()
     try:

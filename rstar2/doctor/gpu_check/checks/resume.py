@@ -68,4 +68,11 @@ def _off(base: Path, trained: Path, factor: float) -> float:
     return max(abs(new[name] / (factor * norm) - 1) for name, norm in old.items())
 
 
-CHECK = Check("resume", "Resume after the kill", run, limit_s=1500.0, needs=rl.NEEDS)
+CHECK = Check(
+    "resume",
+    "Resume after the kill",
+    run,
+    limit_s=1500.0,
+    needs=rl.NEEDS,
+    needs_on_gpu=rl.NEEDS_ON_GPU,
+)

@@ -20,6 +20,8 @@ KILLED_AFTER = 2
 """Steps."""
 POLL_S = 0.2
 NEEDS = ("torch", "transformers", "typer", "pydantic", "jinja2", "pyarrow", "verl", "ray", "redis", "fastapi")
+NEEDS_ON_GPU = ("vllm",)
+"""On a CPU our own engine makes the rollouts."""
 PARTS = {
     "rollouts": ("gen",),
     "log-probabilities": ("old_log_prob",),
@@ -119,4 +121,4 @@ def _add_plan(seen: Measured, settings: Settings, stage: Path) -> None:
     training.add_memory(seen, settings, held, memory.expected_update_total)
 
 
-CHECK = Check("rl", "Steps of RL, killed", run, limit_s=1500.0, needs=NEEDS)
+CHECK = Check("rl", "Steps of RL, killed", run, limit_s=1500.0, needs=NEEDS, needs_on_gpu=NEEDS_ON_GPU)
