@@ -36,7 +36,7 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._loops: dict[str, agent_loop.AgentLoopBase] = {}
-        self._reuse = RolloutReuse(self.config, self.llm_client)
+        self._reuse = RolloutReuse(self.llm_client)
 
     async def _run_agent_loop(
         self,
@@ -88,8 +88,8 @@ class AgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(AgentLoopWorker)
-        self._handed_out = HandedOut()
+        self._handed_out = HandedOut(self.config)
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        self._handed_out.number(prompts)
+        self._handed_out.mark(prompts)
         super().generate_sequences(prompts)
