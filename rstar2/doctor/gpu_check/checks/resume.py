@@ -14,7 +14,7 @@ from rstar2.doctor.gpu_check.tools import commands
 from rstar2.doctor.gpu_check.tools.device import torch_device
 
 MOST_OFF = 1e-3
-"""Of a tensor's norm, relative to the norm it has to have."""
+"""Largest relative error of a tensor's norm."""
 
 
 def run(settings: Settings) -> Measured:

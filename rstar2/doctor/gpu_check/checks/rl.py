@@ -31,7 +31,7 @@ PARTS = {
     "checkpoint": ("save_checkpoint",),
     "whole step": ("step",),
 }
-"""Of a step's time, by VERL's names."""
+"""Parts of a step's time, with VERL's names for them."""
 
 
 def run(settings: Settings) -> Measured:
@@ -87,7 +87,7 @@ def words_of(settings: Settings) -> list[str]:
 
 
 def _wait_for_steps(settings: Settings, process: subprocess.Popen[bytes], stage: Path) -> None:
-    """Return once so many steps are done; CheckFailed if training ends before. The check's limit bounds the wait."""
+    """Return after `KILLED_AFTER` steps. CheckFailed if training ends first. The check's limit bounds it."""
     from rstar2.train.records.steps import step_metrics
 
     while len(step_metrics(stage)) < KILLED_AFTER:

@@ -117,7 +117,7 @@ def _mlflow(run: str) -> Send:
 
 
 _MLFLOW_TAGS = ("problem_id", "reward", "verdict", "kept")
-"""What MLflow's list of traces is filtered by."""
+"""Tags by which MLflow's list of traces can be filtered."""
 
 
 def _trackio(run: str) -> Send:
