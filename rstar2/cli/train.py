@@ -138,7 +138,8 @@ def command(
             out.print_json(resolved.model_dump_json())
             typer.echo(shell_lines(trainer.argv))
         return
-    need_training_extra()
+    machines = [resolved.machines for resolved in recipes.values()]
+    need_training_extra(rollouts_on=machines)
     from rstar2.train.stopping import end_resumably
 
     end_resumably()
@@ -148,7 +149,6 @@ def command(
     from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
-    machines = [resolved.machines for resolved in recipes.values()]
     check_hardware(machines)
     check_folder(run)
     from rstar2.train.start_checks import (

@@ -26,7 +26,7 @@ GPUS_S = 300.0
 """How long PyTorch may take to compute something on each GPU; importing it from a slow disk takes a minute."""
 LOGIN_S = 90.0
 NODES_S = 300.0
-"""How long the nodes of a cluster may take, beyond `hardware.worker_start_s`."""
+"""How long the nodes of a cluster may take, beyond `hardware.worker_start_s` and the GPUs."""
 _MULTIPLY = """
 import torch
 for number in range(torch.cuda.device_count()):
@@ -42,7 +42,7 @@ def check_gpus(wanted: Iterable[Hardware]) -> None:
     """Compute something on the GPUs of this machine; a UserError if PyTorch can use fewer than a recipe needs.
 
     `nvidia-smi` lists GPUs also if PyTorch is built for CPUs, or for another driver. With a Ray cluster the GPUs are on
-    its nodes, which need not include this machine.
+    its nodes, which need not include this machine: `check_nodes` tries them.
     """
     needed = max((each.gpus_per_node for each in wanted if each.device == "cuda"), default=0)
     if not needed or os.environ.get("RAY_ADDRESS", "local") not in ("", "local"):
@@ -102,15 +102,23 @@ def check_login(
 def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress | None) -> None:
     """Run a task on each node of the Ray cluster; a UserError if a node differs from this machine or lacks something.
 
-    Each must have the same packages as this machine, read and write the run's folder, and run a program on the judge.
+    Each must have the same packages as this machine, compute something on each of its GPUs, read and write the run's
+    folder, and run a program on the judge.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "local") or all(each.device == "cpu" for each in hardware):
         return
     there = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.is_dir())
     marker = there / f".rstar2-node-check-{secrets.token_hex(8)}"
-    limit_s = NODES_S + max(each.worker_start_s for each in hardware)
-    asked = {"address": address, "marker": str(marker), "judge": judge, "limit_s": limit_s}
+    limit_s = NODES_S + GPUS_S + max(each.worker_start_s for each in hardware)
+    asked = {
+        "address": address,
+        "marker": str(marker),
+        "judge": judge,
+        "try_gpus": _MULTIPLY,
+        "gpus_s": GPUS_S,
+        "limit_s": limit_s,
+    }
     try:
         marker.write_text(marker.name, encoding="utf-8")
         # On standard input, since other users see the words of a command: there is the judge's token.
@@ -132,8 +140,8 @@ def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress |
     if faults := [f"node {node['node']}: {fault}" for node in nodes for fault in node_faults(here, node)]:
         raise UserError(
             "; ".join(faults[:4]) + (f"; and {len(faults) - 4} more" if len(faults) > 4 else ""),
-            "Every node needs the same Python environment as this machine, the run's folder at the same path, and the "
-            "judge.",
+            "Every node needs the same Python environment as this machine, GPUs that work, the run's folder at the "
+            "same path, and the judge.",
         )
 
 

@@ -176,11 +176,11 @@ def write_stage_inputs(
     """Write what the trainer of an RL stage reads to the stage's folder; a UserError where too few prompts fit."""
     codec, longest = load_codec(model), recipe.rollout.prompt_tokens
     # The recipe decides on 2G, whatever the data was prepared for.
-    given = [("train.parquet", "the training data", rows, recipe.rollout.rollouts, recipe.rollout.prompts)]
+    files = [("train.parquet", "the training data", rows, recipe.rollout.rollouts, recipe.rollout.prompts)]
     if recipe.held_out.data:
         held_out, _ = readable_rows(Path(recipe.held_out.data), recipe.held_out.samples)
-        given.append(("held_out.parquet", recipe.held_out.data, held_out, recipe.held_out.samples, 1))
-    for name, data, problems, rollouts, needed in given:
+        files.append(("held_out.parquet", recipe.held_out.data, held_out, recipe.held_out.samples, 1))
+    for name, data, problems, rollouts, needed in files:
         problems = fitting(problems, codec, longest)
         check_enough(len(problems), needed, longest, data)
         write_parquet(folder / name, [{**row, "__rollout_n__": rollouts} for row in problems])
@@ -194,15 +194,18 @@ def write_stage_inputs(
 
 def in_format(rows: Rows, fmt: Format) -> Rows:
     """The rows with their prompts in a format; a row that does not hold its problem's text keeps its prompt."""
-    told = [(row, (row.get("extra_info") or {}).get("problem")) for row in rows]
-    return [row if problem is None else {**row, "prompt": fmt.messages(problem)} for row, problem in told]
+    texts = [(row.get("extra_info") or {}).get("problem") for row in rows]
+    return [
+        row if text is None else {**row, "prompt": fmt.messages(text)}
+        for row, text in zip(rows, texts, strict=True)
+    ]
 
 
 def fitting(rows: Rows, codec: ChatCodec, prompt_tokens: int) -> Rows:
     """The rows whose prompt in the codec's format has at most `prompt_tokens` tokens, with that prompt."""
-    told = in_format(rows, codec.format)
-    lengths = prompt_lengths(told, codec)
-    return [row for row, length in zip(told, lengths, strict=True) if length <= prompt_tokens]
+    formatted = in_format(rows, codec.format)
+    lengths = prompt_lengths(formatted, codec)
+    return [row for row, length in zip(formatted, lengths, strict=True) if length <= prompt_tokens]
 
 
 def prompt_lengths(rows: Rows, codec: ChatCodec) -> list[int]:
@@ -298,13 +301,14 @@ def _tend_rollouts(start: Start) -> None:
     if not start.keeps_rollouts:
         finished_rollouts.forget(start.folder)
     elif count := finished_rollouts.prepare(start.folder, str(start.base)):
-        start.warn(f"{count} rollouts that finished before the last end are used again")
+        start.warn(f"uses {count} rollouts again that the interrupted step had finished")
 
 
 def _tend_checkpoints(start: Start, failed: set[int]) -> None:
-    """Make the models that are due, and remove old checkpoints; a step without its model is told, and put in `failed`.
+    """Make the models that are due, and remove old checkpoints.
 
-    What there is decides, not the lines of metrics: a kill after a checkpoint leaves none of its step.
+    A step without a model is reported and added to `failed`. The folders decide which models are due, not the lines of
+    metrics, because a kill right after a checkpoint leaves no line of its step.
     """
     for step in _steps_without_model(start, failed):
         try:

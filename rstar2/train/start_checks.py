@@ -29,7 +29,7 @@ from rstar2.train.trainer.changeable import compared
 from rstar2.train.trainer.tracking import check_trackers
 
 SAMPLED_CONVERSATIONS = 256
-"""At most; of so many lengths are counted before SFT. All would take minutes."""
+"""A dry run of SFT counts the tokens of at most this many conversations, because all would take minutes."""
 
 
 @dataclass(frozen=True)

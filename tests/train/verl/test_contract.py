@@ -63,7 +63,7 @@ def test_what_the_trainer_does_is_seen_in_methods_of_its_engine() -> None:
     from verl.workers import engine_workers
     from verl.workers.engine.fsdp import transformer_impl
 
-    from rstar2.train.verl.activity import _WHOLE
+    from rstar2.train.verl.activity import _PHASES
 
     engine = transformer_impl.FSDPEngine
     parameters = inspect.signature(engine.forward_backward_batch).parameters
@@ -72,7 +72,7 @@ def test_what_the_trainer_does_is_seen_in_methods_of_its_engine() -> None:
     assert "self.actor.engine.get_per_tensor_param(" in inspect.getsource(
         engine_workers.ActorRolloutRefWorker
     )
-    for name in _WHOLE:
+    for name in _PHASES:
         assert name in vars(engine), name
         assert name not in vars(transformer_impl.FSDPEngineWithLMHead), name
     worker = inspect.getsource(engine_workers.TrainingWorker.__init__)

@@ -152,7 +152,7 @@ def _mlflow(run: str) -> Sink:
 
 
 _MLFLOW_TAGS = ("problem_id", "reward", "verdict", "kept")
-"""What MLflow's list of traces is filtered by."""
+"""Tags by which MLflow's list of traces can be filtered."""
 
 
 def _trackio(run: str) -> Sink:
