@@ -49,13 +49,30 @@ def check_judge(
     url: str, token: str | None, fmt: Format | None = None, packages: Sequence[str] = ()
 ) -> JudgeReport:
     """Run programs on the judge at `url`; see `judge_report`. Every failure is a UserError."""
+    with as_user_error():
+        return try_judge(url, token, fmt, packages)
+
+
+def try_judge(
+    url: str, token: str | None, fmt: Format | None = None, packages: Sequence[str] = ()
+) -> JudgeReport:
+    """Run programs on the judge at `url`, for a command that scripts start again after a Failure.
+
+    Raises:
+        UserError: the judge refuses the token, or what answers at `url` is no judge.
+        JudgeError: nothing answers, or no program runs; this may pass.
+    """
 
     async def report() -> JudgeReport:
         async with JudgeClient(url, token, wait_s=WAIT_S) as judge:
             return await judge_report(judge, fmt, packages)
 
-    with as_user_error():
+    try:
         return asyncio.run(report())
+    except JudgeError as error:
+        if error.exit_code == UserError.exit_code:
+            raise UserError(error.message, error.hint) from error
+        raise
 
 
 def require(report: JudgeReport, url: str, isolation: Isolation | None) -> None:

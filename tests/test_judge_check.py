@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -12,15 +13,15 @@ from typing import Any
 import pytest
 from support.waiting import TIMEOUT_S
 
-from rstar2.errors import UserError
+from rstar2.errors import RStarError, UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.formats.format import Format, ours, read_format
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.client.http import AccessRefused, WrongToken
+from rstar2.judge.client.http import AccessRefused, JudgeError, WrongToken
 from rstar2.judge.client.session import JudgeSession
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.judge_check import JudgeReport, check_judge, require
+from rstar2.judge_check import JudgeReport, check_judge, require, try_judge
 from rstar2.tools import ToolLimits
 from rstar2.train.recipe_files import stage_recipes
 from rstar2.train.start_checks import check_judge_place, check_programs
@@ -93,13 +94,30 @@ def test_a_judge_that_is_not_there_is_one_message() -> None:
         check_judge("http://127.0.0.1:9", None)
 
 
-@pytest.fixture
-def proxy() -> Iterator[str]:
-    """A server that answers every request with 403, as a proxy in front of a judge may."""
+def test_training_takes_a_judge_that_does_not_answer_for_an_outage() -> None:
+    for check in (
+        lambda: try_judge("http://127.0.0.1:9", None),
+        lambda: check_programs(stage_recipes([1], None, []), ("http://127.0.0.1:9", None), ours()),
+    ):
+        with pytest.raises(JudgeError, match=r"no judge answers at http://127\.0\.0\.1:9") as caught:
+            check()
+        assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 2), (404, 2), (403, 2), (429, 1), (503, 1)])
+def test_training_tells_another_server_from_a_judge_that_is_not_ready(status: int, code: int) -> None:
+    with answering(status) as url, pytest.raises(RStarError) as caught:
+        try_judge(url, None)
+    assert caught.value.exit_code == code
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    """A server that answers every request with a status, as a proxy in front of a judge may."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(403)
+            self.send_response(status)
             self.end_headers()
 
         do_POST = do_DELETE = do_GET
@@ -111,6 +129,12 @@ def proxy() -> Iterator[str]:
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
+
+
+@pytest.fixture
+def proxy() -> Iterator[str]:
+    with answering(403) as url:
+        yield url
 
 
 async def test_a_session_is_refused_as_a_program_is(token_judge: JudgeHandle, proxy: str) -> None:

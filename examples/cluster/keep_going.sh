@@ -1,13 +1,14 @@
 #!/bin/bash
 # Without Slurm: starts a training command again until the run is done, on a Ray cluster of ray_node.sh's nodes.
 #
-#   export RAY_ADDRESS=10.0.0.1:6379 RAY_AUTH_MODE=token RAY_AUTH_TOKEN=… RSTAR2_JUDGE=http://10.0.0.1:8088
+#   export RAY_ADDRESS=10.0.0.1:6379 RAY_AUTH_MODE=token RAY_AUTH_TOKEN=… RSTAR2_JUDGE=http://10.0.0.1:8088 RSTAR2_JUDGE_TOKEN=…
 #   examples/cluster/keep_going.sh rstar2 train --stage 1..3 --model runs/sft --data data/rl \
 #       --profile 64xh100 --run runs/rl
 #
 # It ends if the command ends with 0 (the run is done), 2 (the command or its data is wrong), or because of a signal:
 # with Ctrl-C, SIGTERM or SIGUSR1 the command saves at the end of its step, with a second signal it ends at once. After
-# anything else it waits for the cluster's nodes and the judge, and starts the command again. It gives up after
+# anything else it waits for the judge and for as many nodes as the cluster had at most, ten minutes at the longest, and
+# starts the command again. It gives up after
 # MAX_ATTEMPTS (3) starts in a row without a new step, checkpoint or sample in the run's folder.
 set -euo pipefail
 set -m # the command gets a process group of its own, so that Ctrl-C reaches it through this script only
@@ -49,15 +50,22 @@ nodes() { # how many nodes the Ray cluster has; 0 if it does not answer or there
 judge_answers() {
     if [ -n "${RSTAR2_JUDGE:-}" ]; then timeout 60 rstar2 judge status --once --url "$RSTAR2_JUDGE" >/dev/null 2>&1; fi
 }
-wait_until_ready() { # nodes: waits for as many and for the judge, ten minutes at most; the command says what is missing
-    local end=$((SECONDS + 600))
+wanted=0 # the most nodes that the cluster had; one at least if there is to be a cluster
+if [ -n "${RAY_ADDRESS:-}" ]; then wanted=1; fi
+wait_until_ready() { # ten minutes at most; the command says what is missing then
+    local end=$((SECONDS + 600)) count missing said=''
     while [ -z "$ending" ] && ((SECONDS < end)); do
-        if (($(nodes) >= $1)) && judge_answers; then return; fi
+        count=$(nodes) missing=''
+        if ((count > wanted)); then wanted=$count; fi
+        if ((count < wanted)); then missing="the Ray cluster at $RAY_ADDRESS, which has $count of $wanted nodes"; fi
+        if ! judge_answers; then missing+="${missing:+, and }the judge at $RSTAR2_JUDGE"; fi
+        if [ -z "$missing" ]; then return; fi
+        if [ "$missing" != "$said" ]; then say "waiting for $missing"; fi
+        said=$missing
         sleep 5
     done
 }
 
-wanted=$(nodes)
 while [ -z "$ending" ]; do
     attempt=$(python -m rstar2.watch.attempts "$run" "$(hostname) $$" "$max_attempts")
     if ((attempt > 1)); then
@@ -67,7 +75,7 @@ while [ -z "$ending" ]; do
             sleep 1
         done
     fi
-    wait_until_ready "$wanted"
+    wait_until_ready
     if [ -n "$ending" ]; then break; fi
     "$@" &
     command=$!

@@ -14,8 +14,9 @@
 #   with anything else          starts the command again on a fresh Ray cluster
 #
 # It ends FAILED after MAX_ATTEMPTS (3) starts in a row without a new step, checkpoint or sample in the run's folder.
-# `scancel --batch --signal=TERM JOB` ends it for good at the end of its step, `scancel JOB` at once. `sbatch --nodes 8 examples/cluster/slurm.sh rstar2 train …` works too; the signal then
-# comes 30 minutes before the time limit, so a longer step may be lost.
+# `scancel --batch --signal=TERM JOB` ends it for good at the end of its step, `scancel JOB` at once.
+# `sbatch --nodes 8 examples/cluster/slurm.sh rstar2 train …` works too; the signal then comes 30 minutes before the time
+# limit, so a longer step may be lost.
 # The run's folder, the model and the environment with rstar2 must be on a file system that all nodes share.
 #SBATCH --job-name=rstar2
 #SBATCH --ntasks-per-node=1
@@ -62,6 +63,7 @@ fi
 token() { # name: prints it
     local file=$run/.cluster/$1-token
     if [ ! -s "$file" ]; then
+        mkdir -p "$run" # with the user's own permissions
         (umask 077 && mkdir -p "$run/.cluster" && openssl rand -hex 32 >"$file.new" && mv "$file.new" "$file")
     fi
     cat "$file"
@@ -141,7 +143,7 @@ wait_for() { # what, command...: waits five minutes, while all that was started 
 }
 all_joined() {
     local gpus
-    gpus=$(timeout 60 python -m rstar2.train.verl.cluster "$address:$port") # a list with the count of each node
+    gpus=$(timeout 60 python -m rstar2.train.verl.cluster "$address:$port") || return # a list with each node's count
     [ "$(tr -cd , <<<"$gpus" | wc -c)" -eq $((SLURM_JOB_NUM_NODES - 1)) ]
 }
 start_ray() {

@@ -144,7 +144,7 @@ def command(
 
     end_resumably()
     from rstar2.eval.settings import JudgeChoice
-    from rstar2.judge_check import check_judge
+    from rstar2.judge_check import try_judge
     from rstar2.train.hardware import check_hardware
     from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes
 
@@ -162,7 +162,7 @@ def command(
     choice = JudgeChoice(judge, judge_token, judge_workers)
     check_judge_place(recipes, choice)
     if judge is not None:
-        check_judge(judge, judge_token)
+        try_judge(judge, judge_token)
     with err.status("trying the GPUs, the nodes and the trackers"):
         check_gpus(machines)
         check_nodes(machines, run, None if judge is None else (judge, judge_token))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from rstar2.errors import UserError
+from rstar2.errors import RStarError, Unavailable, UserError
 from rstar2.install import install_command
 from rstar2.machine import gpu_names
 from rstar2.train.recipe import Hardware
@@ -20,6 +21,10 @@ TINY_BYTES = 100 * 2**20
 """Weights of at most so many bytes, 25 million parameters in fp32, are trained on a CPU in sensible time."""
 CLUSTER_S = 60.0
 """How long a Ray cluster may take to say what it has."""
+_REFUSED = re.compile(
+    r"AuthenticationError|Unauthenticated|Invalid address|Version mismatch|ModuleNotFoundError|ImportError"
+)
+"""What Ray and Python say if asking a cluster again is in vain."""
 
 
 def default_profile(model: Path) -> str | None:
@@ -32,15 +37,16 @@ def check_hardware(wanted: Iterable[Hardware]) -> None:
     """Refuse to start without the GPUs and nodes that a recipe asks of this machine, or of the Ray cluster.
 
     Raises:
-        UserError: there are fewer, several nodes are asked for and no cluster is named, or the cluster does not answer.
+        UserError: this machine has fewer, or several nodes are asked for and no cluster is named.
+        Unavailable: the cluster does not answer, or has fewer at the moment.
     """
     wanted = [each for each in wanted if each.device == "cuda"]
     if _cluster():
         if shortage := cluster_shortage(wanted):
-            raise UserError(
+            raise Unavailable(
                 shortage,
-                "Set hardware.nodes, hardware.gpus_per_node and asynchronous.rollout_nodes to what the cluster has, or "
-                "add nodes to it.",
+                "Wait until all nodes have joined, add nodes to it, or set hardware.nodes, hardware.gpus_per_node and "
+                "asynchronous.rollout_nodes to what the cluster has.",
             )
         return
     nodes = max((each.nodes for each in wanted), default=1)
@@ -67,7 +73,8 @@ def cluster_shortage(wanted: Iterable[Hardware]) -> str | None:
     """What a recipe asks for that the Ray cluster of RAY_ADDRESS lacks; None where nothing, or where there is none.
 
     Raises:
-        UserError: the cluster does not answer.
+        Unavailable: the cluster does not answer.
+        UserError: it refuses, or Ray is not installed.
     """
     wanted = [each for each in wanted if each.device == "cuda"]
     address = _cluster()
@@ -98,12 +105,18 @@ def _gpus_by_node(address: str) -> list[float]:
         return [float(count) for count in json.loads(asked.stdout.splitlines()[-1])]
     except (subprocess.SubprocessError, LookupError, ValueError) as error:
         said = getattr(error, "stderr", None) or b""
-        lines = (said if isinstance(said, str) else said.decode(errors="replace")).strip().splitlines()
+        text = said if isinstance(said, str) else said.decode(errors="replace")
+        lines = text.strip().splitlines()
         why = f": {lines[-1][:200]}" if lines else ""
-        raise UserError(
+        raise cluster_error(text)(
             f"no Ray cluster answers at RAY_ADDRESS = {address}{why}",
             "Start it (ray start --head) with the same RAY_AUTH_MODE and token as here, or unset RAY_ADDRESS.",
         ) from error
+
+
+def cluster_error(said: str) -> type[RStarError]:
+    """The kind of error for what Ray said of a cluster: Unavailable if it may pass, else UserError."""
+    return UserError if _REFUSED.search(said) else Unavailable
 
 
 def _cluster() -> str:

@@ -107,6 +107,7 @@ def _run_started(
                 f"the trainer ended with exit code {code}: {found.line}",
                 f"{found.remedy}\nThe whole log: {log}".lstrip(),
             )
+        stop.end()
 
 
 def _run_once(
@@ -130,6 +131,7 @@ def _run_once(
                 on_step(line)
             if error := read_final_error(signs.folder / FINAL_ERROR_FILE):
                 raise error
+            stop.end_if_discarded()
             if ended:
                 return process.wait()
             stop.tell()

@@ -1,21 +1,24 @@
 """Tries what training will use, before it starts: the GPUs, the run's folder, W&B's key, the nodes of a Ray cluster.
 
-Each is used for a moment, since being there does not mean that it works.
+Each is used for a moment, since being there does not mean that it works. What is missing, wrong or refused is a
+UserError. What does not answer is Unavailable, because it may pass: a script that carries a run starts again then.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rstar2.errors import UserError
+from rstar2.errors import Unavailable, UserError
+from rstar2.train.hardware import cluster_error
 from rstar2.train.recipe import Hardware
 from rstar2.train.trainer.tracking import WANDB_OFFLINE, TraceTracker, Tracker, check_trackers
 
@@ -35,11 +38,17 @@ for number in range(torch.cuda.device_count()):
     print(number, flush=True)
 """
 _LOGIN = "import wandb\nwandb.login(verify=True)"
+_WANDB_AWAY = re.compile(
+    r"did not respond in time|process is not running|An error occurred while|time[d ]*out|onnect|HTTP (429|5\d\d)"
+)
+"""What W&B's client says if it was not answered; a refusal has the server's own words."""
 _NODE_CHECK = "rstar2.train.verl.node_check"
 
 
 def check_gpus(wanted: Iterable[Hardware]) -> None:
     """Compute something on the GPUs of this machine; a UserError if PyTorch can use fewer than a recipe needs.
+
+    Unavailable if PyTorch does not end.
 
     `nvidia-smi` lists GPUs also if PyTorch is built for CPUs, or for another driver. With a Ray cluster the GPUs are on
     its nodes, which need not include this machine: `check_nodes` tries them.
@@ -47,15 +56,20 @@ def check_gpus(wanted: Iterable[Hardware]) -> None:
     needed = max((each.gpus_per_node for each in wanted if each.device == "cuda"), default=0)
     if not needed or os.environ.get("RAY_ADDRESS", "local") not in ("", "local"):
         return
-    printed, why = _tried([sys.executable, "-c", _MULTIPLY], GPUS_S)
-    usable = len(printed.split())
+    tried = _tried([sys.executable, "-c", _MULTIPLY], GPUS_S)
+    if tried.timed_out:
+        raise Unavailable(
+            f"the GPUs of this machine could not be tried: {tried.why}",
+            "`rstar2 doctor` and `nvidia-smi` show what the GPUs do; another program may use them.",
+        )
+    usable = len(tried.printed.split())
     if usable >= needed:
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     limited = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
     raise UserError(
         f"the recipe needs {needed} GPUs on this machine, but PyTorch can use {usable} of them{limited}"
-        + (f": {why}" if why else ""),
+        + (f": {tried.why}" if tried.why else ""),
         "Install the build of PyTorch for this machine's driver (`rstar2 doctor` shows both), or set "
         "hardware.gpus_per_node to the GPUs that work.",
     )
@@ -85,17 +99,23 @@ def check_login(
 ) -> None:
     """Log in to W&B if a recipe reports to it or sends traces to Weave.
 
-    A UserError if a tracker lacks something, the key is refused, or no server answers.
+    A UserError if a tracker lacks something or the key is refused; Unavailable if no server answers.
     """
     check_trackers(trackers, traces, environ=environ)
     online = "wandb" in trackers and environ.get("WANDB_MODE", "online") not in WANDB_OFFLINE
     if not online and "weave" not in traces:
         return
-    _, why = _tried([sys.executable, "-c", _LOGIN], LOGIN_S, {**environ, "WANDB_MODE": "online"})
-    if why:
+    tried = _tried([sys.executable, "-c", _LOGIN], LOGIN_S, {**environ, "WANDB_MODE": "online"})
+    offline = "With WANDB_MODE=offline, wandb writes into the run's folder."
+    if tried.timed_out or _WANDB_AWAY.search(tried.why):
+        raise Unavailable(
+            f"the recipe reports to Weights & Biases, but its server does not answer: {tried.why}",
+            f"Run the same command once it answers. {offline}",
+        )
+    if tried.why:
         raise UserError(
-            f"the recipe reports to Weights & Biases, but logging in failed: {why}",
-            "Run `wandb login` with a valid key. With WANDB_MODE=offline, wandb writes into the run's folder.",
+            f"the recipe reports to Weights & Biases, but logging in failed: {tried.why}",
+            f"Run `wandb login` with a valid key. {offline}",
         )
 
 
@@ -104,6 +124,7 @@ def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress |
 
     Each must have the same packages as this machine, compute something on each of its GPUs, read and write the run's
     folder, and run a program on the judge.
+    Unavailable if the cluster does not answer, or a node gets no answer from the judge.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "local") or all(each.device == "cpu" for each in hardware):
@@ -122,7 +143,7 @@ def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress |
     try:
         marker.write_text(marker.name, encoding="utf-8")
         # On standard input, since other users see the words of a command: there is the judge's token.
-        printed, why = _tried([sys.executable, "-m", _NODE_CHECK], limit_s + 60, given=json.dumps(asked))
+        tried = _tried([sys.executable, "-m", _NODE_CHECK], limit_s + 60, given=json.dumps(asked))
     except OSError as error:
         raise UserError(
             f"cannot write to {there}: {error.strerror}", "Give another folder with --run."
@@ -131,22 +152,30 @@ def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress |
         for left in (marker, *there.glob(f"{marker.name}.*")):
             left.unlink(missing_ok=True)
     try:
-        here, *nodes = json.loads(printed.splitlines()[-1])
+        here, *nodes = json.loads(tried.printed.splitlines()[-1])
     except (LookupError, ValueError) as error:
-        raise UserError(
-            f"the nodes of the Ray cluster at {address} could not be checked: {why or 'no answer'}",
+        raise cluster_error(tried.said)(
+            f"the nodes of the Ray cluster at {address} could not be checked: {tried.why or 'no answer'}",
             "Start the cluster with the Python environment of this machine on every node (examples/cluster/).",
         ) from error
     if faults := [f"node {node['node']}: {fault}" for node in nodes for fault in node_faults(here, node)]:
         raise UserError(
-            "; ".join(faults[:4]) + (f"; and {len(faults) - 4} more" if len(faults) > 4 else ""),
+            _first_four(faults),
             "Every node needs the same Python environment as this machine, GPUs that work, the run's folder at the "
             "same path, and the judge.",
         )
+    if away := [f"node {node['node']}: {fault}" for node in nodes for fault in node["away"]]:
+        raise Unavailable(
+            _first_four(away), "Every node needs the judge: see whether it runs and can be reached."
+        )
+
+
+def _first_four(faults: list[str]) -> str:
+    return "; ".join(faults[:4]) + (f"; and {len(faults) - 4} more" if len(faults) > 4 else "")
 
 
 def node_faults(here: dict[str, Any], node: dict[str, Any]) -> list[str]:
-    """What is wrong with a node, as `rstar2.train.verl.node_check` reports it, compared with this machine."""
+    """What is wrong with a node for good, as `rstar2.train.verl.node_check` reports it, compared with this machine."""
     faults = []
     for package, version in here["versions"].items():
         found = node["versions"].get(package)
@@ -159,10 +188,20 @@ def node_faults(here: dict[str, Any], node: dict[str, Any]) -> list[str]:
     return [*faults, *node["faults"]]
 
 
+class _Tried(NamedTuple):
+    """What came of a command."""
+
+    printed: str
+    why: str
+    """The last line of why it failed; empty if it did not."""
+    said: str = ""
+    """All that it wrote to standard error."""
+    timed_out: bool = False
+
+
 def _tried(
     command: list[str], limit_s: float, environ: Mapping[str, str] = os.environ, given: str = ""
-) -> tuple[str, str]:
-    """What a command printed, and the last line of why it failed; that is empty if it did not."""
+) -> _Tried:
     try:
         ran = subprocess.run(
             command,
@@ -174,6 +213,7 @@ def _tried(
             input=given,
         )
     except subprocess.TimeoutExpired:
-        return "", f"nothing came of it within {limit_s:.0f} s"
+        return _Tried("", f"nothing came of it within {limit_s:.0f} s", timed_out=True)
     lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
-    return ran.stdout, "" if ran.returncode == 0 else (lines or [f"exit code {ran.returncode}"])[-1][:300]
+    why = "" if ran.returncode == 0 else (lines or [f"exit code {ran.returncode}"])[-1][:300]
+    return _Tried(ran.stdout, why, ran.stderr)

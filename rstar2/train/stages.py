@@ -15,7 +15,7 @@ FOLDER/
   rollouts.json         how far the present step is, see `rstar2.train.records.progress` (RL only)
   alive.json            what the trainer is doing, see there
   stop_after_step       the trainer is to save after the present step and then end, see `rstar2.train.stopping`
-  final_error.json      an error that ended training at once, see `rstar2.train.records.final_error` (RL only)
+  final_error.json      an error that ended training at once, see `rstar2.train.records.final_error`
   alarms.jsonl          the signs of collapse there were, see `rstar2.train.records.alarms` (RL only)
   worker_secrets.json   while the trainer runs: keys and tokens for workers on other nodes, for this user alone
   timing.json           see `rstar2.train.records.timing`
@@ -71,7 +71,7 @@ from rstar2.train.trainer.checkpoints import (
     prune,
     steps_of,
 )
-from rstar2.train.trainer.room import warn_of_room
+from rstar2.train.trainer.room import require_room, warn_of_room
 
 OnStep = Callable[[int, dict[str, float]], None]
 """Called with the step's number, from 1, and its metrics; one that is not a number is NaN."""
@@ -233,7 +233,7 @@ def train(start: Start, on_step: OnStep) -> Path:
     """Start a VERL trainer in a phase's folder, follow it to its end, and return the new model's folder.
 
     It resumes from the last checkpoint that is whole. A Failure where it fails or hangs, or the last model cannot be
-    made; one of an earlier step that cannot be made is a warning.
+    made; one of an earlier step that cannot be made is a warning. A UserError if the next checkpoint has no room.
     """
     with _disk_faults(start.folder):
         return _train(start, on_step)
@@ -280,6 +280,7 @@ def _train(start: Start, on_step: OnStep) -> Path:
 
     # A kill while the model was made leaves that alone to be done.
     if last_checkpoint(checkpoints) != checkpoints / f"global_step_{start.steps}":
+        require_room(checkpoints)
         _tend_rollouts(start)
         for of_earlier_start in (PROGRESS_FILE, ACTIVITY_FILE, FINAL_ERROR_FILE):
             (folder / of_earlier_start).unlink(missing_ok=True)

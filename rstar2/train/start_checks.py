@@ -15,7 +15,7 @@ from rstar2.eval.settings import JudgeChoice
 from rstar2.formats.format import FORMAT_FILE, Format, read_format
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.schema import ISOLATION_ORDER
-from rstar2.judge_check import check_judge, require
+from rstar2.judge_check import require, try_judge
 from rstar2.model_folder import write_format
 from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
 from rstar2.train.answers import UnreadableAnswer, readable_rows
@@ -156,12 +156,14 @@ def check_judge_place(recipes: dict[int, StageRecipe], judge: JudgeChoice) -> No
 def check_programs(recipes: dict[int, StageRecipe], address: JudgeAddress, fmt: Format) -> None:
     """Run programs on the judge as rollouts will; a UserError if it refuses them or lacks what a recipe needs.
 
+    A JudgeError if the judge does not answer.
+
     Needed are the packages of `judge.packages` and the isolation of `judge.isolation`, of all stages together.
     """
     url, token = address
     packages = dict.fromkeys(name for recipe in recipes.values() for name in recipe.judge.packages)
     tiers = [recipe.judge.isolation for recipe in recipes.values() if recipe.judge.isolation]
-    report = check_judge(url, token, fmt, tuple(packages))
+    report = try_judge(url, token, fmt, tuple(packages))
     require(report, url, max(tiers, key=ISOLATION_ORDER.index, default=None))
 
 

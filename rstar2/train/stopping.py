@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, read_activity
+from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, read_activity, read_progress
 from rstar2.train.trainer.saving import STOP_FILE
 
 TEMPORARY_FAILURE = 75
@@ -37,8 +37,9 @@ def _end(number: int) -> NoReturn:
 class StopAfterStep:
     """While the block runs, a first signal asks the trainer to save after the present step and to end.
 
-    A second signal ends at once, and so does the first if the trainer has begun no step yet. The signals are SIGINT,
-    SIGTERM and SIGUSR1; one that is ignored, as SIGINT is in a script's background jobs, stays ignored.
+    A second signal ends at once. So does the first if the trainer has begun no step yet, or its step's rollouts are
+    discarded and it waits before it makes others. The signals are SIGINT, SIGTERM and SIGUSR1; one that is ignored, as
+    SIGINT is in a script's background jobs, stays ignored.
 
     Args:
         folder: the stage's.
@@ -72,6 +73,16 @@ class StopAfterStep:
         now = time.monotonic()
         self._step_s, self._step_began_at = now - self._step_began_at, now
 
+    def end_if_discarded(self) -> None:
+        """End this process if a signal asked for it and the present step has nothing that could be saved."""
+        progress = read_progress(self._folder / PROGRESS_FILE) if self._number is not None else None
+        if self._number is not None and progress is not None and progress.discarded:
+            self._warn(
+                f"{_name(self._number)}: training ends now, because the rollouts of step {progress.step} were "
+                "discarded and nothing of it could be saved; the same command continues from the last checkpoint."
+            )
+            _end(self._number)
+
     def tell(self) -> None:
         """Say once what a signal has led to; apart from the handler, which may come in the middle of a print."""
         if self._number is not None and not self._told:
@@ -99,14 +110,17 @@ class StopAfterStep:
         return (self._folder / PROGRESS_FILE).exists() or (activity is not None and activity.in_step)
 
     def _text(self, number: int) -> str:
-        by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         again = "Press Ctrl-C again" if number == signal.SIGINT else "Send another signal"
         began = f"it began {_duration(time.monotonic() - self._step_began_at)} ago"
         last = f", the one before it took {_duration(self._step_s)}" if self._step_s is not None else ""
         return (
-            f"{by}: training saves at the end of the present step ({began}{last}) and then ends; the same command "
-            f"continues. {again} to end at once and lose this step."
+            f"{_name(number)}: training saves at the end of the present step ({began}{last}) and then ends; the same "
+            f"command continues. {again} to end at once and lose this step."
         )
+
+
+def _name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 def _duration(seconds: float) -> str:

@@ -8,11 +8,15 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.cluster import CLUSTER, StandIns, ended, send
+from support.optional import needs
 from support.process_table import session
 from support.waiting import wait_until
+
+from rstar2.processes import free_port
 
 SCRIPTS = ("keep_going.sh", "slurm.sh")
 """Those that start a command again."""
@@ -95,6 +99,28 @@ def test_the_users_mistake_ends_at_once(script: str, stand_ins: StandIns) -> Non
     stand_ins.behaves("0 2", "0 0")
     assert ended(stand_ins.train(script))[0] == 2
     assert len(stand_ins.called("trainer")) == 1
+
+
+@pytest.mark.slow
+@needs("verl")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_judge_that_is_away_at_a_start_is_an_outage_and_the_command_starts_again(
+    script: str, stand_ins: StandIns, tokenizer: Any
+) -> None:
+    """The first start is the real command, whose judge is gone."""
+    model = stand_ins.folder / "model"
+    tokenizer.save_pretrained(model)
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch()
+    words = ["train", "--stage", "1", "--model", str(model), "--data", "none", "--profile", "laptop"]
+    words += ["--run", str(stand_ins.run), "--judge", f"http://127.0.0.1:{free_port()}"]
+    stand_ins.behaves_really(words)
+    stand_ins.behaves("1 0")
+    (stand_ins.folder / "judge").write_text("0\n")
+    code, told = ended(stand_ins.train(script))
+    assert code == 0, told
+    assert "no judge answers at" in told
+    assert told.count("the command ended with exit code 1; it is started again") == 1
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -231,6 +257,39 @@ def test_without_slurm_the_command_waits_for_the_nodes_and_the_judge(stand_ins: 
     code, told = ended(script)
     assert code == 0, told
     assert len(stand_ins.called("trainer train")) == 2
+
+
+@pytest.mark.slow
+def test_without_slurm_a_cluster_that_comes_up_late_is_waited_for_in_words(stand_ins: StandIns) -> None:
+    stand_ins.behaves("1 1", "1 0")
+    (stand_ins.folder / "judge").write_text("0\n")
+    # None answers at first; before the second start a node is missing for a moment.
+    stand_ins.cluster_has("", "[8.0, 8.0]", "[8.0]", "[8.0, 8.0]")
+    script = stand_ins.train("keep_going.sh", RAY_ADDRESS="127.0.0.1:6379", RSTAR2_JUDGE="http://judge")
+    code, told = ended(script)
+    assert code == 0, told
+    for count, wanted in ((0, 1), (1, 2)):
+        said = f"waiting for the Ray cluster at 127.0.0.1:6379, which has {count} of {wanted} nodes"
+        assert told.count(said) == 1, told
+    assert (stand_ins.folder / "cluster").read_text() == ""
+
+
+@pytest.mark.slow
+def test_a_job_on_one_node_waits_for_a_cluster_that_does_not_answer(stand_ins: StandIns) -> None:
+    stand_ins.behaves("1 0")
+    stand_ins.cluster_has("", "", "[8.0]")
+    code, told = ended(stand_ins.train("slurm.sh", SLURM_JOB_NUM_NODES="1", SLURM_JOB_NODELIST="node1"))
+    assert code == 0, told
+    assert (stand_ins.folder / "cluster").read_text() == "", "asked until it answered"
+
+
+def test_the_runs_folder_has_the_users_permissions_and_the_tokens_are_private(stand_ins: StandIns) -> None:
+    stand_ins.behaves("1 0")
+    assert ended(stand_ins.train("slurm.sh"))[0] == 0
+    like = stand_ins.folder / "like"
+    like.mkdir()
+    assert stand_ins.run.stat().st_mode == like.stat().st_mode
+    assert (stand_ins.run / ".cluster").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ _STAND_INS = {
         exec "$@"
     """,
     "scontrol": """
-        if [ "$1" = show ]; then printf 'node1\\nnode2\\n'; exit; fi
+        if [ "$1" = show ]; then for n in $(seq "$SLURM_JOB_NUM_NODES"); do echo "node$n"; done; exit; fi
         echo "scontrol $*" >>"$CALLS"
         exit "${REQUEUE_CODE:-0}"
     """,
@@ -43,7 +43,14 @@ _STAND_INS = {
     """,
     # `rstar2.train.verl.cluster` asks Ray; all else is real.
     "python": """
-        if [ "$2" = rstar2.train.verl.cluster ]; then echo '[8.0, 8.0]'; exit; fi
+        if [ "$2" = rstar2.train.verl.cluster ]; then
+            if [ ! -s "$FOLDER/cluster" ]; then echo '[8.0, 8.0]'; exit; fi
+            answer=$(head -n 1 "$FOLDER/cluster")
+            sed -i 1d "$FOLDER/cluster"
+            echo "$answer"
+            [ "$answer" != "" ]
+            exit
+        fi
         exec "$PYTHON" "$@"
     """,
     "rstar2": """
@@ -120,6 +127,21 @@ class StandIns:
     def behaves(self, *lines: str) -> None:
         """What the next starts of the trainer do, in order: `STEPS EXIT_CODE`, and `waits` for a signal before."""
         (self.folder / "behaviour").write_text("\n".join(lines))
+
+    def behaves_really(self, words: list[str]) -> None:
+        """Has the first start of the trainer be the real `rstar2` with these words."""
+        trainer, first = self.folder / "trainer.py", self.folder / "first-start"
+        first.touch()
+        real = [sys.executable, "-m", "rstar2", *words]
+        trainer.write_text(
+            f"import os\nif os.path.exists({str(first)!r}):\n"
+            f"    os.unlink({str(first)!r})\n    os.execv({sys.executable!r}, {real!r})\n"
+            + trainer.read_text()
+        )
+
+    def cluster_has(self, *answers: str) -> None:
+        """What the next questions for the nodes of the Ray cluster are answered with; empty: none answers."""
+        (self.folder / "cluster").write_text("".join(f"{answer}\n" for answer in answers))
 
     def plans(self, *seconds: float) -> None:
         """What `rstar2 plan --json` says of the stages."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.optional import needs
 
-from rstar2.errors import UserError
+from rstar2.errors import Unavailable, UserError
 from rstar2.processes import free_port
 from rstar2.train import hardware
 from rstar2.train.recipe import Hardware
@@ -86,9 +86,12 @@ def test_what_a_ray_cluster_lacks_is_said_at_once(
         ),
         (Hardware(nodes=3, gpus_per_node=2), "needs 3 nodes with 2 GPUs each, .* has 2 such"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(Unavailable, match=said):
             hardware.check_hardware([wanted])
         assert re.search(said, hardware.cluster_shortage([wanted]) or "")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another" * 10)
+    with pytest.raises(UserError, match="no Ray cluster answers"):
+        hardware.check_hardware([Hardware()])
 
 
 @pytest.mark.slow
@@ -97,5 +100,9 @@ def test_a_cluster_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch)
     address = f"127.0.0.1:{free_port()}"
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr(hardware, "CLUSTER_S", 5.0)
-    with pytest.raises(UserError, match=f"no Ray cluster answers at RAY_ADDRESS = {address}"):
+    with pytest.raises(Unavailable, match=f"no Ray cluster answers at RAY_ADDRESS = {address}"):
+        hardware.check_hardware([Hardware()])
+    monkeypatch.setattr(hardware, "CLUSTER_S", 600.0)
+    monkeypatch.setenv("RAY_ADDRESS", "no-port")
+    with pytest.raises(UserError, match="Invalid address format"):
         hardware.check_hardware([Hardware()])

@@ -199,6 +199,55 @@ def test_a_signal_has_the_present_step_saved_before_the_end(
     assert "the one before it took" in text
 
 
+DISCARDED = """
+import json, pathlib, time
+stage = pathlib.Path({stage!r})
+def write(**more):
+    (stage / "part").write_text(json.dumps({{"step": 2, "finished": 0, "wanted": 64, **more}}))
+    (stage / "part").rename(stage / "{progress}")
+write()
+(stage / "metrics.jsonl").write_text('{{"step": 1, "data": {{}}}}\\n')
+{wait}
+write(discarded=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "then"),
+    [
+        ("", "time.sleep(3600)"),  # the signal comes in the pause, or just before it
+        ('while not (stage / "stop_after_step").exists(): time.sleep(0.01)', "time.sleep(3600)"),
+        ('while not (stage / "stop_after_step").exists(): time.sleep(0.01)', "raise SystemExit(1)"),
+    ],
+)
+def test_a_signal_while_a_step_has_nothing_to_save_ends_at_once(tmp_path: Path, wait: str, then: str) -> None:
+    warned: list[str] = []
+    code = DISCARDED.format(stage=str(tmp_path), progress=PROGRESS_FILE, wait=wait, then=then)
+    by_signal = lambda line: os.kill(os.getpid(), signal.SIGUSR1)  # noqa: E731
+    assert ended_by(lambda: run_watched(tmp_path, python(code), by_signal, warned.append)) == 75
+    assert "SIGUSR1: training ends now, because the rollouts of step 2 were discarded" in warned[-1]
+    assert "continues from the last checkpoint" in warned[-1]
+
+
+def test_ray_is_not_started_again_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = tmp_path / "starts"
+    waits = f"import time\nwhile not (__import__('os').path.exists({str(tmp_path / STOP_FILE)!r})): time.sleep(0.01)"
+    code = f"open({str(tmp_path / PROGRESS_FILE)!r}, 'w').write('{{}}')\n{waits}\n"
+    code += RAY_IS_SLOW.format(starts=str(starts), failures=100)
+    signalled: list[int] = []
+
+    def passes() -> float:
+        if (tmp_path / PROGRESS_FILE).exists() and not signalled:
+            signalled.append(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return 0.0
+
+    monkeypatch.setattr(launch, "time", Clock(passes))
+    assert ended_by(lambda: run_watched(tmp_path, python(code), pytest.fail, lambda text: None)) == 75
+    assert starts.stat().st_size == 1
+
+
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     def on_step(line: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)

@@ -17,8 +17,9 @@ import pytest
 from support.optional import needs
 from support.small_disk import small_disk
 
-from rstar2.errors import UserError
+from rstar2.errors import Unavailable, UserError
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.processes import free_port
 from rstar2.train import machine_checks
 from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes, node_faults
 from rstar2.train.recipe import Hardware
@@ -59,7 +60,7 @@ def test_a_gpu_that_fails_is_told_with_what_pytorch_said(monkeypatch: pytest.Mon
     )
     monkeypatch.setattr(machine_checks, "_MULTIPLY", "import time; time.sleep(3600)")
     monkeypatch.setattr(machine_checks, "GPUS_S", 0.5)
-    with pytest.raises(UserError, match="nothing came of it within"):
+    with pytest.raises(Unavailable, match="nothing came of it within"):
         check_gpus([Hardware(gpus_per_node=3)])
 
 
@@ -114,10 +115,26 @@ def test_a_key_that_wandb_refuses_is_found_before_training(wandb_server: str, tm
     wrong = {**environ, "WANDB_API_KEY": "b" * 40}
     with pytest.raises(
         UserError, match=r"reports to Weights & Biases, but logging in failed: .*user is not logged in"
-    ):
+    ) as refused:
         check_login(["wandb"], environ=wrong)
+    assert "wandb login" in refused.value.hint
     check_login(["wandb"], environ={**wrong, "WANDB_MODE": "offline"})
     check_login(["console", "tensorboard"], environ=wrong)
+
+
+@pytest.mark.slow
+@needs("wandb")
+def test_a_wandb_server_that_does_not_answer_is_no_wrong_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {**os.environ, "HOME": str(tmp_path), "WANDB_MODE": "online", "WANDB_API_KEY": GOOD_KEY}
+    environ["WANDB_BASE_URL"] = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(Unavailable, match=r"its server does not answer: .*did not respond in time") as away:
+        check_login(["wandb"], environ=environ)
+    assert "wandb login" not in away.value.hint
+    monkeypatch.setattr(machine_checks, "LOGIN_S", 0.01)
+    with pytest.raises(Unavailable, match="nothing came of it within"):
+        check_login(["wandb"], environ=environ)
 
 
 HERE = {
@@ -156,11 +173,13 @@ def test_every_node_of_a_cluster_is_tried(
     with pytest.raises(UserError, match="refused the token") as refused:
         check_nodes(hardware, run, (token_judge.url, "another"))
     assert len(re.findall("node ", refused.value.message)) >= 2, "of each node"
+    with pytest.raises(Unavailable, match=r"node .*no judge answers"):
+        check_nodes(hardware, run, (f"http://127.0.0.1:{free_port()}", None))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     monkeypatch.setattr(machine_checks, "NODES_S", 1.0)
     monkeypatch.setattr(machine_checks, "GPUS_S", 1.0)
     with pytest.raises(
-        UserError, match=r"the nodes of the Ray cluster at 127\.0\.0\.1:1 could not be checked"
+        Unavailable, match=r"the nodes of the Ray cluster at 127\.0\.0\.1:1 could not be checked"
     ):
         check_nodes([Hardware(worker_start_s=1)], run, None)
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.optional import needs
+from support.small_disk import resize, small_disk
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.cli.train import left_out
@@ -384,6 +386,24 @@ def test_a_disk_that_is_full_before_the_trainer_starts_is_one_message_too(
     with pytest.raises(Failure, match=r"step-2\.part: No space left on device") as caught:
         train(start, lambda step, metrics: None)
     assert "continues from the last checkpoint" in caught.value.hint
+
+
+def test_a_start_without_room_for_a_checkpoint_is_refused_before_the_trainer_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_checkpoints(monkeypatch)
+    with small_disk(tmp_path / "disk", 8 << 20) as disk:
+        saved(disk, 2)
+        (disk / "checkpoints" / "global_step_2" / "model.pt").write_bytes(bytes(5 << 20))
+        start, _ = phase(disk, f"open({str(tmp_path / 'started')!r}, 'w')", 4)
+        with pytest.raises(UserError, match=r"next checkpoint needs 5 MiB, but .* has 3 MiB free") as refused:
+            train(start, lambda step, metrics: None)
+        assert "checkpoint.keep" in refused.value.hint
+        assert not (tmp_path / "started").exists()
+        resize(disk, 64 << 20)
+        with contextlib.suppress(Failure):  # this trainer saves nothing
+            train(start, lambda step, metrics: None)
+        assert (tmp_path / "started").exists()
 
 
 def fails(*about: object) -> None:

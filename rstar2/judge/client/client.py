@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 import aiohttp
 
 from rstar2.judge.client.connection import Connection
-from rstar2.judge.client.http import JudgeError, access_refused, describe, request
+from rstar2.judge.client.http import (
+    JudgeError,
+    NoUrl,
+    access_refused,
+    describe,
+    of_another_server,
+    request,
+)
 from rstar2.judge.schema import RunRequest, RunResult
 
 HEALTH_S = 20.0
@@ -77,6 +84,8 @@ class JudgeClient:
     async def health(self) -> dict[str, Any]:
         """What `/health` answers: `status`, `workers`, `isolation`; JudgeError without an answer or workers.
 
+        NoUrl if what answers is no judge.
+
         The judge answers it without a token: `check_judge` in `rstar2.toolbox` finds out whether programs run.
         """
         try:
@@ -89,7 +98,8 @@ class JudgeClient:
                 answer.raise_for_status()
                 found = json.loads(await answer.read())
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise JudgeError(
+            kind = NoUrl if of_another_server(error) else JudgeError
+            raise kind(
                 f"no judge answers at {self.url}: {describe(error)}", "Start one with `rstar2 judge up`."
             ) from error
         return dict(found)

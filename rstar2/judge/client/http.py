@@ -146,6 +146,13 @@ async def request(
         raise JudgeError(f"{method} {url} was not answered in time: {trouble}") from error
 
 
+def of_another_server(error: BaseException) -> bool:
+    """Whether what went wrong with a question to a judge shows that something else answers at its URL."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return 400 <= error.status < 500 and error.status not in TRIED_AGAIN
+    return isinstance(error, ValueError)
+
+
 def retry_after_s(headers: Mapping[str, str] | None) -> float:
     """The seconds that `Retry-After` asks to wait; 0 where it names none, or a date."""
     text = (headers or {}).get("Retry-After", "")

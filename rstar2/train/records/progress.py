@@ -38,6 +38,8 @@ class RolloutProgress:
     """Finished ones in addition, which a later step may take; asynchronous modes only."""
     judge_away_s: float = 0.0
     """Seconds that training has waited for the judge."""
+    discarded: bool = False
+    """The step's rollouts are discarded, and no others are under way: ending now would lose nothing of it."""
     failed: int = 0
     """Of the finished ones those without a verdict, because an engine or something else failed."""
     fault: str = ""
@@ -53,7 +55,10 @@ class RolloutProgress:
 
 
 class ProgressWriter:
-    """Replaces the file of a stage's folder if there is progress: every `WRITE_EVERY_S`, or at once for a new fault."""
+    """Replaces the file of a stage's folder if there is progress: every `WRITE_EVERY_S`.
+
+    A new fault, and that rollouts were discarded, is written at once.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / PROGRESS_FILE
@@ -62,8 +67,10 @@ class ProgressWriter:
 
     def write(self, progress: RolloutProgress) -> None:
         now = time.monotonic()
-        new_fault = progress.fault and (self._written is None or progress.fault != self._written.fault)
-        if progress != self._written and (new_fault or now - self._written_at >= WRITE_EVERY_S):
+        before = self._written or RolloutProgress(0, 0, 0)
+        new_fault = bool(progress.fault) and progress.fault != before.fault
+        at_once = new_fault or progress.discarded != before.discarded
+        if progress != self._written and (at_once or now - self._written_at >= WRITE_EVERY_S):
             with contextlib.suppress(OSError):  # a full disk must not end a step that needs none
                 write_json(self._path, asdict(progress))
             self._written, self._written_at = progress, now

@@ -28,7 +28,9 @@ def examine(
     try_gpus: str = "",
     gpus_s: float = 0.0,
 ) -> dict[str, Any]:
-    """What a node has. It imports everything by itself: a node may lack rstar2.
+    """What a node has, and what is wrong there: `faults` for good, `away` what may pass.
+
+    It imports everything by itself: a node may lack rstar2.
 
     `try_gpus` is a program that prints a word for each GPU that works; `gpus` of them have to, within `gpus_s` seconds.
     """
@@ -40,7 +42,7 @@ def examine(
     import subprocess
     import sys
 
-    found: dict[str, Any] = {"node": name, "versions": {}, "sources": None, "faults": []}
+    found: dict[str, Any] = {"node": name, "versions": {}, "sources": None, "faults": [], "away": []}
     for package in PACKAGES:
         try:
             found["versions"][package] = importlib.metadata.version(package)
@@ -83,12 +85,12 @@ def examine(
             )
     if judge is not None and spec is not None:
         from rstar2.errors import RStarError
-        from rstar2.judge_check import check_judge
+        from rstar2.judge_check import try_judge
 
         try:
-            check_judge(str(judge[0]), judge[1])
+            try_judge(str(judge[0]), judge[1])
         except RStarError as error:
-            found["faults"].append(error.message)
+            found["faults" if error.exit_code == 2 else "away"].append(error.message)
     return found
 
 

@@ -32,6 +32,7 @@ from rstar2.train.records.kept_traces import choose, write_step
 from rstar2.train.records.progress import ProgressWriter, RolloutProgress
 from rstar2.train.records.raw_metrics import FailedRollout, failed_tokens, failure_text, raw_metrics
 from rstar2.train.roc import RocSettings, Rollout, gives_gradient, sample_down
+from rstar2.train.trainer.saving import STOP_FILE
 from rstar2.train.verl.held_out import HeldOut, NoVerdictsError
 from rstar2.train.verl.output.traces import TraceSender
 from rstar2.train.verl.rollout_fields import failure_of, reused, rollout_of, trace_of, written_by
@@ -118,7 +119,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             JudgeError: too many rollouts lost a call, and the judge was away for longer than the recipe's
                 `judge.stop_after_s`, or `EMPTY_STEPS` times in a row while it answers.
             Failure: too many rollouts failed, `FAILED_STEPS` times; or the algorithm leaves out all of them, whatever
-                was rolled out.
+                was rolled out; or a signal has asked for the end, and the step would be rolled out again.
         """
         self._step, self._fault = global_steps, ""
         paused_s, lost, failed, empty, discarded = 0.0, 0, 0, 0, 0
@@ -144,6 +145,8 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             else:
                 empty += 1
                 self._nothing_to_train_on(empty)
+            self._end_if_asked()
+            self._progress.write(RolloutProgress(self._step, 0, self._wanted, fault=self._fault))
             self.refill_fn(batch_size)
 
     def _materialize_batch(
@@ -227,11 +230,22 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             raise NoVerdictsError
         return batch
 
-    def fault(self, text: str) -> None:
+    def fault(self, text: str, discarded: bool = False) -> None:
         """Say what is wrong: in the log, and in the file that the user's terminal is warned by."""
         self._fault = text
         log.warning("%s", text)
-        self._progress.write(RolloutProgress(self._step, 0, self._wanted, fault=text))
+        self._progress.write(RolloutProgress(self._step, 0, self._wanted, discarded=discarded, fault=text))
+
+    def _end_if_asked(self) -> None:
+        """Raise a Failure instead of rolling a step out again if a signal has asked for the end.
+
+        While the step waits, `rstar2.train.launch` ends training itself.
+        """
+        if (self._agent_loop.parent / STOP_FILE).exists():
+            self._progress.write(
+                RolloutProgress(self._step, 0, self._wanted, discarded=True, fault=self._fault)
+            )
+            raise Failure(f"step {self._step} is not rolled out again, because training was asked to end")
 
     def held_out_fault(self) -> str:
         """Why the measurement on held-out problems that is under way says nothing; empty if it does."""
@@ -329,13 +343,15 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """Wait until the judge answers, and say why; the seconds that took, JudgeError past the limit."""
         why = f"step {self._step}: {self._lost_text()}"
         [settings] = json.loads(self._agent_loop.read_text())
-        self.fault(f"{why}; training waits for the judge at {settings['judge_url']}")
+        self.fault(f"{why}; training waits for the judge at {settings['judge_url']}", discarded=True)
         begun_at = time.monotonic()
         with SyncJudgeClient(settings["judge_url"], settings["judge_token"], JUDGE_POLL_S) as judge:
             while True:
                 away_s = round(time.monotonic() - begun_at, 1)
                 self._progress.write(
-                    RolloutProgress(self._step, 0, self._wanted, judge_away_s=away_s, fault=self._fault)
+                    RolloutProgress(
+                        self._step, 0, self._wanted, judge_away_s=away_s, discarded=True, fault=self._fault
+                    )
                 )
                 try:
                     _run_a_program(judge)
@@ -373,7 +389,9 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                 "command, which starts new engines.",
             )
         wait_s = self._failed_wait.next_s()
-        self.fault(f"{why}; nothing of it is trained on, and it is rolled out again in {wait_s:g} s")
+        self.fault(
+            f"{why}; nothing of it is trained on, and it is rolled out again in {wait_s:g} s", discarded=True
+        )
         time.sleep(wait_s)
 
     def _failed_text(self) -> str:

@@ -9,9 +9,18 @@ import pytest
 from support.optional import needs
 from support.small_disk import small_disk
 
+from rstar2.errors import UserError
 from rstar2.train.trainer.causes import find_cause
 from rstar2.train.trainer.checkpoints import POINTER
-from rstar2.train.trainer.room import BESIDE, check_room, folder_bytes, free_bytes, gib, warn_of_room
+from rstar2.train.trainer.room import (
+    BESIDE,
+    check_room,
+    folder_bytes,
+    free_bytes,
+    gib,
+    require_room,
+    warn_of_room,
+)
 
 DISK = 100 << 20
 
@@ -51,6 +60,21 @@ def test_the_next_checkpoint_is_as_large_as_the_last(disk: Path) -> None:
     assert warn_of_room(checkpoints) is None
     fill(disk / "other", 30 << 20)
     assert "the next checkpoint needs 40 MiB, but the disk of" in str(warn_of_room(checkpoints))
+
+
+def test_a_start_is_refused_if_the_next_checkpoint_has_no_room(disk: Path) -> None:
+    checkpoints = disk / "checkpoints"
+    require_room(checkpoints)
+    fill(checkpoints / "global_step_10" / "actor" / "model.pt", 40 << 20)
+    (checkpoints / POINTER).write_text("10")
+    require_room(checkpoints)
+    fill(checkpoints / "global_step_20" / "actor" / "model.pt", 40 << 20)
+    require_room(checkpoints)  # one that was cut short is written again
+    (checkpoints / POINTER).write_text("20")
+    with pytest.raises(
+        UserError, match=r"next checkpoint needs 40 MiB, .* has 20 MiB free\. Training was not started"
+    ):
+        require_room(checkpoints)
 
 
 @needs("torch")

@@ -22,6 +22,7 @@ from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.records.progress import PROGRESS_FILE, read_progress
 from rstar2.train.records.raw_metrics import FailedRollout, raw_metrics
 from rstar2.train.roc import RocSettings, Rollout
+from rstar2.train.trainer.saving import STOP_FILE
 from rstar2.train.verl.rollout_fields import failed_tag, rollout_of, to_extra_fields, trace_of
 
 if TYPE_CHECKING:
@@ -238,6 +239,31 @@ def test_a_judge_that_is_away_pauses_a_step_and_then_ends_the_training(submit: A
         sampler.sample(1, "train", 1)
 
 
+def test_a_step_that_waits_for_the_judge_says_that_it_has_nothing_to_save(
+    submit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rstar2.train.verl import sampler as module
+
+    seen: list[bool] = []
+
+    def look(judge: Any) -> None:
+        progress = read_progress(tmp_path / PROGRESS_FILE)
+        assert progress is not None
+        seen.append(progress.discarded)
+        (tmp_path / STOP_FILE).touch()  # the signal; then the judge answers
+
+    monkeypatch.setattr(module, "_run_a_program", look)
+    (tmp_path / "agent_loop.yaml").write_text(json.dumps([{"judge_url": "http://j", "judge_token": None}]))
+    sampler = buffer(tmp_path, refill=lambda count: pytest.fail("rolled out again"), down_sample_to_n=2)
+    submit("a", group("1x10"))
+    with pytest.raises(Failure, match="step 1 is not rolled out again, because training was asked to end"):
+        sampler.sample(1, "train", 1)
+    progress = read_progress(tmp_path / PROGRESS_FILE)
+    assert progress is not None
+    assert seen == [True]
+    assert progress.discarded
+
+
 def test_a_judge_that_refuses_the_token_is_not_waited_for(
     submit: Any, token_judge: JudgeHandle, tmp_path: Path
 ) -> None:
@@ -399,6 +425,7 @@ def test_once_rollouts_finish_again_the_step_is_trained_on_and_says_what_was_dis
     def refill(count: int) -> None:
         progress = read_progress(tmp_path / PROGRESS_FILE)
         assert progress is not None
+        assert not progress.discarded, "others are made now"
         told.append(progress.fault)
         submit("b", group("11110000"))
 

@@ -20,7 +20,7 @@ from support.small_disk import resize, small_disk
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
-from rstar2.errors import Failure
+from rstar2.errors import UserError
 from rstar2.processes import unassigned_ports
 from rstar2.prompts import load_codec
 from rstar2.trace import read_traces
@@ -341,7 +341,7 @@ def test_a_checkpoint_without_room_is_not_begun_and_the_same_command_continues(
 ) -> None:
     with small_disk(root / "disk", 32 << 20) as disk:
         stage = disk / "stage1"
-        with pytest.raises(Failure, match="no room for the checkpoint of step 1: it needs") as refused:
+        with pytest.raises(UserError, match="no room for the checkpoint of step 1: it needs") as refused:
             train(recipe(2), [MIXED], folder=stage)
         assert "Nothing of it was written" in refused.value.message
         assert not list(stage.glob("checkpoints/global_step_*"))

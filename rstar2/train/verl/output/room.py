@@ -7,6 +7,7 @@ message does not name the disk.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ import torch
 import torch.distributed
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
+from rstar2.errors import RStarError
+from rstar2.train.records.final_error import write_final_error
 from rstar2.train.trainer.room import check_room
+from rstar2.train.trainer.saving import STAGE_FOLDER
 
 
 def own_bytes(manager: FSDPCheckpointManager) -> int:
@@ -51,9 +55,11 @@ def _with_room(original: Callable[..., None]) -> Callable[..., None]:
                 self.ensure_checkpoint_capacity(max_ckpt_to_keep)
             sizes: list[int] = [0] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(sizes, own_bytes(self))
-            faults: list[Exception | None] = [None]
+            faults: list[RStarError | None] = [None]
             if self.rank == 0:
                 faults[0] = check_room(Path(local_path).absolute(), sum(sizes), global_step)
+                if faults[0] is not None and STAGE_FOLDER in os.environ:
+                    write_final_error(Path(os.environ[STAGE_FOLDER]), faults[0])
             torch.distributed.broadcast_object_list(faults, src=0)
             if faults[0] is not None:
                 raise faults[0]
