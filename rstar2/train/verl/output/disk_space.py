@@ -1,0 +1,82 @@
+"""Checks the free disk space before VERL writes a checkpoint. Imported by every VERL process.
+
+VERL alone would fail while it writes. It would leave a truncated checkpoint on the full disk, and torch's message does
+not name the disk.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+
+from rstar2.errors import Failure
+from rstar2.train.trainer.disk_space import check_disk_space
+
+
+def own_bytes(manager: FSDPCheckpointManager) -> int:
+    """Bytes of the weights and optimizer state that this rank saves."""
+    size = 0
+    if manager.should_save_model:
+        size += _bytes([*manager.model.parameters(), *manager.model.buffers()])
+    if manager.should_save_optimizer:
+        size += sum(_bytes(state.values()) for state in manager.optimizer.state.values())
+    return size
+
+
+def _bytes(values: Iterable[Any]) -> int:
+    """Bytes of the tensors among the values. Of a tensor that is sharded over ranks, only this rank's shard counts."""
+    local = (each.to_local() if hasattr(each, "to_local") else each for each in values)
+    return sum(each.numel() * each.element_size() for each in local if isinstance(each, torch.Tensor))
+
+
+def _space_fault(
+    manager: FSDPCheckpointManager, checkpoint: Path, size: int, step: int, keep: int | None
+) -> Failure | None:
+    """Removes the checkpoints that VERL removes before it writes, and returns why the next one cannot be written.
+
+    Any exception becomes a Failure, which the other ranks get too. They would otherwise wait until NCCL times out.
+    """
+    try:
+        # VERL does so itself before it writes, but the space that it frees has to count here.
+        manager.ensure_checkpoint_capacity(keep)
+        return check_disk_space(checkpoint, size, step)
+    except Exception as error:
+        return Failure(
+            f"the disk space for the checkpoint of step {step} cannot be checked: {type(error).__name__}: {error}",
+            f"Check the disk of {checkpoint}, then run the same command: it continues from the last checkpoint.",
+        )
+
+
+def _checking_space(original: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `FSDPCheckpointManager.save_checkpoint`: either every rank raises before any writes, or none does."""
+
+    @functools.wraps(original)
+    def save(
+        self: FSDPCheckpointManager,
+        local_path: str | None,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+    ) -> None:
+        if local_path is not None:
+            sizes: list[int] = [0] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(sizes, own_bytes(self))
+            faults: list[Failure | None] = [None]
+            if self.rank == 0:
+                folder = Path(local_path).absolute()
+                faults[0] = _space_fault(self, folder, sum(sizes), global_step, max_ckpt_to_keep)
+            torch.distributed.broadcast_object_list(faults, src=0)
+            if faults[0] is not None:
+                raise faults[0]
+        original(self, local_path, hdfs_path, global_step, max_ckpt_to_keep)
+
+    return save
+
+
+FSDPCheckpointManager.save_checkpoint = _checking_space(FSDPCheckpointManager.save_checkpoint)
