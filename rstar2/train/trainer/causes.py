@@ -49,8 +49,8 @@ _KNOWN: tuple[tuple[str, str], ...] = (
         "hardware.tensor_parallel.",
     ),
     (
-        r"not enough disk space for the checkpoint of step \d|No space left on device|Errno 28\]|os error 28\b|Disk quota exceeded|"
-        r"Errno 122\]|os error 122\b|OutOfDiskError|Local disk is full",
+        r"not enough disk space for the checkpoint of step \d|No space left on device|Errno 28\]|os error 28\b|"
+        r"Disk quota exceeded|Errno 122\]|os error 122\b|OutOfDiskError|Local disk is full",
         "The disk is full: make room, or keep fewer checkpoints (checkpoint.keep); the same command then continues.",
     ),
     (

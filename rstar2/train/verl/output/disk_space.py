@@ -46,7 +46,7 @@ def _space_fault(
         # VERL does so itself before it writes, but the space that it frees has to count here.
         manager.ensure_checkpoint_capacity(keep)
         return check_disk_space(checkpoint, size, step)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (every rank raises it)
         return Failure(
             f"the disk space for the checkpoint of step {step} cannot be checked: {type(error).__name__}: {error}",
             f"Check the disk of {checkpoint}, then run the same command: it continues from the last checkpoint.",
