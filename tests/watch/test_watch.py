@@ -157,14 +157,13 @@ def test_the_folder_of_a_stage_shows_that_stage_alone(tmp_path: Path) -> None:
 
 def test_the_cause_of_a_failure_is_shown_for_the_stage_that_failed(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with (
-        pytest.raises(Failure),
-        open_run(run, "train", {"recipes": {"1": {"steps": 1}, "2": {"steps": 5}}}),
-    ):
+    config = {"recipes": {"1": {"steps": 1}, "2": {"steps": 5}}}
+    with open_run(run, "train", config):
         add_step(run, 1)
         (run / "stage1" / "model").mkdir()
         (run / "stage2").mkdir()
         (run / "stage2" / "train.parquet").touch()
+    with pytest.raises(Failure), open_run(run, "train", config):
         raise Failure("CUDA out of memory")
     first, second = snapshot(run / "stage1"), snapshot(run / "stage2")
     assert (first.state, first.cause) == ("finished", "")
