@@ -193,13 +193,13 @@ def command(
 
 
 def unreadable_lines(unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> Iterator[str]:
-    """A line for each file with answers that the grader cannot read: how many there are, and the first few."""
+    """A line for each file with problems that no output can be graded correct against: how many, and the first few."""
     for file, answers in unreadable.items():
         if answers:
             more = f", and {len(answers) - SHOWN_ANSWERS} more" if len(answers) > SHOWN_ANSWERS else ""
             shown = "; ".join(map(str, answers[:SHOWN_ANSWERS]))
             problems = counted(len(answers), "problem")
-            yield f"{file}: left out {problems} whose answer the grader cannot read: {shown}{more}"
+            yield f"{file}: left out {problems} that no output can be graded correct against: {shown}{more}"
 
 
 def left_out(plan: TrainPlan) -> Iterator[str]:

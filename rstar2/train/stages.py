@@ -69,9 +69,10 @@ from rstar2.train.trainer.checkpoints import (
     finished_steps,
     last_checkpoint,
     prune,
+    saved_step,
     steps_of,
 )
-from rstar2.train.trainer.room import require_room, warn_of_room
+from rstar2.train.trainer.disk_space import disk_space_warning, require_disk_space
 
 OnStep = Callable[[int, dict[str, float]], None]
 """Called with the step's number, from 1, and its metrics; one that is not a number is NaN."""
@@ -258,15 +259,16 @@ def _train(start: Start, on_step: OnStep) -> Path:
     failed: set[int] = set()
     _tend_checkpoints(start, failed)
     trainer_timer = TrainerTimer(start.timer)
+    resumed_from = saved_step(checkpoints) or 0
     warned = False
 
     def warn_of_disk() -> None:
-        """Warn while there is time to make room, once for as long as there is none."""
+        """Warn while there is time to free disk space: once, and again if it becomes short a second time."""
         nonlocal warned
-        said = warn_of_room(checkpoints)
-        if said and not warned:
-            start.warn(said)
-        warned = said is not None
+        warning = disk_space_warning(checkpoints, _removed_before_next_save(start, resumed_from))
+        if warning and not warned:
+            start.warn(warning)
+        warned = warning is not None
 
     def on_line(line: dict[str, Any]) -> None:
         step, data = int(line["step"]), with_nan(line["data"])
@@ -280,7 +282,7 @@ def _train(start: Start, on_step: OnStep) -> Path:
 
     # A kill while the model was made leaves that alone to be done.
     if last_checkpoint(checkpoints) != checkpoints / f"global_step_{start.steps}":
-        require_room(checkpoints)
+        require_disk_space(checkpoints)
         _tend_rollouts(start)
         for of_earlier_start in (PROGRESS_FILE, ACTIVITY_FILE, FINAL_ERROR_FILE):
             (folder / of_earlier_start).unlink(missing_ok=True)
@@ -295,6 +297,20 @@ def _train(start: Start, on_step: OnStep) -> Path:
     finished_rollouts.forget(folder)
     _export(start, last, folder / "model")
     return folder / "model"
+
+
+def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
+    """The folders that VERL removes before it writes the next checkpoint.
+
+    It does so if it keeps more than one, and only with those that it saved itself since its start at `resumed_from`.
+    """
+    keep = start.checkpoint.keep
+    if keep == 1 or start.checkpoint.export_every:
+        return []
+    saved = [step for step in finished_steps(start.checkpoints) if step > resumed_from]
+    return [
+        actor_of(start.checkpoints / f"global_step_{step}") for step in saved[: max(0, len(saved) - keep + 1)]
+    ]
 
 
 def _tend_rollouts(start: Start) -> None:

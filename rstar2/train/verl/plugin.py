@@ -21,7 +21,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 from rstar2.train.verl import loss_weights, rendezvous  # noqa: F401  (have their effect when they are imported)
 from rstar2.train.verl.activity import report_after
 from rstar2.train.verl.cpu import platform
-from rstar2.train.verl.output import room, trackers  # noqa: F401  (have their effect when they are imported)
+from rstar2.train.verl.output import disk_space, trackers  # noqa: F401  (have their effect when they are imported)
 
 EMPTY_ROLLOUT = 2
 """Tokens: one of a prompt and one of a reply."""

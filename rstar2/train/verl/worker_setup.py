@@ -17,7 +17,7 @@ from verl.utils import distributed
 
 from rstar2.train.verl import loss_weights, rendezvous  # noqa: F401  (have their effect when they are imported)
 from rstar2.train.verl.activity import report_after
-from rstar2.train.verl.output import room, trackers  # noqa: F401  (have their effect when they are imported)
+from rstar2.train.verl.output import disk_space, trackers  # noqa: F401  (have their effect when they are imported)
 
 NCCL_TIMEOUT = "RSTAR2_NCCL_TIMEOUT_S"
 SECRETS_FILE = "RSTAR2_SECRETS_FILE"
