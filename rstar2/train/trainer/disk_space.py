@@ -1,4 +1,4 @@
-"""Compares the free disk space with the size of the next checkpoint: at a start, after each step, and before VERL saves.
+"""Compares the free disk space with the next checkpoint's size: at a start, after each step, before VERL saves.
 
 Missing space is a UserError: to start again without more space would fail again, at the price of a step.
 """
