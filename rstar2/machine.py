@@ -19,7 +19,7 @@ _TORCH = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.c
 
 
 def usable_cores() -> float:
-    """Cores by affinity, and by the container's quota where it has one."""
+    """Cores by affinity, and by the container's quota if it has one."""
     cores = float(len(os.sched_getaffinity(0)))
     quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
     return min(cores, int(quota) / int(period)) if quota.isdigit() else cores

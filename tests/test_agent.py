@@ -243,7 +243,13 @@ def test_a_call_left_open_at_the_end_of_the_turn_still_counts() -> None:
     assert parse_calls(f"<tool_call>{body}", ours()) == [(TOOL_NAME, {"code": "1", "input": ""})]
 
 
-MENTION = "I used the <tool_call> tag.</reason> <answer>\\boxed{4}</answer>"
+BOXED = " <answer>\\boxed{4}</answer>"
+MENTION = f"I used the <tool_call> tag.</reason>{BOXED}"
+MENTIONS = [
+    MENTION,
+    f"I use <tool_call> and </tool_call> tags.</reason>{BOXED}",
+    f"In JSON the call is <tool_call>{{name}}.</reason>{BOXED}",
+]
 
 
 @pytest.mark.parametrize(
@@ -254,30 +260,48 @@ MENTION = "I used the <tool_call> tag.</reason> <answer>\\boxed{4}</answer>"
         ("<tool_call> \n", 0),
         ("so <tool_call>print(1)", 0),
         ("<tool_call><tool_call>", 0),
-        # A pair of tags is a call, whatever it holds.
+        # Without an answer a pair of tags is a call, whatever it holds.
         ("<tool_call></tool_call>", 1),
         ("between <tool_call> and </tool_call>", 1),
         # A call that the end of the turn cut off.
         ('<tool_call>\n{"name": "python_code', 1),
-        ("<tool_call>{", 1),
+        ("<tool_call>{", 0),
+        ('<tool_call>{ "', 1),
+        ("<tool_call>{}", 1),
+        # Braces are not yet an object.
+        ("In JSON the call is <tool_call>{name} and the answer \\boxed{5}", 0),
+        (f"In JSON it is <tool_call>{{name}}: {call_text('1')}", 1),
+        # Both tags are mentioned in a final turn, which has its answer.
+        (f"I use <tool_call> and </tool_call> tags.</reason>{BOXED}", 0),
+        (f"<tool_call>{{name}}</tool_call></reason>{BOXED} <tool_call></tool_call>", 0),
+        # The answer is of the thought, is not closed, or is in the call.
+        (f"{BOXED} maybe.</reason><tool_call>print(1)</tool_call>", 1),
+        ("</reason><answer>4 <tool_call>print(1)</tool_call>", 1),
+        (f"<tool_call>print('{BOXED}')</tool_call>", 1),
+        # An object is a call, however the turn goes on.
+        (f'<tool_call>{{"name"</tool_call></reason>{BOXED}', 1),
+        (f"<tool_call>oops</tool_call> {call_text('1')}</reason>{BOXED}", 2),
         # The tag is mentioned, and then there is a call.
         (f"the <tool_call> tag: {call_text('1')}", 1),
         (f"{call_text('1')} and that was a <tool_call>, done", 1),
         (call_text('print("<tool_call>")'), 1),
     ],
 )
-def test_a_tag_without_its_end_is_a_call_only_if_a_json_object_begins_after_it(text: str, calls: int) -> None:
+def test_tags_are_a_call_if_a_json_object_begins_in_them_or_no_answer_says_otherwise(
+    text: str, calls: int
+) -> None:
     assert len(parse_calls(text, ours())) == calls
     assert finished(text) is (calls == 0), "the reward reads calls as the loop does"
 
 
+@pytest.mark.parametrize("mention", MENTIONS)
 async def test_a_final_turn_that_mentions_the_tag_is_an_answer_without_a_failed_call(
-    codec: ChatCodec,
+    codec: ChatCodec, mention: str
 ) -> None:
-    trace = await _run(codec, Scripted(codec, ASK, MENTION))
+    trace = await _run(codec, Scripted(codec, ASK, mention))
     assert (trace.finish, trace.failed_calls, len(trace.calls)) == ("answer", 0, 1)
     assert text_to_grade(trace, "paper", codec) == "\\boxed{4}"
-    assert grade("4", MENTION).correct
+    assert grade("4", mention).correct
     assert grade("4", "I used the <tool_call> tag. The answer is 4.").correct
     assert [part["kind"] for part in turn_parts(trace.turns[-1])] == ["thought", "answer"]
 
@@ -316,7 +340,7 @@ def test_a_tool_that_the_format_does_not_have_is_unknown() -> None:
 @given(text=st.text(max_size=200) | st.builds("<tool_call>{}</tool_call>".format, st.text(max_size=100)))
 def test_no_text_breaks_the_parser(text: str) -> None:
     calls = parse_calls(text, ours())
-    assert bool(calls) == ("</tool_call>" in text.partition("<tool_call>")[2] or "<tool_call>{" in text)
+    assert bool(calls) == ("</tool_call>" in text.partition("<tool_call>")[2])
     assert all(isinstance(call, ToolCall) and call.failed for call in calls)
 
 

@@ -98,6 +98,21 @@ def test_an_image_is_made_of_what_exists(dockerfile: Path, monkeypatch: pytest.M
     assert accepts(words)
 
 
+def test_an_image_is_built_from_the_package_and_nothing_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    assert patterns[0] == "*", "environments, runs, models and tokens are not sent to the builder"
+    sent = {pattern[1:] for pattern in patterns if pattern.startswith("!")}
+    assert all((ROOT / name).exists() for name in sent)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    built_from = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    assert sent == built_from | {*wheel["packages"], *wheel["force-include"]}
+    for dockerfile in DOCKERFILES:
+        run = "\n".join(arguments(dockerfile, "RUN"))
+        assert {named.partition("/")[0] for named in re.findall(rf"{COPIED}/([\w./-]+)", run)} <= sent
+
+
 def test_the_image_for_training_installs_the_locked_stack_on_an_image_of_the_same_versions() -> None:
     file = DEPLOY / "Dockerfile.train"
     run = "\n".join(arguments(file, "RUN"))

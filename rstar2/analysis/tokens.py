@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rstar2.errors import UserError
-from rstar2.formats.calls import CALL, CLOSE, OPEN
+from rstar2.formats.calls import CLOSE, find_calls
 from rstar2.trace import Trace, Turn
 
 KINDS = ("prose", "code", "call", "answer", "tag")
@@ -22,7 +22,7 @@ NUMBER = "<number>"
 REACH = 64
 """Tokens looked at on each side of a call and of a reply."""
 
-_CALL_OR_TAG = re.compile(rf"{CALL}|</?(?:reason|think|answer|tool_call)>", re.DOTALL)
+_TAG = re.compile("</?(?:reason|think|answer|tool_call)>")
 _CODE = re.compile(r'"code"\s*:\s*"((?:[^"\\]|\\.)*+)')
 _WORD = re.compile(r"[^\W\d_]+(?:[-'][^\W\d_]+)*|\d+|[^\w\s]|_+")
 _REPLACED = "\ufffd"
@@ -215,17 +215,18 @@ def _named(word: str) -> str:
 def _spans(text: str) -> Iterator[tuple[int, int]]:
     """Where each stretch of a turn's text begins, in order, and its kind; text before any tag is prose."""
     yield 0, KINDS.index("prose")
+    calls = {call.start(): call for call in find_calls(text)}
     at = 0
-    while match := _CALL_OR_TAG.search(text, at):
+    while match := _TAG.search(text, at):
         yield match.start(), KINDS.index("tag")
+        at = match.end()
         # A tag that the code holds is code, and one that is only mentioned is no call.
-        is_call = match[0].startswith(OPEN) and match[0] != OPEN
-        at = match.start() + len(OPEN) if is_call else match.end()
-        if not is_call:
+        call = calls.get(match.start())
+        if call is None:
             yield at, KINDS.index("answer" if match[0] == "<answer>" else "prose")
             continue
         yield at, KINDS.index("call")
-        end = match.end() - len(CLOSE) * match[0].endswith(CLOSE)
+        end = call.end() - len(CLOSE) * call[0].endswith(CLOSE)
         if code := _CODE.search(text, at, end):
             yield code.start(1), KINDS.index("code")
             yield code.end(1), KINDS.index("call")

@@ -67,7 +67,7 @@ def command(
             out.print(f"[bold]{name}[/]")
             typer.echo(shell_lines(trainer.argv))
         return
-    need_training_extra()
+    need_training_extra(rollouts_on=[stage.hardware for stage in plan.stages.values()])
     from rstar2.train.stopping import end_resumably
 
     end_resumably()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rstar2.train.estimate.report import RunEstimate, StageEstimate
     from rstar2.train.estimate.work import Assumptions
     from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
-    from rstar2.train.start_checks import TrainPlan
+    from rstar2.train.start_checks import SftPlan, TrainPlan
 
 EPILOG = examples(
     ("the paper's three stages on its hardware", "rstar2 plan --model Qwen3-14B/ --profile 64xmi300x"),
@@ -137,14 +137,13 @@ def show_run(
             shape, recipes, judge_workers, memory, assumptions=Assumptions(problems=problems)
         )
         _show(estimate, recipes)
-        _warn([*warnings, *estimate.warnings, *_disk_warnings(estimate, run)])
+        _warn([*warnings, *estimate.warnings, *_disk_warnings(estimate.disk, run, may_keep_fewer=True)])
 
 
-def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str, Any]]) -> None:
+def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str, Any]], run: Path) -> None:
     """The plan of SFT, as its dry run begins with it, as of `show_run`."""
     from rstar2.train.estimate.memory import sft_memory
-    from rstar2.train.estimate.report import sft_saving, sft_warnings
-    from rstar2.train.estimate.work import stage_disk
+    from rstar2.train.estimate.report import sft_disk, sft_saving
 
     shortage = _cluster_warnings([recipe.hardware])
     shape = _shape(model)
@@ -152,7 +151,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str,
         _warn(shortage)
         return
     expected = _conversation_lengths(model, recipe, conversations)
-    memory, disk = sft_memory(shape, recipe, expected), stage_disk(shape, kept=2)
+    memory, disk = sft_memory(shape, recipe, expected), sft_disk(shape)
     checkpoint = sft_saving(shape, recipe, expected)
     table = _table(shape, recipe.hardware, ["SFT"])
     for name in ("weights", "gradients", "optimizer", "activations", "gathered"):
@@ -169,7 +168,25 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str,
     table.add_row("checkpoint", _gib(disk.checkpoint))
     table.add_row("disk", _gib(disk.total))
     out.print(table)
-    _warn([*shortage, *sft_warnings(recipe, shape, memory, checkpoint)])
+    _warn([*shortage, *_sft_warnings(shape, recipe, expected, run)])
+
+
+def warn_before_sft(plan: SftPlan, run: Path) -> None:
+    """Say what does not fit before SFT starts: memory, limits and disk."""
+    shape = _shape(plan.model)
+    if shape is not None:
+        lengths = [len(each.input_ids) for each in plan.conversations]
+        _warn(_sft_warnings(shape, plan.recipe, lengths, run))
+
+
+def _sft_warnings(shape: ModelShape, recipe: SftRecipe, lengths: list[int], run: Path) -> Iterator[str]:
+    """What of SFT does not fit; `lengths` are the tokens of some of the conversations, or empty."""
+    from rstar2.train.estimate.memory import sft_memory
+    from rstar2.train.estimate.report import sft_disk, sft_saving, sft_warnings
+
+    memory, checkpoint = sft_memory(shape, recipe, lengths), sft_saving(shape, recipe, lengths)
+    yield from sft_warnings(recipe, shape, memory, checkpoint)
+    yield from _disk_warnings(sft_disk(shape).total, run, may_keep_fewer=False)
 
 
 def _conversation_lengths(
@@ -198,7 +215,7 @@ def warn_before_start(plan: TrainPlan, run: Path) -> None:
         memory = _machine_memory([each.hardware for each in plan.recipes.values()])
         known = Assumptions(problems=len(plan.rows))
         estimate = estimate_run(shape, plan.recipes, _workers(plan.judge), memory, assumptions=known)
-        _warn([*estimate.warnings, *_disk_warnings(estimate, run)])
+        _warn([*estimate.warnings, *_disk_warnings(estimate.disk, run, may_keep_fewer=True)])
 
 
 def _cluster_warnings(wanted: Iterable[Hardware]) -> list[str]:
@@ -208,19 +225,21 @@ def _cluster_warnings(wanted: Iterable[Hardware]) -> list[str]:
     return [] if shortage is None else [shortage]
 
 
-def _disk_warnings(estimate: RunEstimate, run: Path) -> Iterator[str]:
+def _disk_warnings(needed: int, run: Path, may_keep_fewer: bool) -> Iterator[str]:
     import shutil
 
     from rstar2.train.estimate.fit import disk_warnings
 
     there = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.is_dir())
-    return disk_warnings(max(0, estimate.disk - _stored(run)), shutil.disk_usage(there).free)
+    return disk_warnings(max(0, needed - _stored(run)), shutil.disk_usage(there).free, may_keep_fewer)
 
 
 def _stored(run: Path) -> int:
     """Bytes of a run's checkpoints and models that are there already, of an earlier start."""
     kinds = ("checkpoints", "models", "model", "solved")
-    files = (file for kind in kinds for file in run.glob(f"stage*/{kind}/**/*"))
+    # SFT has them in the run's folder itself.
+    folders = (folder for kind in kinds for folder in (run / kind, *run.glob(f"stage*/{kind}")))
+    files = (file for folder in folders for file in folder.glob("**/*"))
     return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
 
 

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from rstar2.cli.common import Change, Profile, Recipe, RunFolder, counted, err, examples, out
+from rstar2.cli.plan import warn_before_sft
 from rstar2.cli.training import (
     ProgressRows,
     model_here,
@@ -66,7 +67,7 @@ def command(
         from rstar2.cli.plan import show_sft
         from rstar2.train.start_checks import check_conversations
 
-        show_sft(here, resolved, check_conversations(resolved, data))
+        show_sft(here, resolved, check_conversations(resolved, data), run)
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print_json(resolved.model_dump_json())
         typer.echo(shell_lines(sft_command(resolved, run, here, data).argv))
@@ -101,6 +102,7 @@ def command(
         out.print(
             f"{counted(plan.cut_to_nothing, 'conversation')} left out: the cut comes before the first answer"
         )
+    warn_before_sft(plan, run)
     with open_run(run, "sft", plan.config(), plan.compared) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print(f"trainer log: [cyan]tail -f {escape(str(opened.logs))}/sft.log[/]")

@@ -138,7 +138,8 @@ def command(
             out.print_json(resolved.model_dump_json())
             typer.echo(shell_lines(trainer.argv))
         return
-    need_training_extra()
+    machines = [resolved.machines for resolved in recipes.values()]
+    need_training_extra(rollouts_on=machines)
     from rstar2.train.stopping import end_resumably
 
     end_resumably()
@@ -148,7 +149,6 @@ def command(
     from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
-    machines = [resolved.machines for resolved in recipes.values()]
     check_hardware(machines)
     check_folder(run)
     from rstar2.train.start_checks import (
@@ -193,13 +193,13 @@ def command(
 
 
 def unreadable_lines(unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> Iterator[str]:
-    """A line for each file with answers that the grader cannot read: how many there are, and the first few."""
+    """A line for each file with problems that no output can be graded correct against: how many, and the first few."""
     for file, answers in unreadable.items():
         if answers:
             more = f", and {len(answers) - SHOWN_ANSWERS} more" if len(answers) > SHOWN_ANSWERS else ""
             shown = "; ".join(map(str, answers[:SHOWN_ANSWERS]))
             problems = counted(len(answers), "problem")
-            yield f"{file}: left out {problems} whose answer the grader cannot read: {shown}{more}"
+            yield f"{file}: left out {problems} that no output can be graded correct against: {shown}{more}"
 
 
 def left_out(plan: TrainPlan) -> Iterator[str]:

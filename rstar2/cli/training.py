@@ -13,26 +13,32 @@ from rstar2.cli.common import out
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from rich.progress import Progress, Task
     from rich.table import Table
 
+    from rstar2.train.recipe import Hardware
     from rstar2.train.records.timing import Timing
 
 LINE_INTERVAL_S = 20.0
 """Where the output is not a terminal: least seconds between two lines about a running phase."""
 
 
-def need_training_extra() -> None:
-    """Raise a UserError where torch or VERL is not installed."""
-    missing = [name for name in ("torch", "verl", "transfer_queue") if find_spec(name) is None]
+def need_training_extra(rollouts_on: Iterable[Hardware] = ()) -> None:
+    """Raise a UserError if torch or VERL is not installed, or vLLM if rollouts are made on GPUs."""
+    needed = ["torch", "verl", "transfer_queue"]
+    on_gpus = any(each.device == "cuda" for each in rollouts_on)
+    if on_gpus:
+        needed.append("vllm")
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        from rstar2.install import installation_for
+        from rstar2.install import install_command, installation_for
 
         raise UserError(
             f"packages that training needs are not installed: {', '.join(missing)}",
-            installation_for("train"),
+            f"Install them: {install_command('gpu')}" if on_gpus else installation_for("train"),
         )
 
 

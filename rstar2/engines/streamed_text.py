@@ -86,7 +86,8 @@ def code_of(body: str) -> str:
 class TagSplitter:
     """Splits a turn, which arrives in pieces of any size, at its tags, and leaves the tags out.
 
-    A `<tool_call>` that no JSON object follows is not known to be a call yet, and is shown as text.
+    What holds no JSON object between `<tool_call>` and `</tool_call>` may be a mention of the tags, which only the end
+    of the turn tells (see `rstar2.formats.calls`). It is shown as text, with its tags.
 
     Every turn begins where the format's generation prompt leaves off: inside a thought where `thinking`.
     """
@@ -108,7 +109,7 @@ class TagSplitter:
             if tag == OPEN and is_call is None:
                 self._pending = tag + after
                 return pieces + self._piece(before)
-            is_mention = tag == OPEN and not is_call
+            is_mention = (tag == OPEN and not is_call) or (tag == CLOSE and self._kind != "call")
             pieces += self._piece(before + tag if is_mention else before)
             self._pending = after
             self._kind = self._kind if is_mention else _TAGS[tag]

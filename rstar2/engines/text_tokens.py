@@ -111,7 +111,7 @@ def _assistant(content: str, number: int) -> tuple[dict[str, Any], list[str]]:
     """A turn of the model without its thought, and the ids of the calls in it."""
     _, end, after = content.rpartition("</think>")
     written = after if end else content
-    found = list(find_calls(written))
+    found = find_calls(written)
     said = written[: found[0].start()] if found else written
     calls: list[dict[str, Any]] = []
     for each in found:

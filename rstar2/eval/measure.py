@@ -30,7 +30,7 @@ from rstar2.eval.methods.agent import Agent
 from rstar2.eval.methods.chat import JUDGE_MODEL, ServerChat
 from rstar2.eval.progress import Services, Writer
 from rstar2.eval.retry import RetryingTools
-from rstar2.eval.runner import EvalResult, Part, SamplesRefused, run_parts
+from rstar2.eval.runner import EvalResult, Part, SamplesRefused, Unreadable, run_parts
 from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.eval.stored import TRACES, SampleRecord
 from rstar2.eval.target import Opened, ServedChat, Target, open_target, reach_judge_model, versions
@@ -55,6 +55,7 @@ class Planned:
     settings: EvalSettings
     as_published: bool
     """All of the published problems, for a real model: what the paper's number may stand beside."""
+    unreadable: Unreadable
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,13 @@ def prepare(
     for name, benchmark in found.items():
         settings = resolve(EvalSettings, {**benchmark.protocol, **asked}, [], "eval")
         problems = benchmark.load(given, settings)
+        as_published = given.data is None and problems == problems[:limit] and not target.oracle
+        unreadable = Unreadable()
         if name not in BENCHMARK_NAMES:
             published = given.data is None and name in mathematics.NAMES
-            problems, note = _readable(name, problems, published)
+            problems, unreadable, note = _readable(name, problems, published, limit)
             notes += [note] if note else []
-        as_published = given.data is None and problems == problems[:limit] and not target.oracle
-        planned[name] = Planned(benchmark, problems[:limit], settings, as_published)
+        planned[name] = Planned(benchmark, problems[:limit], settings, as_published, unreadable)
     every = [problem for each in planned.values() for problem in each.problems]
     in_flight = next(iter(planned.values())).settings.in_flight
     opened = open_target(target, every, in_flight, server, agent)
@@ -158,26 +160,41 @@ def prepare(
     return EvalPlan(opened, planned, judge, judge_model, given, record, report, tuple(notes))
 
 
-def _readable(name: str, problems: list[Problem], published: bool) -> tuple[list[Problem], str]:
-    """The problems whose answer the grader can read, and a sentence about the others, which every model would fail.
+def _readable(
+    name: str, problems: list[Problem], published: bool, limit: int | None
+) -> tuple[list[Problem], Unreadable, str]:
+    """Finds the problems that no output can be graded correct against, up to the last problem that is sampled.
 
-    A published set keeps them, since its numbers are over all of it. UserError where none can be read.
+    A published set keeps them, since its numbers are over all of it. Raises UserError if all problems are unreadable.
+
+    Returns:
+        The problems to sample, the unreadable ones, and a sentence about these, empty if there are none.
     """
-    faults = {problem.id: why for problem in problems if (why := gold_fault(problem.answer))}
-    if not faults:
-        return problems, ""
-    named = [f"{each.id}: {each.answer!r:.60} ({faults[each.id]})" for each in problems if each.id in faults]
-    if len(faults) == len(problems):
+    sampled: list[Problem] = []
+    unreadable: list[dict[str, str]] = []
+    looked_at = 0
+    for problem in problems:
+        if len(sampled) == limit:
+            break
+        looked_at += 1
+        if why := gold_fault(problem.answer):
+            unreadable.append({"id": problem.id, "answer": problem.answer, "why": why})
+        if published or not why:
+            sampled.append(problem)
+    if not unreadable:
+        return sampled, Unreadable(), ""
+    named = [f"{each['id']}: {each['answer']!r:.60} ({each['why']})" for each in unreadable]
+    if len(unreadable) == len(problems):
         raise UserError(
-            f"{name} has no answer that the grader can read: {named[0]}",
+            f"no output can be graded correct against any answer of {name}: {named[0]}",
             "Write the answers as values or LaTeX, such as 42 or \\frac{1}{2}.",
         )
     what = "count as wrong" if published else "are left out"
+    of = f"{looked_at} problems" if looked_at == len(problems) else f"the first {looked_at} problems"
     note = (
-        f"{name}: {len(faults)} of {len(problems)} problems {what}, as the grader cannot read their answer: "
+        f"{name}: {len(unreadable)} of {of} {what}, as no output can be graded correct against their answer: "
     )
-    kept = problems if published else [each for each in problems if each.id not in faults]
-    return kept, note + first_few(named)
+    return sampled, Unreadable(tuple(unreadable), not published), note + first_few(named)
 
 
 def _refuse_unusable(name: str, benchmark: Benchmark, target: Target, judge_model: JudgeModel | None) -> None:
@@ -249,6 +266,7 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
                         each.benchmark.combined,
                         plan.record,
                         each.as_published,
+                        each.unreadable,
                     )
                 results = await run_parts(
                     parts, plan.base.in_flight, services, on_progress=view, stop=interrupt.stop, about=about

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,16 @@ class SamplesRefused(Failure):
 
 
 @dataclass(frozen=True)
+class Unreadable:
+    """Problems that no output can be graded correct against."""
+
+    problems: tuple[dict[str, str], ...] = ()
+    """The id, answer and reason of each, as results.json has them."""
+    left_out: bool = True
+    """Whether they are not sampled; otherwise they count as wrong."""
+
+
+@dataclass(frozen=True)
 class Part:
     """One benchmark of a run."""
 
@@ -82,6 +92,7 @@ class Part:
     """What is kept of each sample."""
     as_published: bool = False
     """Whether the paper's number may stand beside the result, once it is complete."""
+    unreadable: Unreadable = field(default_factory=Unreadable)
 
 
 async def evaluate(
@@ -202,6 +213,7 @@ class _Benchmark:
         self._method = part.method
         self._combined = part.combined
         self._as_published = part.as_published
+        self._unreadable = part.unreadable
         self._out = part.out
         self._shared = shared
         self._record = part.record
@@ -349,6 +361,8 @@ class _Benchmark:
         if self._combined is not None and "scores" in summary:
             summary["scores"] |= self._combined(summary["scores"])
         summary["as_published"] = self._as_published and samples == self.total
+        if self._unreadable.problems and self._unreadable.left_out:
+            summary["left_out"] = len(self._unreadable.problems)
         result = EvalResult(
             name=self.name,
             summary=summary,
@@ -362,6 +376,7 @@ class _Benchmark:
             "summary": result.summary,
             "settings": self._protocol,
             **about,
+            **({"unreadable_answers": self._unreadable.problems} if self._unreadable.problems else {}),
             "per_problem": result.per_problem,
             "timing": self._timing(wall_s, samples - len(self._done)),
         }

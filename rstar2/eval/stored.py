@@ -115,6 +115,8 @@ def _from_traces(traces: Path, held: dict[str, Any]) -> dict[str, Any]:
     if "scores" in summary:
         summary["scores"] = with_combined(held.get("benchmark", traces.parent.name), summary["scores"])
     found = {"complete": False, "summary": summary, "per_problem": problem_rows(groups, golds)}
+    if left_out := held.get("summary", {}).get("left_out"):
+        summary["left_out"] = left_out
     if "missing" in held:
         found["missing"] = held["missing"] + held["summary"]["samples"] - len(rows)
     return found

@@ -1,27 +1,38 @@
-"""Finds the tool calls in the text of a turn. Everything that reads calls asks here, so that all find the same.
+"""Finds the tool calls in the text of a turn. Everything that reads a whole turn asks here, so that all find the same.
 
-A call is `<tool_call>…</tool_call>`. A tag without its end is a call only if a JSON object begins after it, as in a
-turn that ended too early. Otherwise the model only mentions the tag.
+A call is `<tool_call>…</tool_call>`, or a tag without its end after which a JSON object begins, as in a turn that ended
+too early. Otherwise the model only mentions the tag; so it does where a final turn, which has its `<answer>`, holds
+nothing else than pairs in which no JSON object begins.
+
+What shows a turn while it is written cannot know how the turn ends: it asks `begins_object`, and shows as text what is
+no JSON object.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-CALL = rf"{OPEN}(?:(?=\s*\{{).*?(?:{CLOSE}|\Z)|(?:(?!{OPEN}).)*?{CLOSE})"
-"""A regular expression without groups, for `re.DOTALL`."""
-_CALL = re.compile(CALL, re.DOTALL)
+_OBJECT = r"\s*\{\s*[\"}]"
+_CALL = re.compile(rf"{OPEN}(?:(?={_OBJECT}).*?(?:{CLOSE}|\Z)|(?:(?!{OPEN}).)*?{CLOSE})", re.DOTALL)
 _CLOSED_CALL = re.compile(rf"{OPEN}.*?{CLOSE}", re.DOTALL)
+_BEGINS_OBJECT = re.compile(_OBJECT)
+_ANSWER = re.compile("<answer>.*?</answer>", re.DOTALL)
+_THOUGHT_ENDS = re.compile("</think>|</reason>")
 
 
-def find_calls(text: str, closed_only: bool = False) -> Iterator[re.Match[str]]:
+def find_calls(text: str, closed_only: bool = False) -> list[re.Match[str]]:
     """The calls of a turn in order, tags included.
 
     With `closed_only`, a call runs from any `<tool_call>` to the next `</tool_call>`, as in the authors' released code.
     """
-    return (_CLOSED_CALL if closed_only else _CALL).finditer(text)
+    if closed_only:
+        return list(_CLOSED_CALL.finditer(text))
+    found = list(_CALL.finditer(text))
+    if any(begins_object(call_body(call[0])) for call in found):
+        return found
+    said = _THOUGHT_ENDS.split(_CALL.sub("", text))[-1]
+    return [] if _ANSWER.search(said) else found
 
 
 def call_body(written: str) -> str:
@@ -34,12 +45,20 @@ def call_bodies(text: str, closed_only: bool = False) -> list[str]:
     return [call_body(call[0]) for call in find_calls(text, closed_only)]
 
 
+def parted(text: str) -> list[str]:
+    """The text of a turn at even places, and between them its calls."""
+    parts, end = [], 0
+    for call in find_calls(text):
+        parts += [text[end : call.start()], call[0]]
+        end = call.end()
+    return [*parts, text[end:]]
+
+
 def without_calls(text: str, replacement: str = "") -> str:
     """The text of a turn with `replacement` in place of each call."""
-    return _CALL.sub(replacement, text)
+    return replacement.join(parted(text)[::2])
 
 
 def begins_object(text: str) -> bool | None:
-    """Whether a JSON object begins the text after a `<tool_call>`; None if only white space has arrived yet."""
-    text = text.lstrip()
-    return text.startswith("{") if text else None
+    """Whether a JSON object begins the text after a `<tool_call>`; None if too little of it has arrived yet."""
+    return None if text.strip() in ("", "{") else _BEGINS_OBJECT.match(text) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rstar2.formats.calls import CALL
+from rstar2.formats.calls import parted
 from rstar2.report.formulas import with_formulas
 from rstar2.trace import ToolCall, Turn
 
@@ -17,7 +17,7 @@ _KINDS = {
     "<answer>": "answer",
     "</answer>": "text",
 }
-_TAGS = re.compile(rf"({'|'.join(_KINDS)}|{CALL})", re.DOTALL)
+_TAGS = re.compile(f"({'|'.join(_KINDS)})")
 _THOUGHT_ENDS = ("</reason>", "</think>")
 
 Part = dict[str, Any]
@@ -33,16 +33,18 @@ def turn_parts(turn: Turn, chat: bool = False) -> list[Part]:
     """
     parts: list[Part] = []
     calls = iter(turn.calls)
-    pieces = _TAGS.split(turn.text)
-    first = next((piece for piece in pieces if piece in _KINDS), "")
+    texts = parted(turn.text)
+    first = next((tag for text in texts[::2] for tag in _TAGS.findall(text)), "")
     kind = "text" if chat and first not in _THOUGHT_ENDS else "thought"
-    for place, piece in enumerate(pieces):
-        if piece in _KINDS:
-            kind = _KINDS[piece]
-        elif place % 2:
-            parts.append(_call_part(next(calls, None), piece))
-        elif piece.strip():
-            parts.append({"kind": kind, "text": with_formulas(piece.strip("\n"))})
+    for place, text in enumerate(texts):
+        if place % 2:
+            parts.append(_call_part(next(calls, None), text))
+            continue
+        for piece in _TAGS.split(text):
+            if piece in _KINDS:
+                kind = _KINDS[piece]
+            elif piece.strip():
+                parts.append({"kind": kind, "text": with_formulas(piece.strip("\n"))})
     return parts
 
 

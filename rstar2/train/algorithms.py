@@ -20,7 +20,7 @@ AlgorithmName = Literal[
 DAPO_REFILLS = 3.0
 """How many times a step's problems DAPO may draw in addition, unless the recipe says so itself."""
 EQUAL_PROBLEMS = "rstar2_equal_problems"
-"""The name of the advantages of `rstar2.train.verl.loss_weights` in VERL's registry."""
+"""The name of the advantages of `rstar2.train.verl.equal_problems` in VERL's registry."""
 _ACTOR = "actor_rollout_ref.actor"
 
 

@@ -1,14 +1,18 @@
-"""Leaves out the problems whose gold answer the grader cannot read: their rollouts could never earn a reward."""
+"""Leaves out problems that no output can be graded correct against: their rollouts could never earn a reward."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rstar2.data.parquet import HOW_TO_PREPARE, prepared_file, stage_rows
 from rstar2.errors import UserError
 from rstar2.eval.grader.grade import gold_fault
+from rstar2.files import write_json
+
+LEFT_OUT_FILE = "left_out.json"
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,9 @@ class UnreadableAnswer:
 
 
 def readable_rows(path: Path, rollouts: int) -> tuple[list[dict[str, Any]], list[UnreadableAnswer]]:
-    """The rows of `stage_rows` that can be trained on or measured, and the others, whose reward could only be 0.
+    """Splits the rows of `stage_rows` into those that can be trained or measured on and the unreadable ones.
 
-    A UserError as of `stage_rows`, or if all rows are unreadable.
+    Raises UserError if `stage_rows` does, or if all rows are unreadable.
     """
     readable, unreadable = [], []
     for number, row in enumerate(stage_rows(path, rollouts), 1):
@@ -38,7 +42,15 @@ def readable_rows(path: Path, rollouts: int) -> tuple[list[dict[str, Any]], list
             readable.append(row)
     if not readable:
         raise UserError(
-            f"{prepared_file(path)} has no answer that the grader can read: {unreadable[0]}",
+            f"no output can be graded correct against any answer of {prepared_file(path)}: {unreadable[0]}",
             f"Write the answers as values or LaTeX, such as 42 or \\frac{{1}}{{2}}. {HOW_TO_PREPARE}",
         )
     return readable, unreadable
+
+
+def write_left_out(folder: Path, unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> None:
+    """Write `left_out.json` to a run's folder: by file, the row, answer and reason of each problem left out."""
+    write_json(
+        folder / LEFT_OUT_FILE,
+        {str(file): [asdict(each) for each in answers] for file, answers in unreadable.items()},
+    )

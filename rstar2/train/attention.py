@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from importlib.util import find_spec
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +15,8 @@ from rstar2.errors import UserError
 Attention = Literal["torch", "flash_attn", "padded"]
 PACKED_ATTENTION = "rstar2_packed"
 """The name under which transformers finds the attention of `rstar2.train.verl.torch_kernels`."""
+_IMPORT_S = 300.0
+"""How long an import may take; it loads torch, which takes a minute from a slow disk."""
 _IMPLEMENTATIONS: dict[Attention, str] = {
     "torch": PACKED_ATTENTION,
     "flash_attn": "flash_attention_2",
@@ -46,12 +50,13 @@ def check_attention(attention: Attention, model: Path) -> None:
     """Refuse to start if a GPU machine or a model lacks what the recipe's attention needs.
 
     Raises:
-        UserError: flash-attn is asked for and not installed, or the model limits how far back a token attends.
+        UserError: flash-attn is asked for and cannot be imported, or the model limits how far back a token attends.
     """
-    if attention == "flash_attn" and find_spec("flash_attn") is None:
+    if attention == "flash_attn" and (why := _import_error("flash_attn")):
         raise UserError(
-            'hardware.attention = "flash_attn", but the package flash-attn is not installed',
-            "Leave it out (--set hardware.attention=torch), or install it as docs/training.md shows.",
+            f'hardware.attention = "flash_attn", but the package flash-attn cannot be imported: {why}',
+            "Leave it out (--set hardware.attention=torch), or install it for this version of torch, as "
+            "docs/training.md shows.",
         )
     window = _window(json.loads((model / "config.json").read_text(encoding="utf-8")))
     if attention == "torch" and window is not None:
@@ -59,6 +64,20 @@ def check_attention(attention: Attention, model: Path) -> None:
             f'hardware.attention = "torch" attends to whole sequences, but {model} attends to {window} tokens back',
             "Use --set hardware.attention=flash_attn.",
         )
+
+
+@functools.cache
+def _import_error(module: str) -> str:
+    """Why a process of its own cannot import a module; empty if it can. A build for another torch may even crash."""
+    command = [sys.executable, "-c", f"import {module}"]
+    try:
+        imported = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"the import did not finish within {_IMPORT_S:.0f} s"
+    if imported.returncode == 0:
+        return ""
+    lines = [line.strip() for line in imported.stderr.splitlines() if line.strip()]
+    return (lines or [f"exit code {imported.returncode}"])[-1][:300]
 
 
 def _window(config: dict[str, Any]) -> int | None:

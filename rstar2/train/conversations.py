@@ -36,9 +36,9 @@ class Encoded:
 
 
 def read_conversations(path: Path) -> Iterator[dict[str, Any]]:
-    """Read SFT conversations from parquet or JSON lines, one after another.
+    """Reads SFT conversations from parquet or JSON lines, one at a time.
 
-    A UserError names the row that is none, and its fault.
+    Raises UserError if a row is not a conversation. The error names the row and what is wrong with it.
     """
     hint = "A row must be {messages: [{role, content}, …]}, optionally with tools."
     is_parquet = path.suffix == ".parquet"

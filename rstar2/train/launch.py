@@ -39,7 +39,7 @@ exceeds."""
 
 @dataclass(frozen=True)
 class SignsOfLife:
-    """By what a trainer is known to work. What it prints is none: VERL prints every minute, whatever happens."""
+    """Signs that a trainer works. Its log is not one, because VERL prints every minute, whatever happens."""
 
     metrics: Path
     """The JSON lines the trainer writes, one a step."""

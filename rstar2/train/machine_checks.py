@@ -29,7 +29,7 @@ GPUS_S = 300.0
 """How long PyTorch may take to compute something on each GPU; importing it from a slow disk takes a minute."""
 LOGIN_S = 90.0
 NODES_S = 300.0
-"""How long the nodes of a cluster may take, beyond `hardware.worker_start_s`."""
+"""How long the nodes of a cluster may take, beyond `hardware.worker_start_s` and the GPUs."""
 _MULTIPLY = """
 import torch
 for number in range(torch.cuda.device_count()):
@@ -51,7 +51,7 @@ def check_gpus(wanted: Iterable[Hardware]) -> None:
     Unavailable if PyTorch does not end.
 
     `nvidia-smi` lists GPUs also if PyTorch is built for CPUs, or for another driver. With a Ray cluster the GPUs are on
-    its nodes, which need not include this machine.
+    its nodes, which need not include this machine: `check_nodes` tries them.
     """
     needed = max((each.gpus_per_node for each in wanted if each.device == "cuda"), default=0)
     if not needed or os.environ.get("RAY_ADDRESS", "local") not in ("", "local"):
@@ -122,7 +122,8 @@ def check_login(
 def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress | None) -> None:
     """Run a task on each node of the Ray cluster; a UserError if a node differs from this machine or lacks something.
 
-    Each must have the same packages as this machine, read and write the run's folder, and run a program on the judge.
+    Each must have the same packages as this machine, compute something on each of its GPUs, read and write the run's
+    folder, and run a program on the judge.
     Unavailable if the cluster does not answer, or a node gets no answer from the judge.
     """
     address = os.environ.get("RAY_ADDRESS", "")
@@ -130,8 +131,15 @@ def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress |
         return
     there = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.is_dir())
     marker = there / f".rstar2-node-check-{secrets.token_hex(8)}"
-    limit_s = NODES_S + max(each.worker_start_s for each in hardware)
-    asked = {"address": address, "marker": str(marker), "judge": judge, "limit_s": limit_s}
+    limit_s = NODES_S + GPUS_S + max(each.worker_start_s for each in hardware)
+    asked = {
+        "address": address,
+        "marker": str(marker),
+        "judge": judge,
+        "try_gpus": _MULTIPLY,
+        "gpus_s": GPUS_S,
+        "limit_s": limit_s,
+    }
     try:
         marker.write_text(marker.name, encoding="utf-8")
         # On standard input, since other users see the words of a command: there is the judge's token.
@@ -153,8 +161,8 @@ def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress |
     if faults := [f"node {node['node']}: {fault}" for node in nodes for fault in node_faults(here, node)]:
         raise UserError(
             _first_four(faults),
-            "Every node needs the same Python environment as this machine, the run's folder at the same path, and the "
-            "judge.",
+            "Every node needs the same Python environment as this machine, GPUs that work, the run's folder at the "
+            "same path, and the judge.",
         )
     if away := [f"node {node['node']}: {fault}" for node in nodes for fault in node["away"]]:
         raise Unavailable(

@@ -9,6 +9,7 @@ RUN/
   stage3/solved/                    verdicts on the training problems, see `rstar2.train.filter`
   eval/sft/ eval/stage1/ …          see `rstar2.eval.runner` (the demo)
   steps.csv                         every step of all stages, see `rstar2.train.records.steps`
+  left_out.json                     problems that are not trained on, see `rstar2.train.answers`
   model.json                        the last finished stage's model
   timing.json                       wall-clock seconds of the run, see `rstar2.train.records.timing`
 ```
@@ -31,6 +32,7 @@ from rstar2.judge.service.start import running_judge
 from rstar2.prompts import load_codec
 from rstar2.runs import Run
 from rstar2.train import sampling, stages
+from rstar2.train.answers import write_left_out
 from rstar2.train.command import stage_command
 from rstar2.train.conversations import write_encoded
 from rstar2.train.filter.sample import FilterProgress
@@ -257,6 +259,7 @@ def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
 
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 train` in a run's folder; returns the last stage's model."""
+    write_left_out(run.path, plan.unreadable)
     with open_pipeline(run, progress, plan.judge, plan.solved) as pipeline:
         if plan.judge.url is None:  # another judge was checked before the plan was made
             check_programs(plan.recipes, pipeline.judge, plan.format)

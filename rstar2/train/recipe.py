@@ -189,7 +189,8 @@ class CheckpointSettings(Strict):
     """A step is also saved if at its end so many minutes have passed since the last checkpoint: every step, if steps
     take longer. This bounds what a kill costs."""
     keep: int = Field(2, ge=1)
-    """How many of the last checkpoints are kept. The disk needs room for one more while the next is written. With 1
+    """How many of the last checkpoints are kept. The disk needs space for one more: the oldest is removed only after
+    the next is written if `keep` is 1, if `export_every` is set, or in the first `keep` saves after a resume. With 1
     there is none to fall back to if the last is damaged."""
     export_every: int = Field(0, ge=0)
     """Steps between models that are made of a checkpoint and kept in `models/step-N` of the stage's folder; a multiple

@@ -69,9 +69,10 @@ from rstar2.train.trainer.checkpoints import (
     finished_steps,
     last_checkpoint,
     prune,
+    saved_step,
     steps_of,
 )
-from rstar2.train.trainer.room import require_room, warn_of_room
+from rstar2.train.trainer.disk_space import disk_space_warning, require_disk_space
 
 OnStep = Callable[[int, dict[str, float]], None]
 """Called with the step's number, from 1, and its metrics; one that is not a number is NaN."""
@@ -176,11 +177,11 @@ def write_stage_inputs(
     """Write what the trainer of an RL stage reads to the stage's folder; a UserError where too few prompts fit."""
     codec, longest = load_codec(model), recipe.rollout.prompt_tokens
     # The recipe decides on 2G, whatever the data was prepared for.
-    given = [("train.parquet", "the training data", rows, recipe.rollout.rollouts, recipe.rollout.prompts)]
+    files = [("train.parquet", "the training data", rows, recipe.rollout.rollouts, recipe.rollout.prompts)]
     if recipe.held_out.data:
         held_out, _ = readable_rows(Path(recipe.held_out.data), recipe.held_out.samples)
-        given.append(("held_out.parquet", recipe.held_out.data, held_out, recipe.held_out.samples, 1))
-    for name, data, problems, rollouts, needed in given:
+        files.append(("held_out.parquet", recipe.held_out.data, held_out, recipe.held_out.samples, 1))
+    for name, data, problems, rollouts, needed in files:
         problems = fitting(problems, codec, longest)
         check_enough(len(problems), needed, longest, data)
         write_parquet(folder / name, [{**row, "__rollout_n__": rollouts} for row in problems])
@@ -194,15 +195,18 @@ def write_stage_inputs(
 
 def in_format(rows: Rows, fmt: Format) -> Rows:
     """The rows with their prompts in a format; a row that does not hold its problem's text keeps its prompt."""
-    told = [(row, (row.get("extra_info") or {}).get("problem")) for row in rows]
-    return [row if problem is None else {**row, "prompt": fmt.messages(problem)} for row, problem in told]
+    texts = [(row.get("extra_info") or {}).get("problem") for row in rows]
+    return [
+        row if text is None else {**row, "prompt": fmt.messages(text)}
+        for row, text in zip(rows, texts, strict=True)
+    ]
 
 
 def fitting(rows: Rows, codec: ChatCodec, prompt_tokens: int) -> Rows:
     """The rows whose prompt in the codec's format has at most `prompt_tokens` tokens, with that prompt."""
-    told = in_format(rows, codec.format)
-    lengths = prompt_lengths(told, codec)
-    return [row for row, length in zip(told, lengths, strict=True) if length <= prompt_tokens]
+    formatted = in_format(rows, codec.format)
+    lengths = prompt_lengths(formatted, codec)
+    return [row for row, length in zip(formatted, lengths, strict=True) if length <= prompt_tokens]
 
 
 def prompt_lengths(rows: Rows, codec: ChatCodec) -> list[int]:
@@ -255,15 +259,16 @@ def _train(start: Start, on_step: OnStep) -> Path:
     failed: set[int] = set()
     _tend_checkpoints(start, failed)
     trainer_timer = TrainerTimer(start.timer)
+    resumed_from = saved_step(checkpoints) or 0
     warned = False
 
     def warn_of_disk() -> None:
-        """Warn while there is time to make room, once for as long as there is none."""
+        """Warn while there is time to free disk space: once, and again if it becomes short a second time."""
         nonlocal warned
-        said = warn_of_room(checkpoints)
-        if said and not warned:
-            start.warn(said)
-        warned = said is not None
+        warning = disk_space_warning(checkpoints, _removed_before_next_save(start, resumed_from))
+        if warning and not warned:
+            start.warn(warning)
+        warned = warning is not None
 
     def on_line(line: dict[str, Any]) -> None:
         step, data = int(line["step"]), with_nan(line["data"])
@@ -277,7 +282,7 @@ def _train(start: Start, on_step: OnStep) -> Path:
 
     # A kill while the model was made leaves that alone to be done.
     if last_checkpoint(checkpoints) != checkpoints / f"global_step_{start.steps}":
-        require_room(checkpoints)
+        require_disk_space(checkpoints)
         _tend_rollouts(start)
         for of_earlier_start in (PROGRESS_FILE, ACTIVITY_FILE, FINAL_ERROR_FILE):
             (folder / of_earlier_start).unlink(missing_ok=True)
@@ -294,18 +299,33 @@ def _train(start: Start, on_step: OnStep) -> Path:
     return folder / "model"
 
 
+def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
+    """The folders that VERL removes before it writes the next checkpoint.
+
+    It does so if it keeps more than one, and only with those that it saved itself since its start at `resumed_from`.
+    """
+    keep = start.checkpoint.keep
+    if keep == 1 or start.checkpoint.export_every:
+        return []
+    saved = [step for step in finished_steps(start.checkpoints) if step > resumed_from]
+    return [
+        actor_of(start.checkpoints / f"global_step_{step}") for step in saved[: max(0, len(saved) - keep + 1)]
+    ]
+
+
 def _tend_rollouts(start: Start) -> None:
     """Keep the finished rollouts of the step that a kill has interrupted, and no others."""
     if not start.keeps_rollouts:
         finished_rollouts.forget(start.folder)
     elif count := finished_rollouts.prepare(start.folder, str(start.base)):
-        start.warn(f"{count} rollouts that finished before the last end are used again")
+        start.warn(f"uses {count} rollouts again that the interrupted step had finished")
 
 
 def _tend_checkpoints(start: Start, failed: set[int]) -> None:
-    """Make the models that are due, and remove old checkpoints; a step without its model is told, and put in `failed`.
+    """Make the models that are due, and remove old checkpoints.
 
-    What there is decides, not the lines of metrics: a kill after a checkpoint leaves none of its step.
+    A step without a model is reported and added to `failed`. The folders decide which models are due, not the lines of
+    metrics, because a kill right after a checkpoint leaves no line of its step.
     """
     for step in _steps_without_model(start, failed):
         try:

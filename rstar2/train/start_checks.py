@@ -29,7 +29,7 @@ from rstar2.train.trainer.changeable import compared
 from rstar2.train.trainer.tracking import check_trackers
 
 SAMPLED_CONVERSATIONS = 256
-"""At most; of so many lengths are counted before SFT. All would take minutes."""
+"""A dry run of SFT counts the tokens of at most this many conversations, because all would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TrainPlan:
     held_out_too_long: dict[int, int]
     """Likewise of the problems that the stage is measured on."""
     unreadable: dict[Path, list[UnreadableAnswer]] = field(default_factory=dict)
-    """By file, the problems that are left out because the grader cannot read their answer."""
+    """By file, the problems that are left out because no output can be graded correct against their answer."""
 
     def config(self) -> dict[str, Any]:
         """What the run's folder keeps, so that nothing else resumes it; see `compared`."""
@@ -172,8 +172,8 @@ def check_data(
 ) -> tuple[Rows, dict[int, Rows], dict[Path, list[UnreadableAnswer]]]:
     """The rows to train on, and by stage those it is measured on, as far as they can be checked without a model.
 
-    Rows whose answer the grader cannot read are left out, and returned by file. A UserError where the data or `solved`
-    cannot be used, or the data is too small.
+    Rows that no output can be graded correct against are left out, and returned by file. Raises UserError if the data
+    or `solved` cannot be used, or if the data is too small.
     """
     rows, left_out = readable_rows(data, recipes[min(recipes)].rollout.rollouts)
     unreadable = {prepared_file(data): left_out}
@@ -181,7 +181,11 @@ def check_data(
     if len(rows) < needed:
         raise UserError(
             f"{data} has {len(rows)} problems"
-            + (f" with an answer that the grader can read ({len(left_out)} have none)" if left_out else "")
+            + (
+                f" without the {len(left_out)} that no output can be graded correct against"
+                if left_out
+                else ""
+            )
             + f", but a step needs {needed}",
             "Lower rollout.prompts, or add problems.",
         )

@@ -97,33 +97,41 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:
 def snapshot(folder: Path) -> Snapshot:
     """Read the folder of a run, or of a stage in one; a UserError if it belongs to no run that trains.
 
-    Of a stage only its own steps and alarms are told. It is finished once it has its model.
+    The snapshot of a stage has only that stage's steps, alarms, rollouts, activity and cause of failure. A stage is
+    finished once it has its model.
     """
-    place = _stage_in(folder)
-    if place is None:
+    stage_folder = _stage_in(folder)
+    if stage_folder is None:
         return _whole_run(folder)
-    run, arm, name = place
-    shown = _whole_run(run, arm)
-    state = "finished" if (folder / "model").is_dir() else shown.state
+    run, arm, name = stage_folder
+    whole = _whole_run(run, arm)
+    state = "finished" if (folder / "model").is_dir() else whole.state
+    steps, losses, filtering = list[Step](), list[float](), False
     if name == SFT:
-        losses = sft_losses(folder)
-        about: dict[str, Any] = {"phase": "SFT", "step": len(losses), "losses": losses}
-        stage, filtered = None, False
+        stage, phase, losses = None, "SFT", sft_losses(folder)
+        step = len(losses)
+        current = whole.phase in (phase, "")  # without a phase, SFT has no step yet
     else:
         stage = int(name.removeprefix("stage"))
-        steps = [step for step in shown.steps if step.stage == stage]
-        filtered = shown.phase == f"filter before stage {stage}"
-        phase = shown.phase if filtered else f"stage {stage}"
-        about = {"phase": phase, "step": max((step.stage_step for step in steps), default=0), "steps": steps}
+        steps = [each for each in whole.steps if each.stage == stage]
+        filtering = whole.phase == f"filter before stage {stage}"
+        phase = whole.phase if filtering else f"stage {stage}"
+        step = max((each.stage_step for each in steps), default=0)
+        current = whole.phase == phase
     return replace(
-        shown,
-        **{"steps": [], "losses": []} | about,
+        whole,
         run=folder,
         state=state,
+        phase=phase,
+        step=step,
         of=_steps_of(*load_config(run), stage),
-        samples=shown.samples if filtered else None,
-        rollouts=shown.rollouts if shown.phase == about["phase"] else None,
-        alarms=[alarm for alarm in shown.alarms if alarm["stage"] == stage],
+        samples=whole.samples if filtering else None,
+        rollouts=whole.rollouts if current else None,
+        activity=whole.activity if current else None,
+        steps=steps,
+        losses=losses,
+        alarms=[alarm for alarm in whole.alarms if alarm["stage"] == stage],
+        cause=whole.cause if current and state != "finished" else "",
     )
 
 
@@ -132,16 +140,16 @@ def _stage_in(folder: Path) -> tuple[Path, Path, str] | None:
 
     The stages of the demo's second arm are in the run's folder `plain`.
     """
-    place = folder.resolve()
-    if not place.is_dir() or (place / "config.json").is_file() or not _STAGE.fullmatch(place.name):
+    folder = folder.resolve()
+    if not folder.is_dir() or (folder / "config.json").is_file() or not _STAGE.fullmatch(folder.name):
         return None
-    arm = place.parent
+    arm = folder.parent
     run = arm.parent if arm.name == "plain" else arm
-    return (run, arm, place.name) if (run / "config.json").is_file() else None
+    return (run, arm, folder.name) if (run / "config.json").is_file() else None
 
 
 def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
-    """A run as it stands; `arm` is the folder whose stages are told, by default that of the arm that comes last."""
+    """Read a whole run. `arm` is the folder whose stages count, by default that of the arm that comes last."""
     kind, config = load_config(run)
     if kind not in KINDS:
         raise UserError(

@@ -26,6 +26,7 @@ from rstar2.chat.repetition import (
 )
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.engines.streamed_text import Piece, TagSplitter, TextStream, without_tags
+from rstar2.formats.calls import begins_object, call_bodies
 from rstar2.prompts import END_OF_TURN, ChatCodec
 from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.trace import CallStatus, ToolCall
@@ -48,7 +49,7 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
 
 TAGGED = st.lists(
     st.sampled_from(
-        ["<tool_call>", "</tool_call>", "</reason>", "<answer>", "<tool", "a < b", "{}", "<", "\n"]
+        ["<tool_call>", "</tool_call>", "</reason>", "<answer>", "<tool", "a < b", "{}", "{", '"', "<", "\n"]
     ),
     max_size=8,
 ).map("".join)
@@ -67,8 +68,8 @@ def test_a_call_is_shown_once_it_is_whole_and_words_as_soon_as_they_are_no_tag()
     assert splitter.add("so a < b<tool_") == [Piece("thought", "so a < b")]
     assert splitter.add('call>{"name"') == []
     assert splitter.add(": 1}</tool_call>\nand") == [Piece("call", '{"name": 1}'), Piece("text", "\nand")]
-    assert splitter.add("<tool_call>") == splitter.add(" {left open") == []
-    assert splitter.end() == [Piece("call", " {left open")]
+    assert splitter.add("<tool_call>") == splitter.add(" {") == splitter.add('"left open') == []
+    assert splitter.end() == [Piece("call", ' {"left open')]
     assert splitter.add("next turn") == [Piece("thought", "next turn")]
 
 
@@ -80,7 +81,7 @@ def test_tags_are_left_out_and_say_what_is_thought_and_what_is_not() -> None:
         Piece("text", "\n4 <b> "),
         Piece("thought", "more"),
     ]
-    assert splitter.add("<tool_call>{'</reason>'}</tool_call>") == [Piece("call", "{'</reason>'}")]
+    assert splitter.add('<tool_call>{"</reason>"}</tool_call>') == [Piece("call", '{"</reason>"}')]
 
 
 def test_a_tag_that_is_only_mentioned_is_shown_as_text() -> None:
@@ -89,13 +90,25 @@ def test_a_tag_that_is_only_mentioned_is_shown_as_text() -> None:
     shown = splitter.add(" once.</reason>4") + splitter.end()
     assert _joined(shown) == [Piece("thought", "<tool_call> once."), Piece("text", "4")]
     assert _joined(splitter.add("<tool_call>") + splitter.end()) == [Piece("thought", "<tool_call>")]
+    both = "I use <tool_call> and </tool_call>, say <tool_call>{name}</tool_call>."
+    assert _joined(splitter.add(f"{both}</reason>4") + splitter.end()) == [
+        Piece("thought", both),
+        Piece("text", "4"),
+    ]
+
+
+@given(text=TAGGED)
+def test_calls_are_shown_where_whole_turns_are_found_to_have_objects(text: str) -> None:
+    splitter = TagSplitter()
+    shown = [piece.content for piece in splitter.add(text) + splitter.end() if piece.kind == "call"]
+    assert shown == [body for body in call_bodies(text) if begins_object(body)]
 
 
 def test_a_body_that_is_no_call_is_shown_without_the_tags_in_it() -> None:
     garbage = '<tool_call>x</answer> < <tool_call>{"name": <tool_response>1</tool_response></reason>'
     assert without_tags(garbage) == 'x < {"name": 1'
     splitter = TagSplitter()
-    assert _joined(splitter.add("a<tool_response>b</tool_response></tool_call>c") + splitter.end()) == [
+    assert _joined(splitter.add("a<tool_response>b</tool_response>c") + splitter.end()) == [
         Piece("thought", "a"),
         Piece("text", "bc"),
     ]

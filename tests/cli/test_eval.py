@@ -478,13 +478,29 @@ def test_problems_whose_answer_the_grader_cannot_read_are_named_and_left_out(
     code, out, err = run("own.jsonl", *words)
     assert code == 0, err
     assert (
-        "own: 1 of 2 problems are left out, as the grader cannot read their answer: b: '}{' (it has no letters"
-        in err
+        "own: 1 of 2 problems are left out, as no output can be graded correct against their answer: "
+        "b: '}{' (it has no letters" in err
     )
     assert "own (1 problem)" in out
+    assert re.search(r"problems left out +1 *\n", out), out
+    results = json.loads(Path("r/own/results.json").read_text())
+    why = "it has no letters, digits or mathematical signs"
+    assert results["unreadable_answers"] == [{"id": "b", "answer": "}{", "why": why}]
+    assert results["summary"]["left_out"] == 1
     (tmp_path / "bad.jsonl").write_text(json.dumps(rows[1]) + "\n")
     code, _, err = run("bad.jsonl", *words)
-    assert (code, "bad has no answer that the grader can read: b" in err) == (2, True), err
+    assert (code, "graded correct against any answer of bad: b" in err) == (2, True), err
     # A published set keeps them: its numbers are over all of it.
-    kept, note = _readable("math500", [Problem("a", "?", "2"), Problem("b", "?", "}{")], published=True)
-    assert (len(kept), "1 of 2 problems count as wrong" in note) == (2, True)
+    problems = [Problem("a", "?", "2"), Problem("b", "?", "}{")]
+    sampled, unreadable, note = _readable("math500", problems, published=True, limit=None)
+    assert (len(sampled), unreadable.left_out, "1 of 2 problems count as wrong" in note) == (2, False, True)
+
+
+def test_only_problems_before_the_last_one_sampled_count_as_left_out() -> None:
+    problems = [Problem(str(n), "?", "}{" if n % 4 == 3 else "2") for n in range(100)]
+    sampled, unreadable, note = _readable("own", problems, published=False, limit=3)
+    assert ([each.id for each in sampled], unreadable.problems, note) == (["0", "1", "2"], (), "")
+    sampled, unreadable, note = _readable("own", problems, published=False, limit=4)
+    assert [each.id for each in sampled] == ["0", "1", "2", "4"]
+    assert [each["id"] for each in unreadable.problems] == ["3"]
+    assert "1 of the first 5 problems are left out" in note

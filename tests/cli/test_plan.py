@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from support.train.trainer_metrics import write_steps
 from typer.testing import CliRunner
 
 from rstar2.cli import app
-from rstar2.cli.plan import warn_before_start
+from rstar2.cli.plan import warn_before_sft, warn_before_start
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.formats.format import ours
-from rstar2.train.recipe_files import stage_recipe
-from rstar2.train.start_checks import TrainPlan
+from rstar2.train.conversations import Encoded
+from rstar2.train.recipe_files import sft_recipe, stage_recipe
+from rstar2.train.start_checks import SftPlan, TrainPlan
 
 QWEN3_14B: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40,
@@ -234,6 +236,37 @@ def test_a_run_of_weeks_is_named_by_the_plan_the_dry_run_and_the_start(
         assert "! the run takes about 2," in said
         assert "hardware.nodes=8" in said
     assert "the run takes" not in rstar2("plan", *line, "--set", "hardware.nodes=8").stdout
+
+
+def test_sft_that_starts_says_what_its_dry_run_says(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = shutil.disk_usage("/")._replace(free=500 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    changes = ["hardware.nccl_timeout_s=60", "hardware.export_timeout_s=10"]
+    words = [word for change in changes for word in ("--set", change)]
+    dry_run = rstar2(
+        "sft", "--model", model, "--data", "sft.parquet", "--profile", "8xh100", "--dry-run", *words
+    ).stdout
+    encoded = [Encoded(array("i", range(200)), array("i", [1] * 200))] * 128
+    recipe, run = sft_recipe("8xh100", changes), Path("runs") / "sft"
+    plan = SftPlan(recipe, model, Path("sft.parquet"), ours(), encoded, 0, 0)
+    warn_before_sft(plan, run)
+    for said in (dry_run, capsys.readouterr().out):
+        warnings = [line for line in said.splitlines() if line.startswith("!")]
+        assert any("hardware.nccl_timeout_s = 60" in line for line in warnings), said
+        assert any("hardware.export_timeout_s = 10" in line for line in warnings), said
+        [disk] = [line for line in warnings if "the disk of the run's folder has 500.0 GiB free" in line]
+        assert disk.endswith("free: give another folder with --run"), "SFT's recipe has no checkpoint.keep"
+    needed = float(disk.split("need ")[1].split(" GiB")[0])
+    checkpoint = run / "checkpoints" / "global_step_1"
+    checkpoint.mkdir(parents=True)
+    with (checkpoint / "model.pt").open("wb") as file:
+        file.truncate(10 << 30)
+    warn_before_sft(plan, run)
+    assert f"need {needed - 10:.1f} GiB" in capsys.readouterr().out, (
+        "what an earlier start wrote is there already"
+    )
 
 
 def test_the_demos_dry_run_begins_with_its_plan(model: Path) -> None:

@@ -97,8 +97,37 @@ def test_gpus_that_are_not_here_are_told_before_a_model_is_downloaded(
     downloaded: list[str] = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: downloaded.append(name))
     monkeypatch.setattr("rstar2.train.hardware.gpu_names", list)
+    monkeypatch.setattr("rstar2.cli.training.find_spec", lambda name: name)  # as if vLLM were installed
     assert "needs 8 GPUs on this machine" in refusal(*verb, "--model", "Qwen/Qwen3-14B", "--data", data)
     assert downloaded == []
+
+
+@pytest.mark.parametrize(("verb", "asks"), [("train", True), ("sft", False)])
+def test_rollouts_on_gpus_need_vllm_before_anything_starts(
+    verb: str, asks: bool, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without vLLM the engines fail after minutes. SFT has none, and a CPU's rollouts come from our own engine."""
+    monkeypatch.setattr("rstar2.cli.training.find_spec", lambda name: None if name == "vllm" else name)
+    monkeypatch.setattr("rstar2.train.hardware.check_hardware", _stop)
+    stage = ["--stage", "1"] if verb == "train" else []
+    words = [verb, *stage, "--model", model, "--data", data, "--profile"]
+    ran = rstar2(*words, "8xh100")
+    if asks:
+        assert isinstance(ran.exception, UserError)
+        assert ran.exception.message == "packages that training needs are not installed: vllm"
+        assert "[gpu]" in (ran.exception.hint or "")
+        assert "[laptop]" not in (ran.exception.hint or "")
+    else:
+        assert isinstance(ran.exception, _Stopped)
+    assert isinstance(rstar2(*words, "laptop").exception, _Stopped)
+
+
+class _Stopped(Exception):
+    pass
+
+
+def _stop(*_: object) -> None:
+    raise _Stopped
 
 
 def test_a_model_without_a_tokenizer_is_refused(model: Path, data: Path, tmp_path: Path) -> None:

@@ -40,7 +40,13 @@ def test_each_says_how_it_is_called() -> None:
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_finds_nothing() -> None:
-    ran = subprocess.run(["shellcheck", *CLUSTER.glob("*.sh")], capture_output=True, text=True, check=False)
+    # Its versions differ in what they only remark on.
+    ran = subprocess.run(
+        ["shellcheck", "--severity=warning", *CLUSTER.glob("*.sh")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.stdout == ""
 
 

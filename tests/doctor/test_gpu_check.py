@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,26 @@ def test_a_check_without_its_packages_is_not_run_and_says_what_installs_them(set
     result = run_check(check("lacks"), settings, LONG_S)
     assert (result.outcome, result.reason) == ("not run", "not installed: no_such_package")
     assert "pip install" in result.remedy
+    on_gpu = run_check(check("lacks"), replace(settings, device="cuda"), LONG_S)
+    assert on_gpu.reason == "not installed: no_such_package, no_such_engine"
+
+
+@pytest.mark.parametrize("name", ["rl", "resume"])
+def test_training_without_vllm_on_a_gpu_is_not_run(name: str, settings: Settings) -> None:
+    if find_spec("vllm"):
+        pytest.skip("vLLM is installed")
+    result = run_check(CHECKS[name], replace(settings, device="cuda"), LONG_S)
+    assert result.outcome == "not run", result.reason
+    assert re.search(r"not installed: .*\bvllm\b", result.reason)
+    assert "[gpu]" in result.remedy
+
+
+def test_the_page_names_the_bound_of_all_checks() -> None:
+    stops = runner.STOP_S + runner.END_S
+    bound_s = runner._ASK_S + sum(check.limit_s + stops for check in CHECKS.values())
+    bound = f"{bound_s:,.0f} s"
+    for page in ("README.md", "docs/gpu-reports/README.md"):
+        assert bound in (TESTS.parent / page).read_text(), page
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from support.report.browser import Browser
 from support.report.report_page import click, open_report, texts
 
 from rstar2.eval.stored import measurements
+from rstar2.files import write_json
 
 pytestmark = pytest.mark.slow
 
@@ -78,3 +80,15 @@ def test_every_plot_and_table_of_scores_has_its_data_as_csv(browser: Browser, tm
     assert sum(int(row[kind]) for row in lengths for kind in ("correct", "wrong", "other")) == traces
     problems = list(csv.DictReader(io.StringIO(saved["Accuracy by problem.csv"])))
     assert [row["id"] for row in problems] == [f"set-{number:03}" for number in range(34)]
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_the_number_of_problems_that_were_left_out_is_a_card(
+    browser: Browser, tmp_path: Path, complete: bool
+) -> None:
+    run = made_run(tmp_path / "run", "own", problems=3, samples=1)
+    results = json.loads((run / "own" / "results.json").read_text())
+    results["summary"]["left_out"] = 2
+    write_json(run / "own" / "results.json", {**results, "complete": complete})
+    open_report(browser, run)
+    assert "2\nproblems left out" in texts(browser, ".card")

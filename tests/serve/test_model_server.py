@@ -379,6 +379,9 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
         ("<tool_call>{no json}</tool_call>!", "<tool_call>{no json}</tool_call>!", 0),
         ('<tool_call>{"name": "add"}', '<tool_call>{"name": "add"}', 0),
         (f"the <tool_call> tag: {CALL}", "the <tool_call> tag: ", 1),
+        (f"as <tool_call>{{name}} {CALL}", "as <tool_call>{name} ", 1),
+        ("<tool_call> and </tool_call> tags", "<tool_call> and </tool_call> tags", 0),
+        ("<tool_call> {", "<tool_call> {", 0),
     ],
 )
 def test_calls_are_parted_from_content_however_they_arrive(

@@ -84,7 +84,7 @@ def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list
     from verl import DataProto
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-    from rstar2.train.verl import loss_weights  # noqa: F401  (registers itself, as in VERL's processes)
+    from rstar2.train.verl import equal_problems  # noqa: F401  (registers itself, as in VERL's processes)
 
     algorithm = accepted(stage_command(recipe, tmp_path / "stage1", tmp_path / "model").argv[3:]).algorithm
     rewards = torch.zeros(8, 3)

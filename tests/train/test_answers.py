@@ -1,4 +1,4 @@
-"""Problems whose gold answer the grader cannot read are left out of training, and named."""
+"""Problems that no output can be graded correct against are left out of training, and named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rstar2.errors import UserError
 from rstar2.train.answers import readable_rows
 
 
-def test_rows_whose_answer_the_grader_cannot_read_are_named_and_left_out(tmp_path: Path) -> None:
+def test_rows_that_no_output_can_be_graded_correct_against_are_named_and_left_out(tmp_path: Path) -> None:
     file = tmp_path / "mine.parquet"
     answers = ["2", "}{", "\\frac{1}{2}", "???"]
     write_parquet(file, [{"problem": f"What is {n}?", "answer": answer} for n, answer in enumerate(answers)])
@@ -20,6 +20,6 @@ def test_rows_whose_answer_the_grader_cannot_read_are_named_and_left_out(tmp_pat
     assert [(each.row, each.answer) for each in unreadable] == [(2, "}{"), (4, "???")]
     write_parquet(file, [{"problem": "What?", "answer": "}{"}])
     with pytest.raises(
-        UserError, match=r"no answer that the grader can read: row 1: '\}\{' \(it has no letters"
+        UserError, match=r"graded correct against any answer of .*mine.parquet: row 1: '\}\{' \(it has no"
     ):
         readable_rows(file, rollouts=8)

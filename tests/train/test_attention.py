@@ -118,12 +118,29 @@ def test_what_a_recipes_attention_needs_is_missed_before_anything_starts(
 
     config(sliding_window=None)
     check_attention("torch", tmp_path)
-    monkeypatch.setattr(attention, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="flash-attn is not installed") as refused:
-        check_attention("flash_attn", tmp_path)
-    assert "hardware.attention=torch" in (refused.value.hint or "")
-    monkeypatch.setattr(attention, "find_spec", lambda name: name)
+    package = tmp_path / "packages" / "flash_attn.py"
+    package.parent.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    for source, said in (
+        (
+            "import no_such_module",
+            "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        (
+            "raise ImportError('undefined symbol: _ZN3c10')",
+            "cannot be imported: ImportError: undefined symbol",
+        ),
+        ("import os; os.abort()", "cannot be imported: exit code -6"),
+    ):
+        package.write_text(source)
+        attention._import_error.cache_clear()
+        with pytest.raises(UserError, match=said) as refused:
+            check_attention("flash_attn", tmp_path)
+        assert "hardware.attention=torch" in (refused.value.hint or "")
+    package.write_text("")
+    attention._import_error.cache_clear()
     check_attention("flash_attn", tmp_path)
+    attention._import_error.cache_clear()
     # As Qwen2.5 writes it, and as Mistral does.
     config(sliding_window=32768, use_sliding_window=False)
     check_attention("torch", tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from support.optional import needs
 from support.train.verl_config import composed
 
 from rstar2.errors import UserError
-from rstar2.train.command import Command, agent_loop_yaml, sft_command, stage_command
+from rstar2.train.command import _FORWARDED, Command, agent_loop_yaml, sft_command, stage_command
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import sft_recipe, stage_recipe
 from rstar2.train.roc import RocSettings
@@ -324,3 +325,10 @@ def test_the_agent_loop_file_names_our_loop_and_the_judge(tmp_path: Path) -> Non
     assert entry["name"] == "rstar2"
     assert entry["judge_url"] == "http://judge:1"
     assert entry["max_turns"] == 10
+
+
+def test_the_page_lists_all_variables_that_workers_get() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    section = page.partition("### Environment variables of Ray's workers")[2].partition("\n\n`hardware")[0]
+    prefixes = _FORWARDED.pattern.partition(")_")[0].strip("(").split("|")
+    assert set(re.findall(r"`([A-Z_]+)_`", section)) == set(prefixes)

@@ -163,6 +163,9 @@ def test_every_node_of_a_cluster_is_tried(
 ) -> None:
     for name, value in ray_cluster.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(
+        machine_checks, "_MULTIPLY", "print(0, 1)"
+    )  # stands in for two GPUs, which are not here
     run, hardware = tmp_path / "runs" / "rl", [Hardware(worker_start_s=3000)]
     check_nodes(hardware, run, (token_judge.url, token_judge.token))
     check_nodes([Hardware(device="cpu")], run, ("http://127.0.0.1:1", None))
@@ -174,8 +177,35 @@ def test_every_node_of_a_cluster_is_tried(
         check_nodes(hardware, run, (f"http://127.0.0.1:{free_port()}", None))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     monkeypatch.setattr(machine_checks, "NODES_S", 1.0)
+    monkeypatch.setattr(machine_checks, "GPUS_S", 1.0)
     with pytest.raises(
         Unavailable, match=r"the nodes of the Ray cluster at 127\.0\.0\.1:1 could not be checked"
     ):
         check_nodes([Hardware(worker_start_s=1)], run, None)
     assert list(tmp_path.iterdir()) == []
+
+
+@needs("ray")
+def test_the_gpus_of_every_node_of_a_cluster_are_tried(
+    ray_cluster: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands in for GPUs, which are not here: the first of each node works."""
+    for name, value in ray_cluster.items():
+        monkeypatch.setenv(name, value)
+    hardware = [Hardware(worker_start_s=3000)]
+    said = "print(0)\nraise RuntimeError('CUDA error: uncorrectable ECC error')"
+    monkeypatch.setattr(machine_checks, "_MULTIPLY", said)
+    with pytest.raises(UserError) as refused:
+        check_nodes(hardware, tmp_path, None)
+    fault = (
+        "has 2 GPUs by Ray, but PyTorch can use 1 of them: RuntimeError: CUDA error: uncorrectable ECC error"
+    )
+    assert refused.value.message.count(fault) == 2, "of each node, and Ray hides no GPU from the program"
+    monkeypatch.setattr(machine_checks, "_MULTIPLY", "import time; print(0, flush=True); time.sleep(3600)")
+    monkeypatch.setattr(machine_checks, "GPUS_S", 1.0)
+    with pytest.raises(UserError, match="PyTorch can use 1 of them: they did not finish within 1 s"):
+        check_nodes(hardware, tmp_path, None)
+    hidden = "import os; print(*os.environ.get('CUDA_VISIBLE_DEVICES', '0,1').replace(',', ' ').split())"
+    monkeypatch.setattr(machine_checks, "GPUS_S", 60.0)
+    monkeypatch.setattr(machine_checks, "_MULTIPLY", hidden)
+    check_nodes(hardware, tmp_path, None)

@@ -79,3 +79,29 @@ def test_of_the_papers_stages_only_the_second_continues_an_optimizer(
     )
     list(pipeline.train_stages(recipes, tmp_path / "sft", [], tmp_path))
     assert continued == [(tmp_path / "stage1" / "model", "stage2")]
+
+
+def test_traces_that_a_tracker_does_not_take_are_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+
+    class Warned(Silent):
+        def warn(self, text: str) -> None:
+            warnings.append(text)
+
+    def train(start: Start, on_step: OnStep) -> Path:
+        for step, not_sent in enumerate([0.0, 3.0, 64.0], 1):
+            metrics = dict.fromkeys(
+                ("rstar2/pass_rate", "rstar2/failed_call_ratio_correct", "rstar2/tokens"), 0.5
+            )
+            on_step(step, {**metrics, "rstar2/traces_not_sent": not_sent})
+        return start.folder / "model"
+
+    monkeypatch.setattr(stages, "train", train)
+    monkeypatch.setattr(stages, "write_stage_inputs", lambda *about: None)
+    pipeline = Pipeline(
+        Run(tmp_path, 1), Warned(), ("", None), None, lambda hardware: {}, PhaseTimer(tmp_path)
+    )
+    list(pipeline.train_stages(stage_recipes([1], None, []), tmp_path / "sft", [], tmp_path))
+    assert warnings == ["step 2: 3 traces were not sent to a tracker; the trainer's log says why"]

@@ -28,11 +28,11 @@ from rstar2.eval.settings import JudgeChoice
 from rstar2.eval.verdicts import VerdictWriter
 from rstar2.files import write_json
 from rstar2.prompts import ChatCodec
-from rstar2.runs import Run
+from rstar2.runs import Run, open_run
 from rstar2.train import stages
 from rstar2.train.command import Command, stage_command
 from rstar2.train.filter.sample import VERDICTS
-from rstar2.train.pipeline import Pipeline
+from rstar2.train.pipeline import Pipeline, run_train_plan
 from rstar2.train.recipe import CheckpointSettings, Hardware, StageRecipe
 from rstar2.train.recipe_files import stage_recipe, stage_recipes
 from rstar2.train.records.progress import PROGRESS_FILE
@@ -114,7 +114,7 @@ def test_problems_whose_prompts_are_too_long_are_counted_before_a_run_is_made(
 
 @needs("torch")
 def test_problems_whose_answer_the_grader_cannot_read_are_counted_named_and_left_out(
-    model: Path, tmp_path: Path
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     golds = ["7", "}{", "8", "???", "9"]
     why = "it has no letters, digits or mathematical signs"
@@ -126,14 +126,26 @@ def test_problems_whose_answer_the_grader_cannot_read_are_counted_named_and_left
     plan = plan_training(stage_recipes([1], None, recipe), model, data, None, JudgeChoice("http://judge"))
     assert [row["reward_model"]["ground_truth"] for row in plan.rows] == ["7", "8", "9"]
     assert list(left_out(plan)) == [
-        f"{data}: left out 2 problems whose answer the grader cannot read: row 2: '}}{{' ({why}); row 4: '???' ({why})",
-        f"{held_out}: left out 1 problem whose answer the grader cannot read: row 2: '}}{{' ({why})",
+        f"{data}: left out 2 problems that no output can be graded correct against: row 2: '}}{{' ({why}); "
+        f"row 4: '???' ({why})",
+        f"{held_out}: left out 1 problem that no output can be graded correct against: row 2: '}}{{' ({why})",
     ]
     write_stage_inputs(plan.recipes[1], model, plan.rows, tmp_path / "stage1", ("http://judge", None))
     assert len(read_rows(tmp_path / "stage1" / "held_out.parquet")) == 1
+
+    def no_pipeline(*inputs: Any) -> None:
+        raise Failure("the judge does not start")
+
+    monkeypatch.setattr("rstar2.train.pipeline.open_pipeline", no_pipeline)
+    with pytest.raises(Failure), open_run(tmp_path / "run", "train", plan.config()) as run:
+        run_train_plan(plan, run, ProgressRows())
+    assert json.loads((run.path / "left_out.json").read_text()) == {
+        str(data): [{"row": 2, "answer": "}{", "why": why}, {"row": 4, "answer": "???", "why": why}],
+        str(held_out): [{"row": 2, "answer": "}{", "why": why}],
+    }
     with pytest.raises(
         UserError,
-        match=r"3 problems with an answer that the grader can read \(2 have none\), but a step needs 4",
+        match="3 problems without the 2 that no output can be graded correct against, but a step needs 4",
     ):
         plan_training(
             stage_recipes([1], None, ["rollout.prompts=4"]), model, data, None, JudgeChoice("http://judge")
@@ -396,7 +408,7 @@ def test_a_start_without_room_for_a_checkpoint_is_refused_before_the_trainer_sta
         saved(disk, 2)
         (disk / "checkpoints" / "global_step_2" / "model.pt").write_bytes(bytes(5 << 20))
         start, _ = phase(disk, f"open({str(tmp_path / 'started')!r}, 'w')", 4)
-        with pytest.raises(UserError, match=r"next checkpoint needs 5 MiB, but .* has 3 MiB free") as refused:
+        with pytest.raises(UserError, match=r"next checkpoint needs 5 MiB, but .* has 3 MiB for it") as refused:
             train(start, lambda step, metrics: None)
         assert "checkpoint.keep" in refused.value.hint
         assert not (tmp_path / "started").exists()

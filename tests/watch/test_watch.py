@@ -138,17 +138,46 @@ def test_the_folder_of_a_stage_shows_that_stage_alone(tmp_path: Path) -> None:
         line = {"step": 1, "data": {"rstar2/pass_rate": 0.9}}
         (run / "stage2" / "metrics-1.jsonl").write_text(json.dumps(line) + "\n")
         write_json(run / "stage2" / "rollouts.json", {"step": 2, "finished": 7, "wanted": 64})
+        os.utime(run / "stage2" / "rollouts.json", ns=(1, 1))
+        ActivityWriter(run / "stage2").write(Activity("update", 37, 120, "micro-batches"))
         first, second = snapshot(run / "stage1"), snapshot(run / "stage2")
         told = json.loads(rstar2("watch", run / "stage2", "--json").stdout)
         shown = rstar2("watch", run / "stage1")
     assert (first.state, first.phase, first.step, first.of) == ("finished", "stage 1", 2, 2)
-    assert (len(first.steps), len(first.alarms), first.rollouts) == (2, 1, None)
+    assert (len(first.steps), len(first.alarms), first.rollouts, first.activity) == (2, 1, None, None)
+    assert "update" not in shown.stdout
+    assert told["activity"] == "update, 37 of 120 micro-batches"
     assert (second.state, second.phase, second.step, second.of) == ("running", "stage 2", 1, 5)
     assert second.alarms == []
     assert told["rollouts"] == "step 2, 7 of 64 rollouts finished"
     assert [(step["step"], step["stage"], step["pass_rate"]) for step in told["steps"]] == [(3, 2, 0.9)]
     assert (told["run"], told["kind"]) == (str(run / "stage2"), "train")
     assert (shown.code, "train, finished  stage 1, step 2 of 2" in shown.stdout) == (0, True), shown.stderr
+
+
+def test_the_cause_of_a_failure_is_shown_for_the_stage_that_failed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = {"recipes": {"1": {"steps": 1}, "2": {"steps": 5}}}
+    with open_run(run, "train", config):
+        add_step(run, 1)
+        (run / "stage1" / "model").mkdir()
+        (run / "stage2").mkdir()
+        (run / "stage2" / "train.parquet").touch()
+    with pytest.raises(Failure), open_run(run, "train", config):
+        raise Failure("CUDA out of memory")
+    first, second = snapshot(run / "stage1"), snapshot(run / "stage2")
+    assert (first.state, first.cause) == ("finished", "")
+    assert (second.state, second.cause) == ("failed", "CUDA out of memory")
+
+
+def test_what_sft_does_before_its_first_step_is_shown_for_its_folder(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with open_run(run, "demo", {}):
+        (run / "sft").mkdir()
+        ActivityWriter(run / "sft").write(Activity("loading the model"))
+        activity = snapshot(run / "sft").activity
+    assert activity is not None
+    assert activity.text() == "loading the model"
 
 
 def test_a_stage_is_found_by_a_relative_path_and_one_of_no_run_is_refused(

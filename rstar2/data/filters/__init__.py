@@ -39,7 +39,7 @@ class Inputs:
     rates: Mapping[str, measured.Rates]
     """Of each run that the settings name."""
     answer_fault: Callable[[str], str | None] | None = None
-    """Says why the grader cannot read an answer, None if it can; a function by name, which other processes import."""
+    """Returns why no output can be graded correct against an answer, or None. Other processes import it by name."""
 
 
 def _unreadable(inputs: Inputs) -> RowFilter:

@@ -40,7 +40,7 @@ class AnswerFilter:
 
 @dataclass(frozen=True)
 class UnreadableFilter:
-    """Drops rows whose answer the grader cannot read; `fault` says why it cannot, None if it can."""
+    """Drops rows that no output can be graded correct against; `fault` returns the reason, or None."""
 
     fault: Callable[[str], str | None]
     columns: tuple[str, ...] = ("answer",)

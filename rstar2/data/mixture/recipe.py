@@ -107,7 +107,7 @@ def plan_mixture(
         overrides: `a.b=c`, what a user typed after `--set`.
         rewriter: the server with the model `rewrite.model`, where it is to rewrite.
         offline: leave out the benchmarks that are on the hub: the plan is to be shown, not carried out.
-        answer_fault: as of `Inputs`; with it, problems whose answer the grader cannot read are dropped last.
+        answer_fault: as of `Inputs`; with it, problems that no output can be graded correct against are dropped last.
 
     Raises:
         UserError: an unknown name or key, a file that cannot be read, sources of two kinds, or a filter that has

@@ -1,4 +1,4 @@
-"""What a check is, what it is told, and what comes of it."""
+"""The types of the GPU check: a check, its settings, its measurements and its result."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Value = float | int | str | bool | None
 
 @dataclass(frozen=True)
 class Settings:
-    """What every check is told."""
+    """Settings that all checks share."""
 
     device: Device
     """cuda: GPUs by NVIDIA or AMD; PyTorch uses this name for both."""
     gpus: int
     """How many GPUs training uses; on a CPU, how many ranks."""
     work: Path
-    """Where models and runs go. It is removed at the end."""
+    """Folder for models and runs. It is removed at the end."""
     logs: Path
-    """Where logs go. They stay."""
+    """Folder for logs. It stays."""
 
     def record(self) -> dict[str, Any]:
         return {**asdict(self), "work": str(self.work), "logs": str(self.logs)}
@@ -37,18 +37,18 @@ class Settings:
 
 @dataclass(frozen=True)
 class Number:
-    """Something that was measured."""
+    """One measured value."""
 
     name: str
     value: Value
     unit: str = ""
     planned: float | None = None
-    """What `rstar2 plan` says of it."""
+    """The value that `rstar2 plan` expects."""
 
 
 @dataclass
 class Measured:
-    """What a check saw."""
+    """All that a check measured."""
 
     summary: str = ""
     """One sentence for the table of the report."""
@@ -61,7 +61,7 @@ class Measured:
 
 
 class CheckFailed(Failure):
-    """A check found something wrong. `measured` is what it saw until then."""
+    """A check found something wrong. `measured` has the values up to then."""
 
     def __init__(self, message: str, hint: str = "", measured: Measured | None = None) -> None:
         super().__init__(message, hint)
@@ -74,7 +74,7 @@ class NotRun(RStarError):
 
 @dataclass(frozen=True)
 class Check:
-    """One check. `run` returns what it saw, or raises CheckFailed or NotRun."""
+    """One check. `run` returns its measurements, or raises CheckFailed or NotRun."""
 
     name: str
     title: str
@@ -82,12 +82,14 @@ class Check:
     limit_s: float
     """Seconds after which it is stopped."""
     needs: tuple[str, ...] = ()
-    """Modules without which it is not run."""
+    """Modules that it imports. If one is missing, the check is not run."""
+    needs_on_gpu: tuple[str, ...] = ()
+    """Modules that it needs as well if the device is cuda."""
 
 
 @dataclass
 class Result:
-    """What came of a check."""
+    """The result of a check."""
 
     name: str
     title: str
@@ -95,12 +97,12 @@ class Result:
     seconds: float
     limit_s: float
     reason: str = ""
-    """Why it failed, or was not run."""
+    """Why it failed or was not run."""
     remedy: str = ""
-    """What helps."""
+    """What the user can do about it."""
     measured: Measured = field(default_factory=Measured)
     log: str = ""
-    """The file with all that it printed."""
+    """The file with all its output."""
     last_lines: Sequence[str] = ()
     """The end of that file, if the check failed."""
 

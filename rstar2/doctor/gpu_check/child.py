@@ -24,19 +24,20 @@ from rstar2.files import write_json
 def main() -> None:
     # A check that is stopped at its limit says where it was.
     faulthandler.register(signal.SIGTERM, chain=True)
-    told = json.loads(sys.stdin.readline())
-    settings: Settings = Settings.of(told["settings"])
+    request = json.loads(sys.stdin.readline())
+    settings: Settings = Settings.of(request["settings"])
     check: Check = importlib.import_module(sys.argv[1]).CHECK
     begun_at = time.monotonic()
     outcome, reason, remedy, measured = _tried(check, settings)
     seconds = time.monotonic() - begun_at
-    limit_s = float(told["limit_s"])
+    limit_s = float(request["limit_s"])
     result = Result(check.name, check.title, outcome, seconds, limit_s, reason, remedy, measured)
-    write_json(Path(told["result"]), result.record())
+    write_json(Path(request["result"]), result.record())
 
 
 def _tried(check: Check, settings: Settings) -> tuple[Outcome, str, str, Measured]:
-    missing = [name for name in check.needs if find_spec(name) is None]
+    needs = check.needs + (check.needs_on_gpu if settings.device == "cuda" else ())
+    missing = [name for name in needs if find_spec(name) is None]
     if missing:
         return "not run", f"not installed: {', '.join(missing)}", _installation(missing), Measured()
     try:

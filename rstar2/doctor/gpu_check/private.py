@@ -1,4 +1,4 @@
-"""Takes out of a report what is nobody else's business: paths, names of the machine and its user, secrets."""
+"""Removes private data from a report: paths, names of the machine and its user, secrets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scrubbed_values(value: Any) -> Any:
 
 
 def _names() -> dict[str, str]:
-    """Names of this machine and its user, and what stands for them in a report."""
+    """Names of this machine and its user, with their replacements in a report."""
     names = {socket.gethostname(): "HOST", socket.gethostname().partition(".")[0]: "HOST"}
     with suppress(KeyError, OSError):  # a container's user may have no name
         names[getpass.getuser()] = "USER"

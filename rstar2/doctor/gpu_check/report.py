@@ -20,7 +20,7 @@ _MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not run": "– not ru
 
 @dataclass(frozen=True)
 class Report:
-    """What came of the checks on one machine."""
+    """The results of the checks on one machine."""
 
     device: Device
     results: Sequence[Result]
@@ -28,7 +28,7 @@ class Report:
 
     @property
     def machine(self) -> list[Number]:
-        """What the check of the environment saw."""
+        """The measurements of the check `environment`."""
         return self.results[0].measured.numbers if self.results else []
 
     @property

@@ -32,9 +32,9 @@ END_S = 90.0
 """How long processes that a check started may outlive it; Ray's take up to a minute after a kill."""
 POLL_S = 0.2
 SHOWN_LINES = 15
-"""Of a failed check's log."""
+"""Lines of a failed check's log that are shown."""
 MARK = "RSTAR2_GPU_CHECK"
-"""Variable in the environment of all that a check starts, by which what is left of it is found."""
+"""Variable in the environment of all that a check starts, which marks processes that outlive a check."""
 _TORCH = "import torch; print(torch.cuda.is_available())"
 _ASK_S = 300.0
 Say = Callable[[str], None]
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user asks for."""
+    """The options of `rstar2 doctor --gpu-check`."""
 
     output: Path = Path()
     """The folder for the report and the logs."""
@@ -81,7 +81,7 @@ def gpu_check(asked: Asked, say: Say) -> int:
 def _device(asked: Literal["auto", "cuda", "cpu"]) -> Device:
     """The device to check: GPUs if PyTorch or a driver knows of one. A UserError without torch."""
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=_ASK_S, check=True
         )
     except subprocess.TimeoutExpired as error:
@@ -95,7 +95,7 @@ def _device(asked: Literal["auto", "cuda", "cpu"]) -> Device:
     if asked != "auto":
         return asked
     # With a driver and a torch that cannot use it, the check of the environment says so.
-    return "cuda" if told.stdout.strip().endswith("True") or gpu_names() else "cpu"
+    return "cuda" if answer.stdout.strip().endswith("True") or gpu_names() else "cpu"
 
 
 @contextmanager
@@ -162,13 +162,13 @@ def run_check(check: Check, settings: Settings, limit_s: float) -> Result:
     """Run one check in a process of its own. It and all that it started have ended when this returns."""
     log, record = settings.logs / f"{check.name}.log", settings.work / f"{check.name}.json"
     mark = secrets.token_hex(8)
-    told = {"settings": settings.record(), "result": str(record), "limit_s": limit_s}
+    request = {"settings": settings.record(), "result": str(record), "limit_s": limit_s}
     module = check.run.__module__
     begun_at = time.monotonic()
     process = start_bound(
         [sys.executable, "-m", "rstar2.doctor.gpu_check.child", module],
         log,
-        json.dumps(told) + "\n",
+        json.dumps(request) + "\n",
         env={MARK: mark},
     )
     in_time = False
@@ -205,7 +205,7 @@ def _keep_logs_of_runs(settings: Settings) -> list[str]:
 
 
 def _result(check: Check, code: int, record: Path, in_time: bool, limit_s: float, log: Path) -> Result:
-    """What a check's process wrote, or why it wrote nothing."""
+    """Returns the result that a check's process wrote, or one that says why it wrote none."""
     written = read_json(record)
     if written is not None:
         return Result.of(written)

@@ -13,7 +13,7 @@ from rstar2.train.estimate.memory import ASLEEP, Memory, trainer_memory
 from rstar2.train.estimate.model import ModelShape, shape_of
 
 VOCABULARY = 151_936
-"""Qwen3's."""
+"""Tokens of Qwen3's vocabulary."""
 LOGIT_SPREAD = 3.0
 """Standard deviation of the logits, in nats, so that a random model prefers some tokens as a trained one does. With the
 usual weights all tokens are nearly as likely, and an error in the logits would not show."""

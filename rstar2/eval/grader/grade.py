@@ -120,7 +120,7 @@ def grade(gold: Given, pred: Given, work_out: Callable[[Node], Node] | None = No
 
 
 def gold_fault(gold: Given) -> str | None:
-    """Why no output can be graded correct against a gold answer; None if its own text, boxed, is."""
+    """Returns why no output can be graded correct against a gold answer; None if the answer itself, boxed, is."""
     text = as_text(gold)
     if text is None or not text.strip():
         return "it is empty"
@@ -130,7 +130,8 @@ def gold_fault(gold: Given) -> str | None:
     if len(wanted) > MAX_CHARS:
         return f"it has {len(wanted)} characters, more than {MAX_CHARS}"
     if not any(character.isalnum() or character in _SIGNS for character in wanted):
-        return "it has no letters, digits or mathematical signs"
+        read_as = "it" if wanted == text.strip() else f"the part that counts as the answer, {wanted!r:.60},"
+        return f"{read_as} has no letters, digits or mathematical signs"
     verdict = grade(text, f"\\boxed{{{text}}}")
     return None if verdict.correct else verdict.rule
 

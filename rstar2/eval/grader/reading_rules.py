@@ -21,7 +21,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*{")
 
 def finished(turn: str, finish: Finish = "answer") -> bool:
     """Whether a final turn ended by itself, and not in a tool call that nobody answered."""
-    return finish == "answer" and not any(find_calls(turn))
+    return finish == "answer" and not find_calls(turn)
 
 
 def part_to_grade(turn: str, rule: ReadingRule, finish: Finish = "answer") -> str:

@@ -92,6 +92,8 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
         "failed calls": percent(summary["failed_call_ratio"]),
         "failed calls, correct traces": percent(summary["failed_call_ratio_correct"]),
     }
+    if left_out := summary.get("left_out"):
+        lines["problems left out"] = f"{left_out:,}"
     if summary["lost_calls"]:
         lines["calls the judge lost"] = f"{summary['lost_calls']:,}"
     return lines

@@ -60,12 +60,13 @@ def mode_warnings(recipe: StageRecipe) -> Iterator[str]:
         )
 
 
-def disk_warnings(needed: int, free: int) -> Iterator[str]:
-    """Whether a run's checkpoints and models have room."""
+def disk_warnings(needed: int, free: int, may_keep_fewer: bool) -> Iterator[str]:
+    """Whether a run's checkpoints and models have room; a recipe of RL says how many checkpoints are kept."""
     if needed > free:
+        fewer = "set checkpoint.keep=1, or " if may_keep_fewer else ""
         yield (
-            f"checkpoints and models need {_gib(needed)}, but the disk of the run's folder has {_gib(free)} free: set "
-            "checkpoint.keep=1, or give another folder with --run"
+            f"checkpoints and models need {_gib(needed)}, but the disk of the run's folder has {_gib(free)} free: "
+            f"{fewer}give another folder with --run"
         )
 
 

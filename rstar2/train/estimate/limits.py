@@ -1,8 +1,8 @@
-"""Pairs of numbers of which one has to be larger: time limits and durations, caches and counts.
+"""Compares time limits with planned durations, and sizes of caches with counts, before anything starts.
 
-Two parts of a training know one number each, and neither knows the other's. Here they are compared before anything
-starts: one sentence for each pair that does not fit, with the key to change. What VERL or vLLM would refuse, after
-minutes or after a step of rollouts, the recipe refuses itself: see `rstar2.train.trainer.verl_limits`.
+Two parts of a training know one number each, and neither knows the other's. Each pair that does not fit yields one
+sentence with the key to change. Recipes that VERL or vLLM would refuse, after minutes or after a step of rollouts, are
+refused by `rstar2.train.trainer.verl_limits`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rstar2.train.trainer.verl_limits import STICKY_REQUESTS
 BF16 = 2
 _ROUND_S = 600
 _MOST_SAVING_SHARE = 0.25
-"""Of a run's time, that saving may take without a remark."""
+"""The share of a run's time that saving may take before the user is warned."""
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Seconds of the longest parts of a stage that give no sign of life while they last, see `SignsOfLife`."""
+    """Seconds of the longest parts of a stage during which there is no sign of life, see `SignsOfLife`."""
 
     start: float
     """From a process's start to the first weights: Ray's limit for a process, the model, and a checkpoint to resume."""
     rollout: float
-    """One rollout of full length, with the judge away for as long as a call waits."""
+    """One rollout of full length, in which one call waits `judge.wait_s` for the judge."""
     micro_batch: float
-    """Of the update."""
+    """One micro-batch of the update."""
 
 
 def stage_pieces(
@@ -117,7 +117,7 @@ def _judge_limit_warnings(recipe: StageRecipe) -> Iterator[str]:
 
 def queue_warnings(recipe: StageRecipe, judge: Judge) -> Iterator[str]:
     """Whether the tool calls of all rollouts in flight are run before they give up, if they come at once."""
-    if judge.workers is None or judge.workers < judge.cores:  # the latter is told already
+    if judge.workers is None or judge.workers < judge.cores:  # `judge_warnings` says so already
         return
     wait_s = judge.in_flight * judge.program_s / judge.workers
     if wait_s > recipe.judge.wait_s:

@@ -104,11 +104,12 @@ class SavedRollout:
 class RolloutStore:
     """The finished rollouts of a stage, for one of VERL's workers: keeps its own, and returns those of earlier starts.
 
-    Only the step after the last checkpoint is kept: of a later step a kill loses the weights.
+    The process that hands rollouts out decides by `folder_or_none` which folder a step has, for all workers. If each
+    looked at the last checkpoint itself, one that a network file system shows an old state would keep nothing, and the
+    rule for what is used again would not see its long rollouts.
     """
 
-    def __init__(self, stage: Path, model: str) -> None:
-        self._stage, self._model = stage, model
+    def __init__(self) -> None:
         self._step: int | None = None
         self._folder: Path | None = None
         self._file: FileIO | None = None
@@ -116,7 +117,8 @@ class RolloutStore:
 
     def take(self, step: int, key: Key) -> SavedRollout | None:
         """The rollout of this key that an earlier start of the trainer has finished, once; None if there is none."""
-        self._turn_to(step)
+        if step != self._step:
+            return None
         place = self._reusable.pop(key, None)
         if place is None or self._folder is None:
             return None
@@ -141,7 +143,6 @@ class RolloutStore:
         self._append(step, _FAILED, key)
 
     def _append(self, step: int, kind: bytes, key: Key, body: bytes = b"") -> None:
-        self._turn_to(step)
         if self._folder is None or step != self._step:
             return
         try:
@@ -156,20 +157,28 @@ class RolloutStore:
             log.warning("finished rollouts of step %d are no longer kept: %s", step, error)
             self._folder = None
 
-    def _turn_to(self, step: int) -> None:
+    def turn_to(self, step: int, folder: Path | None) -> None:
+        """Begin a step whose rollouts are in a folder; nothing is kept if that is None. Earlier steps are over."""
         if self._step is not None and step <= self._step:
             return
         if self._file is not None:
             self._file.close()
-        self._step, self._file, self._reusable = step, None, {}
+        self._step, self._folder, self._file, self._reusable = step, folder, None, {}
         try:
-            self._folder = step_folder(self._stage, step, self._model)
-            if self._folder is not None:
-                records = _records(self._folder / REUSABLE)
+            if folder is not None:
+                records = _records(folder / REUSABLE)
                 self._reusable = {each.key: (each.body_at, each.body_bytes) for each in records}
-        except (OSError, UserError) as error:
-            log.warning("finished rollouts of step %d are not kept: %s", step, error)
-            self._folder = None
+        except OSError as error:
+            log.warning("finished rollouts of step %d are not used again: %s", step, error)
+
+
+def folder_or_none(stage: Path, step: int, model: str) -> Path | None:
+    """As `step_folder`, but a fault is a warning: training needs none of this."""
+    try:
+        return step_folder(stage, step, model)
+    except (OSError, UserError) as error:
+        log.warning("finished rollouts of step %d are not kept: %s", step, error)
+        return None
 
 
 def step_folder(stage: Path, step: int, model: str) -> Path | None:

@@ -31,7 +31,7 @@ class FailedRollout:
     """A rollout without a verdict, because something other than the model and its calls failed."""
 
     kind: FailureKind
-    because: str
+    reason: str
     """The error's text."""
     tokens: int | None = None
     """Tokens after its prompt when it failed; None if that is not known."""
@@ -39,7 +39,7 @@ class FailedRollout:
 
 def failure_text(failed: Sequence[FailedRollout]) -> str:
     """The most frequent causes, and how often each."""
-    causes = Counter(f"{each.kind}: {each.because}" for each in failed)
+    causes = Counter(f"{each.kind}: {each.reason}" for each in failed)
     return "; ".join(f"{count} x {cause}" for cause, count in causes.most_common(3))
 
 

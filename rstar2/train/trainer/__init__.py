@@ -1,1 +1,1 @@
-"""VERL's trainer seen from outside: why one failed, and which of its checkpoints can be used."""
+"""What is known of VERL's trainer without importing VERL: settings, checkpoints, disk space, and causes of failure."""

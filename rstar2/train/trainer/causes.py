@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READ_BYTES = 8_000_000
-"""Of the end of a log; a step of a large run prints some thousands."""
+"""How much of the end of a log is searched. A step of a large run prints some thousands of bytes."""
 _LONGEST = 500
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
-"""What Ray and torch put before a line of one of their processes."""
+"""The prefix that Ray and torch put before each line of their processes."""
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Failure)(?::|$)")
 _CONSEQUENCE = re.compile(
     r"^(?:ray\.exceptions\.|ray\.)?(?:ActorDiedError|ActorUnavailableError|RayActorError|RayTaskError|WorkerCrashedError|"
@@ -18,7 +18,7 @@ _CONSEQUENCE = re.compile(
     r"|ChildFailedError|^torch\.distributed\.DistBackendError|^BrokenPipeError|^ConnectionResetError|^KeyboardInterrupt"
     r"|^RuntimeError: Sync replay buffer selected terminal groups"
 )
-"""Errors of processes that only see that another one has ended, and VERL's where all rollouts of a step failed."""
+"""Errors that follow from another one: a process has ended, or (VERL's own) all rollouts of a step failed."""
 _ENGINE_DIED = "rollout server failed: The actor died"
 
 
@@ -27,9 +27,9 @@ class Cause:
     """Why a trainer failed."""
 
     line: str
-    """As the log has it, without what Ray and torch put before."""
+    """The line of the log, without the prefix of Ray or torch."""
     remedy: str = ""
-    """What helps, where that is known."""
+    """What the user can do; empty if that is not known."""
 
 
 _KNOWN: tuple[tuple[str, str], ...] = (
@@ -49,12 +49,12 @@ _KNOWN: tuple[tuple[str, str], ...] = (
         "hardware.tensor_parallel.",
     ),
     (
-        r"no room for the checkpoint of step \d|No space left on device|Errno 28\]|os error 28\b|Disk quota exceeded|"
-        r"Errno 122\]|os error 122\b|OutOfDiskError|Local disk is full",
+        r"not enough disk space for the checkpoint of step \d|No space left on device|Errno 28\]|os error 28\b|"
+        r"Disk quota exceeded|Errno 122\]|os error 122\b|OutOfDiskError|Local disk is full",
         "The disk is full: make room, or keep fewer checkpoints (checkpoint.keep); the same command then continues.",
     ),
     (
-        # torch's words for a file that could not be written to its end.
+        # torch's messages if a file could not be written to its end.
         r"basic_ios::clear: iostream error|PytorchStreamWriter failed|inline_container\.cc:\d+\] \. unexpected pos",
         "A checkpoint could not be written, most often because the disk or a quota is full: make room, or keep fewer "
         "checkpoints (checkpoint.keep); the same command then continues.",
@@ -91,17 +91,17 @@ _KNOWN: tuple[tuple[str, str], ...] = (
         "Ray's processes did not start in time, as on a slow disk: raise hardware.worker_start_s.",
     ),
 )
-"""Root causes, the more telling first, and what helps."""
+"""Patterns of root causes with their remedies. If a log matches several, the first in this list is the cause."""
 
 
 def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause:
-    """The most telling line of a log from byte `start` on.
+    """Finds why a trainer failed in its log, from byte `start` on.
 
-    A known root cause comes first, the more telling before the others, and of one kind the first line; then the last
-    exception that does not merely follow from another; then any exception; then the last line.
+    Takes the first line that matches a known root cause. If none does, takes the last exception that does not merely
+    follow from another, else the last exception, else the last line.
 
     Args:
-        exit_code: of the trainer, for one that was killed and could not say why.
+        exit_code: the trainer's exit code, which explains the end of a trainer that was killed.
     """
     with log.open("rb") as file:
         size = file.seek(0, 2)
@@ -109,9 +109,9 @@ def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause
         text = file.read().decode(errors="replace")
     lines = [bare for line in text.splitlines() if (bare := _PREFIX.sub("", line).rstrip())]
     for pattern, remedy in _KNOWN:
-        telling = re.compile(pattern)
+        known = re.compile(pattern)
         for line in lines:
-            if telling.search(line):
+            if known.search(line):
                 return Cause(line[:_LONGEST], remedy)
     exceptions = [line for line in lines if _EXCEPTION.match(line)]
     first_hand = [line for line in exceptions if not _CONSEQUENCE.search(line)]

@@ -1,4 +1,4 @@
-"""VERL's checkpoints on disk: which are whole, from which one a killed stage resumes, and which are old.
+"""Finds out which of VERL's checkpoints on disk are whole, where a killed stage resumes, and which to remove.
 
 ```
 checkpoints/

@@ -1,4 +1,4 @@
-"""When a trainer saves besides its regular steps: when time is up, and when it is asked to stop.
+"""Decides when a trainer saves besides its regular steps: when time is up, and when it is asked to stop.
 
 Shared by the command line, which asks, and by the hooks in VERL's trainers, which answer.
 """

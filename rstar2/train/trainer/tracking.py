@@ -78,8 +78,7 @@ def tracker_environment(
 ) -> dict[str, str]:
     """Environment variables that say where trackers write, and at which step a phase begins there.
 
-    That a phase is one run in a tracker, however often it is started, is seen to by
-    `rstar2.train.verl.output.trackers`.
+    `rstar2.train.verl.output.trackers` makes a phase one run in a tracker, however often it is started.
 
     Args:
         trackers: those of metrics and those of traces.
@@ -122,7 +121,7 @@ def check_trackers(
     for key, names in (("trackers", trackers), ("trace_trackers", traces)):
         for name in names:
             package = _PACKAGES.get(name)
-            if package is not None and find_spec(package.module) is None:
+            if package is not None and not _installed(package.module):
                 install = (
                     f"Run {pip_command(package.distribution)}"
                     if package.distribution
@@ -136,6 +135,12 @@ def check_trackers(
             "trackers has rl_insight, which reports through Ray, but SFT runs without Ray",
             "Leave it out for SFT.",
         )
+
+
+def _installed(module: str) -> bool:
+    """Whether a package is there; a folder of its name, such as the `./wandb` that W&B writes to, is none."""
+    spec = find_spec(module)
+    return spec is not None and spec.origin is not None
 
 
 def _missing_credentials(name: str, environ: Mapping[str, str]) -> tuple[str, str] | None:

@@ -19,7 +19,7 @@ _QUEUED = "transfer_queue.backend.SimpleStorage.total_storage_size"
 
 
 def engine_fault(sequences_in_flight: int, verl: Mapping[str, Any]) -> str:
-    """Why vLLM would not start with so many rollouts at a time; empty if it would."""
+    """Says why vLLM would not start with the recipe's number of rollouts at a time; empty if it would."""
     tokens = verl.get(_BATCHED, BATCHED_TOKENS)
     if isinstance(tokens, int) and sequences_in_flight > tokens:
         return (

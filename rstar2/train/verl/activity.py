@@ -25,45 +25,45 @@ from rstar2.train.records.progress import (
 from rstar2.train.trainer.saving import STAGE_FOLDER
 
 MICRO_BATCHES, TENSORS = "micro-batches", "tensors"
-_WHOLE = {
+_PHASES = {
     "initialize": LOADING_MODEL,
     "optimizer_step": "optimizer",
     "save_checkpoint": "saving a checkpoint",
     "load_checkpoint": LOADING_CHECKPOINT,
 }
-"""Methods of VERL's engine that are one phase, which is not divided."""
+"""The phase that each of these methods of VERL's engine begins."""
 
 
-def shown_after(join: Callable[..., Any]) -> Callable[..., Any]:
-    """Stands in for a function of VERL's that joins a process group: the first rank then shows what it does."""
+def report_after(join: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function of VERL that joins a process group: afterwards the first rank reports what it does."""
 
     @functools.wraps(join)
     def joined(*args: Any, **kwargs: Any) -> Any:
         result = join(*args, **kwargs)
         if STAGE_FOLDER in os.environ and torch.distributed.get_rank() == 0:
-            show_activity(Path(os.environ[STAGE_FOLDER]))
+            report_activity(Path(os.environ[STAGE_FOLDER]))
         return result
 
     return joined
 
 
 @functools.cache  # the actor and a reference model join one after the other
-def show_activity(folder: Path) -> None:
-    """Have this process write what VERL's FSDP engine does to `folder/alive.json`."""
+def report_activity(folder: Path) -> None:
+    """From now on, write to `folder/alive.json` what VERL's FSDP engine does in this process."""
     from verl.workers.engine.fsdp import transformer_impl
 
-    shown = _Shown(ActivityWriter(folder))
+    hooks = ActivityHooks(ActivityWriter(folder))
     engine, language_model = transformer_impl.FSDPEngine, transformer_impl.FSDPEngineWithLMHead
-    transformer_impl.prepare_micro_batches = shown.divided(transformer_impl.prepare_micro_batches)
-    engine.forward_backward_batch = shown.batch(engine.forward_backward_batch)
-    language_model.forward_step = shown.micro_batch(language_model.forward_step)
-    engine.get_per_tensor_param = shown.sent(engine.get_per_tensor_param)
-    for name, phase in _WHOLE.items():
-        setattr(engine, name, shown.whole(getattr(engine, name), phase))
+    transformer_impl.prepare_micro_batches = hooks.count_micro_batches(transformer_impl.prepare_micro_batches)
+    engine.forward_backward_batch = hooks.name_batch(engine.forward_backward_batch)
+    language_model.forward_step = hooks.begin_micro_batch(language_model.forward_step)
+    engine.get_per_tensor_param = hooks.count_sent_tensors(engine.get_per_tensor_param)
+    for name, phase in _PHASES.items():
+        setattr(engine, name, hooks.begin_phase(getattr(engine, name), phase))
 
 
-class _Shown:
-    """Wraps methods so that they say what they do."""
+class ActivityHooks:
+    """Wraps functions of VERL so that each call writes the trainer's activity."""
 
     def __init__(self, writer: ActivityWriter) -> None:
         self._write = writer.write
@@ -71,7 +71,7 @@ class _Shown:
         self._total = 0
         self._begun = 0
 
-    def whole(self, original: Callable[..., Any], phase: str) -> Callable[..., Any]:
+    def begin_phase(self, original: Callable[..., Any], phase: str) -> Callable[..., Any]:
         @functools.wraps(original)
         def method(*args: Any, **kwargs: Any) -> Any:
             self._write(Activity(phase))
@@ -79,7 +79,7 @@ class _Shown:
 
         return method
 
-    def batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def name_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def method(engine: Any, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
             self._phase = "log-probabilities" if forward_only else "update"
@@ -87,7 +87,7 @@ class _Shown:
 
         return method
 
-    def divided(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def count_micro_batches(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             micro_batches, rows = original(*args, **kwargs)
@@ -96,7 +96,7 @@ class _Shown:
 
         return function
 
-    def micro_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def begin_micro_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def method(*args: Any, **kwargs: Any) -> Any:
             self._write(Activity(self._phase, self._begun, self._total, MICRO_BATCHES))
@@ -105,15 +105,15 @@ class _Shown:
 
         return method
 
-    def sent(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def count_sent_tensors(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def method(*args: Any, **kwargs: Any) -> Any:
             tensors, adapter = original(*args, **kwargs)
-            return self._counted(tensors), adapter
+            return self._with_reports(tensors), adapter
 
         return method
 
-    def _counted(self, tensors: Iterable[Any]) -> Iterator[Any]:
+    def _with_reports(self, tensors: Iterable[Any]) -> Iterator[Any]:
         for count, tensor in enumerate(tensors):
             self._write(Activity(SENDING_WEIGHTS, count, 0, TENSORS))
             yield tensor

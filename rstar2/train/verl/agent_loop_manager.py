@@ -26,7 +26,7 @@ from rstar2.train.verl.agent_loop import GraderFault
 from rstar2.train.verl.reuse import HandedOut, RolloutReuse
 from rstar2.train.verl.rollout_fields import failed_tag
 
-BECAUSE_CHARS = 200
+REASON_CHARS = 200
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +36,7 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._loops: dict[str, agent_loop.AgentLoopBase] = {}
-        self._reuse = RolloutReuse(self.config, self.llm_client)
+        self._reuse = RolloutReuse(self.llm_client)
 
     async def _run_agent_loop(
         self,
@@ -74,12 +74,12 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
 
 def _described(error: Exception) -> FailedRollout:
-    because = (" ".join(str(error).split()) or type(error).__name__)[:BECAUSE_CHARS]
+    reason = (" ".join(str(error).split()) or type(error).__name__)[:REASON_CHARS]
     if isinstance(error, RolloutError):
-        return FailedRollout("engine", because, error.trace.tokens)
+        return FailedRollout("engine", reason, error.trace.tokens)
     if isinstance(error, GraderFault):
-        return FailedRollout("grader", because, error.trace.tokens)
-    return FailedRollout("agent_loop", f"{type(error).__name__}: {because}"[:BECAUSE_CHARS])
+        return FailedRollout("grader", reason, error.trace.tokens)
+    return FailedRollout("agent_loop", f"{type(error).__name__}: {reason}"[:REASON_CHARS])
 
 
 class AgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
@@ -88,8 +88,8 @@ class AgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(AgentLoopWorker)
-        self._handed_out = HandedOut()
+        self._handed_out = HandedOut(self.config)
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        self._handed_out.number(prompts)
+        self._handed_out.mark(prompts)
         super().generate_sequences(prompts)

@@ -228,9 +228,6 @@ def main() -> None:
     gc.enable()
     job = ForkServer(listener).serve()
     _become(job, set_by_imports)
-    # VERL has read the variable when it was imported, before the job's environment was here.
-    for name in filter(None, os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")):
-        importlib.import_module(name)
     _run(job.argv)
 
 

@@ -1,6 +1,6 @@
 """Measures the policy on held-out problems over the rollouts that have a verdict.
 
-VERL counts a rollout that failed as wrong, and so would one be that lost a tool call. `rstar2.train.verl.sampler`
+VERL counts a rollout as wrong if it failed or lost a tool call. `rstar2.train.verl.sampler`
 leaves both out of what VERL measures and counts them here. If they are too many, the step has no measurement. VERL has
 no hook for this: when this module is imported, it replaces two methods of VERL's trainer.
 """
@@ -33,7 +33,7 @@ class HeldOut:
 
     rollouts: int = 0
     lost: list[str] = field(default_factory=list)
-    """Why, of each that lost a tool call."""
+    """The reason for each rollout that lost a tool call."""
     failed: list[FailedRollout] = field(default_factory=list)
 
     def add(self, rollouts: int, lost: Sequence[str], failed: Sequence[FailedRollout]) -> None:

@@ -18,10 +18,10 @@ from verl.utils import distributed, torch_functional
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from rstar2.train.verl import loss_weights, rendezvous  # noqa: F401  (have their effect when they are imported)
-from rstar2.train.verl.activity import shown_after
+from rstar2.train.verl import equal_problems, rendezvous  # noqa: F401  (have their effect when they are imported)
+from rstar2.train.verl.activity import report_after
 from rstar2.train.verl.cpu import platform
-from rstar2.train.verl.output import room, trackers  # noqa: F401  (have their effect when they are imported)
+from rstar2.train.verl.output import disk_space, trackers  # noqa: F401  (have their effect when they are imported)
 
 EMPTY_ROLLOUT = 2
 """Tokens: one of a prompt and one of a reply."""
@@ -70,8 +70,8 @@ def _with_vllm_cpu(original: Any) -> Any:
 
 
 if os.environ.get("VERL_PLATFORM", "").lower() == platform.NAME:
-    distributed.initialize_global_process_group = shown_after(_init_gloo)
-    distributed.initialize_global_process_group_ray = shown_after(
+    distributed.initialize_global_process_group = report_after(_init_gloo)
+    distributed.initialize_global_process_group_ray = report_after(
         _with_gloo(distributed.initialize_global_process_group_ray)
     )
     torch_functional.logprobs_from_logits_v2 = _logprobs

@@ -17,31 +17,41 @@ from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
-from rstar2.train.records.finished_rollouts import Key, RolloutStore, SavedRollout
+from rstar2.train.records.finished_rollouts import Key, RolloutStore, SavedRollout, folder_or_none
 from rstar2.train.verl.agent_loop import END_S
 from rstar2.train.verl.rollout_fields import from_saved, rollout_of, to_saved
 
 _HANDED_OUT = "handed_out"
 """In a row's `extra_info`: how often the step had handed out its problem before."""
+_KEPT_IN = "rollouts_kept_in"
+"""In a row's `extra_info`: the folder for the step's rollouts; empty if none are kept."""
 _on_begin: ContextVar[Callable[[], None]] = ContextVar("on_begin")
 
 
 class HandedOut:
-    """Numbers the problems of a step that are handed out more than once, in the one process that hands them out."""
+    """Decides, in the one process that hands out problems, what all workers must agree on.
 
-    def __init__(self) -> None:
+    That is the number of a problem which a step hands out more than once, and the folder for the step's rollouts.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._stage = Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).parent
+        self._model = str(config.actor_rollout_ref.model.path)
         self._step: Any = None
+        self._folder: Path | None = None
         self._counts: Counter[str] = Counter()
 
-    def number(self, prompts: TensorDict) -> None:
-        """Write into VERL's batch how often each of its problems was handed out before."""
+    def mark(self, prompts: TensorDict) -> None:
+        """Write both into the rows of VERL's batch."""
         step = prompts["global_steps"]
         if step != self._step:
             self._step, self._counts = step, Counter()
+            self._folder = folder_or_none(self._stage, int(step), self._model)
         rows = [dict(row) for row in prompts["extra_info"]]
         for row in rows:
             problem = str(row.get("id", ""))
             row[_HANDED_OUT] = self._counts[problem]
+            row[_KEPT_IN] = "" if self._folder is None else str(self._folder)
             self._counts[problem] += 1
         assign_non_tensor_stack(prompts, "extra_info", rows)
 
@@ -49,9 +59,8 @@ class HandedOut:
 class RolloutReuse:
     """For one of VERL's agent-loop workers."""
 
-    def __init__(self, config: Any, client: Any) -> None:
-        stage = Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).parent
-        self._store = RolloutStore(stage, str(config.actor_rollout_ref.model.path))
+    def __init__(self, client: Any) -> None:
+        self._store = RolloutStore()
         self._tasks: set[asyncio.Task[None]] = set()
         self._knows_begin = hasattr(client, "_acquire_server")
         if self._knows_begin:
@@ -65,6 +74,8 @@ class RolloutReuse:
     ) -> AgentLoopOutput:
         """A rollout of the training data: the saved one of its key, or else a new one, which is saved."""
         step, key = int(row["global_steps"]), _key(row)
+        folder = (row.get("extra_info") or {}).get(_KEPT_IN)
+        self._store.turn_to(step, Path(folder) if folder else None)
         saved = self._store.take(step, key)
         if saved is not None:
             return _to_output(saved)

@@ -25,12 +25,12 @@ class EncodedConversations(Dataset):  # type: ignore[misc]
         self._open()
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._offsets[-1])
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """`input_ids`, `position_ids` and `loss_mask`, each of shape (T,)."""
-        place = bisect_right(self._ends, index) - 1
-        batch, row = self._batches[place], index - self._ends[place]
+        number = bisect_right(self._offsets, index) - 1
+        batch, row = self._batches[number], index - self._offsets[number]
         ids = _integers(batch.column("input_ids")[row])
         return {
             "input_ids": ids,
@@ -51,8 +51,8 @@ class EncodedConversations(Dataset):  # type: ignore[misc]
         self._batches = [
             reader.get_batch(number) for reader in readers for number in range(reader.num_record_batches)
         ]
-        self._ends: list[int] = list(accumulate((batch.num_rows for batch in self._batches), initial=0))
-        """How many rows the batches before each batch have, and all of them."""
+        self._offsets: list[int] = list(accumulate((batch.num_rows for batch in self._batches), initial=0))
+        """Batch `i` has the rows `_offsets[i]` to `_offsets[i + 1] - 1`. The last entry is the number of all rows."""
 
 
 def _integers(row: Any) -> torch.Tensor:

@@ -40,7 +40,7 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         return output
 
     def _decision(self) -> AtStepEnd:
-        """That of the first rank: saving is a collective operation, so all ranks have to do the same."""
+        """Returns the first rank's decision: saving is a collective operation, so all ranks have to do the same."""
         decision = [self._timing.at_step_end() if self.rank == 0 else None]
         torch.distributed.broadcast_object_list(decision, src=0)
         [now] = decision

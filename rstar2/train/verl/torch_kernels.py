@@ -1,4 +1,4 @@
-"""What VERL takes from flash-attn, by PyTorch alone: attention of packed sequences, and the loss of each token.
+"""Replaces what VERL takes from flash-attn by PyTorch: attention of packed sequences, and the loss of each token.
 
 Loaded into every VERL process if `hardware.attention` is "torch".
 
@@ -23,7 +23,7 @@ from verl.utils import torch_functional
 from rstar2.train.attention import PACKED_ATTENTION
 
 ROWS = 512
-"""Tokens of which the loss computes in fp32 at a time."""
+"""The loss is computed in fp32 for this many tokens at a time."""
 
 
 def packed_attention(

@@ -15,9 +15,9 @@ from pathlib import Path
 from torch.distributed import distributed_c10d
 from verl.utils import distributed
 
-from rstar2.train.verl import loss_weights, rendezvous  # noqa: F401  (have their effect when they are imported)
-from rstar2.train.verl.activity import shown_after
-from rstar2.train.verl.output import room, trackers  # noqa: F401  (have their effect when they are imported)
+from rstar2.train.verl import equal_problems, rendezvous  # noqa: F401  (have their effect when they are imported)
+from rstar2.train.verl.activity import report_after
+from rstar2.train.verl.output import disk_space, trackers  # noqa: F401  (have their effect when they are imported)
 
 NCCL_TIMEOUT = "RSTAR2_NCCL_TIMEOUT_S"
 SECRETS_FILE = "RSTAR2_SECRETS_FILE"
@@ -40,6 +40,6 @@ def _read_secrets(path: Path) -> None:
 if NCCL_TIMEOUT in os.environ:
     _set_timeout(int(os.environ[NCCL_TIMEOUT]))
 for join in ("initialize_global_process_group", "initialize_global_process_group_ray"):
-    setattr(distributed, join, shown_after(getattr(distributed, join)))
+    setattr(distributed, join, report_after(getattr(distributed, join)))
 if SECRETS_FILE in os.environ:
     _read_secrets(Path(os.environ[SECRETS_FILE]))

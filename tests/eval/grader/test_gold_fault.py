@@ -37,8 +37,22 @@ def test_an_answer_is_readable_if_its_own_text_is_graded_correct(gold: str | int
 
 
 @pytest.mark.parametrize("gold", UNREADABLE)
-def test_an_answer_that_nothing_equals_is_told_with_the_reason(gold: str | None) -> None:
+def test_an_answer_that_nothing_equals_has_a_reason(gold: str | None) -> None:
     assert gold_fault(gold)
+
+
+@pytest.mark.parametrize(
+    ("gold", "why"),
+    [
+        ("}{", "it has no letters, digits or mathematical signs"),
+        (
+            "5</answer>",
+            "the part that counts as the answer, '>', has no letters, digits or mathematical signs",
+        ),
+    ],
+)
+def test_the_reason_names_the_text_that_was_read(gold: str, why: str) -> None:
+    assert gold_fault(gold) == why
 
 
 def test_the_answers_of_published_benchmarks_are_readable(shared: Path) -> None:

@@ -9,4 +9,11 @@ def run(settings: Settings) -> Measured:
     raise AssertionError("it must not run")
 
 
-CHECK = Check("lacks", "A check that lacks a package", run, limit_s=300.0, needs=("json", "no_such_package"))
+CHECK = Check(
+    "lacks",
+    "A check that lacks a package",
+    run,
+    limit_s=300.0,
+    needs=("json", "no_such_package"),
+    needs_on_gpu=("no_such_engine",),
+)

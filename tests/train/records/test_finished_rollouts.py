@@ -16,6 +16,7 @@ from rstar2.train.records.finished_rollouts import (
     Key,
     RolloutStore,
     SavedRollout,
+    folder_or_none,
     forget,
     prepare,
     remove_up_to,
@@ -54,8 +55,15 @@ def save_checkpoint(stage: Path, step: int, weights: str = "weights") -> None:
     write_text(checkpoints / "latest_checkpointed_iteration.txt", str(step))
 
 
+def begin_step(stage: Path, model: str, step: int = 5) -> RolloutStore:
+    """A worker's store, with the folder that the process which hands out rollouts has chosen."""
+    store = RolloutStore()
+    store.turn_to(step, folder_or_none(stage, step, model))
+    return store
+
+
 def finish(stage: Path, model: str, *keys: Key, step: int = 5, name: str = "a") -> RolloutStore:
-    store = RolloutStore(stage, model)
+    store = begin_step(stage, model, step)
     for key in keys:
         store.begun(step, key)
         store.finished(step, key, saved(name))
@@ -63,19 +71,19 @@ def finish(stage: Path, model: str, *keys: Key, step: int = 5, name: str = "a") 
 
 
 def taken(stage: Path, model: str, step: int = 5) -> list[Key]:
-    store = RolloutStore(stage, model)
+    store = begin_step(stage, model, step)
     return [key for key in KEYS if store.take(step, key) is not None]
 
 
 @pytest.mark.parametrize("with_logprobs", [True, False])
 def test_a_rollout_comes_back_as_it_was_and_once(stage: Path, model: str, with_logprobs: bool) -> None:
     rollout = saved() if with_logprobs else SavedRollout([1], [2, 3], [1, 0], None, {"x": [1.5, "y"]})
-    store = RolloutStore(stage, model)
+    store = begin_step(stage, model)
     store.begun(5, KEYS[0])
     store.finished(5, KEYS[0], rollout)
     assert store.take(5, KEYS[0]) is None, "what this start has finished is not used again by it"
     assert prepare(stage, model) == 1
-    store = RolloutStore(stage, model)
+    store = begin_step(stage, model)
     assert store.take(5, ("sum", 1, 0)) is None, "handed out a second time in the step"
     assert store.take(5, KEYS[0]) == rollout
     assert store.take(5, KEYS[0]) is None
@@ -86,7 +94,7 @@ def test_of_those_begun_after_an_unfinished_one_none_is_used_again(
 ) -> None:
     clock = iter(range(100))
     monkeypatch.setattr(finished_rollouts.time, "time", lambda: float(next(clock)))
-    one, other = RolloutStore(stage, model), RolloutStore(stage, model)
+    one, other = begin_step(stage, model), begin_step(stage, model)
     monkeypatch.setattr(finished_rollouts.os, "getpid", lambda: 1)
     for store, key in ((one, KEYS[0]), (other, KEYS[1]), (one, KEYS[2]), (other, KEYS[3])):
         store.begun(5, key)
@@ -97,7 +105,7 @@ def test_of_those_begun_after_an_unfinished_one_none_is_used_again(
 
 
 def test_a_failed_rollout_does_not_keep_others_from_being_used_again(stage: Path, model: str) -> None:
-    store = RolloutStore(stage, model)
+    store = begin_step(stage, model)
     store.begun(5, KEYS[0])
     store.failed(5, KEYS[0])
     finish(stage, model, *(("sum", 0, session) for session in range(1, 100)))
@@ -116,7 +124,7 @@ def test_nothing_is_used_again_of_a_step_in_which_many_failed(stage: Path, model
 def test_rollouts_of_two_killed_starts_are_used_by_the_third(stage: Path, model: str) -> None:
     finish(stage, model, *KEYS[:2]).begun(5, KEYS[2])
     assert prepare(stage, model) == 2
-    store = RolloutStore(stage, model)
+    store = begin_step(stage, model)
     assert [store.take(5, key) is not None for key in KEYS[:3]] == [True, True, False]
     store.begun(5, KEYS[2])
     store.finished(5, KEYS[2], saved("second"))
@@ -204,6 +212,7 @@ def test_only_the_step_after_a_checkpoint_is_kept(stage: Path, model: str) -> No
     assert list((stage / FOLDER).glob("step-*")) == []
     store = finish(stage, model, *KEYS[:1])
     save_checkpoint(stage, 5)
+    store.turn_to(6, folder_or_none(stage, 6, model))
     store.begun(6, KEYS[0])
     store.failed(5, KEYS[1])  # late
     names = sorted(path.name.split("-")[1] for path in (stage / FOLDER).glob("step-*"))

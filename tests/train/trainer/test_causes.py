@@ -54,8 +54,8 @@ def test_the_cause_is_found_behind_the_prefixes_of_ray_and_torch(tmp_path: Path,
         ("OSError: [Errno 122] Disk quota exceeded: 'optim_world_size_8_rank_3.pt'", "disk is full"),
         ("ray.exceptions.OutOfDiskError: Local disk is full", "disk is full"),
         (
-            "rstar2.errors.Failure: no room for the checkpoint of step 20: it needs 165.1 GiB, but the disk of "
-            "/runs/stage1/checkpoints/global_step_20/actor has 12.0 GiB free. Nothing of it was written",
+            "rstar2.errors.Failure: not enough disk space for the checkpoint of step 20: it needs 165.1 GiB, but the "
+            "disk of /runs/stage1/checkpoints/global_step_20/actor has 12.0 GiB free. Nothing of it was written",
             "disk is full",
         ),
         (

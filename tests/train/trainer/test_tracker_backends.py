@@ -35,19 +35,15 @@ tracking.finish()
 SEND = """
 import sys
 from pathlib import Path
+from verl.utils.tracking import Tracking
 from rstar2.trace import read_traces
 from rstar2.train.verl.output.traces import TraceSender
+tracking = Tracking("rstar2", "night-stage2", ["console"])
 not_sent = TraceSender([sys.argv[1]], "night-stage2").send(read_traces(Path(sys.argv[2])))
-if sys.argv[1] == "mlflow":
-    import mlflow
-    mlflow.flush_trace_async_logging()
-elif sys.argv[1] == "trackio":
-    import trackio
-    trackio.finish()
-else:
-    import weave
-    weave.finish()
-print(not_sent)
+tracking.finish()
+print(not_sent, flush=True)
+import os
+os._exit(0)  # as a Ray process may end: nothing is left to what runs at an exit
 """
 
 

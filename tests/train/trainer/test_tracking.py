@@ -57,6 +57,15 @@ def test_workers_on_other_nodes_are_given_it_too(tmp_path: Path) -> None:
     assert any("env_vars.WANDB_RUN_GROUP='night'" in word for word in command.argv)
 
 
+def test_the_sampler_is_told_where_traces_go_and_under_which_name(tmp_path: Path) -> None:
+    recipe = stage_recipe(2, "laptop", ['trace_trackers=["mlflow"]'])
+    command = stage_command(recipe, tmp_path / "night" / "stage2", "m")
+    [kwargs] = [word for word in command.argv if word.startswith("+trainer.v1.sampler.sampler_kwargs=")]
+    assert "trace_trackers:['mlflow']" in kwargs
+    assert "run:'night-stage2'" in kwargs
+    assert command.env["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path / 'night' / 'mlflow.db'}"
+
+
 def test_wandb_without_a_key_is_refused_and_offline_needs_none(tmp_path: Path) -> None:
     alone = {"NETRC": str(tmp_path / "netrc")}
     with pytest.raises(UserError, match="no API key for Weights & Biases") as caught:
@@ -90,7 +99,7 @@ CREDENTIALS: dict[Tracker | TraceTracker, list[dict[str, str]]] = {
 def test_each_tracker_is_refused_without_its_credentials(
     name: Any, enough: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.train.trainer.tracking.find_spec", lambda name: object())
+    monkeypatch.setattr("rstar2.train.trainer.tracking._installed", lambda name: True)
     nobody = {
         "NETRC": str(tmp_path / "netrc"),
         "SWANLAB_SAVE_DIR": str(tmp_path),
@@ -141,9 +150,39 @@ def test_a_tracker_that_is_not_installed_or_not_known_is_refused(monkeypatch: py
 
 
 def test_rl_insight_is_refused_for_sft_which_has_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rstar2.train.trainer.tracking.find_spec", lambda name: object())
+    monkeypatch.setattr("rstar2.train.trainer.tracking._installed", lambda name: True)
     with pytest.raises(UserError, match="SFT runs without Ray"):
         check_trackers(["rl_insight"], sft=True, environ={"RL_INSIGHT_SERVER_URL": "http://h"})
+
+
+def test_a_folder_that_is_called_like_a_package_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "swanlab").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match="swanlab, which is not installed"):
+        check_trackers(["swanlab"], environ={"SWANLAB_MODE": "local"})
+
+
+@pytest.mark.slow
+@needs("verl")
+def test_traces_are_sent_before_verl_finishes_its_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.utils.tracking import Tracking
+
+    import rstar2.train.verl.output.trackers as ours
+
+    order: list[str] = []
+
+    class Tracker:
+        def finish(self) -> None:
+            order.append("metrics")
+
+    tracking = Tracking.__new__(Tracking)
+    tracking.logger = {"trackio": Tracker()}
+    monkeypatch.setattr(ours, "before_finish", [lambda: order.append("traces")])
+    tracking.finish(exit_code=0)
+    tracking.finish()
+    assert order == ["traces", "metrics"]
 
 
 @pytest.mark.slow
@@ -194,24 +233,34 @@ def test_a_tracker_that_does_not_take_traces_is_counted_and_training_goes_its_wa
 
     sent: list[int] = []
 
-    def broken(run: str) -> module.Send:
+    starts, finished = [], []
+
+    def broken(run: str) -> module.Sink:
+        starts.append(run)
         raise ConnectionError("no server")
 
-    def halfway(run: str) -> module.Send:
+    def halfway(run: str) -> module.Sink:
         def send(trace: Trace, step: int) -> None:
             if trace.sample:
                 raise ConnectionError("gone")
             sent.append(step)
 
-        return send
+        return module.Sink(send, lambda: finished.append(run))
 
     monkeypatch.setattr(module, "_START", {"mlflow": broken, "trackio": halfway})
     monkeypatch.setenv("RSTAR2_FIRST_STEP", "300")
     traces = [Trace.begun([1], "p", sample).model_copy(update={"step": 7}) for sample in range(2)]
-    assert module.TraceSender(["mlflow", "trackio"], "r").send(traces) == 2 + 1
-    assert sent == [307]
-    assert "2 traces were not sent to mlflow" in caplog.text
+    monkeypatch.setattr(module, "before_finish", [])
+    sender = module.TraceSender(["mlflow", "trackio"], "r")
+    assert sender.send(traces) == 2 + 1
+    assert sender.send(traces[:1]) == 1
+    assert sent == [307, 307]
+    assert "mlflow did not start" in caplog.text
     assert "1 traces were not sent to trackio" in caplog.text
+    assert starts == ["r"], "a start may take minutes: it is not tried at every step"
+    [finish] = module.before_finish
+    finish()
+    assert finished == ["r"]
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_what_the_trainer_does_is_seen_in_methods_of_its_engine() -> None:
     from verl.workers import engine_workers
     from verl.workers.engine.fsdp import transformer_impl
 
-    from rstar2.train.verl.activity import _WHOLE
+    from rstar2.train.verl.activity import _PHASES
 
     engine = transformer_impl.FSDPEngine
     parameters = inspect.signature(engine.forward_backward_batch).parameters
@@ -72,7 +72,7 @@ def test_what_the_trainer_does_is_seen_in_methods_of_its_engine() -> None:
     assert "self.actor.engine.get_per_tensor_param(" in inspect.getsource(
         engine_workers.ActorRolloutRefWorker
     )
-    for name in _WHOLE:
+    for name in _PHASES:
         assert name in vars(engine), name
         assert name not in vars(transformer_impl.FSDPEngineWithLMHead), name
     worker = inspect.getsource(engine_workers.TrainingWorker.__init__)
@@ -267,3 +267,14 @@ def test_worker_groups_get_ports_that_the_kernel_gives_to_nothing_else(
     assert 20_000 <= first < 26_000
     assert end == 32_000
     assert without == {}
+
+
+def test_trackers_are_opened_and_finished_where_ours_come_in() -> None:
+    """What `rstar2.train.verl.output.trackers` replaces."""
+    from verl.trainer import main_ppo
+    from verl.utils import tracking
+
+    source = inspect.getsource(tracking)
+    assert "mlflow.log_params(_compute_mlflow_params_from_objects(config))" in source
+    assert "if context_vars.current_run.get() is None:" in source
+    assert "tracking.finish(exit_code=" in inspect.getsource(main_ppo)

@@ -54,21 +54,42 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reuse, "END_S", 0.0)
 
 
-def started(stage: Path, client: Any = None) -> RolloutReuse:
-    """As a worker of a trainer's next start."""
-    from rstar2.train.verl.reuse import RolloutReuse
-
-    prepare(stage, str(stage / "base"))
+def trainer_config(stage: Path) -> Any:
     rollout = SimpleNamespace(agent=SimpleNamespace(agent_loop_config_path=str(stage / "agent_loop.yaml")))
     models = SimpleNamespace(rollout=rollout, model=SimpleNamespace(path=str(stage / "base")))
-    return RolloutReuse(SimpleNamespace(actor_rollout_ref=models), client or Client())
+    return SimpleNamespace(actor_rollout_ref=models)
+
+
+def handed_out_rows(hands_out: Any, step: int, *problems: str) -> list[dict[str, Any]]:
+    """The `extra_info` of the rows of a batch that VERL hands out."""
+    from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+    stack = NonTensorStack.from_list([NonTensorData({"id": each}) for each in problems])
+    prompts = TensorDict({"extra_info": stack}, batch_size=[len(problems)])
+    prompts["global_steps"] = NonTensorData(step)
+    hands_out.mark(prompts)
+    return list(prompts["extra_info"])
+
+
+def started(stage: Path, client: Any = None) -> RolloutReuse:
+    """As a worker of a trainer's next start, for rows of `row`."""
+    from rstar2.train.verl.reuse import HandedOut, RolloutReuse
+
+    prepare(stage, str(stage / "base"))
+    [about] = handed_out_rows(HandedOut(trainer_config(stage)), 1, "sum")
+    kept_in["folder"] = about["rollouts_kept_in"]
+    return RolloutReuse(client or Client())
+
+
+kept_in: dict[str, str] = {}
+"""The folder of the present test's rollouts, in `row`."""
 
 
 def row(session: int, problem: str = "sum", handed_out: int = 0) -> dict[str, Any]:
     return {
         "global_steps": 1,
         "session_id": session,
-        "extra_info": {"id": problem, "handed_out": handed_out},
+        "extra_info": {"id": problem, "handed_out": handed_out, "rollouts_kept_in": kept_in["folder"]},
     }
 
 
@@ -179,20 +200,39 @@ async def test_a_problem_that_is_handed_out_again_has_rollouts_of_its_own(stage:
     with pytest.raises(AssertionError, match="used again"):
         await started(stage).run(refused, {}, row(0, handed_out=1))
 
-    handed_out = HandedOut()
+    hands_out = HandedOut(trainer_config(stage))
 
     def numbers(step: int, *problems: str) -> list[int]:
-        from tensordict import NonTensorData, NonTensorStack, TensorDict
-
-        stack = NonTensorStack.from_list([NonTensorData({"id": each}) for each in problems])
-        prompts = TensorDict({"extra_info": stack}, batch_size=[len(problems)])
-        prompts["global_steps"] = NonTensorData(step)
-        handed_out.number(prompts)
-        return [each["handed_out"] for each in prompts["extra_info"]]
+        return [each["handed_out"] for each in handed_out_rows(hands_out, step, *problems)]
 
     assert numbers(1, "a", "b", "a") == [0, 0, 1]
     assert numbers(1, "b", "a", "c") == [1, 2, 0]
     assert numbers(2, "a", "b", "c") == [0, 0, 0]
+
+
+@pytest.mark.parametrize("worker_sees_pointer", [True, False])
+async def test_the_process_that_hands_out_decides_for_all_workers_whether_a_step_is_kept(
+    stage: Path, worker_sees_pointer: bool
+) -> None:
+    """A network file system may show a worker an older pointer to the last checkpoint than the others see."""
+    from rstar2.train.verl.reuse import HandedOut
+
+    worker = started(stage)
+    pointer = stage / "checkpoints" / "latest_checkpointed_iteration.txt"
+    write_text(stage / "checkpoints" / "global_step_1" / "actor" / "model.pt", "weights")
+    write_text(pointer, "1")
+    hands_out = HandedOut(trainer_config(stage))
+    abouts = handed_out_rows(hands_out, 2, "a")
+    if not worker_sees_pointer:
+        pointer.unlink()
+    abouts += handed_out_rows(hands_out, 2, "b")
+    for session, about in enumerate(abouts):
+        await worker.run(given, {}, {"global_steps": 2, "session_id": session, "extra_info": about})
+    write_text(pointer, "1")
+    assert prepare(stage, str(stage / "base")) == 2
+    pointer.unlink()
+    for about in handed_out_rows(HandedOut(trainer_config(stage)), 2, "a", "b"):
+        assert about["rollouts_kept_in"] == "", "and nobody keeps any if it sees an older one"
 
 
 def test_verls_client_asks_for_an_engine_where_that_can_be_seen() -> None:

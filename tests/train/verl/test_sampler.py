@@ -63,6 +63,7 @@ def rollout(correct: bool, calls: int = 1, failed: int = 0, **more: Any) -> Roll
 def buffer(
     folder: Path,
     traces_per_step: int = 0,
+    trace_trackers: tuple[str, ...] = (),
     judge: dict[str, Any] | None = None,
     prompts: int = 4,
     rollouts: int = 8,
@@ -86,7 +87,7 @@ def buffer(
             "seed": 3,
             "traces": str(folder),
             "traces_per_step": traces_per_step,
-            "trace_trackers": [],
+            "trace_trackers": trace_trackers,
             "run": "night-stage1",
             "prompts": prompts,
             "rollouts": rollouts,
@@ -565,6 +566,37 @@ def test_groups_that_fail_without_end_end_the_training(submit: Any, tmp_path: Pa
     with pytest.raises(Failure, match=r"rollouts of 21 groups failed; the last checkpoint is kept"):
         sampler.sample(1, "train", 1)
     assert len(handed) == 20
+
+
+def test_the_kept_traces_of_a_step_that_is_trained_on_go_to_the_trackers_too(
+    submit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rstar2.train.verl.output import traces
+
+    sent: list[tuple[str, int, bool | None]] = []
+    monkeypatch.setitem(
+        traces._START,
+        "mlflow",
+        lambda run: traces.Sink(lambda trace, step: sent.append((run, step, trace.kept)), lambda: None),
+    )
+    monkeypatch.setattr(traces, "before_finish", [])
+    monkeypatch.setenv("RSTAR2_FIRST_STEP", "300")
+    submit("lost", group("x1111000"))
+    sampler = buffer(
+        tmp_path,
+        -1,
+        ("mlflow",),
+        prompts=1,
+        refill=lambda count: submit("good", group("11110000")),
+        max_failed_share=1.0,
+        judge={"max_lost_share": 0.0},
+        down_sample_to_n=4,
+    )
+    monkeypatch.setattr(sampler, "_await_judge", lambda limit_s: 0.0)
+    _, metrics = sampler.sample(7, "train", 1)
+    assert metrics["rstar2/traces_not_sent"] == 0
+    assert [(run, step) for run, step, _ in sent] == [("night-stage1", 307)] * 8, "nothing of the first try"
+    assert sorted(bool(kept) for _, _, kept in sent) == [False] * 4 + [True] * 4
 
 
 def test_kept_traces_say_what_roc_did_with_them_and_a_step_run_again_replaces_them(tmp_path: Path) -> None:

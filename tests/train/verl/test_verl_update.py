@@ -31,7 +31,7 @@ from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.stages import Start, continue_optimizer
 from rstar2.train.trainer.checkpoints import fault
-from rstar2.train.trainer.room import BESIDE
+from rstar2.train.trainer.disk_space import SMALL_FILES_BYTES
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400), needs("verl")]
 
@@ -336,12 +336,14 @@ def _equal(one: Any, other: Any) -> bool:
     return bool((one == other).all())
 
 
-def test_a_checkpoint_without_room_is_not_begun_and_the_same_command_continues(
+def test_a_checkpoint_without_space_is_not_begun_and_the_same_command_continues(
     train: Train, root: Path
 ) -> None:
     with small_disk(root / "disk", 32 << 20) as disk:
         stage = disk / "stage1"
-        with pytest.raises(UserError, match="no room for the checkpoint of step 1: it needs") as refused:
+        with pytest.raises(
+            UserError, match="not enough disk space for the checkpoint of step 1: it needs"
+        ) as refused:
             train(recipe(2), [MIXED], folder=stage)
         assert "Nothing of it was written" in refused.value.message
         assert not list(stage.glob("checkpoints/global_step_*"))
@@ -349,7 +351,7 @@ def test_a_checkpoint_without_room_is_not_begun_and_the_same_command_continues(
         train(recipe(2), [MIXED], folder=stage)
         checkpoint = stage / "checkpoints" / "global_step_1"
         assert fault(checkpoint) is None
-        # What was said to be needed is what it takes, with the room that is kept for small files.
+        # What was said to be needed is what it takes, with the space that is kept for small files.
         [needed] = re.findall(r"it needs (\d+) MiB", refused.value.message)
         weights = sum(path.stat().st_size for path in checkpoint.glob("actor/[mo]*.pt"))
-        assert weights / (1 << 20) + BESIDE / (1 << 20) == pytest.approx(float(needed), abs=1.0)
+        assert weights / (1 << 20) + SMALL_FILES_BYTES / (1 << 20) == pytest.approx(float(needed), abs=1.0)

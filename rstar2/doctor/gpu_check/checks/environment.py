@@ -28,9 +28,9 @@ PACKAGES = (
     "liger-kernel",
 )
 SIDE = 1024
-"""Of the matrices that are multiplied."""
+"""Rows and columns of the matrices that are multiplied."""
 MOST_ERROR = 0.02
-"""Of a product in bf16, relative to its size."""
+"""Largest relative error of a product in bf16."""
 _ASK_S = 60.0
 _AMD_DRIVER = Path("/sys/module/amdgpu/version")
 
@@ -79,8 +79,8 @@ def _driver() -> str | None:
     """The version of NVIDIA's or AMD's driver; None if neither says it."""
     try:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
-        return told.stdout.split()[0]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
+        return answer.stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return _AMD_DRIVER.read_text().strip() if _AMD_DRIVER.exists() else None
 

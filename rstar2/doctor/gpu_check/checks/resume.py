@@ -14,7 +14,7 @@ from rstar2.doctor.gpu_check.tools import commands
 from rstar2.doctor.gpu_check.tools.device import torch_device
 
 MOST_OFF = 1e-3
-"""Of a tensor's norm, relative to the norm it has to have."""
+"""Largest relative error of a tensor's norm."""
 
 
 def run(settings: Settings) -> Measured:
@@ -68,4 +68,11 @@ def _off(base: Path, trained: Path, factor: float) -> float:
     return max(abs(new[name] / (factor * norm) - 1) for name, norm in old.items())
 
 
-CHECK = Check("resume", "Resume after the kill", run, limit_s=1500.0, needs=rl.NEEDS)
+CHECK = Check(
+    "resume",
+    "Resume after the kill",
+    run,
+    limit_s=1500.0,
+    needs=rl.NEEDS,
+    needs_on_gpu=rl.NEEDS_ON_GPU,
+)

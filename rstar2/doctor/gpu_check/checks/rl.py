@@ -20,6 +20,8 @@ KILLED_AFTER = 2
 """Steps."""
 POLL_S = 0.2
 NEEDS = ("torch", "transformers", "typer", "pydantic", "jinja2", "pyarrow", "verl", "ray", "redis", "fastapi")
+NEEDS_ON_GPU = ("vllm",)
+"""On a CPU our own engine makes the rollouts."""
 PARTS = {
     "rollouts": ("gen",),
     "log-probabilities": ("old_log_prob",),
@@ -29,7 +31,7 @@ PARTS = {
     "checkpoint": ("save_checkpoint",),
     "whole step": ("step",),
 }
-"""Of a step's time, by VERL's names."""
+"""Parts of a step's time, with VERL's names for them."""
 
 
 def run(settings: Settings) -> Measured:
@@ -85,7 +87,7 @@ def words_of(settings: Settings) -> list[str]:
 
 
 def _wait_for_steps(settings: Settings, process: subprocess.Popen[bytes], stage: Path) -> None:
-    """Return once so many steps are done; CheckFailed if training ends before. The check's limit bounds the wait."""
+    """Return after `KILLED_AFTER` steps. CheckFailed if training ends first. The check's limit bounds it."""
     from rstar2.train.records.steps import step_metrics
 
     while len(step_metrics(stage)) < KILLED_AFTER:
@@ -119,4 +121,4 @@ def _add_plan(seen: Measured, settings: Settings, stage: Path) -> None:
     training.add_memory(seen, settings, held, memory.expected_update_total)
 
 
-CHECK = Check("rl", "Steps of RL, killed", run, limit_s=1500.0, needs=NEEDS)
+CHECK = Check("rl", "Steps of RL, killed", run, limit_s=1500.0, needs=NEEDS, needs_on_gpu=NEEDS_ON_GPU)

@@ -30,7 +30,7 @@ POLL_S = 0.5
 AT_ONCE, CPU_AT_ONCE = 128, 16
 """Requests in flight for the speed with many."""
 TOKENS, CPU_TOKENS = 256, 32
-"""Of each request."""
+"""Tokens of each request."""
 CODE, OUTPUT = "print(123 * 456)", "56088"
 FREE_TOKENS = 16
 """That the model writes after the call."""
@@ -133,7 +133,7 @@ async def _add_speeds(settings: Settings, engine: VLLMEngine, prompt: Sequence[i
 
 
 async def _rate(engine: VLLMEngine, prompt: Sequence[int], count: int, sampling: Sampling) -> float:
-    """Tokens per second of so many requests together."""
+    """Tokens per second of `count` requests at a time."""
     begun_at = time.monotonic()
     turns = await asyncio.gather(*(engine.generate(prompt, sampling) for _ in range(count)))
     return sum(len(turn.token_ids) for turn in turns) / (time.monotonic() - begun_at)

@@ -28,10 +28,10 @@ from rstar2.train.estimate.work import Assumptions
 ROW = 1024
 """Tokens of a row."""
 TOKENS = (16_384, 4096)
-"""Of an update on a GPU: that of the shipped profiles, and one for small GPUs."""
+"""Tokens of an update on a GPU: as in the shipped profiles, and fewer for small GPUs."""
 CPU_TOKENS = 4096
 SHARE = 0.75
-"""Of the free memory, what the planned update may take."""
+"""Share of the free memory that the planned update may take."""
 WARM, TIMED = 2, 3
 """Updates before the timed ones, and those."""
 IN_PLACE, COPIES = 1, 3

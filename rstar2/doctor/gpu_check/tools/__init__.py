@@ -1,1 +1,1 @@
-"""What several checks use."""
+"""Functions that several checks use."""

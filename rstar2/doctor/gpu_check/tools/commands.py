@@ -15,7 +15,7 @@ from rstar2.supervision.logs import tail
 
 STOP_S = 30.0
 ERROR_LINES = 60
-"""From the end of a log, among which a command's error is looked for."""
+"""A command's error is looked for in this many lines at the end of its log."""
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def log_of(settings: Settings, name: str) -> Path:
 
 
 def run(settings: Settings, name: str, words: Sequence[str]) -> None:
-    """Run `rstar2 WORDS` to its end, which the limit of the check bounds; CheckFailed unless it ends with 0."""
+    """Run `rstar2 WORDS` to its end. Raises CheckFailed if the exit code is not 0. The check's limit bounds it."""
     with started(settings, name, words) as process:
         code = process.wait()
     if code:
@@ -47,7 +47,7 @@ def run(settings: Settings, name: str, words: Sequence[str]) -> None:
 def command_failed(
     settings: Settings, name: str, verb: str, code: int, measured: Measured | None = None
 ) -> CheckFailed:
-    """What is said of a command that ended with another exit code than 0: its own error and hint."""
+    """Returns the CheckFailed for a command that did not end with exit code 0, with the command's error and hint."""
     lines = tail(log_of(settings, name), ERROR_LINES)
     at = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=None)
     if at is None:

@@ -27,14 +27,14 @@ def free_bytes(settings: Settings) -> int:
 
 
 def total_bytes(settings: Settings) -> int:
-    """Bytes that the GPU, or this machine, has."""
+    """Bytes of the GPU's memory, or of this machine's."""
     import torch
 
     return int(torch.cuda.mem_get_info()[1]) if settings.device == "cuda" else memory_bytes()[0]
 
 
 def synchronize(settings: Settings) -> None:
-    """Wait until the device has done all that it was given."""
+    """Wait until the device has finished all operations."""
     import torch
 
     if settings.device == "cuda":

@@ -13,24 +13,24 @@ from rstar2.doctor.gpu_check.tools.device import free_bytes
 from rstar2.machine import GIB
 
 CONTEXT = 2048
-"""Positions."""
+"""The model's context in tokens."""
 SEED = 1
 CONVERSATIONS = 400
-"""That the tokenizer learns its merges from."""
+"""The tokenizer is trained on this many conversations."""
 TRAINED: tuple[Size, ...] = SIZES[:2]
 """Larger ones would take minutes and tens of GB for each checkpoint."""
 TOKENS = 4096
-"""Of a micro-batch."""
+"""Tokens of a micro-batch."""
 SHARE = 0.5
-"""Of the GPU's free memory for the trainer; the engine takes of the rest."""
+"""The trainer's share of the GPU's free memory. The engine uses part of the rest."""
 CHECKPOINTS = 4
-"""As much disk as so many checkpoints is needed at most: two of RL, one of SFT, the models."""
+"""The disk must have room for this many checkpoints: two of RL, one of SFT, and the models."""
 BYTES_OF_CHECKPOINT = 12
-"""Of a parameter: the weight and two moments in fp32."""
+"""Bytes for each parameter: the weight and two moments in fp32."""
 
 
 def trained_size(settings: Settings) -> Size:
-    """The size that fits this device and the disk; NotRun if none does."""
+    """Returns the largest size that fits this device and the disk. Raises NotRun if none fits."""
     if settings.device == "cpu":
         return TINY
     memory, disk = SHARE * free_bytes(settings), shutil.disk_usage(settings.work).free
@@ -46,7 +46,7 @@ def trained_size(settings: Settings) -> Size:
 
 
 def random_model(settings: Settings) -> Path:
-    """The folder of the random model, made when a check first asks for it."""
+    """Returns the folder of the random model. The first call makes the model."""
     folder = settings.work / "model"
     if folder.is_dir():
         return folder

@@ -20,9 +20,9 @@ RATE = 0.2
 are all rewarded alike, so the gradient is zero, AdamW only decays the weights, and what training has to end with is
 known exactly. It changes the logits so much that an engine with the weights of the step before would be noticed."""
 ENGINE_SHARE = 0.35
-"""Of the GPU's memory."""
+"""The engine's share of the GPU's memory."""
 UNKNOWN_GPU = "h100"
-"""What the plan calculates with on a GPU that it does not know."""
+"""The plan uses this GPU's figures for a GPU that it does not know."""
 PROMPT_TOKENS = 128
 BUDGET, CPU_BUDGET = 256, 48
 """Tokens of a rollout."""
@@ -62,7 +62,7 @@ def rl_words(settings: Settings, run: Path, problems: Path) -> list[str]:
 
 
 def sft_words(settings: Settings, run: Path, conversations: Path, count: int, max_tokens: int) -> list[str]:
-    """`rstar2 sft` for one step on so many conversations."""
+    """`rstar2 sft` for one step on `count` conversations."""
     changes = [
         f"batch={count}",
         "epochs=1",
@@ -101,7 +101,7 @@ def add_memory(seen: Measured, settings: Settings, held_gib: float, planned: int
 
 
 def add_agreement(seen: Measured, steps: Sequence[Metrics]) -> list[str]:
-    """How far the probabilities of engine and trainer are apart, and a sentence for each that is too far."""
+    """Add how far engine and trainer are apart. Returns a sentence for each step in which they differ too much."""
     shown = {
         "largest difference of a token's probability, engine and trainer": (
             "training/rollout_probs_diff_max",

@@ -40,6 +40,13 @@ function summaryCards(summary, quoted) {
       "could not verify",
       "an answer that the grader could not decide; it is not counted as correct, and not as known to be wrong",
     ),
+    summary.left_out
+      ? card(
+        formatCount(summary.left_out),
+        "problems left out",
+        "no output can be graded correct against their answer; unreadable_answers in results.json lists them",
+      )
+      : null,
     summary.lost_calls ? card(formatCount(summary.lost_calls), "calls the judge lost") : null,
   );
 }

@@ -8,43 +8,78 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 from rstar2.trace import ToolCall, Trace
 from rstar2.train.trainer.tracking import PROJECT, TraceTracker
-from rstar2.train.verl.output.trackers import first_step, start_mlflow, start_trackio
+from rstar2.train.verl.output.trackers import before_finish, first_step, start_mlflow, start_trackio
 
-Send = Callable[[Trace, int], None]
-"""Sends a trace with its step, counted over all stages."""
 NAME = "rollout"
+FINISH_S = 60.0
+"""How long a tracker may take at the end of training to send what it still holds."""
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Sink:
+    """A tracker that has been started."""
+
+    send: Callable[[Trace, int], None]
+    """Hands over a trace with its step, counted over all stages; the tracker sends it in the background."""
+    finish: Callable[[], object]
+    """Waits until everything is sent."""
+
+
 class TraceSender:
-    """Sends a phase's traces to trackers; each starts with the first traces."""
+    """Sends a phase's traces to trackers. Each is started with the first traces, and once only."""
 
     def __init__(self, trackers: Sequence[TraceTracker], run: str) -> None:
         self._trackers = trackers
         self._run = run
-        self._open: dict[TraceTracker, Send] = {}
+        self._started: dict[TraceTracker, Sink | None] = {}
+        """None for a tracker that did not start; it is not tried again, because each attempt may take minutes."""
 
     def send(self, traces: Iterable[Trace]) -> int:
-        """Send traces to all trackers; returns how many could not be sent to one of them.
+        """Send traces to all trackers; returns how many could not be handed over to one of them.
 
         A tracker that fails is no reason to end training: the log says why.
         """
         traces, failed = list(traces), 0
         for tracker in self._trackers:
-            sent = 0
-            try:
-                send = self._open.get(tracker) or self._open.setdefault(tracker, _START[tracker](self._run))
-                for trace in traces:
-                    send(trace, first_step() + (trace.step or 0))
-                    sent += 1
-            except Exception:
-                log.exception("%d traces were not sent to %s", len(traces) - sent, tracker)
-                failed += len(traces) - sent
+            if tracker not in self._started:
+                self._started[tracker] = self._start(tracker)
+            sink = self._started[tracker]
+            failed += len(traces) - (0 if sink is None else self._sent(tracker, sink, traces))
         return failed
+
+    def _sent(self, tracker: TraceTracker, sink: Sink, traces: list[Trace]) -> int:
+        """Hand traces over to a tracker, up to one that it does not take; returns how many it took."""
+        for taken, trace in enumerate(traces):
+            try:
+                sink.send(trace, first_step() + (trace.step or 0))
+            except Exception:
+                log.exception("%d traces were not sent to %s", len(traces) - taken, tracker)
+                return taken
+        return len(traces)
+
+    def _start(self, tracker: TraceTracker) -> Sink | None:
+        try:
+            sink = _START[tracker](self._run)
+        except Exception:
+            log.exception("%s did not start: no trace is sent to it until training is started again", tracker)
+            return None
+        before_finish.append(lambda: _finish(tracker, sink))
+        return sink
+
+
+def _finish(tracker: TraceTracker, sink: Sink) -> None:
+    sending = Thread(target=sink.finish, daemon=True)
+    sending.start()
+    sending.join(FINISH_S)
+    if sending.is_alive():
+        log.warning("%s has not sent all traces after %g s; the rest may be missing there", tracker, FINISH_S)
 
 
 def conversation(trace: Trace) -> list[dict[str, str]]:
@@ -80,8 +115,8 @@ def _result(call: ToolCall) -> dict[str, Any]:
     return {"status": call.status, "output": call.output, "wall_s": call.wall_s}
 
 
-def _mlflow(run: str) -> Send:
-    """A span for the rollout, and below it one for each turn and each call; MLflow sends them in the background."""
+def _mlflow(run: str) -> Sink:
+    """A span for the rollout, and below it one for each turn and each call."""
     import mlflow
     from mlflow.entities import SpanType
 
@@ -113,15 +148,15 @@ def _mlflow(run: str) -> Send:
         root.set_outputs({"answer": trace.final_text})
         root.end()
 
-    return send
+    return Sink(send, mlflow.flush_trace_async_logging)
 
 
 _MLFLOW_TAGS = ("problem_id", "reward", "verdict", "kept")
-"""What MLflow's list of traces is filtered by."""
+"""Tags by which MLflow's list of traces can be filtered."""
 
 
-def _trackio(run: str) -> Send:
-    """A trace of messages; trackio sends it in the background."""
+def _trackio(run: str) -> Sink:
+    """A trace of messages."""
     import trackio
 
     start_trackio(PROJECT, run)
@@ -129,11 +164,11 @@ def _trackio(run: str) -> Send:
     def send(trace: Trace, step: int) -> None:
         trackio.log({NAME: trackio.Trace(messages=conversation(trace), metadata=facts(trace))}, step=step)
 
-    return send
+    return Sink(send, trackio.finish)
 
 
-def _weave(run: str) -> Send:
-    """A call for the rollout, and below it one for each tool call; Weave sends them in the background."""
+def _weave(run: str) -> Sink:
+    """A call for the rollout, and below it one for each tool call."""
     import weave
 
     client = weave.init(PROJECT)
@@ -147,7 +182,7 @@ def _weave(run: str) -> Send:
             client.finish_call(ran, _result(call))
         client.finish_call(root, {"messages": conversation(trace), **about})
 
-    return send
+    return Sink(send, weave.finish)
 
 
-_START: dict[TraceTracker, Callable[[str], Send]] = {"mlflow": _mlflow, "trackio": _trackio, "weave": _weave}
+_START: dict[TraceTracker, Callable[[str], Sink]] = {"mlflow": _mlflow, "trackio": _trackio, "weave": _weave}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ RUNS_FILE = "tracker_runs.json"
 _METRICS_FILE = "VERL_FILE_LOGGER_PATH"
 """Environment variable with our own metrics file, which is in the phase's folder."""
 _OWN = "file"
-_open_trackers = Tracking.__init__
+_open_trackers, _finish_trackers = Tracking.__init__, Tracking.finish
+before_finish: list[Callable[[], None]] = []
+"""Called once when VERL finishes its trackers, at the end of training."""
 
 
 def first_step() -> int:
@@ -83,7 +86,8 @@ def _open(
     for name, variable in (("wandb", "WANDB_RUN_ID"), ("swanlab", "SWANLAB_RUN_ID")):
         # A variable of the user's stays.
         if name in names and variable not in os.environ:
-            os.environ[variable] = _runs().get(name) or secrets.token_hex(8)
+            # SwanLab takes 21 characters.
+            os.environ[variable] = _runs().get(name) or secrets.token_hex(11)[:21]
             _remember(name, os.environ[variable])
     if "trackio" in names:
         start_trackio(project_name, experiment_name, config)
@@ -116,5 +120,13 @@ def _log(self: Any, data: dict[str, Any], step: int, backend: Any = None) -> Non
             tracker.log(data=data, step=step if name == _OWN else step + first)
 
 
+def _finish(self: Any, exit_code: int = 0) -> None:
+    """Stands in for VERL's `Tracking.finish`."""
+    while before_finish:
+        before_finish.pop()()
+    _finish_trackers(self, exit_code)
+
+
 Tracking.__init__ = _open
 Tracking.log = _log
+Tracking.finish = _finish

@@ -1,7 +1,7 @@
-"""Loaded into every VERL process: no checkpoint is begun for which the disk has no room.
+"""Checks the free disk space before VERL writes a checkpoint. Imported by every VERL process.
 
-VERL finds out while it writes: it leaves a checkpoint that is cut short, which takes the room that is left, and torch's
-message does not name the disk.
+VERL alone would fail while it writes. It would leave a truncated checkpoint on the full disk, and torch's message does
+not name the disk.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 import torch.distributed
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
-from rstar2.errors import RStarError
+from rstar2.errors import Failure, RStarError
 from rstar2.train.records.final_error import write_final_error
-from rstar2.train.trainer.room import check_room
+from rstar2.train.trainer.disk_space import check_disk_space
 from rstar2.train.trainer.saving import STAGE_FOLDER
 
 
@@ -33,13 +33,31 @@ def own_bytes(manager: FSDPCheckpointManager) -> int:
 
 
 def _bytes(values: Iterable[Any]) -> int:
-    """Bytes of the tensors among the values: of a tensor that is split over ranks, the part of this rank."""
+    """Bytes of the tensors among the values. Of a tensor that is sharded over ranks, only this rank's shard counts."""
     local = (each.to_local() if hasattr(each, "to_local") else each for each in values)
     return sum(each.numel() * each.element_size() for each in local if isinstance(each, torch.Tensor))
 
 
-def _with_room(original: Callable[..., None]) -> Callable[..., None]:
-    """Stands in for `FSDPCheckpointManager.save_checkpoint`: every rank raises before any writes, or none does."""
+def _space_fault(
+    manager: FSDPCheckpointManager, checkpoint: Path, size: int, step: int, keep: int | None
+) -> RStarError | None:
+    """Removes the checkpoints that VERL removes before it writes, and returns why the next one cannot be written.
+
+    Any exception becomes a Failure, which the other ranks get too. They would otherwise wait until NCCL times out.
+    """
+    try:
+        # VERL does so itself before it writes, but the space that it frees has to count here.
+        manager.ensure_checkpoint_capacity(keep)
+        return check_disk_space(checkpoint, size, step)
+    except Exception as error:  # noqa: BLE001  (every rank raises it)
+        return Failure(
+            f"the disk space for the checkpoint of step {step} cannot be checked: {type(error).__name__}: {error}",
+            f"Check the disk of {checkpoint}, then run the same command: it continues from the last checkpoint.",
+        )
+
+
+def _checking_space(original: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `FSDPCheckpointManager.save_checkpoint`: either every rank raises before any writes, or none does."""
 
     @functools.wraps(original)
     def save(
@@ -50,14 +68,12 @@ def _with_room(original: Callable[..., None]) -> Callable[..., None]:
         max_ckpt_to_keep: int | None = None,
     ) -> None:
         if local_path is not None:
-            if self.rank == 0:
-                # VERL does so itself before it writes; then the room counts here too.
-                self.ensure_checkpoint_capacity(max_ckpt_to_keep)
             sizes: list[int] = [0] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(sizes, own_bytes(self))
             faults: list[RStarError | None] = [None]
             if self.rank == 0:
-                faults[0] = check_room(Path(local_path).absolute(), sum(sizes), global_step)
+                folder = Path(local_path).absolute()
+                faults[0] = _space_fault(self, folder, sum(sizes), global_step, max_ckpt_to_keep)
                 if faults[0] is not None and STAGE_FOLDER in os.environ:
                     write_final_error(Path(os.environ[STAGE_FOLDER]), faults[0])
             torch.distributed.broadcast_object_list(faults, src=0)
@@ -68,4 +84,4 @@ def _with_room(original: Callable[..., None]) -> Callable[..., None]:
     return save
 
 
-FSDPCheckpointManager.save_checkpoint = _with_room(FSDPCheckpointManager.save_checkpoint)
+FSDPCheckpointManager.save_checkpoint = _checking_space(FSDPCheckpointManager.save_checkpoint)

@@ -1,0 +1,91 @@
+"""Compares the free disk space with the next checkpoint's size: at a start, after each step, before VERL saves.
+
+Missing space is a UserError: to start again without more space would fail again, at the price of a step.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from rstar2.errors import UserError
+from rstar2.train.trainer.checkpoints import last_checkpoint, saved_step, steps_of
+
+SMALL_FILES_BYTES = 64 << 20
+"""Space for the files of a checkpoint other than weights and optimizer state, such as the tokenizer."""
+_REMEDY = "Free disk space, or keep fewer checkpoints (checkpoint.keep)"
+
+
+def check_disk_space(checkpoint: Path, size: int, step: int) -> UserError | None:
+    """Returns the error of a checkpoint that does not fit on the disk, or None if it fits.
+
+    Args:
+        checkpoint: the folder that it is written to. Files of an earlier start in it are replaced, so their space
+            counts as free.
+        size: bytes of its weights and optimizer state, of all ranks.
+    """
+    needed, free = size + SMALL_FILES_BYTES, free_bytes(checkpoint) + folder_bytes(checkpoint)
+    if needed <= free:
+        return None
+    return UserError(
+        f"not enough disk space for the checkpoint of step {step}: it needs {gib(needed)}, but the disk of "
+        f"{checkpoint} has {gib(free)} free. Nothing of it was written",
+        f"{_REMEDY}.",
+    )
+
+
+def require_disk_space(checkpoints: Path) -> None:
+    """Raises a UserError if the next checkpoint, assumed to be as large as the last one, does not fit on the disk."""
+    if shortage := _shortage(checkpoints):
+        raise UserError(
+            f"{shortage}. Training was not started, because it would end before that checkpoint is written",
+            f"{_REMEDY}, then run the same command: it continues from the last checkpoint.",
+        )
+
+
+def disk_space_warning(checkpoints: Path, removed_first: Collection[Path] = ()) -> str | None:
+    """Returns a warning if the next checkpoint, assumed to be as large as the last one, does not fit on the disk.
+
+    Returns None if it fits or if there is no checkpoint yet. An unfinished checkpoint counts as part of the next one.
+
+    Args:
+        removed_first: folders that VERL removes before it writes the next checkpoint.
+    """
+    shortage = _shortage(checkpoints, removed_first)
+    return shortage and f"{shortage}: training will end before it is written. {_REMEDY}"
+
+
+def _shortage(checkpoints: Path, removed_first: Collection[Path] = ()) -> str | None:
+    last, saved = last_checkpoint(checkpoints), saved_step(checkpoints)
+    if last is None or saved is None or not last.is_dir():
+        return None
+    unfinished = [checkpoints / f"global_step_{step}" for step in steps_of(checkpoints) if step > saved]
+    needed = folder_bytes(last)
+    free = free_bytes(checkpoints) + sum(folder_bytes(folder) for folder in (*unfinished, *removed_first))
+    if needed <= free:
+        return None
+    return f"the next checkpoint needs {gib(needed)}, but the disk of {checkpoints} has {gib(free)} for it"
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that may be written to the disk of a folder, which need not exist yet."""
+    existing = next(folder for folder in [path.absolute(), *path.absolute().parents] if folder.is_dir())
+    return shutil.disk_usage(existing).free
+
+
+def folder_bytes(folder: Path) -> int:
+    """Disk space of a folder's files. Targets of links are not counted, nor are files that disappear meanwhile."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # VERL removed it meanwhile
+                size += (Path(parent) / name).lstat().st_blocks * 512
+    return size
+
+
+def gib(size: int) -> str:
+    """A number of bytes as text, in GiB or MiB."""
+    return f"{size / (1 << 30):,.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):,.0f} MiB"
