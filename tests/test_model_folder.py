@@ -116,12 +116,22 @@ def test_all_that_ended_text_before_still_does(
     assert "text_config" not in config or after["text_config"]["eos_token_id"] == 2
 
 
-def test_padding_is_never_the_end_of_a_turn(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text_end", "pad", "becomes"),
+    [
+        (END_OF_TEXT, None, END_OF_TEXT),
+        (END_OF_TEXT, END_OF_TURN, END_OF_TEXT),
+        # Llama-3-Instruct: no other token ends text.
+        (END_OF_TURN, None, None),
+    ],
+)
+def test_padding_becomes_the_former_end_of_text_where_that_is_another_token(
+    base: Path, tmp_path: Path, text_end: str, pad: str | None, becomes: str | None
+) -> None:
     tokenizer = load_tokenizer(base)
-    for pad in (None, END_OF_TURN):
-        tokenizer.eos_token, tokenizer.pad_token = END_OF_TEXT, pad
-        write_format(ChatCodec(tokenizer, builtin.FORMAT), base, tmp_path)
-        assert load_tokenizer(tmp_path).pad_token == END_OF_TEXT
+    tokenizer.eos_token, tokenizer.pad_token = text_end, pad
+    write_format(ChatCodec(tokenizer, builtin.FORMAT), base, tmp_path)
+    assert load_tokenizer(tmp_path).pad_token == becomes
 
 
 def test_a_legacy_file_of_tokens_does_not_bring_the_old_end_back(base: Path, tmp_path: Path) -> None:
@@ -134,4 +144,8 @@ def test_a_legacy_file_of_tokens_does_not_bring_the_old_end_back(base: Path, tmp
 def test_whether_a_plain_server_ends_turns(base: Path, tmp_path: Path) -> None:
     assert not ends_turns(ChatCodec(load_tokenizer(base), builtin.FORMAT), base)
     folder = with_format(base, builtin.FORMAT, tmp_path / "base")
-    assert ends_turns(load_codec(folder), folder)
+    codec = load_codec(folder)
+    assert ends_turns(codec, folder)
+    values = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**values, "max_new_tokens": 2048}))
+    assert not ends_turns(codec, folder), "not if the turn is longer"
