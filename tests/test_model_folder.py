@@ -12,7 +12,8 @@ from support.optional import needs
 from support.taught_model import Taught, taught_model
 
 from rstar2.data import builtin
-from rstar2.demo.tiny import END_OF_TEXT, TinyModel, make_base_model
+from rstar2.demo.tiny import END_OF_TEXT, MARKUP, TinyModel, make_base_model
+from rstar2.formats.format import FORMAT_FILE
 from rstar2.model_folder import ends_turns, generation_config, write_format
 from rstar2.prompts import END_OF_TURN, ChatCodec, load_codec, load_tokenizer
 from rstar2.train.start_checks import with_format
@@ -78,6 +79,57 @@ def test_config_generation_config_and_tokenizer_end_text_at_the_end_of_a_turn(
     text = f"a {END_OF_TURN} <tool_call> π"
     assert tokenizer.encode(text) == plain.encode(text)
     assert (base / "generation_config.json").read_text() == json.dumps(before, indent=2) + "\n"
+
+
+def test_the_base_model_has_the_traits_that_the_docs_list(tmp_path: Path) -> None:
+    """Row by row as in docs/fidelity.md, "The demo", at the demo's own size."""
+    from safetensors.torch import load_file
+
+    def values(name: str) -> dict[str, Any]:
+        return dict(json.loads((tmp_path / name).read_text()))
+
+    size = TinyModel()
+    make_base_model(tmp_path, size, builtin.traces(1, 60, {}), builtin.FORMAT.template, seed=1)
+    config, generation, tokenizer = (
+        values("config.json"),
+        values("generation_config.json"),
+        load_tokenizer(tmp_path),
+    )
+    end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    codec = ChatCodec(tokenizer, builtin.FORMAT)
+    # End of text.
+    assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.eos_token_id == end
+    assert codec.end_id != end
+    assert (generation["do_sample"], generation["max_new_tokens"]) == (False, 2048)
+    assert tokenizer.chat_template not in (None, builtin.FORMAT.template)
+    assert not (tmp_path / FORMAT_FILE).exists()
+    # Padding, begin of text.
+    assert (tokenizer.pad_token_id, tokenizer.bos_token) == (end, None)
+    assert tokenizer.encode("a")[0] != end
+    # Tags.
+    for tag in MARKUP:
+        (token,) = tokenizer.encode(tag)
+        assert token not in tokenizer.all_special_ids
+    # Rows of the embedding, weights, last layer.
+    index = values("model.safetensors.index.json")["weight_map"]
+    files = set(index.values())
+    assert len(files) > 1
+    weights = {name: each for file in files for name, each in load_file(tmp_path / file).items()}
+    assert set(weights) == set(index)
+    assert {str(each.dtype) for each in weights.values()} == {"torch.bfloat16"}
+    assert config["dtype"] == "bfloat16"
+    embedding = weights["model.embed_tokens.weight"]
+    assert len(embedding) == config["vocab_size"] > len(tokenizer)
+    assert len(embedding) % 128 == 0
+    assert config["tie_word_embeddings"] is True
+    assert "lm_head.weight" not in weights
+    # Text before it is encoded.
+    assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
+    assert tokenizer.tokenize("2048") == list("2048")
+    # What differs.
+    assert (config["max_position_embeddings"], config["rope_parameters"]["rope_theta"]) == (1024, 100)
+    assert config["head_dim"] == config["hidden_size"] // config["num_attention_heads"]
+    assert float(embedding.float().std()) == pytest.approx(0.06, rel=0.02)
 
 
 def test_a_second_time_changes_nothing(base: Path, tmp_path: Path) -> None:
