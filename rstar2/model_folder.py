@@ -14,6 +14,7 @@ from rstar2.files import read_json, write_json
 from rstar2.formats.format import save_format
 from rstar2.prompts import ChatCodec
 
+GENERATION_CONFIG = "generation_config.json"
 _LENGTHS = ("max_length", "max_new_tokens")
 """Limits on what is generated, which a caller decides."""
 
@@ -22,8 +23,11 @@ def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
     """Write to `folder` the files in which a model depends on its format; the weights stay where they are.
 
     These are the format's own file, the tokenizer with the format's chat template, and the token that ends a turn in
-    tokenizer, config.json and generation_config.json. What else stands in the last two is taken from the folder
-    `model`, which may be the same one. The codec's tokenizer is changed too.
+    tokenizer, config.json and generation_config.json. The last two are copied from the folder `model`, which may be
+    the same one, with that changed. The codec's tokenizer is changed too.
+
+    Padding becomes the token that ended text before. If the base model's text already ended with the end of a turn,
+    as in Llama-3-Instruct, padding stays as it was: perhaps none, or that same token.
     """
     save_format(codec.format, folder)
     tokenizer = codec.tokenizer
@@ -37,7 +41,7 @@ def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
     config = read_json(model / "config.json")
     if config is None:
         return
-    write_json(folder / "generation_config.json", generation_config(codec, model))
+    write_json(folder / GENERATION_CONFIG, generation_config(codec, model))
     for part in (config, config.get("text_config")):
         if part is not None:
             _drop_lengths(part)
@@ -47,17 +51,19 @@ def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
 
 
 def ends_turns(codec: ChatCodec, model: Path) -> bool:
-    """Whether a plain server ends a model's text where its format ends a turn."""
-    return codec.end_id in {codec.tokenizer.eos_token_id, *_ends(read_json(model / "generation_config.json"))}
+    """Whether a plain server ends a model's text where its format ends a turn, however long the turn is."""
+    values = read_json(model / GENERATION_CONFIG) or {}
+    limited = any(values.get(name) is not None for name in _LENGTHS)
+    return not limited and codec.end_id in {codec.tokenizer.eos_token_id, *_ends(values)}
 
 
 def generation_config(codec: ChatCodec, model: Path) -> dict[str, Any]:
     """A model's generation_config.json, with the end of a turn first of the tokens that end its text."""
-    config, values = (read_json(model / name) for name in ("config.json", "generation_config.json"))
+    config, values = (read_json(model / name) for name in ("config.json", GENERATION_CONFIG))
     values = dict(values or {})
     ends = list(dict.fromkeys([codec.end_id, *_ends(values), *_ends(config)]))
     _drop_lengths(values)
-    # Said of a file that was made of config.json, which it now differs from.
+    # transformers reads it as: these values were made from config.json alone. That is no longer so.
     values.pop("_from_model_config", None)
     return {**values, "eos_token_id": ends, "pad_token_id": codec.tokenizer.pad_token_id}
 

@@ -27,6 +27,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.
 """A model's folder has at least one of them."""
 _MARKUP = re.compile(r"[<\[]\S+[>\]]")
 """An added token that is markup. Others, such as the runs of spaces that some tokenizers add, are ordinary text."""
+_CONTROL = re.compile(r"[_|]|think|reason|answer|tool|call", re.IGNORECASE)
+"""In markup that controls a conversation. Names of HTML elements, which Gemma's vocabulary has, are ordinary text."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 
 
@@ -50,8 +52,9 @@ class ChatCodec:
         self._end_text = str(tokenizer.convert_ids_to_tokens(self.end_id))
         special = {*tokenizer.all_special_tokens, *_written(tokenizer, "<|im_start|>"), self._end_text}
         self._in_turns = _Breaker(special)
-        self._in_questions = _Breaker({*special, *_added_markup(tokenizer)})
-        self._in_replies = _Breaker({*special, *_added_markup(tokenizer), *self._reply_tags()})
+        markup = self._control_markup()
+        self._in_questions = _Breaker({*special, *markup})
+        self._in_replies = _Breaker({*special, *markup, *self._reply_tags()})
         self.turn_start = self._turn_start()
         """What the generation prompt already writes of the model's turn, such as `<reason>`."""
         self._check_tools()
@@ -175,6 +178,16 @@ class ChatCodec:
         plain = before + self._in_questions.broken_up(problem) + after
         return self._in_turns.broken_up(plain)
 
+    def _control_markup(self) -> set[str]:
+        """Markup that is a single token, though perhaps not a special one, such as `</tool_response>` of Qwen3.
+
+        It is markup that the format's own text has, or that looks like control.
+        """
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
+        markup = {token.content for token in added if _MARKUP.fullmatch(token.content)}
+        own = "\n".join([self.format.template, self.format.system or "", self.format.user])
+        return {token for token in markup if token in own or _CONTROL.search(token)}
+
     def _reply_tags(self) -> set[str]:
         """The tags that the template puts around a reply, such as `<tool_response>` and `</tool_response>`."""
         try:
@@ -200,12 +213,6 @@ class _Breaker:
         for token in self._tokens:
             text = text.replace(token, token[0] + " " + token[1:])
         return text
-
-
-def _added_markup(tokenizer: Any) -> set[str]:
-    """Markup that is a single token, though perhaps not a special one, such as `</tool_response>` of Qwen3."""
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    return {token.content for token in added if _MARKUP.fullmatch(token.content)}
 
 
 def _written(tokenizer: Any, token: str) -> list[str]:

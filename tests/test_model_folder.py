@@ -12,7 +12,8 @@ from support.optional import needs
 from support.taught_model import Taught, taught_model
 
 from rstar2.data import builtin
-from rstar2.demo.tiny import END_OF_TEXT, TinyModel, make_base_model
+from rstar2.demo.tiny import END_OF_TEXT, MARKUP, TinyModel, make_base_model
+from rstar2.formats.format import FORMAT_FILE
 from rstar2.model_folder import ends_turns, generation_config, write_format
 from rstar2.prompts import END_OF_TURN, ChatCodec, load_codec, load_tokenizer
 from rstar2.train.start_checks import with_format
@@ -80,6 +81,57 @@ def test_config_generation_config_and_tokenizer_end_text_at_the_end_of_a_turn(
     assert (base / "generation_config.json").read_text() == json.dumps(before, indent=2) + "\n"
 
 
+def test_the_base_model_has_the_traits_that_the_docs_list(tmp_path: Path) -> None:
+    """Row by row as in docs/fidelity.md, "The demo", at the demo's own size."""
+    from safetensors.torch import load_file
+
+    def values(name: str) -> dict[str, Any]:
+        return dict(json.loads((tmp_path / name).read_text()))
+
+    size = TinyModel()
+    make_base_model(tmp_path, size, builtin.traces(1, 60, {}), builtin.FORMAT.template, seed=1)
+    config, generation, tokenizer = (
+        values("config.json"),
+        values("generation_config.json"),
+        load_tokenizer(tmp_path),
+    )
+    end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    codec = ChatCodec(tokenizer, builtin.FORMAT)
+    # End of text.
+    assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.eos_token_id == end
+    assert codec.end_id != end
+    assert (generation["do_sample"], generation["max_new_tokens"]) == (False, 2048)
+    assert tokenizer.chat_template not in (None, builtin.FORMAT.template)
+    assert not (tmp_path / FORMAT_FILE).exists()
+    # Padding, begin of text.
+    assert (tokenizer.pad_token_id, tokenizer.bos_token) == (end, None)
+    assert tokenizer.encode("a")[0] != end
+    # Tags.
+    for tag in MARKUP:
+        (token,) = tokenizer.encode(tag)
+        assert token not in tokenizer.all_special_ids
+    # Rows of the embedding, weights, last layer.
+    index = values("model.safetensors.index.json")["weight_map"]
+    files = set(index.values())
+    assert len(files) > 1
+    weights = {name: each for file in files for name, each in load_file(tmp_path / file).items()}
+    assert set(weights) == set(index)
+    assert {str(each.dtype) for each in weights.values()} == {"torch.bfloat16"}
+    assert config["dtype"] == "bfloat16"
+    embedding = weights["model.embed_tokens.weight"]
+    assert len(embedding) == config["vocab_size"] > len(tokenizer)
+    assert len(embedding) % 128 == 0
+    assert config["tie_word_embeddings"] is True
+    assert "lm_head.weight" not in weights
+    # Text before it is encoded.
+    assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
+    assert tokenizer.tokenize("2048") == list("2048")
+    # What differs.
+    assert (config["max_position_embeddings"], config["rope_parameters"]["rope_theta"]) == (1024, 100)
+    assert config["head_dim"] == config["hidden_size"] // config["num_attention_heads"]
+    assert float(embedding.float().std()) == pytest.approx(0.06, rel=0.02)
+
+
 def test_a_second_time_changes_nothing(base: Path, tmp_path: Path) -> None:
     folder = with_format(base, builtin.FORMAT, tmp_path / "base")
     names = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
@@ -116,12 +168,22 @@ def test_all_that_ended_text_before_still_does(
     assert "text_config" not in config or after["text_config"]["eos_token_id"] == 2
 
 
-def test_padding_is_never_the_end_of_a_turn(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text_end", "pad", "becomes"),
+    [
+        (END_OF_TEXT, None, END_OF_TEXT),
+        (END_OF_TEXT, END_OF_TURN, END_OF_TEXT),
+        # Llama-3-Instruct: no other token ends text.
+        (END_OF_TURN, None, None),
+    ],
+)
+def test_padding_becomes_the_former_end_of_text_where_that_is_another_token(
+    base: Path, tmp_path: Path, text_end: str, pad: str | None, becomes: str | None
+) -> None:
     tokenizer = load_tokenizer(base)
-    for pad in (None, END_OF_TURN):
-        tokenizer.eos_token, tokenizer.pad_token = END_OF_TEXT, pad
-        write_format(ChatCodec(tokenizer, builtin.FORMAT), base, tmp_path)
-        assert load_tokenizer(tmp_path).pad_token == END_OF_TEXT
+    tokenizer.eos_token, tokenizer.pad_token = text_end, pad
+    write_format(ChatCodec(tokenizer, builtin.FORMAT), base, tmp_path)
+    assert load_tokenizer(tmp_path).pad_token == becomes
 
 
 def test_a_legacy_file_of_tokens_does_not_bring_the_old_end_back(base: Path, tmp_path: Path) -> None:
@@ -134,4 +196,8 @@ def test_a_legacy_file_of_tokens_does_not_bring_the_old_end_back(base: Path, tmp
 def test_whether_a_plain_server_ends_turns(base: Path, tmp_path: Path) -> None:
     assert not ends_turns(ChatCodec(load_tokenizer(base), builtin.FORMAT), base)
     folder = with_format(base, builtin.FORMAT, tmp_path / "base")
-    assert ends_turns(load_codec(folder), folder)
+    codec = load_codec(folder)
+    assert ends_turns(codec, folder)
+    values = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**values, "max_new_tokens": 2048}))
+    assert not ends_turns(codec, folder), "not if the turn is longer"

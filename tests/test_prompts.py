@@ -130,6 +130,20 @@ def test_the_text_of_the_format_and_the_models_own_turns_keep_their_tags(qwen3_l
     assert qwen3_like.prompt(said).count(call) == qwen3_like.prompt(said[:1]).count(call) + 1
 
 
+def test_html_that_a_vocabulary_has_stays_and_the_tags_of_its_template_do_not(tokenizer: Any) -> None:
+    from tokenizers import AddedToken
+
+    like = copy.deepcopy(tokenizer)
+    html, control = ["<b>", "</b>", "<table>", "[c]"], ["<start_of_turn>", "<TOOL>", "<|x|>", "<mine>"]
+    like.add_tokens([AddedToken(token, normalized=False, special=False) for token in html + control])
+    codec = ChatCodec(like, ours().model_copy(update={"template": "{# <mine> #}" + ours().template}))
+    for told in (codec.tool_turn([" ".join(html)]), codec.user_turn(" ".join(html))):
+        assert " ".join(html) in _text(like, told)
+    for token in control:
+        for told in (codec.tool_turn([token]), codec.user_turn(token)):
+            assert f"{token[0]} {token[1:]}" in _text(like, told)
+
+
 def test_added_tokens_that_are_no_markup_stay(qwen3_like: ChatCodec) -> None:
     output = "a   b"
     assert output in _text(qwen3_like.tokenizer, qwen3_like.tool_turn([output]))

@@ -85,7 +85,7 @@ def rows() -> list[Row]:
 
 def table() -> str:
     """The comparison in Markdown."""
-    columns = ["", "memory, GiB", "planned", "planned for VERL", "tokens/s of a GPU", "planned"]
+    columns = ["", "memory, GiB", "planned GiB", "planned GiB, VERL", "tokens/s of a GPU", "planned tokens/s"]
     lines = [f"| {' | '.join(columns)} |", "|---|" + "---|" * (len(columns) - 1)]
     for row in rows():
         name = f"{row.gpus} × {row.gpu}, {row.model}, {row.task.upper()}, {row.sequence // 1024}K"

