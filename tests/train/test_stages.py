@@ -408,7 +408,9 @@ def test_a_start_without_room_for_a_checkpoint_is_refused_before_the_trainer_sta
         saved(disk, 2)
         (disk / "checkpoints" / "global_step_2" / "model.pt").write_bytes(bytes(5 << 20))
         start, _ = phase(disk, f"open({str(tmp_path / 'started')!r}, 'w')", 4)
-        with pytest.raises(UserError, match=r"next checkpoint needs 5 MiB, but .* has 3 MiB for it") as refused:
+        with pytest.raises(
+            UserError, match=r"next checkpoint needs 5 MiB, but .* has 3 MiB for it"
+        ) as refused:
             train(start, lambda step, metrics: None)
         assert "checkpoint.keep" in refused.value.hint
         assert not (tmp_path / "started").exists()

@@ -19,11 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rstar2.train.trainer.room import check_room
+
 from rstar2.judge.client.http import access_refused
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.progress import LOADING_MODEL, Activity, ActivityWriter
 from rstar2.train.trainer.checkpoints import POINTER, last_checkpoint
-from rstar2.train.trainer.room import check_room
 from rstar2.train.trainer.saving import STAGE_FOLDER, SaveTiming
 
 REHEARSAL = "RSTAR2_REHEARSAL"
