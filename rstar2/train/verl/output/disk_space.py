@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
-from rstar2.errors import Failure, RStarError
+from rstar2.errors import Failure, RStarError, UserError
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.trainer.disk_space import check_disk_space
 from rstar2.train.trainer.saving import STAGE_FOLDER
@@ -74,7 +74,7 @@ def _checking_space(original: Callable[..., None]) -> Callable[..., None]:
             if self.rank == 0:
                 folder = Path(local_path).absolute()
                 faults[0] = _space_fault(self, folder, sum(sizes), global_step, max_ckpt_to_keep)
-                if faults[0] is not None and STAGE_FOLDER in os.environ:
+                if isinstance(faults[0], UserError) and STAGE_FOLDER in os.environ:
                     write_final_error(Path(os.environ[STAGE_FOLDER]), faults[0])
             torch.distributed.broadcast_object_list(faults, src=0)
             if faults[0] is not None:
