@@ -134,7 +134,7 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
     [
         ({"stage1 3": "wrong token"}, 400, "the judge at http://judge refused the token"),
         # Less than a checkpoint needs beside its weights.
-        ({}, 50, "no room for the checkpoint of step 1: it needs 64 MiB"),
+        ({}, 50, "not enough disk space for the checkpoint of step 1: it needs 64 MiB"),
     ],
     ids=["wrong token", "full disk"],
 )

@@ -23,7 +23,7 @@ from rstar2.judge.client.http import access_refused
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.progress import LOADING_MODEL, Activity, ActivityWriter
 from rstar2.train.trainer.checkpoints import POINTER, last_checkpoint
-from rstar2.train.trainer.room import check_room
+from rstar2.train.trainer.disk_space import check_disk_space
 from rstar2.train.trainer.saving import STAGE_FOLDER, SaveTiming
 
 REHEARSAL = "RSTAR2_REHEARSAL"
@@ -162,7 +162,7 @@ class Rehearsal:
         """A checkpoint as VERL leaves it: the files of all ranks, then the place in the data, then the pointer."""
         self._show(Activity("saving a checkpoint"))
         checkpoint = checkpoints / f"global_step_{step}"
-        if no_room := check_room(checkpoint, 0, step):
+        if no_room := check_disk_space(checkpoint, 0, step):
             write_final_error(self._folder, no_room)
             raise no_room
         actor = checkpoint / "actor"
