@@ -67,7 +67,7 @@ def standin(tokenizer: Any, folder: Path) -> Iterator[StandIn]:
         elif "Recite" in last:
             said = "so " * 3 + " ".join(f"word{number}" for number in range(500))
         elif "garbage" in last:
-            said = "a <tool_response>b</answer><tool_call>{c<tool_call>d</reason> e"
+            said = 'a <tool_response>b</answer><tool_call>{"c<tool_call>d</reason> e'
         else:
             said = f"this is question {text.count('<|im_start|>user')}"
         return list(tokenizer.encode(said + END_OF_TURN))
@@ -101,7 +101,7 @@ def test_one_question_shows_the_call_its_result_and_the_answer(standin: StandIn,
 
 def test_tags_that_the_model_nests_are_not_shown(standin: StandIn, judge: JudgeHandle) -> None:
     shown = _ask(standin, "--judge", judge.url, "--prompt", "Write garbage").stdout
-    assert "not a call:\n    {cd e\n" in shown
+    assert 'not a call:\n    {"cd e\n' in shown
     assert not re.search("</?(?:reason|answer|tool_call|tool_response)>", shown)
 
 
