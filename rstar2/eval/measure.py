@@ -71,7 +71,7 @@ class EvalPlan:
     record: SampleRecord = TRACES
     """What is kept of each sample."""
     judge_report: JudgeReport | None = None
-    """What programs found on the judge that the user named; None where the run starts its own, or needs none."""
+    """Result of the programs that were run on the user's judge; None if the run starts its own or needs none."""
     notes: tuple[str, ...] = ()
     """What a user must know of the problems before they are sampled."""
 

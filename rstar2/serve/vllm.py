@@ -181,7 +181,7 @@ def template_of(model: str, choice: FormatChoice) -> str | None:
 def files_of(model: str) -> Path | None:
     """The folder with the files of a model; of a hub id, its snapshot in the hub's cache.
 
-    None where config.json or generation_config.json is not on this machine, though the model may have it.
+    Returns None if config.json or generation_config.json is not on this machine, though the model may have it.
     """
     if Path(model).is_dir():
         return Path(model)

@@ -186,7 +186,7 @@ class CheckpointSettings(Strict):
     every: int = Field(10, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     every_minutes: float = Field(30.0, gt=0)
-    """A step is also saved if at its end so many minutes have passed since the last checkpoint: every step, if steps
+    """A step is also saved if, at its end, the last checkpoint is at least this many minutes old: every step, if steps
     take longer. This bounds what a kill costs."""
     keep: int = Field(2, ge=1)
     """How many of the last checkpoints are kept. The disk needs space for one more: the oldest is removed only after
@@ -439,7 +439,7 @@ class SftRecipe(Strict):
     checkpoint_every: int = Field(500, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     checkpoint_every_minutes: float = Field(30.0, gt=0)
-    """A step is also saved if at its end so many minutes have passed since the last checkpoint."""
+    """A step is also saved if, at its end, the last checkpoint is at least this many minutes old."""
     seed: int = Field(1, ge=0)
     """Seed for the order of conversations."""
     trackers: tuple[Tracker, ...] = ("console",)

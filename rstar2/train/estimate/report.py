@@ -96,7 +96,7 @@ class RunEstimate:
 
     @property
     def warnings(self) -> list[str]:
-        """Of the run, and of all stages, each once, with the stages it is about where it is not about all."""
+        """Warnings of the run and its stages, without duplicates. One that is not about all stages names its stages."""
         said: dict[str, list[int]] = {}
         for number, stage in self.stages.items():
             for warning in stage.warnings:

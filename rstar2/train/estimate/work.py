@@ -271,14 +271,14 @@ def stage_disk(shape: ModelShape, kept: int, models: int = 1, filtered: int = 0,
 
 
 def saving(every: int, every_minutes: float, step_s: float, checkpoint: int, given: Assumptions) -> Saving:
-    """Checkpoints of so many bytes, saved every so many steps and at the latest after so many minutes."""
+    """What saving and a kill cost. `checkpoint` is in bytes; it is saved every `every` steps, or `every_minutes`."""
     save_s = checkpoint / given.disk_bytes_per_s
     between = min(every, max(1, math.ceil(60 * every_minutes / step_s)))
     return Saving(between, step_s, save_s, between * step_s + save_s, step_s + save_s)
 
 
 def sft_step_s(shape: ModelShape, recipe: SftRecipe, mean_tokens: float, given: Assumptions) -> float:
-    """Seconds of a step of SFT on conversations of so many tokens on average."""
+    """Seconds of an SFT step, given the mean tokens of a conversation."""
     hardware = recipe.hardware
     flop = update_flop(shape, mean_tokens / 2, hardware.gradient_checkpointing, log_probs=False)
     per_s = given.compute_share * gpu_of(hardware).flop_per_s / flop

@@ -41,7 +41,7 @@ class RolloutProgress:
     discarded: bool = False
     """The step's rollouts are discarded, and no others are under way: ending now would lose nothing of it."""
     failed: int = 0
-    """Of the finished ones those without a verdict, because an engine or something else failed."""
+    """Finished rollouts without a verdict, because an engine or something else failed."""
     fault: str = ""
     """What is wrong with this step's rollouts, for people; empty if nothing is."""
 

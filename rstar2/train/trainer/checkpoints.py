@@ -128,7 +128,7 @@ def finished_steps(checkpoints: Path) -> list[int]:
 
 
 def saved_step(checkpoints: Path) -> int | None:
-    """The step after which a trainer would resume; 0 without a checkpoint, None where the pointer is torn."""
+    """Returns the step after which a trainer would resume: 0 without a checkpoint, None if the pointer is torn."""
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else "0"
     return int(named) if named.isdigit() else None

@@ -214,7 +214,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return _cleared(batch, why), [*why.values(), *[lost_track] * missing]
 
     def _with_verdict(self, batch: KVBatchMeta, failed: list[FailedRollout]) -> KVBatchMeta:
-        """Of rollouts of held-out problems those that lost no call; the others are counted, and leave the queue.
+        """Returns the held-out rollouts that lost no call. The others are counted and removed from the queue.
 
         Raises NoVerdictsError if none is left, because VERL cannot go on with none.
         """

@@ -64,7 +64,7 @@ class StandIn:
         self.cut_after: int | None = None
         """Streams break off after this many pieces."""
         self.max_new_tokens: int | None = None
-        """At most so many tokens a request, as with vLLM's --generation-config."""
+        """Limit of tokens per request, as set by vLLM's --generation-config."""
         self.key: str | None = None
         """What clients must send; None asks for none."""
         self.token_ids = True
