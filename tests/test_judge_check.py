@@ -71,10 +71,13 @@ def test_programs_run_under_the_formats_limits(
     check_judge(token_judge.url, token_judge.token, with_limits(ours(), limits), ("json",))
     assert {(each.timeout_s, each.memory_mb) for each in asked} == {(TIMEOUT_S, 333)}
     assert "import json" in {each.code for each in asked}
+
+    async def too_slow(client: JudgeClient, request: RunRequest) -> RunResult:
+        return (await run(client, request)).model_copy(update={"outcome": "timeout"})
+
+    monkeypatch.setattr(JudgeClient, "run", too_slow)
     with pytest.raises(UserError, match="with the tool python_code_with_standard_io ended as timeout"):
-        check_judge(
-            token_judge.url, token_judge.token, with_limits(ours(), ToolLimits(seconds=1e-6)), ("json",)
-        )
+        check_judge(token_judge.url, token_judge.token, with_limits(ours(), limits), ("json",))
 
 
 def test_a_judge_that_answers_but_runs_nothing_is_named(

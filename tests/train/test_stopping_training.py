@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,6 +25,18 @@ from rstar2.train.trainer.saving import STOP_FILE
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
 
 BOUND_S = 3000.0
+NOTES_ACTIVITY = """
+import json, os
+from dataclasses import asdict
+from rstar2.train.records.progress import ActivityWriter
+write = ActivityWriter.write
+def noted(self, activity):
+    with open(os.environ["NOTED_ACTIVITY"], "a") as file:
+        file.write(json.dumps(asdict(activity)) + "\\n")
+    write(self, activity)
+ActivityWriter.write = noted
+"""
+"""Loaded into every process as `sitecustomize`, because alive.json shows the last activity only."""
 TRACES = 200
 
 
@@ -41,23 +54,29 @@ class Training:
 
     def __init__(self, out: Path, *words: object) -> None:
         self._out = out
+        self._noted = out.with_name("activity.jsonl")
+        hooks = out.with_name("hooks")
+        hooks.mkdir(exist_ok=True)
+        (hooks / "sitecustomize.py").write_text(NOTES_ACTIVITY)
+        path = os.pathsep.join(filter(None, (str(hooks), os.environ.get("PYTHONPATH"))))
         with out.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rstar2", *map(str, words)], stdout=file, stderr=subprocess.STDOUT
+                [sys.executable, "-m", "rstar2", *map(str, words)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": path, "NOTED_ACTIVITY": str(self._noted)},
             )
 
     def after_step(self, step: int, metrics: Path) -> list[Activity]:
-        """Wait until a step has ended; returns what the trainer did meanwhile."""
-        seen: list[Activity] = []
+        """Wait until a step has ended; returns what the trainer has done so far."""
         until = time.monotonic() + BOUND_S
         while logged_steps(metrics)[-1:] < [step]:
             assert self.process.poll() is None, self._out.read_text()[-5000:]
             assert time.monotonic() < until
-            activity = read_activity(metrics.parent / ACTIVITY_FILE)
-            if activity is not None and activity not in seen[-1:]:
-                seen.append(activity)
-            time.sleep(0.01)
-        return seen
+            time.sleep(0.05)
+        assert read_activity(metrics.parent / ACTIVITY_FILE) is not None
+        noted = [json.loads(line) for line in self._noted.read_text().splitlines()]
+        return [Activity(**each) for each in noted]
 
     def ends_with(self, code: int) -> str:
         """Wait for the end; returns what was printed."""
