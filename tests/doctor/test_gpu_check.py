@@ -217,7 +217,7 @@ HOME = str(Path.home())
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ('File "/home/anna/work/rstar2/train/launch.py", line 3', 'File "…/launch.py", line 3'),
+        ('File "/home/anna/code/rstar2/train/launch.py", line 3', 'File "…/launch.py", line 3'),
         ("saved to /data/anna/models", "saved to …/models"),
         ("~/models/mine is full", "…/mine is full"),
         (

@@ -22,7 +22,7 @@ from rstar2.doctor.gpu_check.checks import CHECKS
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 10_000.0
 LIMIT_S = "3000"
-"""Of each check: a busy machine fails none."""
+"""Seconds that each check may take, enough for a busy machine."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(14_000)]
 

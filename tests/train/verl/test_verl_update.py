@@ -79,7 +79,7 @@ def trainer_process(**environment: str) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def trainer() -> Iterator[Callable[..., Any]]:
-    """Of the laptop profile."""
+    """VERL's trainer with the laptop profile."""
     with trainer_process() as call:
         yield call
 
