@@ -353,8 +353,8 @@ def _at_real_points(
             break
     else:
         raise NoValue("not defined where it was tried")
-    source = complex_points(point_source(a, b, "complex"), a, b, names)
-    others = _points_of_agreement(((point, False) for point in source), LEAST_POINTS, a, b, setting)
+    free = complex_points(point_source(a, b, "complex"), a, b, names)
+    others = _points_of_agreement(((point, False) for point in free), LEAST_POINTS, a, b, setting)
     if others is None:
         if not (functions(a) | functions(b)) & (STEPS | OF_COMPLEX - LENGTHS):
             raise NoValue("a letter that may stand for a complex number")

@@ -11,18 +11,15 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import count
 from random import Random
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from rstar2.eval.grader.parse.nodes import (
     Call,
     Node,
     Number,
     Power,
-    Product,
-    Quotient,
     Residue,
     Series,
-    Sum,
     Symbol,
     walk,
 )
@@ -221,11 +218,15 @@ def _numbers_in(a: Node, b: Node) -> list[Fraction]:
 
 
 def _constants(node: Node) -> Iterator[Fraction]:
-    """The rational values of the numbers in an expression, and of its parts without letters, such as 10^6."""
-    for part in walk(node):
-        if isinstance(part, Number):
-            yield part.value
-        elif isinstance(part, Power | Product | Quotient | Sum) and not variables(part):
+    """The rational values of the largest parts without letters, such as 10^6 in |x - 10^6|."""
+    pending: list[Any] = [node]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, tuple):
+            pending.extend(part)
+        elif isinstance(part, Node) and variables(part):
+            pending.extend([getattr(part, name) for name in part.__slots__])
+        elif isinstance(part, Node):
             with contextlib.suppress(NoValue):
                 value = evaluate(part, Setting({}, mpmath_context(_DIGITS)))
                 if isinstance(value, Fraction):
