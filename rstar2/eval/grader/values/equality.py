@@ -18,6 +18,7 @@ from rstar2.eval.grader.parse.nodes import UNKNOWN, Apply, Node, Number, Product
 from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.guarded_numbers import (
     MAX_SPREAD_BITS,
+    Constant,
     Notes,
     NoValue,
     Setting,
@@ -58,11 +59,14 @@ _SMALL_BITS = 100
 _MORE_DIGITS = (0, 150, 300, 600, 1200)
 """If there are larger ones, twice their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit, and
 their difference has 101 digits less. Few lengths are used, as a context is kept for each."""
-SMOOTH_POINTS, EDGED_POINTS = 6, 48
+SMOOTH_POINTS, EDGED_POINTS = 6, 64
 """At how many points expressions have to agree, without and with corners, jumps or divisors in them."""
-LEAST_POINTS = 3
+LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
 """Expressions that have values at fewer of the points that were tried are not verified."""
-_TRIES_PER_POINT = 8
+FIRST_TRIES, TRIES_PER_POINT = 40, 8
+"""Points are drawn until there are enough at which both expressions have a value, or this many were tried."""
+MAX_ONE_SIDED = 6
+"""For each point of agreement there may be this many at which only one of the expressions has a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,7 @@ def proportional(a: Node, b: Node) -> Fraction | None:
         else:
             points = real_points(random, a, b, names, set())
             needed = EDGED_POINTS if has_kinks(a, b) or has_steps(a, b) else SMOOTH_POINTS
-        for point, _ in islice(points, needed * _TRIES_PER_POINT):
+        for point, _ in islice(points, needed * TRIES_PER_POINT):
             setting = Setting(point, context, real=rational is None)
             try:
                 top, bottom = evaluate(a, setting), evaluate(b, setting)
@@ -287,7 +291,7 @@ def _identical_fractions(
         names = [*names, "e"]
     points: list[Point] = []
     source = rational_points(point_source(a, b, "rational"), names, rational.bits)
-    for point in islice(source, rational.points * _TRIES_PER_POINT):
+    for point in islice(source, rational.points * TRIES_PER_POINT):
         here = replace(setting, symbols=point, notes=Notes())
         try:
             left, right = evaluate(a, here), evaluate(b, here)
@@ -312,12 +316,13 @@ def _at_whole_points(
     values at whole numbers, only other numbers decide.
     """
     source = whole_points(point_source(a, b, "whole"), a, b, names, whole)
-    needed = EDGED_POINTS if has_steps(a, b) or has_kinks(a, b) else 2 * SMOOTH_POINTS
+    edged = has_steps(a, b) or has_kinks(a, b)
+    needed = EDGED_POINTS if edged else 2 * SMOOTH_POINTS
     real = Symbol("i") not in {*walk(a), *walk(b)}
     points = _points_of_agreement(((point, real) for point in source), needed, a, b, setting)
     if points is None:
         return None
-    enough = len(points) >= LEAST_POINTS
+    enough = len(points) >= (LEAST_EDGED_POINTS if edged else LEAST_POINTS)
     if enough and any(only_for_whole_numbers(node, whole) for node in (a, b)):
         return points
     try:
@@ -339,7 +344,8 @@ def _at_real_points(
     a: Node, b: Node, names: list[str], positive: set[str], setting: Setting
 ) -> tuple[Point, ...] | None:
     """The decision if letters stand for real numbers, or for complex ones under Re, Im, arg and |…|."""
-    needed = EDGED_POINTS if has_steps(a, b) or has_kinks(a, b) else SMOOTH_POINTS
+    edged = has_steps(a, b) or has_kinks(a, b)
+    needed, least = (EDGED_POINTS, LEAST_EDGED_POINTS) if edged else (SMOOTH_POINTS, LEAST_POINTS)
     complex_values = Symbol("i") in {*walk(a), *walk(b)}
     points = None
     for real in (False,) if complex_values else (True, False):
@@ -349,7 +355,7 @@ def _at_real_points(
         )
         if points is None:
             return None
-        if len(points) >= LEAST_POINTS:
+        if len(points) >= least:
             break
     else:
         raise NoValue("not defined where it was tried")
@@ -367,28 +373,44 @@ def _points_of_agreement(
 ) -> tuple[Point, ...] | None:
     """Returns up to `needed` points at which both have the same value; None if they differ at one.
 
-    Each point comes with whether only real values count there. SeveralValues if a power of a negative number may have
-    been meant otherwise.
+    Each point comes with whether only real values count there. NoValue if only one of them has a value at most of the
+    points, and SeveralValues if a power of a negative number may have been meant otherwise.
     """
-    points: list[Point] = []
+    points: dict[tuple[Constant, ...], Point] = {}
+    one_sided = 0
     doubt: SeveralValues | None = None
-    for point, real in islice(source, needed * _TRIES_PER_POINT):
+    for tries, (point, real) in enumerate(source):
+        if len(points) == needed or tries >= FIRST_TRIES + TRIES_PER_POINT * len(points):
+            break
+        if tuple(point.values()) in points:
+            continue
+        here = replace(setting, symbols=point, real=real)
         try:
-            if not _agree(a, b, replace(setting, symbols=point, real=real)):
+            if not _agree(a, b, here):
                 return None
         except TooMuchWork:
             raise
         except SeveralValues as error:
             doubt = error
         except NoValue:
-            continue
+            one_sided += _has_value(a, here) != _has_value(b, here)
         else:
-            points.append(point)
-            if len(points) == needed:
-                break
+            points[tuple(point.values())] = point
     if doubt:
         raise doubt
-    return tuple(points)
+    if one_sided > MAX_ONE_SIDED * len(points):
+        raise NoValue("an expression that has a value where the other one has none")
+    return tuple(points.values())
+
+
+def _has_value(node: Node, setting: Setting) -> bool:
+    try:
+        evaluate(node, setting)
+    except TooMuchWork:
+        raise
+    except NoValue:
+        return False
+    return True
 
 
 def _agree(a: Node, b: Node, setting: Setting) -> bool:

@@ -13,8 +13,17 @@ from fractions import Fraction
 
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.values.functions import ANGLES, call
-from rstar2.eval.grader.values.guarded_numbers import NoValue, Setting, TooMuchWork, Value, remainder, whole
-from rstar2.eval.grader.values.secret import keyed_random
+from rstar2.eval.grader.values.guarded_numbers import (
+    Notes,
+    NoValue,
+    Setting,
+    TooMuchWork,
+    Value,
+    remainder,
+    whole,
+)
+from rstar2.eval.grader.values.letters import variables
+from rstar2.eval.grader.values.secret import keyed_number
 
 MAX_TERMS = 2000
 """The longest sum or product written with an index that is added up."""
@@ -64,7 +73,7 @@ def evaluate(node: nodes.Node, setting: Setting) -> Value:
         case nodes.Apply(name=name, args=args):
             return _unknown(name, [evaluate(arg, setting) for arg in args], setting)
         case nodes.Series():
-            return _series(node, setting)
+            return _remembered(node, setting) if not variables(node) else _series(node, setting)
         case nodes.Based(value=based):
             return Fraction(based)
         case nodes.Residue(value=inner, modulus=modulus, is_remainder=True):
@@ -115,6 +124,27 @@ def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
             for i in range(column, len(rows)):
                 row[i] = setting.add(row[i], -setting.multiply(scale, head[i]))
     return total
+
+
+def _remembered(node: nodes.Series, setting: Setting) -> Value:
+    """The value of a sum without free letters, which is the same at every point of one grading."""
+    reading = (setting.degree, setting.percent, setting.real, setting.natural_log, setting.others)
+    key = (node, setting.context.dps, reading)
+    known = setting.budget.values
+    if key not in known:
+        notes = Notes()
+        try:
+            known[key] = _series(node, replace(setting, symbols={}, notes=notes)), notes
+        except TooMuchWork:
+            raise
+        except NoValue as error:
+            known[key] = error, notes
+    value, notes = known[key]
+    setting.notes.note(notes.bits)
+    setting.notes.several_values |= notes.several_values
+    if isinstance(value, NoValue):
+        raise value
+    return value
 
 
 def _series(node: nodes.Series, setting: Setting) -> Value:
@@ -168,4 +198,4 @@ def _written(value: Value, setting: Setting) -> str:
 
 def _fraction_of(text: str) -> Fraction:
     """A pseudo-random number between 1/2 and 3/2."""
-    return Fraction(keyed_random("unknown", text).getrandbits(40), 1 << 40) + Fraction(1, 2)
+    return Fraction(keyed_number("unknown", text) % (1 << 40), 1 << 40) + Fraction(1, 2)

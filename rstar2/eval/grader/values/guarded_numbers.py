@@ -16,7 +16,7 @@ MAX_LOG10 = 60_000
 """No value may leave 10^-MAX_LOG10 .. 10^MAX_LOG10."""
 MAX_SPREAD_BITS = 200
 """Inexact numbers that differ more in size are not added: the smaller one would be lost in the noise of 80 digits."""
-BUDGET = 150_000
+BUDGET = 50_000
 """The work that one grading may take, in units of about one microsecond of one processor of 2024."""
 _STEP = 3
 """The cost of visiting a node."""
@@ -42,12 +42,14 @@ class TooMuchWork(NoValue):
 
 
 class Budget:
-    """The work that is left for one grading."""
+    """The work that is left for one grading, and what it has computed for good."""
 
-    __slots__ = ("left",)
+    __slots__ = ("left", "values")
 
     def __init__(self, units: float = BUDGET) -> None:
         self.left = units
+        self.values: dict[Any, Any] = {}
+        """The values of sums without free letters, by expression and reading."""
 
     def spend(self, units: float) -> None:
         """Take some of the work; raises TooMuchWork, now and from then on, if there is not enough left."""

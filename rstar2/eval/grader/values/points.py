@@ -7,6 +7,7 @@ who does not know the secret of the run can choose a formula that agrees at them
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import count
@@ -124,7 +125,7 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
         if centres and turn % 2:
             name, centre = random.choice(sorted(whole)), random.choice(centres)
             multiple = centre.numerator * random.randint(1, 9)
-            value = random.choice((centre.numerator, multiple)) + random.randint(-1, 1)
+            value = random.choice((centre.numerator, multiple)) + random.choice((0, 0, -1, 1))
             point[name] = Fraction(max(1, value))
         yield point
 
@@ -139,8 +140,9 @@ def real_points(
     """
     stepped = has_steps(a, b)
     centres = _numbers_in(a, b) if stepped or has_kinks(a, b) else []
+    ranges = (*_RANGES, (0, 10 * math.ceil(max(centres)))) if centres else _RANGES
     for turn in count():
-        low, high = _RANGES[turn % len(_RANGES)]
+        low, high = ranges[turn % len(ranges)] if turn % 4 != 2 else ranges[-1]
         point: dict[str, Constant] = {name: _broken(random, low, high) for name in names}
         negative = False
         if turn % 3 == 2:
@@ -152,7 +154,7 @@ def real_points(
         if centres and turn % 2:
             name = random.choice(names)
             centre = random.choice(centres) * random.choice((1, 1, -1))
-            if stepped and turn % 4 == 1:
+            if stepped and turn % 6 != 1:
                 point[name] = centre * Fraction(random.randint(-6, 6), random.choice((1, 1, 2)))
             else:
                 point[name] = centre + _broken(random, 0, 1) * random.choice((1, -1))
@@ -187,7 +189,7 @@ def _complex_letters(node: Node) -> set[str]:
 def has_steps(a: Node, b: Node) -> bool:
     """Whether an expression has jumps at whole numbers, or a value that depends on divisors."""
     return any(
-        isinstance(part, Residue) or (isinstance(part, Call) and part.name in STEPS)
+        (isinstance(part, Residue) or (isinstance(part, Call) and part.name in STEPS)) and variables(part)
         for node in (a, b)
         for part in walk(node)
     )
@@ -200,12 +202,13 @@ def has_kinks(a: Node, b: Node) -> bool:
 
 def _is_kinked(part: Node) -> bool:
     match part:
-        case Call(name="root", args=(_, Number(value=index))):
-            return index % 2 != 1
+        case Call(name="root", args=(inner, Number(value=index))):
+            return index % 2 != 1 and bool(variables(inner))
         case Call(name=name):
-            return name in LENGTHS | STEPS | _INVERSES or name == "root"
-        case Power(exponent=exponent):
-            return not (isinstance(exponent, Number) and exponent.value.denominator == 1)
+            return (name in LENGTHS | STEPS | _INVERSES or name == "root") and bool(variables(part))
+        case Power(base=base, exponent=exponent):
+            whole = isinstance(exponent, Number) and exponent.value.denominator == 1
+            return not whole and bool(variables(base))
     return False
 
 
@@ -213,7 +216,7 @@ def _numbers_in(a: Node, b: Node) -> list[Fraction]:
     """The constants in two expressions, the quotients of two of them, and 1."""
     values = {abs(value) for node in (a, b) for value in _constants(node)}
     sizes = sorted(value for value in values if 0 < value <= _CENTRES_TO)[:_MAX_CENTRES]
-    quotients = {over / under for over in sizes for under in sizes if under != 1}
+    quotients = {over / under for over in sizes for under in sizes if 1 not in {over, under}}
     return sorted({Fraction(1), *sizes, *quotients})
 
 

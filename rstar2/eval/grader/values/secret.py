@@ -37,7 +37,11 @@ def _decoded(text: str) -> bytes:
     return bytes.fromhex(text)
 
 
+def keyed_number(*texts: str) -> int:
+    """Returns a number of 256 bits that only the secret of the run and the texts decide (HMAC-SHA-256, RFC 2104)."""
+    return int.from_bytes(hmac.digest(secret(), "\0".join(texts).encode(), "sha256"), "big")
+
+
 def keyed_random(*texts: str) -> Random:
-    """Returns a generator that depends only on the secret of the run and on the texts (HMAC-SHA-256, RFC 2104)."""
-    message = "\0".join(texts).encode()
-    return Random(int.from_bytes(hmac.digest(secret(), message, "sha256"), "big"))
+    """Returns a generator of numbers that only the secret of the run and the texts decide."""
+    return Random(keyed_number(*texts))
