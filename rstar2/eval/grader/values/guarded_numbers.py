@@ -159,13 +159,7 @@ class Setting:
     def guard(self, value: Value) -> Value:
         """Returns the value; NoValue if it is too large or not finite."""
         if isinstance(value, Fraction):
-            over, under = value.numerator.bit_length(), value.denominator.bit_length()
-            if over + under > MAX_BITS:
-                raise NoValue("too large")
-            if over + under > _EXACT_BITS:
-                # The product of the sizes, as in school; a fraction is also reduced.
-                thousands = (over + under) / 1000
-                self.budget.spend(thousands**2 * (0.3 if under == 1 else 2))
+            self._pay(value, reduced=value.denominator != 1)
         elif not self.context.isfinite(value):
             raise NoValue("not finite")
         elif value:
@@ -174,6 +168,14 @@ class Setting:
                 raise NoValue("too large")
             self.notes.note(size)
         return value
+
+    def _pay(self, value: Fraction, *, reduced: bool) -> None:
+        """Pay for an exact number by its size: the product of the sizes, as in school, and more to reduce it."""
+        bits = value.numerator.bit_length() + value.denominator.bit_length()
+        if bits > MAX_BITS:
+            raise NoValue("too large")
+        if bits > _EXACT_BITS:
+            self.budget.spend((bits / 1000) ** 2 * (2 if reduced else 0.3))
 
     def add(self, a: Value, b: Value) -> Value:
         a, b = self.alike(a, b)
@@ -195,7 +197,9 @@ class Setting:
 
     def power(self, base: Value, exponent: Value) -> Value:
         if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
-            return self.guard(_exact_power(base, exponent.numerator))
+            power = _exact_power(base, exponent.numerator)
+            self._pay(power, reduced=False)
+            return power
         a, b = self.alike(base, exponent)
         if a == 0:
             if self.context.re(b) <= 0:

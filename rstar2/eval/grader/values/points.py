@@ -24,6 +24,7 @@ from rstar2.eval.grader.parse.nodes import (
     Symbol,
     walk,
 )
+from rstar2.eval.grader.values.corners import points_between_corners
 from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.functions import ANGLES
 from rstar2.eval.grader.values.guarded_numbers import Constant, NoValue, Setting, mpmath_context
@@ -47,8 +48,8 @@ _DIGITS = 40
 _DENOMINATOR = 1009
 _SIZES = (6, 20, 200, 2000, 1 << 20)
 """The largest whole numbers that letters are set to, in turn."""
-_SERIES_SIZES = (6, 20, 60, 200)
-"""The same if a letter is the bound of a sum or product, which is added up."""
+_SMALL_SIZES = (6, 20, 60, 200)
+"""The same if a letter is the bound of a sum or product, which is added up, or others are real: think of x^n."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals that real letters are drawn from, in turn."""
 _CENTRES_TO, _MAX_CENTRES = 10**9, 8
@@ -114,7 +115,7 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
         for node in (a, b)
         for part in walk(node)
     )
-    sizes = _SERIES_SIZES if bounded else _SIZES
+    sizes = _SMALL_SIZES if bounded or not whole.issuperset(names) else _SIZES
     centres = _numbers_in(a, b) if has_steps(a, b) or has_kinks(a, b) else []
     for turn in count():
         size = sizes[turn % len(sizes)]
@@ -135,10 +136,16 @@ def real_points(
 ) -> Iterator[tuple[Point, bool]]:
     """Endless points of broken numbers of several sizes, and whether only real values count there.
 
-    Every third point has negative letters, but for those in `positive`. If an expression has corners or jumps,
-    every second one has a letter near or at a number that stands in the expressions.
+    Every third point has negative letters, but for those in `positive`. If an expression has corners, points between
+    them come first. If it has corners or jumps, every second point has a letter near or at a constant in it.
     """
     stepped = has_steps(a, b)
+    if has_kinks(a, b):
+        for _ in range(2):
+            start = {name: _broken(random, 0, 3) for name in names}
+            for corner in points_between_corners(random, a, b, start):
+                if all(corner[name] > 0 for name in positive):
+                    yield corner, True
     centres = _numbers_in(a, b) if stepped or has_kinks(a, b) else []
     ranges = (*_RANGES, (0, 10 * math.ceil(max(centres)))) if centres else _RANGES
     for turn in count():
@@ -208,7 +215,7 @@ def _is_kinked(part: Node) -> bool:
             return (name in LENGTHS | STEPS | _INVERSES or name == "root") and bool(variables(part))
         case Power(base=base, exponent=exponent):
             whole = isinstance(exponent, Number) and exponent.value.denominator == 1
-            return not whole and bool(variables(base))
+            return not whole and not variables(exponent) and bool(variables(base))
     return False
 
 
