@@ -326,7 +326,7 @@ def _at_whole_points(
     if enough and any(only_for_whole_numbers(node, whole) for node in (a, b)):
         return points
     try:
-        others = _at_real_points(a, b, names, whole, setting)
+        others = _at_real_points(a, b, names, whole, setting, few=enough)
     except (TooMuchWork, SeveralValues):
         raise
     except NoValue:
@@ -341,11 +341,16 @@ def _at_whole_points(
 
 
 def _at_real_points(
-    a: Node, b: Node, names: list[str], positive: set[str], setting: Setting
+    a: Node, b: Node, names: list[str], positive: set[str], setting: Setting, *, few: bool = False
 ) -> tuple[Point, ...] | None:
-    """The decision if letters stand for real numbers, or for complex ones under Re, Im, arg and |…|."""
+    """The decision if letters stand for real numbers, or for complex ones under Re, Im, arg and |…|.
+
+    With `few`, a few points only confirm what others have shown.
+    """
     edged = has_steps(a, b) or has_kinks(a, b)
     needed, least = (EDGED_POINTS, LEAST_EDGED_POINTS) if edged else (SMOOTH_POINTS, LEAST_POINTS)
+    if few:
+        needed = least = LEAST_POINTS
     complex_values = Symbol("i") in {*walk(a), *walk(b)}
     points = None
     for real in (False,) if complex_values else (True, False):

@@ -100,7 +100,7 @@ def _gamma(setting: Setting, function: Callable[..., Value], *values: Value) -> 
         raise NoValue("too large")
     if setting.context.dps > MAX_GAMMA_DIGITS:
         raise NoValue("too many digits of a factorial")
-    return setting.library(function, *arguments, cost=300)
+    return setting.library(function, *arguments, cost=60 * len(arguments))
 
 
 def _double_factorial(setting: Setting, value: Value) -> Value:

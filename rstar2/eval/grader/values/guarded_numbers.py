@@ -175,7 +175,7 @@ class Setting:
         if bits > MAX_BITS:
             raise NoValue("too large")
         if bits > _EXACT_BITS:
-            self.budget.spend((bits / 1000) ** 2 * (2 if reduced else 0.3))
+            self.budget.spend((bits / 1000) ** 2 * (0.5 if reduced else 0.06))
 
     def add(self, a: Value, b: Value) -> Value:
         a, b = self.alike(a, b)
