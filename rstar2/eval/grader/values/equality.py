@@ -391,7 +391,7 @@ def _points_of_agreement(
             continue
         here = replace(setting, symbols=point, real=real)
         try:
-            if not _agree(a, b, here):
+            if not _agree(a, b, here, briefly=len(points) >= SMOOTH_POINTS):
                 return None
         except TooMuchWork:
             raise
@@ -418,9 +418,10 @@ def _has_value(node: Node, setting: Setting) -> bool:
     return True
 
 
-def _agree(a: Node, b: Node, setting: Setting) -> bool:
-    """Whether both have the same value at a point; where only real values count, others do not decide.
+def _agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
+    """Whether both have the same value at a point; if only real values count there, NoValue for others.
 
+    With `briefly`, agreement of 25 digits is enough: it adds a point to others at which all digits were compared.
     SeveralValues: they differ, but one may be taken to have other values than the principal one.
     """
     setting = replace(setting, notes=Notes())
@@ -430,18 +431,21 @@ def _agree(a: Node, b: Node, setting: Setting) -> bool:
     low, scale, is_real = first
     if setting.real and not is_real:
         raise NoValue("not real here")
-    context = setting.context
+    context, notes = setting.context, setting.notes
+    if briefly and notes.bits <= _SMALL_BITS and low <= scale * context.mpf(10) ** -25:
+        return True
     same = bool(low <= context.mpf(10) ** -15 * max(scale, 1))
     if same:
-        lost = setting.notes.bits * 3 // 10 if setting.notes.bits > _SMALL_BITS else 0
+        lost = notes.bits * 3 // 10 if notes.bits > _SMALL_BITS else 0
         more = _more_digits(2 * lost)
         finer = replace(setting, context=mpmath_context(_HIGH_DIGITS + more), notes=Notes())
         second = _difference(a, b, finer)
         if isinstance(second, bool):
             return second
-        noise = max(low, scale * context.mpf(10) ** -_LOW_DIGITS)
+        # If both are zero to 40 digits, what cancelled in them was of the size of 1.
+        noise = max(low, (scale or 1) * context.mpf(10) ** -_LOW_DIGITS)
         same = bool(second[0] <= noise * context.mpf(10) ** (lost - more - 25))
-    if not same and setting.notes.several_values:
+    if not same and notes.several_values:
         raise SeveralValues("a power of a negative number that is not real")
     return same
 

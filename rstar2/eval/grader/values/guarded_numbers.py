@@ -213,7 +213,7 @@ class Setting:
             raise NoValue("not real")
         if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:
             raise NoValue("too large")
-        return self.library(context.power, a, b, cost=30)
+        return self.library(context.power, a, b, cost=12)
 
     def as_real(self, value: Value) -> Value:
         if isinstance(value, Fraction):

@@ -48,8 +48,10 @@ _DIGITS = 40
 _DENOMINATOR = 1009
 _SIZES = (6, 20, 200, 2000, 1 << 20)
 """The largest whole numbers that letters are set to, in turn."""
-_SMALL_SIZES = (6, 20, 60, 200)
-"""The same if a letter is the bound of a sum or product, which is added up, or others are real: think of x^n."""
+_SERIES_SIZES = (6, 12, 25, 60)
+"""The same if a letter is the bound of a sum or product, which is added up."""
+_MIXED_SIZES = (4, 8, 16)
+"""The same if other letters are real, as in x^n."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals that real letters are drawn from, in turn."""
 _CENTRES_TO, _MAX_CENTRES = 10**9, 8
@@ -115,12 +117,15 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
         for node in (a, b)
         for part in walk(node)
     )
-    sizes = _SMALL_SIZES if bounded or not whole.issuperset(names) else _SIZES
+    if not whole.issuperset(names):
+        sizes: tuple[int, ...] = _MIXED_SIZES
+    else:
+        sizes = _SERIES_SIZES if bounded else _SIZES
     centres = _numbers_in(a, b) if has_steps(a, b) or has_kinks(a, b) else []
     for turn in count():
         size = sizes[turn % len(sizes)]
         point: dict[str, Constant] = {
-            name: Fraction(random.randint(1, size)) if name in whole else _broken(random, 0, 3)
+            name: Fraction(random.randint(1, size), 1 if name in whole else random.choice((2, 3, 5, 7)))
             for name in names
         }
         if centres and turn % 2:
