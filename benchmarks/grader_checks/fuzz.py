@@ -3,8 +3,8 @@
     python benchmarks/grader_checks/fuzz.py --count 20000 --seed 1
 
 Prints crashes and accepted texts (there must be none; those that an evaluator of its own finds equal are left out), the
-CPU time of the grading process for a pair (p99 at most 50 ms, the worst at most 500 ms), deadlines (1.5 s of CPU time, at
-most two), the slowest pairs, the time by kind of text, and the memory of the processes.
+CPU time of the grading process for a pair (p99 at most 50 ms, the worst at most 500 ms), deadlines (1.5 s of CPU time,
+at most two), the slowest pairs, the time by kind of text, and the memory of the processes.
 """
 
 from __future__ import annotations
