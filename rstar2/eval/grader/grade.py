@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,8 +31,6 @@ _IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
 _SMALL_LETTER = re.compile(r"(?:\\text\w*\{)?\(?([a-j])\)?\}?")
-_GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_DECIMAL_COMMA = re.compile(r"(-?\d{1,3}(?:\.\d{3})+|-?\d+),(\d+)")
 _CHOICE = re.compile(
     r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]\s+(\S.*)|(?:option|choice)\s*\(?([A-J])\)?", re.I | re.S
 )
@@ -196,14 +193,6 @@ def _chosen(text: str) -> str | None:
     return choice[1] or choice[3]
 
 
-def _with_other_commas(text: str) -> list[str]:
-    """A text, and what it is if a comma between digits groups or divides them: (1,000, 2,000), 0,5."""
-    decimal = _DECIMAL_COMMA.fullmatch(text)
-    grouped = _GROUPING.sub("", text)
-    others = [f"{decimal[1].replace('.', '')}.{decimal[2]}"] if decimal else []
-    return [text, *others, grouped] if grouped != text else [text, *others]
-
-
 def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
     rule, doubt = "", ""
@@ -222,23 +211,13 @@ def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) 
         if pred is not preds[0] and not _has_members(gold):
             continue  # a list, and a number whose digits are grouped, would be two answers
         try:
-            same, rule = compare(gold, pred)
+            outcome = compare(gold, pred)
         except (NoValue, RecursionError) as error:
             doubt = str(error) or type(error).__name__
             continue
-        if same:
+        rule = outcome.rule
+        if outcome.equal:
             return Verdict("correct", extracted, rule)
     if doubt:
         return Verdict("unparsed", extracted, f"not verified: {doubt}")
-    if _may_be_grouped(wanted, extracted):
-        return Verdict("unparsed", extracted, "not verified: commas that may group or divide digits")
     return Verdict("wrong", extracted, rule)
-
-
-def _may_be_grouped(wanted: str, extracted: str) -> bool:
-    """Whether two answers that differ are equal if commas between digits are no separators."""
-    for gold, pred in list(product(_with_other_commas(wanted), _with_other_commas(extracted)))[1:]:
-        with contextlib.suppress(NoValue, RecursionError):
-            if compare(read(gold)[0], read(pred)[0])[0]:
-                return True
-    return False
