@@ -111,5 +111,8 @@ def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
     if a.operators[0] not in {"=", "!=", "<", "<="} or not (variables(a) & variables(b)):
         return False
     differences = [nodes.Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
-    sign = proportional(differences[0], differences[1])
+    try:
+        sign = proportional(differences[0], differences[1])
+    except NoValue:
+        return False  # a side that is no expression, such as a tuple
     return sign is not None and (sign > 0 or a.operators[0] in {"=", "!="})
