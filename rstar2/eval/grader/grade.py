@@ -158,12 +158,14 @@ def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
     if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(extracted):
         if int(wanted) != int(extracted):
             return Verdict("wrong", extracted, "integer")
-        return _correct(extracted, Fact("integer", wanted, extracted))
-    if key(wanted) == key(extracted):
-        return _correct(extracted, Fact("text", wanted, extracted))
-    whole_gold, whole_pred = gold.strip(), (pred or "").strip()
-    if pred is not None and len(pred) <= len(gold) + SAME_CHARS and key(whole_pred) == key(whole_gold):
-        return _correct(extracted, Fact("text", whole_gold, whole_pred))
+        return _correct(extracted, Fact("integer", str(int(wanted)), str(int(extracted))))
+    pairs = [(wanted, extracted)]
+    if pred is not None and len(pred) <= len(gold) + SAME_CHARS:
+        pairs.append((gold.strip(), pred.strip()))
+    for texts in pairs:
+        gold_key, pred_key = map(key, texts)
+        if gold_key == pred_key:
+            return _correct(extracted, Fact("text", gold_key, pred_key))
     return wanted, extracted
 
 
@@ -196,9 +198,11 @@ def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) 
     """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
     rule, doubt = "", ""
     if any(isinstance(node, nodes.Text) for node in golds):
-        texts = [nodes.Text(words(text[:MAX_CHARS]), plain=True) for text in (wanted, extracted)]
-        if texts[0] == texts[1]:
-            return _correct(extracted, Fact("text", *texts))
+        gold_words, pred_words = (
+            nodes.Text(words(text[:MAX_CHARS]), plain=True) for text in (wanted, extracted)
+        )
+        if gold_words == pred_words:
+            return _correct(extracted, Fact("text", gold_words, pred_words))
     letters = _chosen(wanted), _chosen(extracted)
     if letters[0] and letters[1]:
         if letters[0] != letters[1]:

@@ -16,12 +16,14 @@ from rstar2.eval.grader.compare.intervals import (
     same_region,
 )
 from rstar2.eval.grader.compare.letters import (
+    family_letter,
     has_condition,
-    same_families,
+    other_arguments,
+    other_letter,
     same_numbers,
     says_numbers,
-    with_arguments_of,
-    with_letter_of,
+    shift,
+    with_letters,
 )
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
 from rstar2.eval.grader.compare.one_answer import one_answer
@@ -33,7 +35,7 @@ from rstar2.eval.grader.compare.quantities import (
     same_residues,
 )
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import Node, walk
+from rstar2.eval.grader.parse.nodes import Node, renamed, walk
 from rstar2.eval.grader.parse.units import same_words
 from rstar2.eval.grader.values.equality import Identity, identity
 from rstar2.eval.grader.values.guarded_numbers import NoValue
@@ -72,30 +74,19 @@ def compare(gold: Node, pred: Node) -> Outcome:
     return outcome
 
 
-def _rewritten(how: str, gold: Node, pred: Node, outcome: Outcome) -> Outcome:
-    """The outcome for two answers that were rewritten before they were compared."""
-    assert outcome.fact is not None
-    return Outcome(True, outcome.rule, Fact(how, gold, pred, (outcome.fact,)))
-
-
 def _whole_answers(gold: Node, pred: Node) -> Outcome:
-    flat_gold, flat_pred = flattened(gold), flattened(pred)
-    renamed_pred = with_letter_of(flat_gold, flat_pred)
-    outcome = _Comparison().compared(flat_gold, renamed_pred)
+    gold_open, pred_open = has_open_signs(gold), has_open_signs(pred)
+    gold, pred = flattened(gold), flattened(pred)
+    names = other_letter(gold, pred)
+    renamed_pred = renamed(pred, names)
+    outcome = _Comparison(family_letter(gold, renamed_pred)).compared(gold, renamed_pred)
     if not outcome.equal:
-        if same_families(flat_gold, renamed_pred):
-            outcome = Outcome(True, "family", Fact("family", flat_gold, renamed_pred))
-        else:
-            _refuse_undecided(flat_gold, flat_pred, has_open_signs(gold) or has_open_signs(pred))
-    both_have_letters = bool(variables(flat_gold) and variables(flat_pred))
-    if (outcome.equal or both_have_letters) and not same_numbers(flat_gold, renamed_pred):
+        _refuse_undecided(gold, pred, gold_open or pred_open)
+    if (outcome.equal or (variables(gold) and variables(pred))) and not same_numbers(gold, renamed_pred):
         raise NoValue("the numbers that a letter may be")
-    if not outcome.equal:
-        return outcome
-    if renamed_pred is not flat_pred:
-        outcome = _rewritten("letters", flat_gold, flat_pred, outcome)
-    if flat_gold is not gold or flat_pred is not pred:
-        outcome = _rewritten("signs", gold, pred, outcome)
+    if outcome.fact is not None and names:
+        letters = tuple((old, nodes.Symbol(new)) for old, new in names.items())
+        return Outcome(True, outcome.rule, Fact("letters", gold, pred, (outcome.fact,), letters=letters))
     return outcome
 
 
@@ -114,7 +105,9 @@ def _refuse_undecided(gold: Node, pred: Node, open_signs: bool) -> None:
 class _Comparison:
     """Compares answers by their kinds, and records which comparisons of parts came out equal."""
 
-    def __init__(self) -> None:
+    def __init__(self, family: str | None = None) -> None:
+        self._family = family
+        """The letter that stands for every integer in both answers, so that k may be shifted."""
         self._facts: list[Fact] = []
         """The facts that the comparison in progress has come to."""
 
@@ -124,19 +117,36 @@ class _Comparison:
 
     def compared(self, a: Node, b: Node) -> Outcome:
         """Compare two answers, or parts of answers."""
-        facts, self._facts = self._facts, []
         kind = _kind(a, b)
+        letters = other_arguments(a, b) if kind == "relation" else {}
+        if letters:
+            return self._with_letters(a, b, letters)
+        facts, self._facts = self._facts, []
         try:
             decided = self._decided(kind, a, b)
             outcome = decided if isinstance(decided, Outcome) else Outcome(bool(decided), kind)
-            if not outcome.equal:
-                return outcome
             how = decided if isinstance(decided, Identity) else None
-            fact = Fact(kind, a, b, tuple(self._facts), how)
-            facts.append(fact)
-            return Outcome(True, outcome.rule, fact)
+            fact = Fact(kind, a, b, tuple(self._facts), how) if outcome.equal else None
         finally:
             self._facts = facts
+        if fact is not None:
+            self._facts.append(fact)
+            return Outcome(True, outcome.rule, fact)
+        letters = shift(a, b, self._family) if kind == "expression" and self._family else {}
+        return self._with_letters(a, b, letters) if letters else outcome
+
+    def _with_letters(self, a: Node, b: Node, letters: dict[str, Node]) -> Outcome:
+        """Compare two answers with letters of the second one replaced that may be chosen freely."""
+        facts, self._facts = self._facts, []
+        try:
+            outcome = self.compared(a, with_letters(b, letters))
+        finally:
+            self._facts = facts
+        if outcome.fact is None:
+            return outcome
+        fact = Fact("letters", a, b, (outcome.fact,), letters=tuple(letters.items()))
+        self._facts.append(fact)
+        return Outcome(True, outcome.rule, fact)
 
     def _decided(self, kind: str, a: Node, b: Node) -> bool | Outcome | Identity | None:
         match kind:
@@ -161,8 +171,6 @@ class _Comparison:
         match a, b:
             case (nodes.Relation(), nodes.Relation()) if kind == "residue":
                 return relations.same_congruences(a, b, self.same)
-            case (nodes.Relation(), nodes.Relation()) if kind == "letters":
-                return self.compared(a, with_arguments_of(a, b))
             case nodes.Relation(), nodes.Relation():
                 return relations.same_equations(a, b, self.same)
             case nodes.Brackets(), nodes.Brackets():
@@ -321,15 +329,9 @@ class _Comparison:
         names = getattr(name or other_name, "items", ())
         if not assignments.in_usual_order(names):
             raise NoValue("which value is which")
-        if isinstance(plain, nodes.Listing):
-            if names:
-                members = [
-                    assignments.expanded(*side) or side[1]
-                    for side in ((name, value), (other_name, other_value))
-                ]
-                return self.compared(*members)
-            if assignments.names_of(plain.items) and variables(value if name is not None else other_value):
-                raise NoValue("an equation that is not solved")
+        solutions = assignments.names_of(plain.items) if isinstance(plain, nodes.Listing) else []
+        if solutions and not names and variables(value if name is not None else other_value):
+            raise NoValue("an equation that is not solved")
         return self.compared(value, other_value)
 
 
@@ -345,7 +347,7 @@ def _kind(a: Node, b: Node) -> str:
     if (is_region(a) or is_region(b)) and isinstance(a, _SETS) and isinstance(b, _SETS):
         return "interval"
     if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation):
-        return "relation" if with_arguments_of(a, b) is b else "letters"
+        return "relation"
     if nodes.Relation in kinds:
         return "name"
     if nodes.SetOf in kinds or nodes.Listing in kinds:

@@ -156,15 +156,6 @@ def in_usual_order(names: Sequence[Node]) -> bool:
     return letters == sorted(letters)
 
 
-def expanded(name: Node | None, value: Node) -> Node | None:
-    """(a, b) = (1, 2) as a = 1, b = 2."""
-    match name, value:
-        case nodes.Brackets(items=names), nodes.Brackets(items=values) if len(names) == len(values):
-            pairs = zip(names, values, strict=True)
-            return nodes.Listing(tuple(nodes.Relation(pair, ("=",)) for pair in pairs))
-    return None
-
-
 def names_of(items: Sequence[Node]) -> list[Node]:
     """The names the members are given, if all of them are given one."""
     found = [named(item)[0] for item in items]

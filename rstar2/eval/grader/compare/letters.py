@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 
-from rstar2.eval.grader.compare.assignments import EQUALS, is_name, named
+from rstar2.eval.grader.compare.assignments import EQUALS, is_name
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import CONSTANTS, Node, negative, number, renamed, walk, with_parts
+from rstar2.eval.grader.parse.nodes import CONSTANTS, AnyNode, Node, negative, number, walk, with_parts
 from rstar2.eval.grader.values.equality import equal, real_value, whole_number
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 from rstar2.eval.grader.values.letters import functions, variables
@@ -17,34 +18,48 @@ _WHOLE_IN_FORMULAS = _FAMILY_LETTERS | {"j"}
 """Letters that are whole numbers in many formulas."""
 _WHOLE_NUMBERS = ("integer", "natural number", "whole number")
 """How the names of the kinds of whole numbers end."""
-_LISTS = nodes.Listing | nodes.SetOf
 _MAX_DENOMINATOR = 10_000
 """A multiple of π with a larger denominator is no angle of a family."""
 
 
-def with_letter_of(gold: Node, pred: Node) -> Node:
-    """The prediction with its letter for every whole number named as in the gold answer, if each has just one."""
+def other_letter(gold: Node, pred: Node) -> dict[str, str]:
+    """Returns which letter for every whole number has another name in the gold answer, if each has just one."""
     name, other = _whole_letter(gold), _whole_letter(pred)
     if not name or not other or other in variables(gold) or name in variables(pred):
-        return pred
-    return renamed(pred, {other: name})
+        return {}
+    return {other: name}
 
 
-def with_arguments_of(gold: nodes.Relation, pred: nodes.Relation) -> nodes.Relation:
-    """f(z) = z as f(x) = x if the gold answer names the argument x."""
-    defined, other = gold.sides[0], pred.sides[0]
-    if not (
-        isinstance(defined, nodes.Apply) and isinstance(other, nodes.Apply) and defined.name == other.name
-    ):
-        return pred
+def other_arguments(gold: Node, pred: Node) -> dict[str, Node]:
+    """Returns which arguments of a function have other names in the gold answer: z is x beside f(x) = x."""
+    match gold, pred:
+        case (
+            nodes.Relation(sides=(nodes.Apply() as defined, *_, value)),
+            nodes.Relation(sides=(nodes.Apply() as other, *_)),
+        ) if defined.name == other.name:
+            pass
+        case _:
+            return {}
     old, new = _letters(other.args), _letters(defined.args)
     if old == new or not old or len(old) != len(new):
-        return pred
-    if "".join(old + new).isupper() and variables(gold.sides[-1]).isdisjoint(new):
-        return pred  # the probabilities P(A) and P(B), not a function
+        return {}
+    if "".join(old + new).isupper() and variables(value).isdisjoint(new):
+        return {}  # the probabilities P(A) and P(B), not a function
     # A letter that was free and is called like an argument now stays another one.
-    free = {name: f"{name} outside" for name in new if name not in old}
-    return renamed(pred, free | dict(zip(old, new, strict=True)))
+    free = {name: f"{name} outside" for name in variables(pred).intersection(new).difference(old)}
+    return {name: nodes.Symbol(other) for name, other in (free | dict(zip(old, new, strict=True))).items()}
+
+
+def with_letters(node: AnyNode, letters: Mapping[str, Node]) -> AnyNode:
+    """The node with expressions in place of letters, all at once."""
+    return with_parts(
+        node,
+        lambda part: (
+            letters[part.name]
+            if isinstance(part, nodes.Symbol) and part.name in letters
+            else with_letters(part, letters)
+        ),
+    )
 
 
 def _letters(args: tuple[Node, ...]) -> list[str]:
@@ -120,27 +135,35 @@ def has_condition(node: Node) -> bool:
 # --- families of angles ---
 
 
-def same_families(gold: Node, pred: Node) -> bool:
-    """Whether two families of angles in the same letter have the same members, as -π/2 + kπ has those of π/2 + kπ.
+def family_letter(gold: Node, pred: Node) -> str | None:
+    """Returns the letter that stands for every integer in two families of angles; None if there is none.
 
     A gold answer such as nπ, which does not say that n is every integer, may be a formula in n.
     """
     letter = _family_letter(gold)
     if letter is None or _family_letter(pred) != letter:
-        return False
+        return None
     said = [_said_of(letter, node) for node in (gold, pred)]
     if not all(kinds <= {"", "integer"} for kinds in said):
-        return False
-    families = [_families(node, letter) for node in (gold, pred)]
-    one, other = ([value for _, value in side] for side in families)
-    if len({name for side in families for name, _ in side if name is not None}) > 1:
-        return False
-    certain = "integer" in said[0] or ("integer" in said[1] and not any(_is_zero(start) for start, _ in one))
-    return certain and _covered(one, other) and _covered(other, one)
+        return None
+    formula = any(equal(_member(value, letter, number(0)), number(0)) for value in _values(gold))
+    return letter if "integer" in said[0] or ("integer" in said[1] and not formula) else None
 
 
-def _is_zero(node: Node) -> bool:
-    return whole_number(node) == 0
+def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
+    """Returns what stands for a letter that goes through all integers if two families have the same members.
+
+    The members of -π/2 + kπ are those of π/2 + kπ, with k + 1 in place of k.
+    """
+    if not (letter in variables(gold) and letter in variables(pred)):
+        return {}
+    (start, step), (other_start, other_step) = _start_and_step(gold, letter), _start_and_step(pred, letter)
+    sign = whole_number(nodes.Quotient(step, other_step))
+    steps = whole_number(nodes.Quotient(nodes.Sum((start, negative(other_start))), other_step))
+    if sign not in {1, -1} or steps is None or (sign, steps) == (1, 0):
+        return {}
+    turned = nodes.Symbol(letter) if sign == 1 else negative(nodes.Symbol(letter))
+    return {letter: nodes.Sum((turned, number(steps)))}
 
 
 def _whole_letter(node: Node) -> str | None:
@@ -189,9 +212,9 @@ def _is_family(value: Node, letter: str) -> bool:
     if variables(value) != {letter}:
         return False
     try:
-        first, second, third = (_with_value(value, letter, place) for place in (0, 1, 2))
+        first, second, third = (_member(value, letter, number(place)) for place in (0, 1, 2))
         growth = nodes.Sum((third, negative(first)))
-        later = _with_value(value, letter, nodes.Sum((nodes.Symbol(letter), number(2))))
+        later = _member(value, letter, nodes.Sum((nodes.Symbol(letter), number(2))))
         if not _is_angle(growth) or not equal(later, nodes.Sum((value, growth))):
             return False
         steps = whole_number(nodes.Quotient(first, nodes.Sum((second, negative(first)))))
@@ -208,33 +231,14 @@ def _is_angle(node: Node) -> bool:
     return multiple != 0 and equal(node, nodes.Product((nodes.Number(multiple), unit)))
 
 
-def _with_value(node: Node, letter: str, value: int | Node) -> Node:
-    if isinstance(node, nodes.Symbol) and node.name == letter:
-        return number(value) if isinstance(value, int) else value
-    return with_parts(node, lambda part: _with_value(part, letter, value))
-
-
-def _families(node: Node, letter: str) -> list[tuple[Node | None, tuple[Node, Node]]]:
-    """The families that an answer lists: the name of each, its member for k = 0, and its step."""
-    items = node.items if isinstance(node, _LISTS) else (node,)
-    return [(name, _start_and_step(value, letter)) for name, value in map(named, items)]
+def _member(family: Node, letter: str, place: Node) -> Node:
+    return place if family == nodes.Symbol(letter) else with_letters(family, {letter: place})
 
 
 def _start_and_step(family: Node, letter: str) -> tuple[Node, Node]:
     """The member for k = 0, and what is added for each further k; NoValue if that differs, as with (-1)^k."""
-    start, second = (_with_value(family, letter, place) for place in (0, 1))
+    start, second = (_member(family, letter, number(place)) for place in (0, 1))
     step = nodes.Sum((second, negative(start)))
     if not equal(family, nodes.Sum((start, nodes.Product((nodes.Symbol(letter), step))))):
         raise NoValue("a family without a step")
     return start, step
-
-
-def _covered(families: list[tuple[Node, Node]], by: list[tuple[Node, Node]]) -> bool:
-    return all(any(_has_same_members(one, other) for other in by) for one in families)
-
-
-def _has_same_members(one: tuple[Node, Node], other: tuple[Node, Node]) -> bool:
-    (start, step), (other_start, other_step) = one, other
-    if whole_number(nodes.Quotient(other_step, step)) not in {1, -1}:
-        return False
-    return whole_number(nodes.Quotient(nodes.Sum((other_start, negative(start))), step)) is not None

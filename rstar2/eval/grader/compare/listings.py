@@ -69,7 +69,13 @@ def _covered(members: Sequence[Node], by: Sequence[Node], same: Same) -> bool:
 
 
 def flattened(node: Node) -> Node:
-    """The answer with ± written out and lists in lists opened."""
+    """The answer with ± written out, lists in lists opened, and (x, y) = (1, 2) as x = 1, y = 2."""
+    match node:
+        case nodes.Relation(
+            sides=(nodes.Brackets(items=names), nodes.Brackets(items=values)), operators=("=",)
+        ) if len(names) == len(values) and not any(isinstance(part, nodes.PlusMinus) for part in walk(node)):
+            pairs = zip(names, values, strict=True)
+            node = nodes.Listing(tuple(nodes.Relation(pair, ("=",)) for pair in pairs))
     if isinstance(node, nodes.SetOf):
         return nodes.SetOf(tuple(part for item in node.items for part in _opened(item)))
     items = node.items if isinstance(node, nodes.Listing) else (node,)

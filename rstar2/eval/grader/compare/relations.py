@@ -24,8 +24,6 @@ def same_equations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
     (name, value), (other, other_value) = assignments.named(a), assignments.named(b)
     if name is None or other is None:
         raise NoValue("an equation in another form")
-    if isinstance(name, nodes.Brackets) and isinstance(other, nodes.Brackets):
-        return False  # their values have been compared name by name
     solved = not any(side in walk(part) for side in (name, other) for part in (value, other_value))
     constant = type(name) is type(other) and not (variables(value) or variables(other_value))
     if solved and (constant or _same_names(name, other, same)):
@@ -42,9 +40,6 @@ def same_relations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
                 return True
         elif not (assignments.is_name(name) or assignments.is_name(other)):
             raise NoValue("the value of something else")
-    if isinstance(name, nodes.Brackets) and isinstance(other, nodes.Brackets):
-        one, two = assignments.expanded(name, left), assignments.expanded(other, right)
-        return bool(one and two and same(one, two))
     a, b = _ascending(a), _ascending(b)
     if a.operators != b.operators and set(a.operators) | set(b.operators) != assignments.EQUALS:
         return False
