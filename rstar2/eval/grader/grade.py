@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal
 
+from rstar2.eval.grader.certificate import Certificate, Fact
 from rstar2.eval.grader.compare.answers import compare
 from rstar2.eval.grader.extract import extract_answer, gold_answer
 from rstar2.eval.grader.parse import nodes
@@ -31,8 +31,6 @@ _IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
 _SMALL_LETTER = re.compile(r"(?:\\text\w*\{)?\(?([a-j])\)?\}?")
-_GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_DECIMAL_COMMA = re.compile(r"(-?\d{1,3}(?:\.\d{3})+|-?\d+),(\d+)")
 _CHOICE = re.compile(
     r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]\s+(\S.*)|(?:option|choice)\s*\(?([A-J])\)?", re.I | re.S
 )
@@ -65,6 +63,8 @@ class Verdict:
     """The answer found in the model's output, or None where none was found."""
     rule: str
     """The name of the rule that decided, such as `integer`, `text`, `number`, `interval`."""
+    certificate: Certificate | None = field(default=None, compare=False, repr=False)
+    """How it was decided that a correct answer is correct, for `verify.verify`; None for other verdicts."""
 
     @property
     def correct(self) -> bool:
@@ -156,11 +156,21 @@ def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
     if extracted is None:
         return Verdict("unparsed", None, "no answer")
     if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(extracted):
-        return Verdict("correct" if int(wanted) == int(extracted) else "wrong", extracted, "integer")
-    is_short = pred is not None and len(pred) <= len(gold) + SAME_CHARS
-    if key(wanted) == key(extracted) or (is_short and key((pred or "").strip()) == key(gold.strip())):
-        return Verdict("correct", extracted, "text")
+        if int(wanted) != int(extracted):
+            return Verdict("wrong", extracted, "integer")
+        return _correct(extracted, Fact("integer", str(int(wanted)), str(int(extracted))))
+    pairs = [(wanted, extracted)]
+    if pred is not None and len(pred) <= len(gold) + SAME_CHARS:
+        pairs.append((gold.strip(), pred.strip()))
+    for texts in pairs:
+        gold_key, pred_key = map(key, texts)
+        if gold_key == pred_key:
+            return _correct(extracted, Fact("text", gold_key, pred_key))
     return wanted, extracted
+
+
+def _correct(extracted: str, fact: Fact, rule: str = "") -> Verdict:
+    return Verdict("correct", extracted, rule or fact.rule, fact.certificate())
 
 
 def _has_members(node: Node) -> bool:
@@ -184,23 +194,20 @@ def _chosen(text: str) -> str | None:
     return choice[1] or choice[3]
 
 
-def _with_other_commas(text: str) -> list[str]:
-    """A text, and what it is if a comma between digits groups or divides them: (1,000, 2,000), 0,5."""
-    decimal = _DECIMAL_COMMA.fullmatch(text)
-    grouped = _GROUPING.sub("", text)
-    others = [f"{decimal[1].replace('.', '')}.{decimal[2]}"] if decimal else []
-    return [text, *others, grouped] if grouped != text else [text, *others]
-
-
 def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
     rule, doubt = "", ""
-    worded = any(isinstance(node, nodes.Text) for node in golds)
-    if worded and words(wanted[:MAX_CHARS]) == words(extracted[:MAX_CHARS]):
-        return Verdict("correct", extracted, "text")
+    if any(isinstance(node, nodes.Text) for node in golds):
+        gold_words, pred_words = (
+            nodes.Text(words(text[:MAX_CHARS]), plain=True) for text in (wanted, extracted)
+        )
+        if gold_words == pred_words:
+            return _correct(extracted, Fact("text", gold_words, pred_words))
     letters = _chosen(wanted), _chosen(extracted)
     if letters[0] and letters[1]:
-        return Verdict("correct" if letters[0] == letters[1] else "wrong", extracted, "choice")
+        if letters[0] != letters[1]:
+            return Verdict("wrong", extracted, "choice")
+        return _correct(extracted, Fact("choice", letters[0], letters[1]))
     if letters[1] and _LETTER.fullmatch(extracted) is None:
         return Verdict("unparsed", extracted, "not verified: an option where none is asked for")
     small = _SMALL_LETTER.fullmatch(extracted) if letters[0] else None
@@ -210,23 +217,13 @@ def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) 
         if pred is not preds[0] and not _has_members(gold):
             continue  # a list, and a number whose digits are grouped, would be two answers
         try:
-            same, rule = compare(gold, pred)
+            outcome = compare(gold, pred)
         except (NoValue, RecursionError) as error:
             doubt = str(error) or type(error).__name__
             continue
-        if same:
-            return Verdict("correct", extracted, rule)
+        rule = outcome.rule
+        if outcome.fact is not None:
+            return _correct(extracted, outcome.fact, rule)
     if doubt:
         return Verdict("unparsed", extracted, f"not verified: {doubt}")
-    if _may_be_grouped(wanted, extracted):
-        return Verdict("unparsed", extracted, "not verified: commas that may group or divide digits")
     return Verdict("wrong", extracted, rule)
-
-
-def _may_be_grouped(wanted: str, extracted: str) -> bool:
-    """Whether two answers that differ are equal if commas between digits are no separators."""
-    for gold, pred in list(product(_with_other_commas(wanted), _with_other_commas(extracted)))[1:]:
-        with contextlib.suppress(NoValue, RecursionError):
-            if compare(read(gold)[0], read(pred)[0])[0]:
-                return True
-    return False
