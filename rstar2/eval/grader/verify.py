@@ -247,10 +247,11 @@ def _hours(time: Node) -> Any:
 
 
 def _tables(node: Node) -> list[Node]:
-    """The rows of a matrix or of nested brackets, also as columns; one entry of a matrix alone."""
+    """The rows of a matrix or of nested brackets, also as columns; the entry of a matrix that has just one."""
     items = node[1] if node[0] in {"Matrix", "Brackets"} else ()
     rows = [row[1] if row[0] == "Brackets" else row if node[0] == "Matrix" else (row,) for row in items]
-    return [tuple(rows), tuple(zip(*rows, strict=True)), *rows[0]] if rows else [node]
+    is_entry = len(rows) == len(rows[0]) == 1 if rows else False
+    return [tuple(rows), tuple(zip(*rows, strict=True)), *(rows[0] if is_entry else ())] if rows else [node]
 
 
 class _Fact:
@@ -313,9 +314,9 @@ class _Fact:
             function = all(heads) and ("y" in heads or heads[0] == heads[1])
             if equal and (function or self.same(x, y)) and self.same(value, other):
                 return True
-        if a[2] != b[2] or a[2] not in {("=",), ("!=",)} or "Residue" in f"{a}{b}":
-            return False
         names = {("Symbol", name): ("Symbol", f"{name}'") for name in _letters(a, b)}
+        if not names or a[2] != b[2] or a[2] not in {("=",), ("!=",)} or "Residue" in f"{a}{b}":
+            return False
         one, other = (("Sum", (side[0], ("Product", (("Number", -1), side[1])))) for side in (a[1], b[1]))
         crossed = [("Product", (one, _replaced(other, names))), ("Product", (other, _replaced(one, names)))]
         return _identical(*crossed) and not _identical(one, ("Number", 0))
