@@ -18,7 +18,7 @@ _CALL = re.compile(rf"{OPEN}(?:(?={_OBJECT}).*?(?:{CLOSE}|\Z)|(?:(?!{OPEN}).)*?{
 _CLOSED_CALL = re.compile(rf"{OPEN}.*?{CLOSE}", re.DOTALL)
 _BEGINS_OBJECT = re.compile(_OBJECT)
 _ANSWER = re.compile("<answer>.*?</answer>", re.DOTALL)
-_THOUGHT_ENDS = re.compile("</think>|</reason>")
+REASONING_ENDS = ("</think>", "</reason>")
 
 
 def find_calls(text: str, closed_only: bool = False) -> list[re.Match[str]]:
@@ -31,8 +31,15 @@ def find_calls(text: str, closed_only: bool = False) -> list[re.Match[str]]:
     found = list(_CALL.finditer(text))
     if any(begins_object(call_body(call[0])) for call in found):
         return found
-    said = _THOUGHT_ENDS.split(_CALL.sub("", text))[-1]
+    said = after_reasoning(_CALL.sub("", text))
     return [] if _ANSWER.search(said) else found
+
+
+def after_reasoning(text: str) -> str:
+    """What follows the reasoning of a turn; the whole turn if no reasoning ends in it."""
+    for end in REASONING_ENDS:
+        text = text.rpartition(end)[2]
+    return text
 
 
 def call_body(written: str) -> str:

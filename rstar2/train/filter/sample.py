@@ -192,7 +192,7 @@ class _Run:
         """What training would make of the rollout."""
         if trace.lost_calls:
             return "error"
-        text = text_to_grade(trace, self._sampler.reward, self._sampler.codec)
+        text = text_to_grade(trace, self._sampler.reward)
         found = await self._sampler.grader.agrade(trace.gold, text)
         return found.verdict if found.verdict in ("correct", "wrong", "unparsed") else "error"
 

@@ -237,7 +237,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
         Raises GraderFault if the grader gives no verdict: that is no wrong answer.
         """
-        verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward, self._codec))
+        verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward))
         if verdict.grader_failed:
             if self._trace_share > 0:
                 write_failed(self._traces, trace)
