@@ -57,7 +57,7 @@ CPU_ENVIRONMENT = {
 
 _FORWARDED = re.compile(
     r"(NCCL|RCCL|TORCH_NCCL|GLOO|UCX|FI|HF|HUGGING_FACE|TRANSFORMERS|VLLM"
-    r"|WANDB|WEAVE|WF|MLFLOW|TRACKIO|SWANLAB|CLEARML|VOLC|MLP|RL_INSIGHT)_|(?i:https?_proxy|no_proxy)$"
+    r"|RSTAR2_GRADER|WANDB|WEAVE|WF|MLFLOW|TRACKIO|SWANLAB|CLEARML|VOLC|MLP|RL_INSIGHT)_|(?i:https?_proxy|no_proxy)$"
 )
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$|(?i:proxy|ur[il])$")
 """A proxy's or a server's address may hold a password."""

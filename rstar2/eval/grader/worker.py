@@ -18,6 +18,7 @@ from rstar2.eval.grader.grade import INTERNAL_ERROR, Verdict, grade
 from rstar2.eval.grader.parse.nodes import Node
 
 MEMORY_BYTES = 2 << 30
+OUT_OF_MEMORY = f"not verified: too much work for {MEMORY_BYTES >> 30} GiB of memory"
 _OPERATOR = re.compile(r"\\(?:[io]*int|sum|prod|lim)|[∫∑∏]")
 """What may have to be worked out by sympy."""
 
@@ -57,6 +58,8 @@ def _load(pred: str) -> None:
 def _graded(gold: str | None, pred: str | None) -> Verdict:
     try:
         return grade(gold, pred, _worked_out)
+    except MemoryError:
+        return Verdict("unparsed", None, OUT_OF_MEMORY)
     except Exception:  # noqa: BLE001  a fault of ours costs one verdict, with its traceback in the log
         traceback.print_exc()
         return Verdict("unparsed", None, INTERNAL_ERROR)
