@@ -55,14 +55,14 @@ PANELS = (
     ),
     Panel(
         "no reward",
-        "Answers that earn nothing",
+        "Answers without reward",
         "of the rollouts with a verdict",
         "share",
         tuple((f"answers_{reason}", LABELS[reason]) for reason in MISSED if reason not in UNDECIDED),
     ),
     Panel(
         "undecided",
-        "Answers that the grader could not decide",
+        "Undecided answers",
         "of the rollouts with a verdict",
         "share",
         (
