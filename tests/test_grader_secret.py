@@ -14,6 +14,7 @@ from support.waiting import TIMEOUT_S
 
 from rstar2.errors import UserError
 from rstar2.eval.grader import GraderPool
+from rstar2.eval.grader.values.secret import VARIABLE
 from rstar2.eval.harnesses.environment import isolated
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.schema import RunRequest
@@ -84,6 +85,7 @@ def test_a_damaged_secret_is_told_with_what_to_do(tmp_path: Path, damaged: str) 
 def test_graders_and_trainers_that_a_run_starts_have_its_secret(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", "train", {}) as run, GraderPool() as pool:
         (worker,) = pool._all
+        assert pool.grade("\\sqrt{8}", "2\\sqrt{2}").correct, "it has begun"
         environment = Path(f"/proc/{worker.pid}/environ").read_bytes()
         # As the launcher starts a trainer.
         child = start_bound([sys.executable, "-c", CHILD], run.logs / "child.log")
@@ -91,6 +93,33 @@ def test_graders_and_trainers_that_a_run_starts_have_its_secret(tmp_path: Path) 
         said = (run.logs / "child.log").read_text().strip()
     assert f"{GRADER_SECRET}={secret_of(tmp_path / 'run')}".encode() in environment.split(b"\0")
     assert said == secret_of(tmp_path / "run")
+
+
+POINTS = """
+from rstar2.eval.grader import grade
+from rstar2.eval.grader.values.secret import keyed_number
+print(grade("n-k+1", "\\\\boxed{6}").verdict, grade("n-k+1", "1+n-k").verdict, keyed_number("n-k+1", "6"))
+"""
+
+
+def test_two_processes_of_a_run_and_a_resumed_run_grade_at_equal_points(tmp_path: Path) -> None:
+    assert GRADER_SECRET == VARIABLE, "the run sets what the grader reads"
+    said = []
+    for name in ("one", "one", "two"):
+        with open_run(tmp_path / name, "eval", {}):
+            for _ in range(2):
+                ran = subprocess.run(
+                    [sys.executable, "-c", POINTS],
+                    capture_output=True,
+                    text=True,
+                    timeout=TIMEOUT_S,
+                    check=True,
+                )
+                said.append(ran.stdout)
+    assert len(set(said[:4])) == 1
+    assert len(set(said[4:])) == 1
+    assert said[0] != said[4]
+    assert all(each.startswith("wrong correct ") for each in said)
 
 
 def test_trainers_on_other_nodes_get_it_by_the_file_that_only_the_user_can_read(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
@@ -16,7 +15,7 @@ from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.normalize import key, words
 from rstar2.eval.grader.parse.reader import MAX_CHARS, read
 from rstar2.eval.grader.values.evaluate import unsolved
-from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.guarded_numbers import NoValue, limited_work
 
 QUICK_CHARS = 20_000
 """Longer outputs are searched by a worker, not in the caller's process."""
@@ -94,28 +93,22 @@ def as_text(given: Given) -> str | None:
     return given if given is None or isinstance(given, str) else str(given)
 
 
-def grade(gold: Given, pred: Given, work_out: Callable[[Node], Node] | None = None) -> Verdict:
+def grade(gold: Given, pred: Given) -> Verdict:
     """Compare a model's output, or a bare answer, with the gold answer.
 
-    Pure: no process, no deadline; guards on size, depth and exponent keep it short. Never raises. `work_out` finds
-    the values of limits, integrals and long sums, as `symbolic.worked_out` does; it may take long. Without it
-    answers that hinge on one are not verified.
+    Pure: no process and no deadline. It never raises, and one budget bounds all the work that it takes. Limits,
+    integrals, and sums that are too long to add up are only compared part by part.
     """
-    found = _answers(as_text(gold), as_text(pred))
-    if isinstance(found, Verdict):
-        return found
-    wanted, extracted = found
-    golds, preds = read(wanted), read(extracted)
-    verdict = _by_type(wanted, extracted, golds, preds)
-    if not any(map(unsolved, (*golds, *preds))) or (verdict.correct and _needs_no_working_out(golds, preds)):
-        return verdict
-    if work_out is not None:
-        golds, preds = list(map(work_out, golds)), list(map(work_out, preds))
+    answers = _answers(as_text(gold), as_text(pred))
+    if isinstance(answers, Verdict):
+        return answers
+    with limited_work():
+        wanted, extracted = answers
+        golds, preds = read(wanted), read(extracted)
         verdict = _by_type(wanted, extracted, golds, preds)
-        if verdict.correct and _needs_no_working_out(golds, preds):
-            return Verdict("correct", extracted, "symbolic")
-        if not any(map(unsolved, (*golds, *preds))):
-            return verdict
+    open_golds, open_preds = any(map(unsolved, golds)), any(map(unsolved, preds))
+    if (verdict.correct and open_golds) or not (open_golds or open_preds):
+        return verdict
     return Verdict("unparsed", extracted, "not verified: a limit, an integral or a long sum")
 
 
@@ -134,11 +127,6 @@ def gold_fault(gold: Given) -> str | None:
         return f"{read_as} has no letters, digits or mathematical signs"
     verdict = grade(text, f"\\boxed{{{text}}}")
     return None if verdict.correct else verdict.rule
-
-
-def _needs_no_working_out(golds: list[Node], preds: list[Node]) -> bool:
-    """Whether what is not worked out stands in the gold answer too, rather than having a made-up value."""
-    return any(map(unsolved, golds)) or not any(map(unsolved, preds))
 
 
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
