@@ -17,7 +17,6 @@ _OBJECT = r"\s*\{\s*[\"}]"
 _CALL = re.compile(rf"{OPEN}(?:(?={_OBJECT}).*?(?:{CLOSE}|\Z)|(?:(?!{OPEN}).)*?{CLOSE})", re.DOTALL)
 _CLOSED_CALL = re.compile(rf"{OPEN}.*?{CLOSE}", re.DOTALL)
 _BEGINS_OBJECT = re.compile(_OBJECT)
-_ANSWER = re.compile("<answer>.*?</answer>", re.DOTALL)
 REASONING_ENDS = ("</think>", "</reason>")
 
 
@@ -27,12 +26,14 @@ def find_calls(text: str, closed_only: bool = False) -> list[re.Match[str]]:
     With `closed_only`, a call runs from any `<tool_call>` to the next `</tool_call>`, as in the authors' released code.
     """
     if closed_only:
-        return list(_CLOSED_CALL.finditer(text))
+        # Behind the last end there is none, and looking there from each beginning would take quadratic time.
+        return list(_CLOSED_CALL.finditer(text, 0, text.rfind(CLOSE) + len(CLOSE)))
     found = list(_CALL.finditer(text))
-    if any(begins_object(call_body(call[0])) for call in found):
+    if not found or any(begins_object(call_body(call[0])) for call in found):
         return found
     said = after_reasoning(_CALL.sub("", text))
-    return [] if _ANSWER.search(said) else found
+    has_answer = "</answer>" in said.partition("<answer>")[2]
+    return [] if has_answer else found
 
 
 def after_reasoning(text: str) -> str:

@@ -106,7 +106,8 @@ class Rollout:
             turn.text + "".join(outputs) for turn, outputs in zip(trace.turns, shown, strict=False)
         )
         replies = [output for outputs in shown for output in outputs]
-        closed = len(re.findall("<answer>.*?</answer>", text, re.DOTALL))
+        # Only up to the last end: looking behind it from each beginning would take quadratic time.
+        closed = len(re.findall("<answer>.*?</answer>", text[: text.rfind("</answer>") + 9], re.DOTALL))
         balanced = text.count("<answer>") == text.count("</answer>") == closed
         cut_off = trace.finish == "max_tokens" and not trace.turns[-1].calls
         lost = [call.output for call in trace.calls if call.status == "lost"]

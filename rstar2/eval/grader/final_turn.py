@@ -21,7 +21,7 @@ _HEADER = re.compile(
     r"|<\|start_header_id\|>\s*(?P<llama>\w+)\s*<\|end_header_id\|>"
     r"|<start_of_turn>\s*(?P<gemma>\w+)"
     r"|<\|start_of_role\|>\s*(?P<granite>\w+)[^<>]{0,40}<\|end_of_role\|>"
-    r"|<\|start\|>(?P<harmony>[\w.]+)[^<>]{0,80}(?:<\|channel\|>[^<>]{0,80})?<\|message\|>"
+    r"|<\|start\|>(?P<harmony>[\w.]{1,60})[^<>]{0,80}(?:<\|channel\|>[^<>]{0,80})?<\|message\|>"
     r"|<\|(?P<plain>system|user|assistant|tool|observation|tool_response)\|>"  # GLM, Phi
     r"|<\uff5c(?P<deepseek>User|Assistant)\uff5c>"
     r"|(?P<mistral>\[/INST\])"
