@@ -36,6 +36,7 @@ GRADER_SECRET = "RSTAR2_GRADER_SECRET"
 """The environment variable with the grader's secret, as hexadecimal digits. Child processes inherit it; what runs a
 model's programs must not."""
 _SECRET_BYTES = 32
+_SECRET = re.compile(r"(?:[0-9a-fA-F]{2}){8,}")
 _NEW_SECRET = "Restore the file, or remove it: the next start makes another one."
 State = Literal["running", "finished", "failed", "stopped"]
 Compared = Callable[[dict[str, Any]], dict[str, Any]]
@@ -102,9 +103,11 @@ def _grader_secret(path: Path) -> Iterator[None]:
     """Put the run's secret into the environment for the length of the block, so that child processes have it too.
 
     It is made at the first start and stays in the run's folder: a verdict must not depend on the process or the start
-    that graded. Raises a UserError if the file is damaged.
+    that graded. Raises a UserError if the file is damaged, or the variable that the user has set is no secret.
     """
     before, file = os.environ.get(GRADER_SECRET), path / SECRET_FILE
+    if before and not _SECRET.fullmatch(before):
+        raise UserError(f"{GRADER_SECRET} is not a secret in hexadecimal digits", "Unset it.")
     if not file.exists():
         # Gold answers may have been graded already: with the secret of this process.
         write_text(file, f"{before or secrets.token_hex(_SECRET_BYTES)}\n", mode=0o600)
@@ -112,7 +115,7 @@ def _grader_secret(path: Path) -> Iterator[None]:
         secret = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {error}", _NEW_SECRET) from error
-    if not re.fullmatch(r"(?:[0-9a-fA-F]{2}){8,}", secret):
+    if not _SECRET.fullmatch(secret):
         raise UserError(f"{file} does not hold a secret in hexadecimal digits", _NEW_SECRET)
     os.environ[GRADER_SECRET] = secret
     try:

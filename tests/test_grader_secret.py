@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.commands import rstar2
 from support.waiting import TIMEOUT_S
 
 from rstar2.errors import UserError
@@ -80,6 +81,32 @@ def test_a_damaged_secret_is_told_with_what_to_do(tmp_path: Path, damaged: str) 
         pass
     assert "remove it" in refused.value.hint
     assert GRADER_SECRET not in os.environ
+
+
+def test_a_variable_that_is_no_secret_is_refused_and_stored_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GRADER_SECRET, "guess me")
+    with pytest.raises(UserError, match=GRADER_SECRET), open_run(tmp_path / "run", "eval", {}):
+        pass
+    with pytest.raises(UserError, match=GRADER_SECRET):
+        GraderPool()
+    assert not (tmp_path / "run" / SECRET_FILE).exists()
+    (tmp_path / "rows.jsonl").write_text('{"gold": "n-k", "pred": "n-k+1"}\n')
+    ran = rstar2("grade", tmp_path / "rows.jsonl")
+    assert (ran.code, ran.stdout) == (2, "")
+    assert GRADER_SECRET in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_the_graders_of_a_program_without_a_run_have_one_secret() -> None:
+    with GraderPool(workers=2) as pool:
+        pairs = [("\\sqrt{8}", "2\\sqrt{2}")] * 8
+        assert all(verdict.correct for verdict in pool.grade_many(pairs)), "both have begun"
+        environments = [Path(f"/proc/{worker.pid}/environ").read_bytes() for worker in pool._all]
+    assert all(
+        f"{GRADER_SECRET}={os.environ[GRADER_SECRET]}".encode() in each.split(b"\0") for each in environments
+    )
 
 
 def test_graders_and_trainers_that_a_run_starts_have_its_secret(tmp_path: Path) -> None:

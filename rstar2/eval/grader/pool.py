@@ -34,6 +34,7 @@ from rstar2.eval.grader.grade import (
     as_text,
     grade_quickly,
 )
+from rstar2.eval.grader.values.secret import secret
 
 WALL_FACTOR = 30.0
 """A worker that has not answered after this many CPU deadlines of wall time is stuck, not merely waiting."""
@@ -155,7 +156,8 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
 
     Use as a context manager; the processes end with it. A grading that passes its deadline comes back as
     `timeout`; one whose worker was killed from outside is graded again on a fresh worker. `outcomes.missed` tells
-    such verdicts from wrong answers.
+    such verdicts from wrong answers. ValueError for sizes that mean nothing; UserError if the environment holds a
+    secret of the run that is none.
     """
 
     def __init__(self, workers: int = 1, timeout_s: float = 1.5) -> None:
@@ -163,6 +165,7 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
             raise ValueError(
                 f"a grader pool needs workers >= 1 and timeout_s > 0, not {workers} and {timeout_s}"
             )
+        secret()  # made here if there is none, so that all workers have this process's
         self._timeout_s = timeout_s
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
