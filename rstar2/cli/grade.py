@@ -55,7 +55,7 @@ def command(
         Literal["paper", "boxed", "release", "lenient"],
         typer.Option(
             help="Where to read the answer. paper: the box in <answer> of a finished turn. boxed: any box of a "
-            "finished turn. release: as the paper's released code does. lenient: wherever there is an answer."
+            "finished turn. release: the last box however the turn ended, else any answer. lenient: any answer."
         ),
     ] = "lenient",
     strict: Annotated[

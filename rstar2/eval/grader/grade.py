@@ -73,16 +73,16 @@ class Verdict:
 
     @property
     def grader_failed(self) -> bool:
-        """Whether the grader itself failed, which says nothing about the answer."""
-        return self.rule in GRADER_FAULTS
+        """Whether grading was prevented by something that no answer can cause."""
+        return self.rule in PREVENTED
 
 
 POOL_CLOSED = "not verified: the pool is closed"
 WORKER_ENDED = "not verified: the worker ended twice"
 WORKER_STUCK = "not verified: the worker did not answer"
 INTERNAL_ERROR = "not verified: internal error"
-GRADER_FAULTS = (POOL_CLOSED, WORKER_ENDED, WORKER_STUCK, INTERNAL_ERROR)
-"""Rules of verdicts that were not reached because of a fault of the grader."""
+PREVENTED = (POOL_CLOSED, WORKER_STUCK)
+"""Rules of verdicts that were not reached whatever the answer is."""
 
 Given = str | int | float | None
 """A gold answer or a model's output as a caller may have it."""

@@ -16,6 +16,7 @@ import traceback
 from rstar2.eval.grader.grade import INTERNAL_ERROR, Verdict, grade
 
 MEMORY_BYTES = 2 << 30
+OUT_OF_MEMORY = f"not verified: too much work for {MEMORY_BYTES >> 30} GiB of memory"
 
 
 def main() -> None:
@@ -36,6 +37,8 @@ def main() -> None:
 def _graded(gold: str | None, pred: str | None) -> Verdict:
     try:
         return grade(gold, pred)
+    except MemoryError:
+        return Verdict("unparsed", None, OUT_OF_MEMORY)
     except Exception:  # noqa: BLE001  a fault of ours costs one verdict, with its traceback in the log
         traceback.print_exc()
         return Verdict("unparsed", None, INTERNAL_ERROR)
