@@ -14,6 +14,7 @@ from rstar2.eval.grader.extract import extract_answer, gold_answer
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.normalize import key, words
+from rstar2.eval.grader.parse.nouns import plural_nouns
 from rstar2.eval.grader.parse.reader import MAX_CHARS, read
 from rstar2.eval.grader.values.evaluate import unsolved
 from rstar2.eval.grader.values.guarded_numbers import NoValue
@@ -105,7 +106,8 @@ def grade(gold: Given, pred: Given, work_out: Callable[[Node], Node] | None = No
     if isinstance(found, Verdict):
         return found
     wanted, extracted = found
-    golds, preds = read(wanted), read(extracted)
+    nouns = plural_nouns(wanted)
+    golds, preds = read(wanted, nouns), read(extracted, nouns)
     verdict = _by_type(wanted, extracted, golds, preds)
     if not any(map(unsolved, (*golds, *preds))) or (verdict.correct and _needs_no_working_out(golds, preds)):
         return verdict
@@ -151,7 +153,8 @@ def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
     wanted, extracted = found
     if max(len(wanted), len(extracted)) > SIMPLE_CHARS:
         return None
-    golds, preds = read(wanted), read(extracted)
+    nouns = plural_nouns(wanted)
+    golds, preds = read(wanted, nouns), read(extracted, nouns)
     simple = all(
         isinstance(part, _SIMPLE) and part not in _IRRATIONAL
         for node in (*golds, *preds)

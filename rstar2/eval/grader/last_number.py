@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rstar2.eval.grader.parse.reader import understood
-from rstar2.eval.grader.parse.units import SCALES, is_remark
+from rstar2.eval.grader.parse.units import SCALES, is_understood
 
 NUMBER = re.compile(
     r"(?<![\w.\[\\^{])(?<!\w\()[-+\u2212]?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?%?"
@@ -49,7 +49,7 @@ def number_at(text: str, start: int, end: int) -> str | None:
         expression = _expression_around(text, start, end)
         return expression if understood(expression) else None
     words = _WORDS_BEHIND.match(behind)
-    if _NOT_ITSELF.search(before) or (words and is_remark(words[1].strip())):
+    if _NOT_ITSELF.search(before) or (words and not is_understood(words[1].strip(), frozenset(), one=False)):
         return None
     scale = _SCALE.match(behind)
     value = text[start:end] + (scale.group() if scale else "")

@@ -24,7 +24,7 @@ from rstar2.eval.grader.compare.intervals import (
 )
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
 from rstar2.eval.grader.compare.notations import may_be_meant
-from rstar2.eval.grader.compare.one_answer import one_answer
+from rstar2.eval.grader.compare.one_answer import as_share, one_answer
 from rstar2.eval.grader.compare.quantities import (
     are_parts_of_a_sum,
     has_congruence,
@@ -48,8 +48,11 @@ def compare(gold: Node, pred: Node) -> Outcome:
     """Whether a prediction equals the gold answer, and by which rule; NoValue where it cannot be verified."""
     outcome, doubt = (False, ""), None
     for answer in one_answer(pred, _same):
+        share = answer if "percent" in functions(gold) else as_share(answer)
         try:
-            outcome = _compare_whole(gold, answer)
+            outcome = _compare_whole(gold, share)
+            if not outcome[0] and share != answer and _is_whole(gold) and _same(gold, answer):
+                raise NoValue("a percentage, or the number before its sign")
         except NoValue as error:
             doubt = error
         if outcome[0]:
@@ -57,6 +60,11 @@ def compare(gold: Node, pred: Node) -> Outcome:
     if doubt:
         raise doubt
     return outcome
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether an answer is written as a whole number."""
+    return isinstance(node, nodes.Number) and node.value.denominator == 1
 
 
 def _compare_whole(gold: Node, pred: Node) -> Outcome:
@@ -141,7 +149,8 @@ def _lists(a: Node, b: Node) -> Outcome:
     one, other = _items(a), _items(b)
     kinds = {type(a), type(b)}
     if kinds == {nodes.SetOf, nodes.Brackets}:
-        return False, "set"
+        points, point = (a, b) if isinstance(a, nodes.SetOf) else (b, a)
+        return len(_items(points)) == 1 and _same(_items(points)[0], point), "set"
     if any(part == nodes.Symbol("dots") for item in (*one, *other) for part in walk(item)):
         if len(one) != len(other):
             raise NoValue("members that are left out")

@@ -220,6 +220,21 @@ def _percentage(node: Node) -> Node:
     return node if hundredths is None else _replaced(node, "percent", plain=hundredths != 1)
 
 
+def as_share(node: Node) -> Node:
+    """The answer with percentages as hundredths, but for those of whole numbers below 100, which may be meant by it.
+
+    The answer to "how many percent" is 45 or 45 %. 120 % and 0.5 % are 1.2 and 0.005, unless the gold answer is a
+    percentage too.
+    """
+    match node:
+        case nodes.Call(name="percent", args=(arg,)):
+            with contextlib.suppress(NoValue):
+                if 0 < (whole_number(arg) or 0) < 100:
+                    return node
+            return nodes.Quotient(arg, number(100))
+    return with_parts(node, as_share) if "percent" in functions(node) else node
+
+
 def _is_percentage(node: Node) -> bool:
     """Whether an expression is a percentage, its negative or a sum of such."""
     match node:

@@ -6,6 +6,7 @@ The rules `answer` to `collection` of the grammar in `rstar2.eval.grader.parse`.
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.arithmetic import is_unit_word
@@ -15,16 +16,18 @@ from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, w
 from rstar2.eval.grader.parse.numerals import numeral
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, TokenStream
 from rstar2.eval.grader.parse.units import (
+    CURRENCY_CODES,
     DEGREES,
     HALF_DAYS,
     MONEY,
     PERCENTS,
     SCALES,
     TEMPERATURES,
-    is_remark,
+    is_understood,
     measure,
+    same_words,
 )
-from rstar2.eval.grader.parse.vocabulary import DENIAL
+from rstar2.eval.grader.parse.vocabulary import DENIAL, UNKNOWN_FUNCTIONS
 
 _OPERATORS = {
     "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", "=<": "<=", ">=": ">=", "!=": "!=",
@@ -49,10 +52,11 @@ _NO_LABEL = re.compile(r"\b(?:ans|answers?|final|result|so|thus|hence|therefore)
 
 
 class Answer(Expression):
-    """Reads a whole answer from its tokens."""
+    """Reads a whole answer from its tokens. `nouns` are plurals that numbers may count beside the usual ones."""
 
-    def __init__(self, tokens: list[Token]) -> None:
+    def __init__(self, tokens: list[Token], nouns: Set[str] = frozenset()) -> None:
         super().__init__(TokenStream(tokens))
+        self._nouns = nouns
         self._money = ""
         """What the sign of money before a value stands for; empty where there is none."""
         self._labels = 0
@@ -77,6 +81,9 @@ class Answer(Expression):
             items.append(self._relation())
         if len(items) == 1:
             return items[0]
+        items, is_excluded = _excluded(items)
+        if is_excluded:
+            return nodes.Listing(tuple(items), together=True)
         return nodes.Listing(tuple(items), not joints.isdisjoint(_OR), together=not joints.isdisjoint(_AND))
 
     def _separators(self) -> bool:
@@ -101,7 +108,7 @@ class Answer(Expression):
     def _relation(self) -> Node:
         label = self._label()
         if not label:
-            return self._chain()
+            return self._named_point() or self._chain()
         self._labels += 1
         return nodes.Relation((nodes.Symbol(label), self._chain()), ("=",))
 
@@ -130,14 +137,14 @@ class Answer(Expression):
     # --- one side ---
 
     def _side(self) -> Node:
-        self._money = ""
+        self._money = self._currency_code()
         node = self._set_expression()
         money = MONEY.get(self._tokens.take().text, "") if self._tokens.at("command", *MONEY) else ""
         if money or self._money:
             if money and self._money and money != self._money:
                 raise ParseError("two currencies")
             money, self._money = money or self._money, ""
-            return nodes.Quantity(self._scaled(node), money)
+            return self._amount(self._scaled(node), money)
         if self._tokens.at("command", "pmod", "bmod", "mod") or self._tokens.at("word", "mod"):
             return self._residue(node)
         if self._tokens.at("sign", "(") and self._tokens.peek().text in {"mod", "bmod"}:
@@ -147,7 +154,53 @@ class Answer(Expression):
             return nodes.Residue(congruent.value, congruent.modulus)
         if self._tokens.at("sign", ":") and self._tokens.peek().text != "=":
             node = self._ratio(node)
+        elif self._tokens.next.is_words and self._tokens.next.text.lower() in {"to", "is to"}:
+            self._tokens.take()
+            return nodes.Ratio((node, self._sum()), clock=False, worded=True)
         return self._with_unit(node)
+
+    def _currency_code(self) -> str:
+        """What a code such as USD before an amount stands for; empty if there is none."""
+        ahead = self._tokens.peek()
+        is_amount = ahead.kind == "number" or (ahead.kind == "command" and ahead.text in MONEY)
+        if not (
+            self._tokens.next.is_words and self._tokens.next.text.rstrip(".") in CURRENCY_CODES and is_amount
+        ):
+            return ""
+        return CURRENCY_CODES[self._tokens.take().text.rstrip(".")]
+
+    def _amount(self, value: Node, money: str) -> Node:
+        """A sum of money, with words behind it that name the currency again or say what it is paid for."""
+        words = self._unit_words()
+        is_money = not words or same_words(words, money) or measure(words) == measure(money)
+        if not is_money and (measure(words) is not None or not is_understood(words, self._nouns, one=False)):
+            raise ParseError("words that are no unit")
+        return nodes.Quantity(value, money)
+
+    def _named_point(self) -> Node | None:
+        """A point with its name, as A(3, -2); None if something else stands there."""
+        tokens, name = self._tokens, self._tokens.next.text
+        if not (re.fullmatch("[A-Z]", name) and tokens.next.is_words and tokens.peek().text == "("):
+            return None
+        depth, ahead, has_comma, letters = 0, 1, False, list[bool]()
+        while True:
+            token = tokens.peek(ahead)
+            if token.kind == "end":
+                return None
+            depth += {"(": 1, ")": -1}.get(token.text, 0)
+            if depth == 0:
+                break
+            has_comma |= depth == 1 and token.text == ","
+            if token.kind in {"number", "word"}:
+                letters.append(token.kind == "word")
+            ahead += 1
+        behind = tokens.peek(ahead + 1)
+        ends = behind.kind == "end" or behind.text in {",", ";"} or behind.text in _BETWEEN
+        if not (has_comma and ends) or (name in UNKNOWN_FUNCTIONS and any(letters)):
+            return None
+        tokens.take()
+        point = self._collection()
+        return nodes.Relation((nodes.Symbol(name), point), ("=",)) if point is not None else None
 
     def _set_expression(self) -> Node:
         node = self._named_side() or self._sum()
@@ -232,20 +285,20 @@ class Answer(Expression):
         unit = self._unit_words()
         if not unit:
             return node
-        if is_remark(unit):
+        sign, rest = _sign_in_words(unit.lower())
+        scale = TEMPERATURES.get(_DEGREES_OF.sub("", unit.lower()))
+        words = f"units {rest}" if sign else unit
+        if not scale and not is_understood(words.rstrip(), self._nouns, one=_is_part(node)):
             raise ParseError("words that are no unit")
         if not any(isinstance(part, nodes.Number) for part in walk(node)):
             raise ParseError("a unit without a number")
         letters = {part.name for part in walk(node) if isinstance(part, nodes.Symbol) and is_unknown(part)}
         if letters and measure(unit) is None and not (letters | _KINDS).isdisjoint(unit.lower().split()):
             raise ParseError("words about letters")
-        if unit.lower() in PERCENTS:
-            return nodes.Call("percent", (node,))
-        if unit.lower() in DEGREES:
-            return nodes.Call("degree", (node,))
-        scale = TEMPERATURES.get(_DEGREES_OF.sub("", unit.lower()))
         if scale and (len(unit) > 1 or _has_degrees(node)):
             return nodes.Quantity(_without_degrees(node), scale)
+        if sign:
+            return nodes.Call(sign, (node,))
         if self._tokens.next.kind == "number":
             return self._compound(nodes.Quantity(node, unit))
         return nodes.Quantity(node, unit)
@@ -280,16 +333,53 @@ class Answer(Expression):
         return token.kind == "word" and token.text not in _BETWEEN and is_unit
 
     def _unit_words(self) -> str:
-        taken = [self._tokens.take().text] if self._starts_unit() else []
-        while taken:
+        """The words behind a value, with the powers, products and quotients of units as plain text."""
+        taken = list[str]()
+        while True:
             between = self._tokens.next.text.lower() in _BETWEEN
-            if (self._tokens.next.is_words and not between) or self._tokens.at("sign", "/"):
+            if (
+                self._starts_unit()
+                or (taken and self._tokens.next.is_words and not between)
+                or (taken and self._tokens.at("sign", "/"))
+            ):
                 taken.append(self._tokens.take().text)
-            elif self._tokens.at("sign", "^", "**"):
+            elif taken and self._tokens.at("sign", "^", "**"):
                 taken.append(self._unit_power())
+            elif self._at_grouped_unit():
+                taken.append(self._grouped_unit())
+            elif taken and self._at_times_unit():
+                self._tokens.take()
             else:
-                break
-        return " ".join(taken)
+                return " ".join(taken)
+
+    def _at_times_unit(self) -> bool:
+        """Whether a sign of multiplication between two units stands here."""
+        signs = self._tokens.at("sign", "*") or self._tokens.at("command", "cdot", "times")
+        return signs and self._tokens.peek().kind == "text"
+
+    def _at_grouped_unit(self) -> bool:
+        """Whether a braced unit or a fraction of upright units stands here, as in `5 \\frac{\\text{m}}{\\text{s}}`."""
+        if self._tokens.at("sign", "{", "("):
+            ahead = 1
+        elif self._tokens.at("command", "frac") and self._tokens.peek().text == "{":
+            ahead = 2
+        else:
+            return False
+        return self._tokens.peek(ahead).kind == "text" and measure(self._tokens.peek(ahead).text) is not None
+
+    def _grouped_unit(self) -> str:
+        is_fraction = self._tokens.accept("command", "frac")
+        parts = list[str]()
+        for _ in range(1 + is_fraction):
+            closing = {"{": "}", "(": ")"}.get(self._tokens.take().text, "")
+            parts.append(self._unit_words())
+            self._tokens.expect("sign", closing)
+        unit = " / ".join(parts)
+        if self._tokens.at("sign", "^", "**"):
+            if " " in unit or "/" in unit:
+                raise ParseError("a power of several units")
+            unit += f" {self._unit_power()}"
+        return unit
 
     def _unit_power(self) -> str:
         self._tokens.take()
@@ -406,6 +496,37 @@ class Answer(Expression):
             is_sign = token.kind == "command" and len(token.text) > 1
             written += f"\\{token.text}" if is_sign else token.text
         return written.replace("{", "").replace("}", "")
+
+
+def _sign_in_words(unit: str) -> tuple[str, str]:
+    """`percent` or `degree` if the words behind a number begin with it, and the words behind that."""
+    for sign, names in (("percent", PERCENTS), ("degree", DEGREES)):
+        if unit in names:
+            return sign, ""
+        first, _, rest = unit.partition(" ")
+        if first in names:
+            return sign, rest
+    return "", ""
+
+
+def _excluded(items: list[Node]) -> tuple[list[Node], bool]:
+    """What x \\neq 1, 3 excludes, each as a relation of its own; and whether the list is one of that kind."""
+    match items[0]:
+        case nodes.Relation(sides=(name, _), operators=("!=",)) if is_unknown(name):
+            values = items[1:]
+            if not any(isinstance(item, nodes.Relation | nodes.Brackets | nodes.SetOf) for item in values):
+                return [items[0], *(nodes.Relation((name, value), ("!=",)) for value in values)], True
+    return items, False
+
+
+def _is_part(node: Node) -> bool:
+    """Whether a number is at most one, so that what it counts may be in the singular: 1 apple, 3/8 pizza."""
+    match node:
+        case nodes.Number(value=value):
+            return abs(value) <= 1
+        case nodes.Quotient(over=nodes.Number(value=over), under=nodes.Number(value=under)):
+            return abs(over) <= abs(under)
+    return False
 
 
 def _has_degrees(node: Node) -> bool:

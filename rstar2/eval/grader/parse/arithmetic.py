@@ -133,7 +133,7 @@ class Arithmetic(ABC):
         if token.kind == "word":
             if token.text in {"C", "F"} and self._after_degrees():
                 return False  # a temperature
-            return token.text not in {"and", "or", "mod", "base"} and not is_unit_word(token)
+            return token.text not in {"and", "or", "mod", "base", "to"} and not is_unit_word(token)
         if token.kind == "text":
             return is_upright_function(self._tokens)
         if token.kind == "sign":
@@ -181,6 +181,8 @@ class Arithmetic(ABC):
 
     def _raised(self, base: Node) -> Node:
         tokens = self._tokens
+        if isinstance(base, nodes.SetOf) and len(base.items) == 1:
+            base = base.items[0]  # {x + 1}^2, whose braces group
         if tokens.accept("command", *_DEGREE):
             return nodes.Call("degree", (base,))
         if tokens.at("sign", "{") and tokens.peek().text in _DEGREE and tokens.peek(2).text == "}":
