@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
@@ -17,7 +15,7 @@ from rstar2.eval.grader.parse.normalize import key, words
 from rstar2.eval.grader.parse.nouns import plural_nouns
 from rstar2.eval.grader.parse.reader import MAX_CHARS, read
 from rstar2.eval.grader.values.evaluate import unsolved
-from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.guarded_numbers import NoValue, limited_work
 
 QUICK_CHARS = 20_000
 """Longer outputs are searched by a worker, not in the caller's process."""
@@ -33,8 +31,6 @@ _IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
 _SMALL_LETTER = re.compile(r"(?:\\text\w*\{)?\(?([a-j])\)?\}?")
-_GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_DECIMAL_COMMA = re.compile(r"(-?\d{1,3}(?:\.\d{3})+|-?\d+),(\d+)")
 _CHOICE = re.compile(
     r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]\s+(\S.*)|(?:option|choice)\s*\(?([A-J])\)?", re.I | re.S
 )
@@ -95,29 +91,23 @@ def as_text(given: Given) -> str | None:
     return given if given is None or isinstance(given, str) else str(given)
 
 
-def grade(gold: Given, pred: Given, work_out: Callable[[Node], Node] | None = None) -> Verdict:
+def grade(gold: Given, pred: Given) -> Verdict:
     """Compare a model's output, or a bare answer, with the gold answer.
 
-    Pure: no process, no deadline; guards on size, depth and exponent keep it short. Never raises. `work_out` finds
-    the values of limits, integrals and long sums, as `symbolic.worked_out` does; it may take long. Without it
-    answers that hinge on one are not verified.
+    Pure: no process and no deadline. It never raises, and one budget bounds all the work that it takes. Limits,
+    integrals, and sums that are too long to add up are only compared part by part.
     """
-    found = _answers(as_text(gold), as_text(pred))
-    if isinstance(found, Verdict):
-        return found
-    wanted, extracted = found
-    nouns = plural_nouns(wanted)
-    golds, preds = read(wanted, nouns), read(extracted, nouns)
-    verdict = _by_type(wanted, extracted, golds, preds)
-    if not any(map(unsolved, (*golds, *preds))) or (verdict.correct and _needs_no_working_out(golds, preds)):
-        return verdict
-    if work_out is not None:
-        golds, preds = list(map(work_out, golds)), list(map(work_out, preds))
+    answers = _answers(as_text(gold), as_text(pred))
+    if isinstance(answers, Verdict):
+        return answers
+    with limited_work():
+        wanted, extracted = answers
+        nouns = plural_nouns(wanted)
+        golds, preds = read(wanted, nouns), read(extracted, nouns)
         verdict = _by_type(wanted, extracted, golds, preds)
-        if verdict.correct and _needs_no_working_out(golds, preds):
-            return Verdict("correct", extracted, "symbolic")
-        if not any(map(unsolved, (*golds, *preds))):
-            return verdict
+    open_golds, open_preds = any(map(unsolved, golds)), any(map(unsolved, preds))
+    if (verdict.correct and open_golds) or not (open_golds or open_preds):
+        return verdict
     return Verdict("unparsed", extracted, "not verified: a limit, an integral or a long sum")
 
 
@@ -136,11 +126,6 @@ def gold_fault(gold: Given) -> str | None:
         return f"{read_as} has no letters, digits or mathematical signs"
     verdict = grade(text, f"\\boxed{{{text}}}")
     return None if verdict.correct else verdict.rule
-
-
-def _needs_no_working_out(golds: list[Node], preds: list[Node]) -> bool:
-    """Whether what is not worked out stands in the gold answer too, rather than having a made-up value."""
-    return any(map(unsolved, golds)) or not any(map(unsolved, preds))
 
 
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
@@ -199,14 +184,6 @@ def _chosen(text: str) -> str | None:
     return choice[1] or choice[3]
 
 
-def _with_other_commas(text: str) -> list[str]:
-    """A text, and what it is if a comma between digits groups or divides them: (1,000, 2,000), 0,5."""
-    decimal = _DECIMAL_COMMA.fullmatch(text)
-    grouped = _GROUPING.sub("", text)
-    others = [f"{decimal[1].replace('.', '')}.{decimal[2]}"] if decimal else []
-    return [text, *others, grouped] if grouped != text else [text, *others]
-
-
 def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
     rule, doubt = "", ""
@@ -225,23 +202,13 @@ def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) 
         if pred is not preds[0] and not _has_members(gold):
             continue  # a list, and a number whose digits are grouped, would be two answers
         try:
-            same, rule = compare(gold, pred)
+            outcome = compare(gold, pred)
         except (NoValue, RecursionError) as error:
             doubt = str(error) or type(error).__name__
             continue
-        if same:
+        rule = outcome.rule
+        if outcome.equal:
             return Verdict("correct", extracted, rule)
     if doubt:
         return Verdict("unparsed", extracted, f"not verified: {doubt}")
-    if _may_be_grouped(wanted, extracted):
-        return Verdict("unparsed", extracted, "not verified: commas that may group or divide digits")
     return Verdict("wrong", extracted, rule)
-
-
-def _may_be_grouped(wanted: str, extracted: str) -> bool:
-    """Whether two answers that differ are equal if commas between digits are no separators."""
-    for gold, pred in list(product(_with_other_commas(wanted), _with_other_commas(extracted)))[1:]:
-        with contextlib.suppress(NoValue, RecursionError):
-            if compare(read(gold)[0], read(pred)[0])[0]:
-                return True
-    return False

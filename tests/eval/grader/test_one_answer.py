@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from support.eval.many_answers import Texts, as_written, written_integer
-from support.eval.with_sympy import graded_with_sympy
+
 
 from rstar2.eval.grader import grade
 from rstar2.files import read_objects
@@ -174,7 +174,7 @@ STATED = [
 
 
 def correct_for(golds: list[str], text: str) -> list[str]:
-    return [gold for gold in golds if graded_with_sympy(gold, text).correct]
+    return [gold for gold in golds if grade(gold, text).correct]
 
 
 @pytest.mark.parametrize(("text", "golds"), SEVERAL, ids=range(len(SEVERAL)))

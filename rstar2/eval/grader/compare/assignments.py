@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import AnyNode, Node, is_unknown, negative, number, walk, with_parts
+from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk
 from rstar2.eval.grader.parse.vocabulary import GREEK, OF_ANOTHER
 from rstar2.eval.grader.values.equality import equal
 from rstar2.eval.grader.values.functions import ANGLES
@@ -21,7 +21,6 @@ _OF_VALUES = ANGLES | {"det", "Re", "Im", "arg"}
 _DOTS = nodes.Symbol("dots")
 _MAX_PARTS = 1000
 """Sums and products of which dots leave out more parts are not worked out."""
-_LINEAR = nodes.Number | nodes.Symbol | nodes.Sum | nodes.Product | nodes.Quotient
 
 
 def named(node: Node) -> tuple[Node | None, Node]:
@@ -206,22 +205,6 @@ def _function(name: Node) -> str:
     return name.name if all(isinstance(arg, nodes.Symbol) and arg.name.islower() for arg in name.args) else ""
 
 
-def are_independent(*relations: nodes.Relation) -> bool:
-    """Whether each unknown function stands there with one argument, which is nothing else: not a_n and a_{n+1}."""
-    found = {part for node in relations for part in walk(node) if isinstance(part, nodes.Apply)}
-    general = [part.name for part in found if variables(part)]
-    decorated = {name for part in found for name in variables(part) if len(part.name.rstrip("_")) > 1}
-    return len(general) == len(set(general)) and not any(decorated & _letters(node) for node in relations)
-
-
-def with_plain_letters(node: AnyNode) -> AnyNode:
-    """What is no value of an unknown function itself, with each such value in it as a letter of its own."""
-    return with_parts(
-        node,
-        lambda part: nodes.Symbol(str(part)) if isinstance(part, nodes.Apply) else with_plain_letters(part),
-    )
-
-
 def states_a_value(node: nodes.Relation) -> bool:
     """Whether an equation says what an expression amounts to, as m + n = 33 does.
 
@@ -232,18 +215,6 @@ def states_a_value(node: nodes.Relation) -> bool:
         return False
     calculated = len(node.sides) > 2 and len(variables(node.sides[0])) > 1
     return calculated or names_quantity(node.sides[0]) or _adds_up(node.sides[0], value)
-
-
-def only_letter(node: nodes.Relation) -> Node | None:
-    """The one letter of an equation, which it is to be solved for; None where there are more, or it is a capital."""
-    letters = {name for side in node.sides for name in variables(side)}
-    (letter,) = letters if len(letters) == 1 else ("",)
-    return nodes.Symbol(letter) if letter.islower() else None
-
-
-def is_linear(node: nodes.Relation) -> bool:
-    """Whether an equation has no powers and no functions, as 2x = 42."""
-    return all(isinstance(part, _LINEAR) for side in node.sides for part in walk(side))
 
 
 def in_usual_order(names: Sequence[Node]) -> bool:
@@ -278,7 +249,7 @@ def unnamed(items: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(named(item)[1] for item in items)
 
 
-def one_variable(names: Sequence[Node]) -> bool:
+def is_one_variable(names: Sequence[Node]) -> bool:
     """Whether the names are one variable, as in x = 1, x = 2 or x_1 = 1, x_2 = 2."""
     given = {name.name if isinstance(name, nodes.Apply | nodes.Symbol) else str(name) for name in names}
     return len(given) == 1

@@ -134,7 +134,8 @@ _COLOURS = name_set(
 _ADJECTIVES = _COLOURS | name_set("""
     different distinct possible real total ordered unordered unique valid such integer whole natural prime composite
     even odd consecutive complex rational irrational equal identical similar congruent lattice square cubic positive
-    nonnegative nonzero distinguishable indistinguishable separate individual single double triple big small large little tiny huge long short tall
+    nonnegative nonzero distinguishable indistinguishable separate individual single double triple big small
+    large little tiny huge long short tall
     new old young full empty good fresh ripe rotten broken raised extra additional more fewer less other remaining
     left correct right winning losing successful favorable favourable final free cheap expensive male female first
     last next previous daily weekly monthly yearly annual school home local regular irregular convex concave simple

@@ -1,43 +1,50 @@
-"""Whether two expressions are equal, as numbers or as functions of their variables.
+"""Whether two expressions are equal, as numbers or as functions of their letters.
 
-Exact where both are rational. Otherwise both are computed to 40 and to 80 digits: a true difference keeps its
-size, rounding noise shrinks with the precision. With variables this is done at several fixed points, which
-decides identities far more often than a simplifier does, and in bounded time.
+Numbers that are rational are exact. Others are computed to 40 and to 80 digits: a true difference keeps its size,
+rounding noise shrinks with the precision. Expressions with letters are compared at random points in general position,
+which nobody who does not know the secret of the run can predict (`points`). For quotients of polynomials that proves
+equality up to an error below 10^-12 (`rational`).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain, product, repeat
+from itertools import islice, product
 from typing import Any
 
-from rstar2.eval.grader.parse.nodes import UNKNOWN, Apply, Node, Number, Product, Series, Sum, Symbol, walk
+from rstar2.eval.grader.parse.nodes import UNKNOWN, Apply, Node, Number, Product, Sum, Symbol, walk
 from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.guarded_numbers import (
     MAX_SPREAD_BITS,
-    MAX_STEPS,
     Constant,
+    Notes,
     NoValue,
     Setting,
     SeveralValues,
+    TooMuchWork,
     Value,
-    Work,
+    limited_work,
+    mpmath_context,
 )
 from rstar2.eval.grader.values.letters import functions, variables
 from rstar2.eval.grader.values.points import (
     LENGTHS,
     OF_COMPLEX,
     STEPS,
-    fixed_points,
-    is_for_integers,
-    points_around_kinks,
-    small_whole_points,
-    special_points,
-    whole_points_around_kinks,
+    Point,
+    complex_points,
+    has_kinks,
+    has_steps,
+    only_for_whole_numbers,
+    point_source,
+    rational_points,
+    real_points,
+    whole_letters,
+    whole_points,
 )
+from rstar2.eval.grader.values.rational import Plan, plan
 
 ROUNDED_DIGITS = 7
 """A decimal with this many significant digits or more may be the rounding of a value that has no exact decimal."""
@@ -49,37 +56,66 @@ MAX_FLOAT = 10**300
 _LOW_DIGITS, _HIGH_DIGITS = 40, 80
 _SMALL_BITS = 100
 """80 digits tell apart what is computed from numbers of at most this size."""
-_MORE_DIGITS = (0, 150, 300, 600, 1200, 2400, 4800, 9600, 19200)
-"""Where there are larger ones, twice their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit, and
+_MORE_DIGITS = (0, 150, 300, 600, 1200)
+"""If there are larger ones, twice their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit, and
 their difference has 101 digits less. Few lengths are used, as a context is kept for each."""
-_contexts = threading.local()
+SMOOTH_POINTS, EDGED_POINTS = 6, 64
+"""At how many points expressions have to agree, without and with corners, jumps or divisors in them."""
+LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
+"""Expressions that have values at fewer of the points that were tried are not verified."""
+FIRST_TRIES, TRIES_PER_POINT = 40, 8
+"""Points are drawn until there are enough at which both expressions have a value, or this many were tried."""
+MAX_ONE_SIDED = 6
+"""For each point of agreement there may be this many at which only one of the expressions has a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """How two expressions were found to be equal."""
+
+    points: tuple[Point, ...]
+    """The values of the letters at which they agree; one empty point for numbers, none if they are written alike."""
+    degree: bool = False
+    """Whether a degree sign was read as π/180 rather than left out."""
+    percent: bool = False
+    """Whether a percent sign was read as 1/100 rather than left out."""
+    natural_log: bool = True
+    """Whether `log` without a base was read as ln rather than as log10."""
 
 
 def equal(a: Node, b: Node) -> bool:
-    """Whether two expressions are equal; NoValue where one cannot be evaluated, so that nothing is verified."""
+    """Whether two expressions are equal; NoValue if one cannot be evaluated, so that nothing is verified."""
+    return identity(a, b) is not None
+
+
+def identity(a: Node, b: Node) -> Identity | None:
+    """Returns how two expressions are known to be equal, None if they differ; NoValue if nothing is verified."""
     if a == b:
-        return True
+        return Identity(())
     ends = infinite(a), infinite(b)
     if any(ends):
-        return ends[0] == ends[1]
+        return Identity(()) if ends[0] == ends[1] else None
     names = sorted(variables(a) | variables(b))
     if "dots" in names:
-        return _same_written_parts(a, b)
+        return Identity(()) if _same_written_parts(a, b) else None
     doubt: NoValue | None = None
-    for setting in _readings(a, b):
-        try:
-            if _identical(a, b, names, setting) and (
-                _unknown(a) == _unknown(b) or _identical(a, b, names, replace(setting, others=True))
-            ):
-                return True
-        except NoValue as error:
-            doubt = doubt or error
+    with limited_work():
+        for setting in _readings(a, b):
+            try:
+                points = _identical(a, b, names, setting)
+                if points is not None and _unknown(a) != _unknown(b):
+                    # Other values of what is not known must not matter.
+                    points = _identical(a, b, names, replace(setting, others=True))
+                if points is not None:
+                    return Identity(points, setting.degree, setting.percent, setting.natural_log)
+            except NoValue as error:
+                doubt = doubt or error
     if doubt:
         raise doubt
     # What came out different may be equal, if one side uses what is not known.
     if _unknown(a) != _unknown(b):
         raise NoValue("a function or command that is not known")
-    return False
+    return None
 
 
 def _same_written_parts(a: Node, b: Node) -> bool:
@@ -117,7 +153,7 @@ def infinite(node: Node) -> int:
 
 def real_value(node: Node) -> Any:
     """A constant as an mpmath real or infinity; NoValue where it has variables, is not real or cannot be computed."""
-    value, context = constant_value(node), _context(_LOW_DIGITS)
+    value, context = constant_value(node), mpmath_context(_LOW_DIGITS)
     if abs(context.im(value)) > context.mpf(10) ** -30:
         raise NoValue("not real")
     return context.re(value)
@@ -125,7 +161,7 @@ def real_value(node: Node) -> Any:
 
 def constant_value(node: Node) -> Any:
     """A constant as an mpmath number or infinity; NoValue where it has variables or cannot be computed."""
-    context = _context(_LOW_DIGITS)
+    context = mpmath_context(_LOW_DIGITS)
     sign = infinite(node)
     if sign:
         return sign * context.inf
@@ -133,11 +169,6 @@ def constant_value(node: Node) -> Any:
         raise NoValue("not a known number")
     setting = Setting({}, context)
     return +setting.inexact(evaluate(node, setting))
-
-
-def real_setting() -> Setting:
-    """How an expression is evaluated where only its real values count."""
-    return Setting({}, _context(_LOW_DIGITS), real=True)
 
 
 def whole_number(node: Node) -> int | None:
@@ -150,31 +181,68 @@ def whole_number(node: Node) -> int | None:
 
 
 def proportional(a: Node, b: Node) -> Fraction | None:
-    """The sign (1 or -1) of c where a = c·b for some number c other than 0, as functions; None where there is none."""
+    """Returns the sign (1 or -1) of c if a = c·b for some real number c other than 0, as functions; None otherwise.
+
+    NoValue if that is not known.
+    """
     names = sorted(variables(a) | variables(b))
-    context = _context(_LOW_DIGITS)
-    ratios, work = [], Work()
-    kinked = points_around_kinks(a, b, names, Setting({}, context))
-    for point, real in chain(zip(fixed_points(names), repeat(False)), zip(kinked, repeat(True))):
-        work.left = MAX_STEPS
-        setting = Setting(point, context, work, real=real)
-        try:
-            top, bottom = evaluate(a, setting), evaluate(b, setting)
-        except NoValue:
-            continue
-        if real and top == bottom == 0:
-            continue
-        if top == 0 or bottom == 0:
-            return None
-        ratios.append(+setting.inexact(top) / +setting.inexact(bottom))
-        if abs(ratios[-1] - ratios[0]) > abs(ratios[0]) * context.mpf(10) ** -30:
-            break
-    else:
-        if len(ratios) > 2 and abs(context.im(ratios[0])) <= context.mpf(10) ** -30:
+    with limited_work():
+        rational = plan(a, b)
+        context = mpmath_context(_LOW_DIGITS)
+        ratios: list[Value] = []
+        several_values = False
+        random = point_source(a, b, "ratio")
+        if rational is not None:
+            points: Iterable[tuple[Point, bool]] = (
+                (point, False) for point in rational_points(random, names, rational.bits)
+            )
+            needed = rational.points + 1
+        else:
+            points = real_points(random, a, b, names, set())
+            needed = EDGED_POINTS if has_kinks(a, b) or has_steps(a, b) else SMOOTH_POINTS
+        for point, _ in islice(points, needed * TRIES_PER_POINT):
+            setting = Setting(point, context, real=rational is None)
+            try:
+                top, bottom = evaluate(a, setting), evaluate(b, setting)
+            except TooMuchWork:
+                raise
+            except NoValue:
+                continue
+            finally:
+                several_values |= setting.notes.several_values
+            if top == bottom == 0 and rational is None:
+                continue
+            if top == 0 or bottom == 0:
+                return None
+            ratios.append(_ratio(top, bottom, setting))
+            if ratios[-1] != ratios[0] and not _nearly(ratios[-1], ratios[0], context):
+                break
+            if len(ratios) == needed:
+                break
+    if ratios and (ratios[-1] == ratios[0] or _nearly(ratios[-1], ratios[0], context)):
+        enough = needed if rational is not None else LEAST_POINTS
+        if len(ratios) >= enough and context.im(ratios[0]) == 0:
             return Fraction(1 if context.re(ratios[0]) > 0 else -1)
-    if work.several_values:
-        raise NoValue("a power of a negative number that is not real")
+    if several_values or len(ratios) < 2:
+        raise NoValue("not defined where it was tried")
     return None
+
+
+def _ratio(top: Value, bottom: Value, setting: Setting) -> Value:
+    if isinstance(top, Fraction) and isinstance(bottom, Fraction):
+        return top / bottom
+    return +setting.inexact(top) / +setting.inexact(bottom)
+
+
+def _nearly(one: Value, other: Value, context: Any) -> bool:
+    """Whether two ratios, of which at least one is not exact, agree to thirty digits."""
+    if isinstance(one, Fraction) and isinstance(other, Fraction):
+        return one == other
+    first, second = (
+        context.mpf(each.numerator) / each.denominator if isinstance(each, Fraction) else each
+        for each in (one, other)
+    )
+    return bool(abs(first - second) <= abs(second) * context.mpf(10) ** -30)
 
 
 def _readings(a: Node, b: Node) -> Iterator[Setting]:
@@ -184,76 +252,164 @@ def _readings(a: Node, b: Node) -> Iterator[Setting]:
     percents = [True] if "percent" in both else [False, True] if "percent" in either else [False]
     logs = [True, False] if "log" in either else [True]
     for degree, percent, natural_log in product(degrees, percents, logs):
-        yield Setting({}, _context(_LOW_DIGITS), degree=degree, percent=percent, natural_log=natural_log)
+        yield Setting(
+            {}, mpmath_context(_LOW_DIGITS), degree=degree, percent=percent, natural_log=natural_log
+        )
 
 
-def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
+def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> tuple[Point, ...] | None:
+    """Returns the points at which two expressions agree, None if they differ at one."""
     if not names:
-        return _agree(a, b, setting)
-    for_integers = _identical_for_integers(a, b, names, setting) if is_for_integers(names) else None
-    if for_integers is not None:
-        return for_integers
-    tried, doubt = 0, ""
-    for point in fixed_points(names):
-        negative = any(value < 0 for value in point.values())
+        return ({},) if _agree(a, b, setting) else None
+    rational = plan(a, b)
+    if rational is not None and not _rounded(a, b):
+        return _identical_fractions(a, b, names, rational, setting)
+    whole = whole_letters(a, b)
+    if not whole:
+        points = _at_real_points(a, b, names, set(), setting)
+    else:
+        points = _at_whole_points(a, b, names, whole, setting)
+    smooth = not (whole or has_kinks(a, b) or has_steps(a, b))
+    if points and not smooth and variables(a) != variables(b):
+        # A final answer has no letters that cancel; a text made to suit several gold answers may have.
+        raise NoValue("a letter that only one of the answers has")
+    return points
+
+
+def _rounded(a: Node, b: Node) -> bool:
+    """Whether one side is a decimal that may be rounded, so that exact arithmetic does not decide."""
+    return any(isinstance(node, Number) and node.digits >= ROUNDED_DIGITS for node in (a, b))
+
+
+def _identical_fractions(
+    a: Node, b: Node, names: list[str], rational: Plan, setting: Setting
+) -> tuple[Point, ...] | None:
+    """The decision for quotients of polynomials, exact but for an error below `rational.ERROR`."""
+    if any(Symbol("pi") in set(walk(node)) for node in (a, b)):
+        names = [*names, "pi"]
+    if any(Symbol("e") in set(walk(node)) for node in (a, b)):
+        names = [*names, "e"]
+    points: list[Point] = []
+    source = rational_points(point_source(a, b, "rational"), names, rational.bits)
+    for point in islice(source, rational.points * TRIES_PER_POINT):
+        here = replace(setting, symbols=point, notes=Notes())
         try:
-            if not _agree(a, b, replace(setting, symbols=point, real=negative)):
-                return False
-            tried += not negative
-        except SeveralValues as error:
-            doubt = str(error)
-        except NoValue:
-            continue
-    if tried < 2:
-        doubt = doubt or "not defined where it was tried"
-    if doubt:
-        raise NoValue(doubt)
-    same = _identical_at(special_points(a, b, names), a, b, setting)
-    if not same and not (functions(a) | functions(b)) & (STEPS | OF_COMPLEX - LENGTHS):
-        raise NoValue("a letter that may stand for a complex number")
-    return same and _identical_at(
-        points_around_kinks(a, b, names, setting), a, b, replace(setting, real=True)
-    )
-
-
-def _identical_for_integers(a: Node, b: Node, names: list[str], setting: Setting) -> bool | None:
-    """Whether they agree where letters for whole numbers are some; None where they have no values there.
-
-    Where they have, other numbers must not decide, or an expression with another value at fractions would be two.
-    """
-    tried = 0
-    for start in (7, 10, 12, 13):
-        point = {name: Fraction(start + 5 * i) for i, name in enumerate(names)}
-        try:
-            if not _agree(a, b, replace(setting, symbols=point)):
-                return False
-            tried += 1
-        except SeveralValues:
+            left, right = evaluate(a, here), evaluate(b, here)
+        except TooMuchWork:
             raise
         except NoValue:
             continue
-    if tried < 2:
+        if left != right:
+            return None
+        points.append(point)
+        if len(points) == rational.points:
+            return tuple(points)
+    raise NoValue("not defined where it was tried")
+
+
+def _at_whole_points(
+    a: Node, b: Node, names: list[str], whole: set[str], setting: Setting
+) -> tuple[Point, ...] | None:
+    """The decision if some letters stand for whole numbers.
+
+    Other numbers decide too, unless a formula means something else there, as (-1)^n does. If the expressions have no
+    values at whole numbers, only other numbers decide.
+    """
+    source = whole_points(point_source(a, b, "whole"), a, b, names, whole)
+    edged = has_steps(a, b) or has_kinks(a, b)
+    needed = EDGED_POINTS if edged else 2 * SMOOTH_POINTS
+    real = Symbol("i") not in {*walk(a), *walk(b)}
+    points = _points_of_agreement(((point, real) for point in source), needed, a, b, setting)
+    if points is None:
         return None
-    if not _identical_at(small_whole_points(a, b, names), a, b, setting):
-        return False
-    if any(isinstance(part, Series) for node in (a, b) for part in walk(node)):
-        return True  # a sum up to a large number is not added up
-    large = (
-        point
-        for point in special_points(a, b, names)
-        if all(not isinstance(value, tuple) and value.denominator == 1 < value for value in point.values())
-    )
-    return _identical_at(chain(whole_points_around_kinks(a, b, names, setting), large), a, b, setting)
+    enough = len(points) >= (LEAST_EDGED_POINTS if edged else LEAST_POINTS)
+    if enough and any(only_for_whole_numbers(node, whole) for node in (a, b)):
+        return points
+    try:
+        others = _at_real_points(a, b, names, whole, setting)
+    except (TooMuchWork, SeveralValues):
+        raise
+    except NoValue:
+        if not enough:
+            raise
+        return points
+    if others is None:
+        if enough:
+            raise NoValue("expressions that agree only at whole numbers")
+        return None
+    return (*points, *others)
 
 
-def _identical_at(points: Iterable[Mapping[str, Constant]], a: Node, b: Node, setting: Setting) -> bool:
-    """Whether they agree at all of the points where both are defined."""
-    for point in points:
-        try:
-            if not _agree(a, b, replace(setting, symbols=point)):
-                return False
-        except NoValue:
+def _at_real_points(
+    a: Node, b: Node, names: list[str], positive: set[str], setting: Setting
+) -> tuple[Point, ...] | None:
+    """The decision if letters stand for real numbers, or for complex ones under Re, Im, arg and |…|."""
+    edged = has_steps(a, b) or has_kinks(a, b)
+    needed, least = (EDGED_POINTS, LEAST_EDGED_POINTS) if edged else (SMOOTH_POINTS, LEAST_POINTS)
+    complex_values = Symbol("i") in {*walk(a), *walk(b)}
+    points = None
+    for real in (False,) if complex_values else (True, False):
+        source = real_points(point_source(a, b, "real"), a, b, names, positive)
+        points = _points_of_agreement(
+            ((point, real or only) for point, only in source), needed, a, b, setting
+        )
+        if points is None:
+            return None
+        if len(points) >= least:
+            break
+    else:
+        raise NoValue("not defined where it was tried")
+    free = complex_points(point_source(a, b, "complex"), a, b, names)
+    others = _points_of_agreement(((point, False) for point in free), LEAST_POINTS, a, b, setting)
+    if others is None:
+        if not (functions(a) | functions(b)) & (STEPS | OF_COMPLEX - LENGTHS):
+            raise NoValue("a letter that may stand for a complex number")
+        return None
+    return (*points, *others)
+
+
+def _points_of_agreement(
+    source: Iterable[tuple[Point, bool]], needed: int, a: Node, b: Node, setting: Setting
+) -> tuple[Point, ...] | None:
+    """Returns up to `needed` points at which both have the same value; None if they differ at one.
+
+    Each point comes with whether only real values count there. NoValue if only one of them has a value at most of the
+    points, and SeveralValues if a power of a negative number may have been meant otherwise.
+    """
+    points: dict[tuple[Constant, ...], Point] = {}
+    one_sided = 0
+    doubt: SeveralValues | None = None
+    for tries, (point, real) in enumerate(source):
+        if len(points) == needed or tries >= FIRST_TRIES + TRIES_PER_POINT * len(points):
+            break
+        if tuple(point.values()) in points:
             continue
+        here = replace(setting, symbols=point, real=real)
+        try:
+            if not _agree(a, b, here):
+                return None
+        except TooMuchWork:
+            raise
+        except SeveralValues as error:
+            doubt = error
+        except NoValue:
+            one_sided += _has_value(a, here) != _has_value(b, here)
+        else:
+            points[tuple(point.values())] = point
+    if doubt:
+        raise doubt
+    if one_sided > MAX_ONE_SIDED * len(points):
+        raise NoValue("an expression that has a value where the other one has none")
+    return tuple(points.values())
+
+
+def _has_value(node: Node, setting: Setting) -> bool:
+    try:
+        evaluate(node, setting)
+    except TooMuchWork:
+        raise
+    except NoValue:
+        return False
     return True
 
 
@@ -262,7 +418,7 @@ def _agree(a: Node, b: Node, setting: Setting) -> bool:
 
     SeveralValues: they differ, but one may be taken to have other values than the principal one.
     """
-    setting = replace(setting, work=Work())
+    setting = replace(setting, notes=Notes())
     first = _difference(a, b, setting)
     if isinstance(first, bool):
         return first
@@ -272,15 +428,15 @@ def _agree(a: Node, b: Node, setting: Setting) -> bool:
     context = setting.context
     same = bool(low <= context.mpf(10) ** -15 * max(scale, 1))
     if same:
-        lost = setting.work.bits * 3 // 10 if setting.work.bits > _SMALL_BITS else 0
+        lost = setting.notes.bits * 3 // 10 if setting.notes.bits > _SMALL_BITS else 0
         more = _more_digits(2 * lost)
-        finer = replace(setting, context=_context(_HIGH_DIGITS + more), work=Work())
+        finer = replace(setting, context=mpmath_context(_HIGH_DIGITS + more), notes=Notes())
         second = _difference(a, b, finer)
         if isinstance(second, bool):
             return second
         noise = max(low, scale * context.mpf(10) ** -_LOW_DIGITS)
         same = bool(second[0] <= noise * context.mpf(10) ** (lost - more - 25))
-    if not same and setting.work.several_values:
+    if not same and setting.notes.several_values:
         raise SeveralValues("a power of a negative number that is not real")
     return same
 
@@ -340,16 +496,3 @@ def _is_printed_float(node: Number, value: Value) -> bool:
         return False
     written = float(node.value)
     return Fraction(repr(written)) == node.value and float(value) == written
-
-
-def _context(digits: int) -> Any:
-    """This thread's mpmath context of a precision; the library's own context is shared by all threads."""
-    from mpmath.ctx_mp import MPContext  # loaded when the first inexact comparison needs it
-
-    held = getattr(_contexts, "held", None)
-    if held is None:
-        held = _contexts.held = {}
-    if digits not in held:
-        held[digits] = MPContext()
-        held[digits].dps = digits
-    return held[digits]

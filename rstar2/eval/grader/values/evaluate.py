@@ -1,23 +1,33 @@
 """The value of an expression: exact while it is rational, to any number of digits otherwise.
 
 Symbols get values from the caller. What is unknown (f(2), an integral, an endless sum) gets a value that depends only
-on its name and on the values of its parts, so that equal things stay equal and others almost surely differ.
+on its name, on the values of its parts and on the secret of the run, so that equal things stay equal and others almost
+surely differ.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
 
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.values.functions import ANGLES, call
-from rstar2.eval.grader.values.guarded_numbers import NoValue, Setting, Value, remainder, whole
+from rstar2.eval.grader.values.guarded_numbers import (
+    Notes,
+    NoValue,
+    Setting,
+    TooMuchWork,
+    Value,
+    remainder,
+    whole,
+)
+from rstar2.eval.grader.values.letters import variables
+from rstar2.eval.grader.values.secret import keyed_number
 
 MAX_TERMS = 2000
 """The longest sum or product written with an index that is added up."""
+_ENDLESS = frozenset({nodes.Symbol("infinity"), nodes.Symbol("none")})
 _SHORT = 10**9
 """Fractions whose numerator times denominator is below this differ within twenty digits."""
 
@@ -28,25 +38,20 @@ def unsolved(node: nodes.Node) -> bool:
 
 
 def is_unsolved(node: nodes.Node) -> bool:
-    """Whether it is itself a limit, an integral or a sum too long to add up."""
+    """Whether it is itself a limit, an integral, or a sum or product that is endless or too long to add up."""
     match node:
         case nodes.Apply(name=name):
             return name in {"int", "iint", "oint"}
         case nodes.Series(kind="sum" | "prod", low=nodes.Number(value=low), high=nodes.Number(value=high)):
             return high - low > MAX_TERMS
+        case nodes.Series(kind="sum" | "prod", low=low_end, high=high_end):
+            return any(part in _ENDLESS for end in (low_end, high_end) for part in nodes.walk(end))
     return isinstance(node, nodes.Series)
 
 
 def evaluate(node: nodes.Node, setting: Setting) -> Value:
-    """The value of an expression; NoValue where it has none, or the guards do not let it be computed."""
-    try:
-        return _value(node, setting)
-    except (ArithmeticError, ValueError, TypeError, MemoryError) as error:
-        raise NoValue(type(error).__name__) from None
-
-
-def _value(node: nodes.Node, setting: Setting) -> Value:
-    setting.work.spend()
+    """Returns the value of an expression; NoValue if it has none, or the guards do not let it be computed."""
+    setting.step()
     match node:
         case nodes.Number(value=value):
             return value
@@ -57,27 +62,27 @@ def _value(node: nodes.Node, setting: Setting) -> Value:
         case nodes.Product(factors=factors):
             return _fold(factors, setting, setting.multiply)
         case nodes.Quotient(over=over, under=under):
-            return setting.divide(_value(over, setting), _value(under, setting))
+            return setting.divide(evaluate(over, setting), evaluate(under, setting))
         case nodes.Power(base=base, exponent=exponent):
-            return setting.power(_value(base, setting), _value(exponent, setting))
+            return setting.power(evaluate(base, setting), evaluate(exponent, setting))
         case nodes.Call(name="det", args=(matrix,)):
             return _determinant(matrix, setting)
         case nodes.Call(name=name, args=args):
             inner_setting = replace(setting, degree=True) if name in ANGLES else setting
-            return call(name, [_value(arg, inner_setting) for arg in args], setting)
+            return call(name, [evaluate(arg, inner_setting) for arg in args], setting)
         case nodes.Apply(name=name, args=args):
-            return _unknown(name, [_value(arg, setting) for arg in args], setting)
+            return _unknown(name, [evaluate(arg, setting) for arg in args], setting)
         case nodes.Series():
-            return _series(node, setting)
+            return _remembered(node, setting) if not variables(node) else _series(node, setting)
         case nodes.Based(value=based):
             return Fraction(based)
         case nodes.Residue(value=inner, modulus=modulus, is_remainder=True):
-            return remainder(_value(inner, setting), _value(modulus, setting))
+            return remainder(evaluate(inner, setting), evaluate(modulus, setting))
         case nodes.Quantity(value=inner) | nodes.Residue(value=inner):
-            return _value(inner, setting)
+            return evaluate(inner, setting)
         case nodes.Brackets(items=items, opening="["):
             if len(items) == 1:
-                return _value(items[0], setting)
+                return evaluate(items[0], setting)
     raise NoValue(f"{type(node).__name__} is not an expression")
 
 
@@ -93,9 +98,9 @@ def _symbol(name: str, setting: Setting) -> Value:
 
 
 def _fold(parts: tuple[nodes.Node, ...], setting: Setting, join: Callable[[Value, Value], Value]) -> Value:
-    total = _value(parts[0], setting)
+    total = evaluate(parts[0], setting)
     for part in parts[1:]:
-        total = setting.guard(join(total, _value(part, setting)))
+        total = setting.guard(join(total, evaluate(part, setting)))
     return total
 
 
@@ -103,7 +108,7 @@ def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
     """By elimination, exact where the entries are."""
     if not isinstance(matrix, nodes.Matrix) or not len(matrix.rows) == len(matrix.rows[0]) <= 12:
         raise NoValue("not a square matrix")
-    rows = [[_value(cell, setting) for cell in row] for row in matrix.rows]
+    rows = [[evaluate(cell, setting) for cell in row] for row in matrix.rows]
     total: Value = Fraction(1)
     for column in range(len(rows)):
         pivot = next((i for i in range(column, len(rows)) if rows[i][column] != 0), None)
@@ -121,37 +126,67 @@ def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
     return total
 
 
+def _remembered(node: nodes.Series, setting: Setting) -> Value:
+    """The value of a sum without free letters, which is the same at every point of one grading."""
+    reading = (setting.degree, setting.percent, setting.real, setting.natural_log, setting.others)
+    key = (node, setting.context.dps, reading)
+    known = setting.budget.values
+    if key not in known:
+        notes = Notes()
+        try:
+            known[key] = _series(node, replace(setting, symbols={}, notes=notes)), notes
+        except TooMuchWork:
+            raise
+        except NoValue as error:
+            known[key] = error, notes
+    value, notes = known[key]
+    setting.notes.note(notes.bits)
+    setting.notes.several_values |= notes.several_values
+    if isinstance(value, NoValue):
+        raise value
+    return value
+
+
 def _series(node: nodes.Series, setting: Setting) -> Value:
-    """Added up between whole numbers that are near each other; otherwise a value of its own."""
-    if node.kind in {"lim", "int"}:
+    """Added up between whole numbers that are near each other; a value of its own if it is not to be added up."""
+    if is_unsolved(node):
         return _unknown_series(node, setting)
-    try:
-        low, high = whole((_value(node.low, setting), _value(node.high, setting)))
-    except NoValue:
-        return _unknown_series(node, setting)
-    if high - low > MAX_TERMS:
-        return _unknown_series(node, setting)
+    low, high = whole((evaluate(node.low, setting), evaluate(node.high, setting)))
+    if not low - 1 <= high <= low + MAX_TERMS:
+        raise NoValue("a sum with too many terms, or whose last term comes before its first")
     total: Value = Fraction(0 if node.kind == "sum" else 1)
     for i in range(low, high + 1):
-        term = _value(node.body, replace(setting, symbols={**setting.symbols, node.index: Fraction(i)}))
+        term = evaluate(node.body, replace(setting, symbols={**setting.symbols, node.index: Fraction(i)}))
         total = setting.guard((setting.add if node.kind == "sum" else setting.multiply)(total, term))
     return total
 
 
 def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
-    symbols = {**setting.symbols, node.index: Fraction(1009, 733), "none": Fraction(7, 3)}
-    inner = replace(setting, symbols=symbols)
-    bounds = [
-        _fraction_of(str(part)) if part == nodes.Symbol("infinity") else _value(part, inner)
-        for part in (node.low, node.high)
-    ]
-    return _unknown(node.kind, [*bounds, _value(node.body, inner)], setting)
+    """A value that depends on the bounds, and on the terms at one positive and one negative index."""
+    parts: list[Value] = []
+    for sign in (1, -1):
+        index = sign * (2 + sign) * _fraction_of("index")
+        inner = replace(setting, symbols={**setting.symbols, node.index: index, "none": Fraction(7, 3)})
+        if sign > 0:
+            parts += [
+                _fraction_of(str(part)) if part == nodes.Symbol("infinity") else evaluate(part, inner)
+                for part in (node.low, node.high)
+            ]
+        try:
+            parts.append(evaluate(node.body, inner))
+        except TooMuchWork:
+            raise
+        except NoValue:
+            if sign > 0:
+                raise
+            parts.append(Fraction(0))
+    return _unknown(node.kind, parts, setting)
 
 
 def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
     """A value that only the name and the values of the parts decide."""
-    found = _fraction_of("|".join([name, *(_written(value, setting) for value in values)]))
-    return -found - 7 if setting.others else found
+    value = _fraction_of("|".join([name, *(_written(part, setting) for part in values)]))
+    return -value - 7 if setting.others else value
 
 
 def _written(value: Value, setting: Setting) -> str:
@@ -161,8 +196,6 @@ def _written(value: Value, setting: Setting) -> str:
     return str(setting.context.nstr(setting.inexact(value), 20))
 
 
-@lru_cache(maxsize=4096)
 def _fraction_of(text: str) -> Fraction:
     """A pseudo-random number between 1/2 and 3/2."""
-    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:5], "big")
-    return Fraction(digest, 1 << 40) + Fraction(1, 2)
+    return Fraction(keyed_number("unknown", text) % (1 << 40), 1 << 40) + Fraction(1, 2)

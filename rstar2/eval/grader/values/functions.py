@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import reduce
 
-from rstar2.eval.grader.values.guarded_numbers import MAX_LOG10, NoValue, Setting, Value, whole
+from rstar2.eval.grader.values.guarded_numbers import MAX_BITS, MAX_LOG10, NoValue, Setting, Value, whole
 
 MAX_ARGUMENT = 10_000
-"""The largest argument of an exact factorial or binomial coefficient."""
+"""The largest argument of a factorial or binomial coefficient."""
+MAX_DEGREE = 60
+"""A binomial coefficient over a whole number up to this one is computed as a polynomial."""
+MAX_GAMMA_DIGITS = 230
+"""Factorials of broken numbers are not computed to more digits; mpmath takes a second for 1,000."""
 
 ANGLES = frozenset({"sin", "cos", "tan", "cot", "sec", "csc"})
 _EXPONENTIAL = frozenset({"exp", "sinh", "cosh", "tanh", "coth", "sech", "csch"})
@@ -25,12 +30,13 @@ TRANSCENDENTAL = _PLAIN.keys() - {"log10", "arg"}
 
 
 def call(name: str, values: list[Value], setting: Setting) -> Value:
-    """The value of a function; NoValue where it is none of those known, or has no value there."""
+    """Returns the value of a function; NoValue if it is none of those known, or has no value there."""
     if name in _PLAIN and len(values) == 1:
         return _plain(_PLAIN[name], values[0], setting)
-    if name in _SPECIAL:
-        return setting.guard(_SPECIAL[name](setting, *values))
-    raise NoValue(f"{name} of {len(values)} arguments")
+    function, arity = _SPECIAL.get(name, (None, None))
+    if function is None or len(values) != (arity or max(1, len(values))):
+        raise NoValue(f"{name} of {len(values)} arguments")
+    return setting.guard(function(setting, *values))
 
 
 def _plain(name: str, value: Value, setting: Setting) -> Value:
@@ -40,14 +46,14 @@ def _plain(name: str, value: Value, setting: Setting) -> Value:
     if abs(setting.context.mag(argument)) > (16 if name in _EXPONENTIAL else 4 * MAX_LOG10) and argument:
         raise NoValue("too large")
     if name in _EXPONENTIAL:
-        setting.work.note(3 * int(abs(argument)))  # tanh is as near to 1 as e^-2x to 0
+        setting.notes.note(3 * int(abs(argument)))  # tanh is as near to 1 as e^-2x to 0
     if name in ANGLES and setting.context.mag(argument) > 300:
         raise NoValue("too large")
-    return setting.guard(getattr(setting.context, name)(argument))
+    return setting.library(getattr(setting.context, name), argument, cost=25)
 
 
 def _root(setting: Setting, value: Value, index: Value) -> Value:
-    """The real root where there is one; exact where it is rational."""
+    """The real root if there is one; exact if it is rational."""
     if not isinstance(index, Fraction) or index.denominator != 1 or not 2 <= abs(index) <= 10_000:
         return setting.power(value, setting.divide(Fraction(1), index))
     order = abs(int(index))
@@ -59,17 +65,17 @@ def _root(setting: Setting, value: Value, index: Value) -> Value:
             return Fraction(over, under) if index > 0 else setting.divide(Fraction(under), Fraction(over))
     context, number = setting.context, setting.inexact(value)
     if order % 2 and context.im(number) == 0 and context.re(number) < 0:
-        root = -context.root(-number, order)
+        root = -setting.library(context.root, -number, order, cost=20)
     else:
-        root = context.root(number, order)
+        root = setting.library(context.root, number, order, cost=20)
     return root if index > 0 else setting.divide(Fraction(1), root)
 
 
 def _whole_root(value: int, order: int) -> int | None:
     """The integer whose power is `value`, if there is one."""
     if value < 0:
-        found = _whole_root(-value, order) if order % 2 else None
-        return None if found is None else -found
+        positive = _whole_root(-value, order) if order % 2 else None
+        return None if positive is None else -positive
     if order == 2:
         root = math.isqrt(value)
         return root if root * root == value else None
@@ -81,31 +87,46 @@ def _whole_root(value: int, order: int) -> int | None:
 
 def _factorial(setting: Setting, value: Value) -> Value:
     if isinstance(value, Fraction) and value.denominator == 1:
-        if not 0 <= value <= MAX_ARGUMENT:
+        if not 0 <= value <= MAX_ARGUMENT or value * max(1, int(value)).bit_length() > 2 * MAX_BITS:
             raise NoValue("too large")
         return Fraction(math.factorial(int(value)))
-    argument = setting.inexact(value)
-    if abs(argument) > MAX_ARGUMENT:
+    return _gamma(setting, setting.context.factorial, value)
+
+
+def _gamma(setting: Setting, function: Callable[..., Value], *values: Value) -> Value:
+    """A factorial or binomial coefficient of numbers that are not whole."""
+    arguments = [setting.inexact(value) for value in values]
+    if any(abs(argument) > MAX_ARGUMENT for argument in arguments):
         raise NoValue("too large")
-    return setting.context.factorial(argument)
+    if setting.context.dps > MAX_GAMMA_DIGITS:
+        raise NoValue("too many digits of a factorial")
+    return setting.library(function, *arguments, cost=300)
 
 
-def _double_factorial(value: Value) -> Value:
+def _double_factorial(setting: Setting, value: Value) -> Value:
     """n (n - 2) (n - 4)…, down to 1 or 2."""
     (number,) = whole((value,))
     if not 0 <= number <= MAX_ARGUMENT:
         raise NoValue("too large")
+    setting.budget.spend(number)
     return Fraction(math.prod(range(number, 0, -2)))
 
 
 def _binomial(setting: Setting, top: Value, bottom: Value) -> Value:
-    exact = isinstance(top, Fraction) and isinstance(bottom, Fraction)
-    if exact and top.denominator == bottom.denominator == 1 and 0 <= top <= MAX_ARGUMENT and bottom >= 0:
+    """Counts subsets if the top is whole; a polynomial of any other top if the bottom is whole and small."""
+    if not (isinstance(top, Fraction) and isinstance(bottom, Fraction)):
+        return _gamma(setting, setting.context.binomial, top, bottom)
+    if top.denominator == bottom.denominator == 1 and (top < 0 or bottom < 0):
+        raise NoValue("a binomial coefficient of negative numbers")
+    if top.denominator == bottom.denominator == 1 and top <= MAX_ARGUMENT:
+        setting.budget.spend(min(int(bottom), int(top)) / 5)
         return Fraction(math.comb(int(top), int(bottom)))
-    a, b = setting.inexact(top), setting.inexact(bottom)
-    if max(abs(a), abs(b)) > MAX_ARGUMENT:
-        raise NoValue("too large")
-    return setting.context.binomial(a, b)
+    if bottom.denominator == 1 and 0 <= bottom <= MAX_DEGREE:
+        product = Fraction(1)
+        for factor in range(int(bottom)):
+            product = setting.guard(product * (top - factor))
+        return product / math.factorial(int(bottom))
+    return _gamma(setting, setting.context.binomial, top, bottom)
 
 
 def _floor(setting: Setting, value: Value) -> Fraction:
@@ -120,33 +141,52 @@ def _floor(setting: Setting, value: Value) -> Fraction:
     return Fraction(int(nearest if is_noise else setting.context.floor(value)))
 
 
-def _sign(value: Value, setting: Setting) -> Fraction:
+def _sign(setting: Setting, value: Value) -> Fraction:
+    value = setting.as_real(value)
     noise = 0 if isinstance(value, Fraction) else setting.context.mpf(10) ** (10 - setting.context.dps)
     return Fraction((value > noise) - (value < -noise))
 
 
-_SPECIAL: dict[str, Callable[..., Value]] = {
-    "root": _root,
-    "abs": lambda setting, value: abs(value),
-    "norm": lambda setting, value: abs(value),
-    "floor": lambda setting, value: _floor(setting, value),
-    "ceil": lambda setting, value: -_floor(setting, -value),
-    "factorial": _factorial,
-    "double_factorial": lambda setting, value: _double_factorial(value),
-    "binom": _binomial,
-    "log": lambda setting, value: _plain("ln" if setting.natural_log else "log10", value, setting),
-    "logarithm": lambda setting, value, base: setting.divide(
-        _plain("ln", value, setting), _plain("ln", base, setting)
+def _largest(setting: Setting, values: Iterable[Value], sign: int) -> Value:
+    """The maximum, or with sign -1 the minimum, of real values that may be exact or not."""
+
+    def larger(one: Value, other: Value) -> Value:
+        left, right = setting.alike(one, other)
+        return one if (left - right) * sign >= 0 else other
+
+    return reduce(larger, [setting.as_real(value) for value in values])
+
+
+_SPECIAL: dict[str, tuple[Callable[..., Value], int | None]] = {
+    "root": (_root, 2),
+    "abs": (lambda setting, value: abs(value), 1),
+    "norm": (lambda setting, value: abs(value), 1),
+    "floor": (_floor, 1),
+    "ceil": (lambda setting, value: -_floor(setting, -value), 1),
+    "factorial": (_factorial, 1),
+    "double_factorial": (_double_factorial, 1),
+    "binom": (_binomial, 2),
+    "log": (lambda setting, value: _plain("ln" if setting.natural_log else "log10", value, setting), 1),
+    "logarithm": (
+        lambda setting, value, base: setting.divide(
+            _plain("ln", value, setting), _plain("ln", base, setting)
+        ),
+        2,
     ),
-    "degree": lambda setting, value: (
-        setting.inexact(value) * setting.context.pi / 180 if setting.degree else value
+    "degree": (
+        lambda setting, value: setting.inexact(value) * setting.context.pi / 180 if setting.degree else value,
+        1,
     ),
-    "percent": lambda setting, value: setting.divide(value, Fraction(100)) if setting.percent else value,
-    "min": lambda setting, *values: min(setting.as_real(value) for value in values),
-    "max": lambda setting, *values: max(setting.as_real(value) for value in values),
-    "gcd": lambda setting, *values: Fraction(math.gcd(*whole(values))),
-    "lcm": lambda setting, *values: Fraction(math.lcm(*whole(values))),
-    "Re": lambda setting, value: setting.context.re(setting.inexact(value)),
-    "Im": lambda setting, value: setting.context.im(setting.inexact(value)),
-    "sgn": lambda setting, value: _sign(setting.as_real(value), setting),
+    "percent": (
+        lambda setting, value: setting.divide(value, Fraction(100)) if setting.percent else value,
+        1,
+    ),
+    "min": (lambda setting, *values: _largest(setting, values, -1), None),
+    "max": (lambda setting, *values: _largest(setting, values, 1), None),
+    "gcd": (lambda setting, *values: Fraction(math.gcd(*whole(values))), None),
+    "lcm": (lambda setting, *values: Fraction(math.lcm(*whole(values))), None),
+    "Re": (lambda setting, value: setting.context.re(setting.inexact(value)), 1),
+    "Im": (lambda setting, value: setting.context.im(setting.inexact(value)), 1),
+    "sgn": (_sign, 1),
 }
+"""Functions with rules of their own, and how many arguments they take; None if any number."""

@@ -1,48 +1,32 @@
-"""Numbers under guards: exact fractions while they can be, mpmath numbers otherwise, and never too large."""
+"""Arithmetic under guards: exact fractions while they can be, mpmath numbers otherwise, and a bound on all work."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeAlias
 
 MAX_BITS = 60_000
-"""Exact numbers stay below this size."""
+"""The largest size of an exact number, numerator and denominator together."""
 MAX_LOG10 = 60_000
 """No value may leave 10^-MAX_LOG10 .. 10^MAX_LOG10."""
-MAX_STEPS = 30_000
-"""The longest evaluation, in nodes visited; sums within sums are what could take more."""
 MAX_SPREAD_BITS = 200
 """Inexact numbers that differ more in size are not added: the smaller one would be lost in the noise of 80 digits."""
+BUDGET = 50_000
+"""The work that one grading may take, in units of about one microsecond of one processor of 2024."""
+_STEP = 3
+"""The cost of visiting a node."""
+_EXACT_BITS = 500
+"""Exact numbers up to this size cost no more than a step."""
 
 Value: TypeAlias = Any
 """A Fraction while exact, an mpmath number (mpf or mpc) otherwise."""
 Constant: TypeAlias = Fraction | tuple[Fraction, Fraction]
 """What a symbol may stand for: a rational number, or the real and the imaginary part of a complex one."""
-
-
-class Work:
-    """How many steps an evaluation may still take, and what was met on the way."""
-
-    __slots__ = ("bits", "left", "several_values")
-
-    def __init__(self) -> None:
-        self.left = MAX_STEPS
-        self.bits = 0
-        """The size of the largest number met that was not kept exact."""
-        self.several_values = False
-        """Whether a negative number was raised to a power that is no whole number."""
-
-    def note(self, bits: int) -> None:
-        """Take note of the size of a number."""
-        self.bits = max(self.bits, bits)
-
-    def spend(self) -> None:
-        """Take one step; NoValue where none is left."""
-        self.left -= 1
-        if self.left < 0:
-            raise NoValue("too much work")
 
 
 class NoValue(Exception):
@@ -53,6 +37,78 @@ class SeveralValues(NoValue):
     """The expression has several values, and it is not known which one is meant."""
 
 
+class TooMuchWork(NoValue):
+    """The budget of this grading is used up."""
+
+
+class Budget:
+    """The work that is left for one grading, and what it has computed for good."""
+
+    __slots__ = ("left", "values")
+
+    def __init__(self, units: float = BUDGET) -> None:
+        self.left = units
+        self.values: dict[Any, Any] = {}
+        """The values of sums without free letters, by expression and reading."""
+
+    def spend(self, units: float) -> None:
+        """Take some of the work; raises TooMuchWork, now and from then on, if there is not enough left."""
+        self.left -= units
+        if self.left < 0:
+            raise TooMuchWork("too much work")
+
+
+_thread = threading.local()
+_budget: ContextVar[Budget | None] = ContextVar("grading budget", default=None)
+
+
+@contextlib.contextmanager
+def limited_work() -> Iterator[Budget]:
+    """All comparisons inside this block share one budget; blocks inside it share it too."""
+    budget = _budget.get()
+    if budget is not None:
+        yield budget
+        return
+    budget = Budget()
+    token = _budget.set(budget)
+    try:
+        yield budget
+    finally:
+        _budget.reset(token)
+
+
+def current_budget() -> Budget:
+    """Returns the budget of the grading under way, or a fresh one outside of a grading."""
+    return _budget.get() or Budget()
+
+
+def mpmath_context(digits: int) -> Any:
+    """Returns this thread's mpmath context of a precision; the library's own context is shared by all threads."""
+    from mpmath.ctx_mp import MPContext  # loaded when the first inexact comparison needs it
+
+    contexts = getattr(_thread, "contexts", None)
+    if contexts is None:
+        contexts = _thread.contexts = {}
+    if digits not in contexts:
+        contexts[digits] = MPContext()
+        contexts[digits].dps = digits
+    return contexts[digits]
+
+
+@dataclass(slots=True)
+class Notes:
+    """What was met during the evaluation of two expressions at one point."""
+
+    bits: int = 0
+    """The size of the largest number that was not kept exact."""
+    several_values: bool = False
+    """Whether a negative number was raised to a power that is no whole number."""
+
+    def note(self, bits: int) -> None:
+        """Record the size of a number."""
+        self.bits = max(self.bits, bits)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """How to evaluate, and arithmetic under the guards."""
@@ -60,7 +116,8 @@ class Setting:
     symbols: Mapping[str, Constant]
     context: Any
     """An mpmath context, which carries the precision."""
-    work: Work = field(default_factory=Work)
+    budget: Budget = field(default_factory=current_budget)
+    notes: Notes = field(default_factory=Notes)
     degree: bool = False
     """Read a degree sign as π/180 rather than as a unit to leave out; always so inside sin, cos, tan…"""
     percent: bool = False
@@ -72,9 +129,24 @@ class Setting:
     others: bool = False
     """Give functions that are not known other values, so that nothing hinges on those they get."""
 
+    def step(self) -> None:
+        """Pay for visiting a node."""
+        self.budget.spend(_STEP)
+
+    def library(self, function: Callable[..., Any], *arguments: Any, cost: float = 10) -> Value:
+        """Returns what a function of mpmath returns; NoValue if it has no value there.
+
+        `cost` is in microseconds at 40 digits.
+        """
+        self.budget.spend(cost * (self.context.dps / 40) ** 1.3)
+        try:
+            return self.guard(function(*arguments))
+        except (ArithmeticError, ValueError) as error:
+            raise NoValue(f"undefined: {error}") from None
+
     def inexact(self, value: Value) -> Value:
         if isinstance(value, Fraction):
-            self.work.note(max(value.numerator.bit_length(), value.denominator.bit_length()))
+            self.notes.note(max(value.numerator.bit_length(), value.denominator.bit_length()))
             return self.context.mpf(value.numerator) / value.denominator
         return value
 
@@ -85,16 +157,22 @@ class Setting:
         return self.inexact(a), self.inexact(b)
 
     def guard(self, value: Value) -> Value:
+        """Returns the value; NoValue if it is too large or not finite."""
         if isinstance(value, Fraction):
-            if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
+            over, under = value.numerator.bit_length(), value.denominator.bit_length()
+            if over + under > MAX_BITS:
                 raise NoValue("too large")
+            if over + under > _EXACT_BITS:
+                # The product of the sizes, as in school; a fraction is also reduced.
+                thousands = (over + under) / 1000
+                self.budget.spend(thousands**2 * (0.3 if under == 1 else 2))
         elif not self.context.isfinite(value):
             raise NoValue("not finite")
         elif value:
             size = abs(self.context.mag(value))
             if size > MAX_LOG10 * 4:
                 raise NoValue("too large")
-            self.work.note(size)
+            self.notes.note(size)
         return value
 
     def add(self, a: Value, b: Value) -> Value:
@@ -117,7 +195,7 @@ class Setting:
 
     def power(self, base: Value, exponent: Value) -> Value:
         if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
-            return _exact_power(base, exponent.numerator)
+            return self.guard(_exact_power(base, exponent.numerator))
         a, b = self.alike(base, exponent)
         if a == 0:
             if self.context.re(b) <= 0:
@@ -126,12 +204,12 @@ class Setting:
         context = self.context
         is_whole = context.isint(b)
         if context.im(a) == 0 and context.re(a) < 0 and not is_whole:
-            self.work.several_values = True
+            self.notes.several_values = True
         if self.real and context.re(a) < 0 and not is_whole:
             raise NoValue("not real")
         if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:
             raise NoValue("too large")
-        return self.guard(context.power(a, b))
+        return self.library(context.power, a, b, cost=30)
 
     def as_real(self, value: Value) -> Value:
         if isinstance(value, Fraction):
@@ -142,7 +220,7 @@ class Setting:
 
 
 def remainder(value: Value, modulus: Value) -> Value:
-    """The remainder of a division; not negative where the modulus is positive."""
+    """Returns the remainder of a division, which is not negative if the modulus is positive."""
     if not isinstance(value, Fraction) or not isinstance(modulus, Fraction) or modulus == 0:
         raise NoValue("a remainder of something else than numbers")
     return value % modulus
@@ -153,11 +231,11 @@ def _exact_power(base: Fraction, exponent: int) -> Fraction:
         if exponent <= 0:
             raise NoValue("a power of zero")
         return base
-    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if abs(base) != 1 and bits * abs(exponent) > MAX_BITS:
-        raise NoValue("too large")
     if abs(base) == 1:
         return base if exponent % 2 else Fraction(1)
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if bits * abs(exponent) > MAX_BITS:
+        raise NoValue("too large")
     return base**exponent
 
 

@@ -1,18 +1,37 @@
-"""The points at which two expressions are compared."""
+"""Random points in general position, at which two expressions are compared.
+
+They are drawn from a keyed hash of both expressions, so that the same pair always meets the same points and nobody
+who does not know the secret of the run can choose a formula that agrees at them.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from itertools import islice, pairwise, product
+from itertools import count
+from random import Random
+from typing import Any, TypeAlias
 
-from rstar2.eval.grader.parse.nodes import Call, Node, Number, Residue, Symbol, walk
+from rstar2.eval.grader.parse.nodes import (
+    Call,
+    Node,
+    Number,
+    Power,
+    Residue,
+    Series,
+    Symbol,
+    walk,
+)
+from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.functions import ANGLES
-from rstar2.eval.grader.values.guarded_numbers import Constant, Setting
-from rstar2.eval.grader.values.kinks import kinks, turnings
+from rstar2.eval.grader.values.guarded_numbers import Constant, NoValue, Setting, mpmath_context
 from rstar2.eval.grader.values.letters import functions, variables
+from rstar2.eval.grader.values.secret import keyed_random
+
+Point: TypeAlias = Mapping[str, Constant]
+"""The value of each letter."""
 
 ROUNDING = frozenset({"floor", "ceil", "sgn"})
 """Functions whose values jump."""
@@ -20,130 +39,203 @@ STEPS = ROUNDING | {"gcd", "lcm", "min", "max"}
 """Functions that may agree with simpler ones except at some numbers, or at large ones."""
 LENGTHS = frozenset({"abs", "norm"})
 OF_COMPLEX = LENGTHS | {"Re", "Im", "arg"}
-_INTEGERS = frozenset("nkmj")
-_MANY_DIVISORS = Fraction(2329089562800**6)
-"""A square and a cube that all numbers up to 30 divide, and their squares."""
-_JUMPS = (Fraction(64), Fraction(2520), Fraction(-2520), Fraction(1), Fraction(5, 2), _MANY_DIVISORS)
-"""Whole numbers with many divisors, powers and a half: where floors and ceilings of most expressions jump."""
-_COMPLEX = (Fraction(3, 4), Fraction(-5, 8))
-"""Imaginary parts that letters for complex numbers get."""
-_FAR = tuple(Fraction(sign * value, 101) for value in (523, 3203, 101203) for sign in (1, -1))
-"""Values on either side of most kinks that are not found."""
-_SMALL = 12
-"""Whole numbers up to this one have all remainders of the usual periods."""
-_MAX_SIZES, _MAX_SIZE = 8, 10**6
-"""How many of the numbers in a text, and up to which, a letter for a whole number is set to."""
-_MAX_CHOICES, _MAX_PRODUCT = 16, 4096
-"""How many points there are where several letters lie on all sides of their kinks, and of how many they are taken."""
+_INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})
+_COUNTING = frozenset({"factorial", "double_factorial", "binom", "gcd", "lcm"})
+"""Functions whose letters are whole numbers, whatever they are called."""
+_USUALLY_WHOLE = frozenset("jkmn")
+_DIGITS = 40
+_DENOMINATOR = 1009
+_SIZES = (6, 20, 200, 2000, 1 << 20)
+"""The largest whole numbers that letters are set to, in turn."""
+_SERIES_SIZES = (6, 20, 60, 200)
+"""The same if a letter is the bound of a sum or product, which is added up."""
+_RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
+"""The intervals that real letters are drawn from, in turn."""
+_CENTRES_TO, _MAX_CENTRES = 10**9, 8
+"""Larger constants of an expression, and further ones, are not tried as values of letters."""
 
 
-def is_for_integers(names: list[str]) -> bool:
-    """Whether all letters are such as may be taken to be whole numbers where an identity holds for those only."""
-    return _INTEGERS.issuperset(names)
+def rational_points(random: Random, names: list[str], bits: int) -> Iterator[Point]:
+    """Endless points of positive whole numbers of up to so many bits."""
+    while True:
+        yield {name: Fraction(random.randint(1, 1 << bits)) for name in names}
 
 
-def fixed_points(names: list[str]) -> Iterator[dict[str, Fraction]]:
-    """Points with fractions that depend on the names only; the last two have negative coordinates."""
-    for trial in range(5):
-        point = {}
-        for name in names:
-            digest = hashlib.sha256(f"{trial}|{name}".encode()).digest()
-            value = Fraction(200 + int.from_bytes(digest[:2], "big") % 2500, 1009)
-            point[name] = -value if trial > 2 and (len(names) == 1 or digest[2] % 2 or trial == 4) else value
+def point_source(a: Node, b: Node, purpose: str) -> Random:
+    """Returns a generator of its own for a pair of expressions, in any order, and a purpose."""
+    return keyed_random(purpose, *sorted((repr(a), repr(b))))
+
+
+def whole_letters(a: Node, b: Node) -> set[str]:
+    """Returns the letters that stand for whole numbers: j, k, m, n, and those that something is counted by."""
+    letters = (variables(a) | variables(b)) & _USUALLY_WHOLE
+    for node in (a, b):
+        for part in walk(node):
+            if isinstance(part, Call) and part.name in _COUNTING:
+                letters |= {name for arg in part.args for name in _bare_letters(arg)}
+            if isinstance(part, Series) and part.kind in {"sum", "prod"}:
+                letters |= variables(part.low) | variables(part.high)
+    return letters & (variables(a) | variables(b))
+
+
+def _bare_letters(node: Node) -> set[str]:
+    """The letters of an argument such as 2n - k, but not those under functions."""
+    return set() if any(isinstance(part, Call) for part in walk(node)) else variables(node)
+
+
+def only_for_whole_numbers(node: Node, letters: set[str]) -> bool:
+    """Whether a formula has another meaning at broken numbers, as (-1)^n, ⌊n/2⌋ and cos nπ have."""
+    return any(_has_whole_argument(part, letters) for part in walk(node))
+
+
+def _has_whole_argument(part: Node, letters: set[str]) -> bool:
+    match part:
+        case Residue():
+            return bool(variables(part) & letters)
+        case Call(name=name):
+            periodic = name in ANGLES and Symbol("pi") in set(walk(part))
+            stepped = name in STEPS - {"min", "max"} or name == "double_factorial"
+            return (periodic or stepped) and bool(variables(part) & letters)
+        case Series():
+            return bool((variables(part.low) | variables(part.high)) & letters)
+        case Power(base=base, exponent=exponent) if variables(exponent) & letters:
+            return not variables(base) and not _is_plainly_positive(base)
+    return False
+
+
+def _is_plainly_positive(base: Node) -> bool:
+    return (isinstance(base, Number) and base.value > 0) or base in {Symbol("e"), Symbol("pi")}
+
+
+def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[str]) -> Iterator[Point]:
+    """Endless points of whole numbers of all sizes, in any order; the other letters are real and positive."""
+    bounded = any(
+        isinstance(part, Series) and variables(part.low) | variables(part.high)
+        for node in (a, b)
+        for part in walk(node)
+    )
+    sizes = _SERIES_SIZES if bounded else _SIZES
+    centres = _numbers_in(a, b) if has_steps(a, b) or has_kinks(a, b) else []
+    for turn in count():
+        size = sizes[turn % len(sizes)]
+        point: dict[str, Constant] = {
+            name: Fraction(random.randint(1, size)) if name in whole else _broken(random, 0, 3)
+            for name in names
+        }
+        if centres and turn % 2:
+            name, centre = random.choice(sorted(whole)), random.choice(centres)
+            multiple = centre.numerator * random.randint(1, 9)
+            value = random.choice((centre.numerator, multiple)) + random.choice((0, 0, -1, 1))
+            point[name] = Fraction(max(1, value))
         yield point
 
 
-def special_points(a: Node, b: Node, names: list[str]) -> Iterator[dict[str, Constant]]:
-    """Where expressions may differ that agree nearly everywhere, or at real numbers."""
+def real_points(
+    random: Random, a: Node, b: Node, names: list[str], positive: set[str]
+) -> Iterator[tuple[Point, bool]]:
+    """Endless points of broken numbers of several sizes, and whether only real values count there.
+
+    Every third point has negative letters, but for those in `positive`. If an expression has corners or jumps,
+    every second one has a letter near or at a number that stands in the expressions.
+    """
+    stepped = has_steps(a, b)
+    centres = _numbers_in(a, b) if stepped or has_kinks(a, b) else []
+    ranges = (*_RANGES, (0, 10 * math.ceil(max(centres)))) if centres else _RANGES
+    for turn in count():
+        low, high = ranges[turn % len(ranges)] if turn % 4 != 2 else ranges[-1]
+        point: dict[str, Constant] = {name: _broken(random, low, high) for name in names}
+        negative = False
+        if turn % 3 == 2:
+            for name in names:
+                if name not in positive and (len(names) == 1 or random.random() < 0.6):
+                    value = point[name]
+                    assert isinstance(value, Fraction)
+                    point[name], negative = -value, True
+        if centres and turn % 2:
+            name = random.choice(names)
+            centre = random.choice(centres) * random.choice((1, 1, -1))
+            if stepped and turn % 6 != 1:
+                point[name] = centre * Fraction(random.randint(-6, 6), random.choice((1, 1, 2)))
+            else:
+                point[name] = centre + _broken(random, 0, 1) * random.choice((1, -1))
+            if name in positive:
+                point[name] = abs(centre) + _broken(random, 0, 1)
+            negative = True
+        yield point, negative
+
+
+def complex_points(random: Random, a: Node, b: Node, names: list[str]) -> Iterator[Point]:
+    """Endless points at which the letters that may be complex are; none if there are no such letters."""
     used = functions(a) | functions(b)
-    if used & STEPS:
-        for start in range(len(_JUMPS)):
-            yield {name: _JUMPS[(start + i) % len(_JUMPS)] for i, name in enumerate(names)}
     letters = _complex_letters(a) | _complex_letters(b) if used & OF_COMPLEX else set()
-    if letters:
-        point = next(fixed_points(names))
-        for part in _COMPLEX:
-            yield {name: (value, part) if name in letters else value for name, value in point.items()}
+    while letters:
+        yield {
+            name: (_broken(random, -3, 3), _broken(random, -3, 3))
+            if name in letters
+            else _broken(random, 0, 3)
+            for name in names
+        }
 
 
 def _complex_letters(node: Node) -> set[str]:
-    """The letters that may be complex: those inside Re, Im and arg, or inside |…| where they are called z or w."""
-    found = set[str]()
+    """The letters that may be complex: those inside Re, Im and arg, or inside |…| if they are called z or w."""
+    letters = set[str]()
     for part in walk(node):
         if isinstance(part, Call) and part.name in OF_COMPLEX:
-            found |= {name for name in variables(part) if name[0] in "zw" or part.name not in LENGTHS}
-    return {name for name in found if name[0] in "zw"} or found
+            letters |= {name for name in variables(part) if name[0] in "zw" or part.name not in LENGTHS}
+    return {name for name in letters if name[0] in "zw"} or letters
 
 
-def points_around_kinks(
-    a: Node, b: Node, names: list[str], setting: Setting
-) -> Iterator[dict[str, Fraction]]:
-    """Points on all sides of the kinks of both expressions, where they have any."""
-    found = turnings(a, b)
-    if not found:
-        return
-    first, _, _, second, _ = fixed_points(names)
-    for start in (first, second) if len(names) > 1 else (first,):
-        sides = {name: _between(kinks(found, name, start, setting)) for name in names}
-        for name in names:
-            for value in (*sides[name], *(_FAR if start is first else ())):
-                yield {**start, name: value}
-        choices = math.prod(len(values) or 1 for values in sides.values())
-        if len(names) > 1 and choices <= _MAX_PRODUCT:
-            every = product(*(values or [start[name]] for name, values in sides.items()))
-            for values in islice(every, 0, None, -(-choices // _MAX_CHOICES)):
-                yield dict(zip(names, values, strict=True))
-
-
-def _between(places: list[Fraction]) -> list[Fraction]:
-    """A place in each gap between kinks, and before and behind all of them."""
-    if not places:
-        return []
-    gaps = pairwise(places)
-    inner = [low + (high - low) * Fraction(19, 43) for low, high in gaps]
-    return [places[0] - Fraction(19, 43), *inner, places[-1] + Fraction(19, 43)]
-
-
-def small_whole_points(a: Node, b: Node, names: list[str]) -> Iterator[dict[str, Fraction]]:
-    """Whole numbers of all remainders and in any order, where an expression may hinge on those."""
-    if not _may_be_periodic(a, b):
-        return
-    for start in range(1, _SMALL + 1):
-        values = [Fraction(start + 5 * i) for i in range(len(names))]
-        yield dict(zip(names, values, strict=True))
-        if len(names) > 1:
-            yield dict(zip(names, reversed(values), strict=True))
-            yield dict.fromkeys(names, Fraction(start))
-
-
-def whole_points_around_kinks(
-    a: Node, b: Node, names: list[str], setting: Setting
-) -> Iterator[dict[str, Fraction]]:
-    """Positive whole numbers next to the kinks of both expressions, and next to the numbers in them."""
-    if not _may_be_periodic(a, b):
-        return
-    found, sizes = turnings(a, b), _sizes(a, b)
-    start = {name: Fraction(_SMALL + 5 * i) for i, name in enumerate(names)}
-    for name in names:
-        near = {math.floor(kink) for kink in kinks(found, name, start, setting)}.union(sizes)
-        for value in sorted({middle + step for middle in near for step in (-1, 0, 1)}):
-            if value > 0:
-                yield {**start, name: Fraction(value)}
-
-
-def _may_be_periodic(a: Node, b: Node) -> bool:
-    """Whether expressions in whole numbers have remainders, angles or what else depends on more than their size."""
-    return bool(turnings(a, b)) or any(
-        isinstance(part, Residue)
-        or (isinstance(part, Call) and (part.name in STEPS or part.name in ANGLES))
-        or part == Symbol("i")
+def has_steps(a: Node, b: Node) -> bool:
+    """Whether an expression has jumps at whole numbers, or a value that depends on divisors."""
+    return any(
+        (isinstance(part, Residue) or (isinstance(part, Call) and part.name in STEPS)) and variables(part)
         for node in (a, b)
         for part in walk(node)
     )
 
 
-def _sizes(a: Node, b: Node) -> list[int]:
-    """The numbers and the denominators in two expressions, but for the small ones."""
-    values = [part.value for node in (a, b) for part in walk(node) if isinstance(part, Number)]
-    found = {abs(size) for value in values for size in (value.numerator, value.denominator)}
-    return sorted(size for size in found if _SMALL < size <= _MAX_SIZE)[:_MAX_SIZES]
+def has_kinks(a: Node, b: Node) -> bool:
+    """Whether an expression may follow different formulas in different places, as |x|, √(x²) and max(x, 1) do."""
+    return any(_is_kinked(part) for node in (a, b) for part in walk(node))
+
+
+def _is_kinked(part: Node) -> bool:
+    match part:
+        case Call(name="root", args=(inner, Number(value=index))):
+            return index % 2 != 1 and bool(variables(inner))
+        case Call(name=name):
+            return (name in LENGTHS | STEPS | _INVERSES or name == "root") and bool(variables(part))
+        case Power(base=base, exponent=exponent):
+            whole = isinstance(exponent, Number) and exponent.value.denominator == 1
+            return not whole and bool(variables(base))
+    return False
+
+
+def _numbers_in(a: Node, b: Node) -> list[Fraction]:
+    """The constants in two expressions, the quotients of two of them, and 1."""
+    values = {abs(value) for node in (a, b) for value in _constants(node)}
+    sizes = sorted(value for value in values if 0 < value <= _CENTRES_TO)[:_MAX_CENTRES]
+    quotients = {over / under for over in sizes for under in sizes if 1 not in {over, under}}
+    return sorted({Fraction(1), *sizes, *quotients})
+
+
+def _constants(node: Node) -> Iterator[Fraction]:
+    """The rational values of the largest parts without letters, such as 10^6 in |x - 10^6|."""
+    pending: list[Any] = [node]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, tuple):
+            pending.extend(part)
+        elif isinstance(part, Node) and variables(part):
+            pending.extend([getattr(part, name) for name in part.__slots__])
+        elif isinstance(part, Node):
+            with contextlib.suppress(NoValue):
+                value = evaluate(part, Setting({}, mpmath_context(_DIGITS)))
+                if isinstance(value, Fraction):
+                    yield value
+
+
+def _broken(random: Random, low: int, high: int) -> Fraction:
+    """A fraction that is no whole number, between two whole numbers."""
+    return low + Fraction(random.randrange((high - low) * _DENOMINATOR) * 2 + 1, 2 * _DENOMINATOR)

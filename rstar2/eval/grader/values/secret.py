@@ -1,0 +1,47 @@
+"""The secret from which the test points of a run are drawn.
+
+A model that knew the points could write a text that agrees with several gold answers at all of them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+from functools import lru_cache
+from random import Random
+
+VARIABLE = "RSTAR2_GRADER_SECRET"
+"""The environment variable with the secret as hexadecimal digits; child processes inherit it."""
+_BYTES = 32
+
+
+def secret() -> bytes:
+    """Returns the secret of the run; the first call in a process without one makes it.
+
+    ValueError if the environment variable holds anything but an even number of at least 16 hexadecimal digits.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        text = os.environ[VARIABLE] = os.urandom(_BYTES).hex()
+    return _decoded(text)
+
+
+@lru_cache(maxsize=8)
+def _decoded(text: str) -> bytes:
+    if not re.fullmatch(r"(?:[0-9a-fA-F]{2}){8,}", text):
+        raise ValueError(
+            f"{VARIABLE} is not an even number of at least 16 hexadecimal digits; unset it or set one such as"
+            f" {os.urandom(_BYTES).hex()}"
+        )
+    return bytes.fromhex(text)
+
+
+def keyed_number(*texts: str) -> int:
+    """Returns a number of 256 bits that only the secret of the run and the texts decide (HMAC-SHA-256, RFC 2104)."""
+    return int.from_bytes(hmac.digest(secret(), "\0".join(texts).encode(), "sha256"), "big")
+
+
+def keyed_random(*texts: str) -> Random:
+    """Returns a generator of numbers that only the secret of the run and the texts decide."""
+    return Random(keyed_number(*texts))
