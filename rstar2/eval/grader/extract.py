@@ -38,8 +38,10 @@ _BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _LABEL = re.compile(
     r"\s*\\(?:text\w*|mathrm|mbox)\s*\{(?![^{}]*\b(?:not|no|or)\b)[^{}]*(?:\b(?:is|are|USD)|[:=])\s*\}"
+    r"|(?!.*\b(?:not|no|or)\b)[A-Za-z][A-Za-z ]{2,40}:(?=\s*[-\d\\$(])"
 )
 """Words in front of a boxed value, as in \\text{The probability is } 1/2."""
+_WHOLE_TEXT = re.compile(r"\s*\\text\w*\s*\{([^{}]*)\}\s*")
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$&]|\\[()\[\]]|\\q?quad\b|\\[,;:! ]|\b(?:and|or|maybe|perhaps|possibly|else)\b"
     r"|\\text\{\s*(?:and|or|,)?\s*\})*"
@@ -187,6 +189,9 @@ def _from_box(content: str) -> str:
     """A box's content, less a phrase such as `the answer is` inside it."""
     if understood(content):
         return content
+    whole = _WHOLE_TEXT.fullmatch(content)
+    if whole is not None:
+        return _from_box(whole[1])
     label = _LABEL.match(content)
     if label is not None and understood(content[label.end() :]):
         return content[label.end() :]

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk
-from rstar2.eval.grader.parse.vocabulary import GREEK, OF_ANOTHER
+from rstar2.eval.grader.parse.vocabulary import DECORATIONS, GREEK, OF_ANOTHER
 from rstar2.eval.grader.values.equality import equal
 from rstar2.eval.grader.values.functions import ANGLES
 from rstar2.eval.grader.values.guarded_numbers import NoValue
@@ -81,11 +81,11 @@ def names_quantity(node: Node) -> bool:
             lone = {term.name for term in bare if isinstance(term, nodes.Symbol)}
             named_terms = len(set(bare)) > 1 and all(map(names_quantity, bare)) and not lone & _applied(node)
             return named_terms or _joins_letters(node)
-        case nodes.Call(name="floor" | "ceil", args=(inner,)) | nodes.Residue(value=inner, is_remainder=True):
+        case nodes.Call(name="floor" | "ceil", args=(inner,)) | nodes.Residue(value=inner):
             return bool(variables(inner))
-        case nodes.Power(base=base, exponent=nodes.Number()) if not isinstance(
-            base, nodes.Symbol | nodes.Apply
-        ):
+        case nodes.Power(base=nodes.Apply(name=name), exponent=nodes.Number()):
+            return name in DECORATIONS
+        case nodes.Power(base=base, exponent=nodes.Number()) if not isinstance(base, nodes.Symbol):
             return names_quantity(base) or _joins_letters(base)
         case nodes.Call(name="abs" | "norm", args=(inner,)) if names_quantity(inner):
             return not (

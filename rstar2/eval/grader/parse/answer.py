@@ -357,21 +357,11 @@ class Answer(Expression):
         signs = self._tokens.at("sign", "*") or self._tokens.at("command", "cdot", "times")
         return signs and self._tokens.peek().kind == "text"
 
-    def _at_grouped_unit(self) -> bool:
-        """Whether a braced unit or a fraction of upright units stands here, as in `5 \\frac{\\text{m}}{\\text{s}}`."""
-        if self._tokens.at("sign", "{", "("):
-            ahead = 1
-        elif self._tokens.at("command", "frac") and self._tokens.peek().text == "{":
-            ahead = 2
-        else:
-            return False
-        return self._tokens.peek(ahead).kind == "text" and measure(self._tokens.peek(ahead).text) is not None
-
     def _grouped_unit(self) -> str:
         is_fraction = self._tokens.accept("command", "frac")
         parts = list[str]()
         for _ in range(1 + is_fraction):
-            closing = {"{": "}", "(": ")"}.get(self._tokens.take().text, "")
+            closing = {"{": "}", "(": ")", "[": "]"}.get(self._tokens.take().text, "")
             parts.append(self._unit_words())
             self._tokens.expect("sign", closing)
         unit = " / ".join(parts)
@@ -465,8 +455,10 @@ class Answer(Expression):
         with self._tokens.enclosed():
             node = self._such_that()
             if node is None:
+                is_group = self._tokens.at("sign", "{")
                 listed = self._listing()
-                node = nodes.SetOf(listed.items if isinstance(listed, nodes.Listing) else (listed,))
+                members = isinstance(listed, nodes.Listing) or (is_group and isinstance(listed, nodes.SetOf))
+                node = nodes.SetOf(listed.items if members else (listed,))
             self._tokens.expect("command", "}")
         return node
 

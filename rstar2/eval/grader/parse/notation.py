@@ -19,6 +19,7 @@ _NAMES = {
     "textpercent": r"\%", "slash": "/", "textminus": "-", "isin": r"\in ", "plusmn": r"\pm ", "infin": r"\infty ",
     "empty": r"\emptyset ", "reals": r"\R ", "Reals": r"\R ", "dotsm": r"\cdots ", "dotsi": r"\cdots ",
     "dotso": r"\ldots ", "mathellipsis": r"\ldots ", "textellipsis": r"\ldots ", "cis": r"\operatorname{cis}",
+    "textsuperscript": "^", "textsubscript": "_",
 }  # fmt: skip
 """Commands without arguments, and what they are another name of."""
 _IGNORED = name_set(
@@ -65,6 +66,7 @@ _PREFIXES = {
     "deca",
 }
 _UNIT_MACRO = re.compile(r"\\([A-Za-z]+)|([^\\]+)")
+_UPRIGHT_GROUP = re.compile(r"\\rm\s*\{|\{\s*\\rm(?![A-Za-z])\s*")
 _SKIP = re.compile(r"\\(?:kern|hskip|mkern|mskip)\s*-?[\d.]+\s*(?:pt|em|ex|mu|cm|mm)")
 
 _MARK = (
@@ -99,7 +101,8 @@ _SLANTED = re.compile(
 _SMALL_O = rf"(?:o|{_UPRIGHT}\{{\s*o\s*\}}|{_UPRIGHT}o)"
 _DEGREE = re.compile(
     rf"(?<=[\d}})])\s*(?:\{{\s*\}}\s*)?\^\s*(?:{_SMALL_O}|\{{\s*{_SMALL_O}\s*\}}|\{{\s*\\rm\s+o\s*\}}"
-    r"|\{\s*\^\s*\\circ\s*\}|\^\s*\\circ)(?![A-Za-z])"
+    r"|\{\s*\^\s*\\circ\s*\}|\^\s*\\circ|\{\s*\{\s*\\circ\s*\}\s*\})(?![A-Za-z])"
+    r"|(?<=[\d}])\s*\{\s*\}\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})"
     r"|(?<=\d)\s*\{\s*(?:\{\s*\}\s*)?\^\s*(?:\\circ\s*|\{\s*\\circ\s*\}\s*)\}|(?<=\d)\s*\\circ(?=\s*(?:$|[,.)]))"
 )
 r"""60^o, 60^{\text{o}}, 60{^\circ} and 60\circ."""
@@ -116,7 +119,7 @@ _SYSTEM = re.compile(
 def rewritten(text: str) -> str:
     """The text without decoration, and with the commands of packages and of plain TeX as those of the grammar."""
     text = _FIRST_MARKS.sub("", _LAST_MARKS.sub("", _SKIP.sub(" ", text)))
-    text = _SEPARATED.sub(", ", text)
+    text = _SEPARATED.sub(", ", _UPRIGHT_GROUP.sub(r"\\mathrm{", text))
     for match in reversed(list(_COMMAND.finditer(text))):
         replacement = _replacement(match[1], text, match.end())
         if replacement is not None:
@@ -144,7 +147,7 @@ def with_combinations(text: str) -> str:
 def _replacement(name: str, text: str, end: int) -> tuple[str, int] | None:
     """What a command and its arguments are rewritten to, and where they end; None if the arguments do not fit."""
     if name in _NAMES:
-        return _NAMES[name], end
+        return _NAMES[name], end + 2 * text.startswith("{}", end)
     if name in _IGNORED:
         return " ", end
     while (option := _OPTION.match(text, end)) is not None and name not in _TABLES:

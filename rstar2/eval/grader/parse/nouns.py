@@ -186,6 +186,8 @@ def is_counted(words: list[str], nouns: Set[str], *, one: bool) -> bool:
     """
     if words[-1:] == ["graders"] and words[-2:-1] and words[-2] in ORDINAL_WORDS:
         words = [*words[:-2], "graders"]
+    if one and words[0] == "of":
+        return _is_ending(words[1:], nouns)
     if words[0] == "times":
         return len(words) == 1 or (words[1] in {"a", "an", "per", "each"} and words[2:] in _PERIODS)
     if (

@@ -24,7 +24,7 @@ _CONCLUSIONS = {"implies", "Rightarrow", "Longrightarrow", "therefore", "rightar
 _LETTERED_NUMERAL = re.compile(
     r"((?=[A-Z]*\d|[A-F]{2,})[0-9A-Z]+)_(?:\{\s*)?(\d{1,2})(?:\s*\})?|([0-9A-Za-z]+) (?:in )?base (\w+)"
 )
-_LEADING = re.compile(r"^(?:=|\\approx(?![A-Za-z])|\\simeq(?![A-Za-z]))\s*")
+_LEADING = re.compile(r"^(?:=|\\to(?![A-Za-z])|\\approx(?![A-Za-z])|\\simeq(?![A-Za-z]))\s*")
 _WRAPPER = re.compile(r"\\(?:text\w*|mathrm|mathbb|mbox)\s*\{|\\mathbb(?![A-Za-z])")
 _ASIDE = re.compile(r"_(?:\{[^{}]*\}|\w)|\([^()]*\)")
 _CALCULATED = re.compile(
@@ -172,7 +172,9 @@ def _with_aside(cleaned: str, thousands: bool, nouns: Set[str]) -> Node | None:
     is_value = words or (
         match["gap"] and (_OTHER_SIGN.fullmatch(aside) or (decimal and _EXACT.search(value)))
     )
-    if not (lead or is_value or _written_out(value)):
+    sides = (value, aside), (aside, value)
+    is_angle = match["gap"] and any("\\circ" in one and "\\pi" in other for one, other in sides)
+    if not (lead or is_value or is_angle or _written_out(value)):
         return None
     try:
         left = _parsed(value, thousands, nouns)

@@ -51,6 +51,9 @@ _CAPITALS = {
     "N": "newton", "J": "joule", "V": "volt", "W": "watt", "A": "ampere", "K": "kelvin",
     "C": "celsius", "F": "fahrenheit", "Omega": "ohm",
 }  # fmt: skip
+_POINT = re.compile(r"(?<=[a-z])\.(?=\s|$)")
+_PER_SECOND = re.compile(r"\bms(?= \^-)")
+"""ms^{-1}, which is always m/s."""
 _MEGA = re.compile(r"\bM(?=[mgAlL]\b)")
 """Mm and MA are a thousand million times mm and mA, from which only the size of a letter tells them."""
 _CAPITAL = re.compile(rf"\b(?:{'|'.join(_CAPITALS)})\b")
@@ -77,7 +80,7 @@ _MAY_BE = {
 TEMPERATURES = {"c": "celsius", "celsius": "celsius", "centigrade": "celsius"} | {
     "f": "fahrenheit", "fahrenheit": "fahrenheit",
 }  # fmt: skip
-DEGREES = frozenset({"degree", "degrees", "deg"})
+DEGREES = frozenset({"degree", "degrees", "deg", "deg.", "degs"})
 PERCENTS = frozenset({"percent", "percentage", "pct", "per cent", "percents", "percentage points"})
 SCALES = {
     "hundred": 100,
@@ -176,6 +179,7 @@ def same_words(one: str, other: str) -> bool:
 def _spelled(text: str) -> str:
     spelled = _MEGA.sub("mega", text)
     lowered = _CAPITAL.sub(lambda letter: _CAPITALS[letter.group()], spelled).lower()
+    lowered = _POINT.sub("", _PER_SECOND.sub("m s", lowered))
     for short, (over, under) in _SPEEDS.items():
         lowered = re.sub(rf"\b{short}\b", f"{over} per {under}", lowered)
     return re.sub(r"\b(squared|cubed)\b", lambda match: "^2" if match[1] == "squared" else "^3", lowered)
