@@ -37,8 +37,8 @@ _BOX = re.compile(r"(?:\\(?:boxed|fbox)|(?<![\\A-Za-z])boxed(?=\{))\s*(?=[{\d])"
 _BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _LABEL = re.compile(
-    r"\s*\\(?:text\w*|mathrm|mbox)\s*\{(?![^{}]*\b(?:not|no|or)\b)[^{}]*(?:\b(?:is|are|USD)|[:=])\s*\}"
-    r"|(?!.*\b(?:not|no|or)\b)[A-Za-z][A-Za-z ]{2,40}:(?=\s*[-\d\\$(])"
+    r"\s*\\(?:text\w*|mathrm|mbox)\s*\{(?![^{}]*\b(?:not|no|or|[Oo]ption|[Cc]hoice)\b)[^{}]*(?:\b(?:is|are|USD)|[:=])\s*\}"
+    r"|(?!.*\b(?:not|no|or|[Oo]ption|[Cc]hoice)\b)[A-Za-z][A-Za-z ]{2,40}:(?=\s*[-\d\\$(])"
 )
 """Words in front of a boxed value, as in \\text{The probability is } 1/2."""
 _WHOLE_TEXT = re.compile(r"\s*\\text\w*\s*\{([^{}]*)\}\s*")

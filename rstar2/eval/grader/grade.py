@@ -30,9 +30,11 @@ _SIMPLE = (
 _IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
+_SPACING = re.compile(r"\\(?:[ ,;:]|q?quad(?![A-Za-z]))|~")
 _SMALL_LETTER = re.compile(r"(?:\\text\w*\{)?\(?([a-j])\)?\}?")
 _CHOICE = re.compile(
-    r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]\s+(\S.*)|(?:option|choice)\s*\(?([A-J])\)?", re.I | re.S
+    r"(?:(?:option|choice)\s*)?\(?([A-J])(?:[).:]\s+|(?<=\([A-J])\)(?=\d))(\S.*)|(?:option|choice)\s*\(?([A-J])\)?",
+    re.I | re.S,
 )
 """An option quoted with its text, such as `(C) 15` or `Option C`."""
 _NO_OPTION = re.compile(
@@ -174,7 +176,7 @@ def _has_members(node: Node) -> bool:
 
 def _chosen(text: str) -> str | None:
     """The letter of a choice: B, (B), Option B, or the option with its text, as \\textbf{(B)}\\ 15."""
-    bare = _WRAPPED.sub(r"\1", text).replace("\\ ", " ").replace("~", " ").replace("\\,", " ").strip()
+    bare = _SPACING.sub(" ", _WRAPPED.sub(r"\1", text)).strip()
     letter = _LETTER.fullmatch(bare)
     if letter:
         return letter[1]

@@ -185,8 +185,10 @@ class _Comparison:
     def _same_lists(self, a: Node, b: Node) -> bool:
         kinds = {type(a), type(b)}
         if kinds == {nodes.SetOf, nodes.Brackets}:
-            members, point = (a, b) if isinstance(a, nodes.SetOf) else (b, a)
-            return len(_items(members)) == 1 and self.same(_items(members)[0], point)
+            members, point = (_items(a), b) if isinstance(a, nodes.SetOf) else (_items(b), a)
+            if assignments.names_of(members):
+                return self.same(nodes.Listing(members), point)  # {x = 1, y = 2} is the point (1, 2)
+            return len(members) == 1 and self.same(members[0], point)
         one, other = _items(a), _items(b)
         if any(part == nodes.Symbol("dots") for item in (*one, *other) for part in walk(item)):
             if len(one) != len(other):

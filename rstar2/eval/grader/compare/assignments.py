@@ -213,6 +213,9 @@ def states_a_value(node: nodes.Relation) -> bool:
     value = node.sides[-1]
     if not set(node.operators) <= EQUALS or variables(value) or value == number(0):
         return False
+    match node.sides[0], value:
+        case nodes.Power(base=nodes.Symbol(name=name)), nodes.Matrix():
+            return name.isupper()
     calculated = len(node.sides) > 2 and len(variables(node.sides[0])) > 1
     return calculated or names_quantity(node.sides[0]) or _adds_up(node.sides[0], value)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Set
+from fractions import Fraction
 
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.arithmetic import is_unit_word
@@ -84,6 +85,8 @@ class Answer(Expression):
         items, is_excluded = _excluded(items)
         if is_excluded:
             return nodes.Listing(tuple(items), together=True)
+        if not joints.isdisjoint(_AND) and (joined := _added(items)) is not None:
+            return joined
         return nodes.Listing(tuple(items), not joints.isdisjoint(_OR), together=not joints.isdisjoint(_AND))
 
     def _separators(self) -> bool:
@@ -121,6 +124,10 @@ class Answer(Expression):
         match sides[-1]:
             case nodes.Residue(value=value, modulus=modulus) if is_congruence:
                 sides[-1] = nodes.Residue(value, modulus)
+        match sides, operators:
+            case [name, nodes.SetOf(items=values)], ["notin"] if values:
+                excluded = tuple(nodes.Relation((name, value), ("!=",)) for value in values)
+                return nodes.Listing(excluded, together=True) if len(values) > 1 else excluded[0]
         return nodes.Relation(tuple(sides), tuple(operators)) if operators else sides[0]
 
     def _operator(self) -> str | None:
@@ -173,16 +180,18 @@ class Answer(Expression):
         """A sum of money, with words behind it that name the currency again or say what it is paid for."""
         words = self._unit_words()
         is_money = not words or same_words(words, money) or measure(words) == measure(money)
-        if not is_money and (measure(words) is not None or not is_understood(words, self._nouns, one=False)):
+        is_other = measure(words) is not None and not words.startswith("per ")
+        if not is_money and (is_other or not is_understood(words, self._nouns, one=False)):
             raise ParseError("words that are no unit")
         return nodes.Quantity(value, money)
 
     def _named_point(self) -> Node | None:
         """A point with its name, as A(3, -2); None if something else stands there."""
         tokens, name = self._tokens, self._tokens.next.text
-        if not (re.fullmatch("[A-Z]", name) and tokens.next.is_words and tokens.peek().text == "("):
+        start = 1 + (tokens.peek().text == "'")
+        if not (re.fullmatch("[A-Z]", name) and tokens.next.is_words and tokens.peek(start).text == "("):
             return None
-        depth, ahead, has_comma, letters = 0, 1, False, list[bool]()
+        depth, ahead, has_comma, letters = 0, start, False, list[bool]()
         while True:
             token = tokens.peek(ahead)
             if token.kind == "end":
@@ -198,7 +207,7 @@ class Answer(Expression):
         ends = behind.kind == "end" or behind.text in {",", ";"} or behind.text in _BETWEEN
         if not (has_comma and ends) or (name in UNKNOWN_FUNCTIONS and any(letters)):
             return None
-        tokens.take()
+        tokens.place += start
         point = self._collection()
         return nodes.Relation((nodes.Symbol(name), point), ("=",)) if point is not None else None
 
@@ -299,6 +308,8 @@ class Answer(Expression):
             return nodes.Quantity(_without_degrees(node), scale)
         if sign:
             return nodes.Call(sign, (node,))
+        if unit.startswith("of "):
+            return node
         if self._tokens.next.kind == "number":
             return self._compound(nodes.Quantity(node, unit))
         return nodes.Quantity(node, unit)
@@ -465,8 +476,10 @@ class Answer(Expression):
     def _such_that(self) -> Node | None:
         """The condition of { x | condition }, which says what the set is, with the numbers among which x is."""
         start, name = self._tokens.place, self._tokens.take()
-        domain = self._domain() if self._tokens.accept("command", "in") else "R"
+        has_domain = self._tokens.accept("command", "in")
+        domain = self._domain() if has_domain else "R"
         divided = self._tokens.accept("sign", "|", ":") or self._tokens.accept("command", "mid", "colon")
+        divided = divided or (has_domain and self._tokens.accept("sign", ","))
         if name.kind != "word" or len(name.text) > 1 or not divided:
             self._tokens.place = start
             return None
@@ -481,7 +494,7 @@ class Answer(Expression):
     def _domain(self) -> str:
         """What stands between \\in and the bar of { x \\in S | condition }, without braces."""
         written = ""
-        while not (self._tokens.at("sign", "|", ":") or self._tokens.at("command", "mid", "colon", "}")):
+        while not (self._tokens.at("sign", "|", ":", ",") or self._tokens.at("command", "mid", "colon", "}")):
             token = self._tokens.take()
             if token.kind == "end":
                 break
@@ -511,6 +524,23 @@ def _excluded(items: list[Node]) -> tuple[list[Node], bool]:
     return items, False
 
 
+def _added(items: list[Node]) -> Node | None:
+    """5 feet and 3 inches as one quantity; None for a list whose units do not get smaller, or measure other things."""
+    sizes = list[Fraction]()
+    total = list[Node]()
+    for item in items:
+        size = measure(item.unit) if isinstance(item, nodes.Quantity) else None
+        first = measure(items[0].unit) if isinstance(items[0], nodes.Quantity) else None
+        if not isinstance(item, nodes.Quantity) or size is None or first is None or size[1] != first[1]:
+            return None
+        sizes.append(size[0] / first[0])
+        total.append(nodes.Product((item.value, nodes.Number(sizes[-1]))))
+    if sizes != sorted(set(sizes), reverse=True):
+        return None
+    assert isinstance(items[0], nodes.Quantity)
+    return nodes.Quantity(nodes.Sum(tuple(total)), items[0].unit)
+
+
 def _is_part(node: Node) -> bool:
     """Whether a number is at most one, so that what it counts may be in the singular: 1 apple, 3/8 pizza."""
     match node:
@@ -518,6 +548,8 @@ def _is_part(node: Node) -> bool:
             return abs(value) <= 1
         case nodes.Quotient(over=nodes.Number(value=over), under=nodes.Number(value=under)):
             return abs(over) <= abs(under)
+        case nodes.Call(name="percent"):
+            return True
     return False
 
 

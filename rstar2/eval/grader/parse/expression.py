@@ -43,6 +43,9 @@ class Expression(Arithmetic):
         if is_upright_function(self._tokens):
             self._tokens.take()
             return self._function(token.text)
+        if token.kind == "text" and len(token.text) == 1:
+            self._tokens.take()
+            return self._letter(token.text)
         if token.kind == "command":
             return self._command()
         if token.kind == "sign":

@@ -113,8 +113,8 @@ def _without_layout(text: str) -> str:
 
 
 _SHORT_ANSWER = re.compile(
-    r"yes (?:it|they|he|she|we|you|there|this|that) (?:is|are|does|do|can|will|has|have)"
-    r"|no (?:it|they|he|she|we|you|there|this|that) (?:(?:is|are|do|does|can|will|has|have) not"
+    r"yes (?:it|they|he|she|we|you|there|thi|that) (?:is|are|doe|do|can|will|has|have)"
+    r"|no (?:it|they|he|she|we|you|there|thi|that) (?:(?:is|are|do|doe|can|will|has|have) not"
     r"|(?:is|are|do|does|wo|has|have|ca)n't|cannot)"
 )
 """Yes or no, with a clause that only repeats it."""

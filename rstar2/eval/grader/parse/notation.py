@@ -19,7 +19,7 @@ _NAMES = {
     "textpercent": r"\%", "slash": "/", "textminus": "-", "isin": r"\in ", "plusmn": r"\pm ", "infin": r"\infty ",
     "empty": r"\emptyset ", "reals": r"\R ", "Reals": r"\R ", "dotsm": r"\cdots ", "dotsi": r"\cdots ",
     "dotso": r"\ldots ", "mathellipsis": r"\ldots ", "textellipsis": r"\ldots ", "cis": r"\operatorname{cis}",
-    "textsuperscript": "^", "textsubscript": "_",
+    "amp": "&", "textsuperscript": "^", "textsubscript": "_",
 }  # fmt: skip
 """Commands without arguments, and what they are another name of."""
 _IGNORED = name_set(
@@ -65,7 +65,8 @@ _PREFIXES = {
     "hecto",
     "deca",
 }
-_UNIT_MACRO = re.compile(r"\\([A-Za-z]+)|([^\\]+)")
+_SIGNS = {"degree": r"^\circ ", "percent": r"\%", "%": r"\%"}
+_UNIT_MACRO = re.compile(r"\\([A-Za-z]+)|\\?([^\\]+)")
 _UPRIGHT_GROUP = re.compile(r"\\rm\s*\{|\{\s*\\rm(?![A-Za-z])\s*")
 _SKIP = re.compile(r"\\(?:kern|hskip|mkern|mskip)\s*-?[\d.]+\s*(?:pt|em|ex|mu|cm|mm)")
 
@@ -109,9 +110,11 @@ r"""60^o, 60^{\text{o}}, 60{^\circ} and 60\circ."""
 _SEPARATED = re.compile(
     r"(?<=[\d)}])\s*\\q?quad\s*(?=[A-Za-z](?:_\w)?\s*=)|(?<=\d)\s*\\q?quad\s*(?=-?\d)|(?<=\))\s*\\q?quad\s*(?=\()"
 )
+_EQUATION = re.compile(r"[^=&<>]{1,40}&?\s*=\s*&?[^=&<>]+")
+_STARRED = re.compile(r"\\(begin|end)\s*\{([pbBvV]?matrix)\*\}(?:\s*\[[lcr]\])?")
 _SYSTEM = re.compile(
-    r"(?:\\left\s*)?(?:\\\{\s*)?\\begin\{array\}\s*\{[lcr| ]*\}((?:(?!\\(?:begin|end)\{).)*)\\end\{array\}"
-    r"(?:\s*\\right\s*\.)?",
+    r"(?:\\left\s*)?(?:\\\{\s*)?\\begin\{(array\}\s*\{[lcr| ]*|aligned|align\*?|matrix|gathered|cases)\}"
+    r"((?:(?!\\(?:begin|end)\{).)*)\\end\{\w+\*?\}(?:\s*\\right\s*\.)?",
     re.DOTALL,
 )
 
@@ -119,6 +122,8 @@ _SYSTEM = re.compile(
 def rewritten(text: str) -> str:
     """The text without decoration, and with the commands of packages and of plain TeX as those of the grammar."""
     text = _FIRST_MARKS.sub("", _LAST_MARKS.sub("", _SKIP.sub(" ", text)))
+    text = re.sub(r"\{\s*(\\[,;:])\s*\}", r"\1", text)
+    text = _STARRED.sub(r"\\\1{\2}", text)
     text = _SEPARATED.sub(", ", _UPRIGHT_GROUP.sub(r"\\mathrm{", text))
     for match in reversed(list(_COMMAND.finditer(text))):
         replacement = _replacement(match[1], text, match.end())
@@ -205,19 +210,19 @@ def _unit(written: str) -> str:
         words.append(prefix + (macro or plain.strip().replace(".", " ")))
         prefix = ""
     unit = " ".join(filter(None, words))
-    if unit in {"degree", "percent"}:
-        return {"degree": r"^\circ ", "percent": r"\%"}[unit]
+    if unit in _SIGNS:
+        return _SIGNS[unit]
     unit = re.sub(r"\b(?:degreeCelsius|degree celsius)\b", "degrees Celsius", unit)
     return rf"\text{{ {unit} }}" if unit else ""
 
 
 def _as_cases(match: re.Match[str]) -> str:
-    """The rows of an array that holds equations, as a list; any other array as it is."""
-    rows = [row.replace("&", " ").strip(" ,") for row in match[1].split(r"\\")]
+    """The rows of an environment that holds equations, as a list; any other environment as it is."""
+    rows = [row.strip(" \n,") for row in match[2].split(r"\\")]
     rows = [row for row in rows if row]
-    if not rows or not all("=" in row for row in rows):
+    if not rows or not all(map(_EQUATION.fullmatch, rows)):
         return match.group()
-    return ", ".join(rows)
+    return ", ".join(row.replace("&", " ") for row in rows)
 
 
 def braced(text: str, start: int) -> tuple[str, int] | None:

@@ -13,7 +13,8 @@ from rstar2.eval.grader.parse.answer import Answer
 from rstar2.eval.grader.parse.conditions import split_condition
 from rstar2.eval.grader.parse.nodes import Listing, Node, NumberSet, Relation, SetOf, Symbol, Text, number
 from rstar2.eval.grader.parse.normalize import clean, words
-from rstar2.eval.grader.parse.numerals import based, in_words, repeating
+from rstar2.eval.grader.parse.numerals import based, repeating
+from rstar2.eval.grader.parse.phrasing import Aside, rephrased, spelled_out, split_aside
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, tokenize
 from rstar2.eval.grader.parse.vocabulary import DENIAL, OF_ANOTHER, ORDINAL_WORDS, SHORT_WORDS
 
@@ -24,7 +25,6 @@ _CONCLUSIONS = {"implies", "Rightarrow", "Longrightarrow", "therefore", "rightar
 _LETTERED_NUMERAL = re.compile(
     r"((?=[A-Z]*\d|[A-F]{2,})[0-9A-Z]+)_(?:\{\s*)?(\d{1,2})(?:\s*\})?|([0-9A-Za-z]+) (?:in )?base (\w+)"
 )
-_LEADING = re.compile(r"^(?:=|\\to(?![A-Za-z])|\\approx(?![A-Za-z])|\\simeq(?![A-Za-z]))\s*")
 _WRAPPER = re.compile(r"\\(?:text\w*|mathrm|mathbb|mbox)\s*\{|\\mathbb(?![A-Za-z])")
 _ASIDE = re.compile(r"_(?:\{[^{}]*\}|\w)|\([^()]*\)")
 _CALCULATED = re.compile(
@@ -51,26 +51,6 @@ _NO_SOLUTION = re.compile(
     r"(?: (?:exist|to (?:this |it )?(?:equation|system|inequality)))?"
 )
 """Words, without articles and plurals, that say that there is no solution."""
-_LEAD_NOUN = re.compile(
-    r"^(?:\\text\w*\s*\{\s*)?(?:[Tt]he )?(?:solution |empty )?(?:set|point|interval|vertex|cent(?:er|re)|ratio|matrix"
-    r"|vector|focus|foci|domain|range|coordinates|pair|ordered pair|triple|solution|solutions|midpoint|intersection)"
-    r"(?: is| are| at| of)?:?\s*\}?\s*(?=[(\[]|\\(?:\{|langle|begin))",
-    re.IGNORECASE,
-)
-"""Words that name the kind of a set, point or matrix in front of it, as in `The set {1, 2}`."""
-_ASIDE_BEHIND = re.compile(
-    r"(?P<value>\S.*?)(?P<gap>\s*)(?:\\(?:text\w*|mathrm|mbox)\s*\{\s*)?\(\s*(?P<lead>(?:\\(?:approx|simeq|sim)(?![A-Za-z])"
-    r"|=|(?:\\(?:text\w*|mathrm|mbox)\s*\{\s*)?(?:which is |or |that is,? |i\.e\.,? )?"
-    r"(?:approximately|approx\.?|about|roughly|equivalently|exactly|or|which is|that is|i\.e\.)(?![A-Za-z]),?"
-    r"(?:\s*\})?)\s*)*"
-    r"(?P<aside>[^()=<>]+?)\s*\)(?:\s*\})?"
-)
-"""A value, and in parentheses what it is as a decimal, a percentage, an angle or in words."""
-_DECIMAL = re.compile(r"-?\d*\.\d+(?=(?:\.\.\.|\\[lc]?dots)?$)")
-_OTHER_SIGN = re.compile(r"-?[\d.]+\s*(?:\\?%|\^\s*\{?\s*\\(?:circ|degree)\s*\}?)")
-_EXACT = re.compile(r"/|\\(?:frac|sqrt|pi|ln|log|binom)(?![A-Za-z])|\^|\\?%")
-"""Signs of a value of which a decimal may be the rounding."""
-_IN_WORDS = re.compile(r"(?:\\(?:text\w*|mathrm|mbox)\s*\{\s*)?([A-Za-z][A-Za-z\s-]*?)\s*\}?")
 _SHOWN_PERIOD_CHARS = 60
 
 
@@ -144,56 +124,31 @@ def parse(text: str, thousands: bool = True, nouns: Set[str] = frozenset()) -> N
     """
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
-    cleaned = _LEAD_NOUN.sub("", _LEADING.sub("", clean(text)))
+    cleaned = rephrased(clean(text))
     rest, condition = split_condition(cleaned)
     if condition is not None:
         node = _parsed(rest, thousands, nouns)
         if condition.fits(node):
             return condition.noted_in(node)
-    both = _with_aside(cleaned, thousands, nouns) if cleaned.endswith((")", ")}", ") }")) else None
-    return both or _parsed(cleaned, thousands, nouns)
+    match split_aside(cleaned):
+        case Aside() as aside:
+            return _with_aside(aside, thousands, nouns) or _parsed(cleaned, thousands, nouns)
+        case str(with_unit):
+            return _parsed(with_unit, thousands, nouns)
+    return _parsed(cleaned, thousands, nouns)
 
 
-def _with_aside(cleaned: str, thousands: bool, nouns: Set[str]) -> Node | None:
-    """A value and what stands behind it in parentheses, as an equation of both; None if nothing of that kind does.
-
-    Parentheses without a word or sign before the number in them would be a factor of a whole number, and of an exact
-    value that no space parts from them.
-    """
-    match = _ASIDE_BEHIND.fullmatch(cleaned)
-    if match is None:
-        return None
-    value, aside = match["value"].rstrip(" ,"), match["aside"].strip()
-    decimal = _DECIMAL.match(aside)
-    lead = match["lead"] or ""
-    words = _IN_WORDS.fullmatch(aside)
-    if words and not lead and in_words(words[1]) is None:
-        return _parsed(rf"{value}\text{{ {words[1]}}}", thousands, nouns) if value[-1:].isdigit() else None
-    is_value = words or (
-        match["gap"] and (_OTHER_SIGN.fullmatch(aside) or (decimal and _EXACT.search(value)))
-    )
-    sides = (value, aside), (aside, value)
-    is_angle = match["gap"] and any("\\circ" in one and "\\pi" in other for one, other in sides)
-    if not (lead or is_value or is_angle or _written_out(value)):
-        return None
+def _with_aside(aside: Aside, thousands: bool, nouns: Set[str]) -> Node | None:
+    """A value and what an answer says that it is, as an equation; None if one of them is no single value."""
     try:
-        left = _parsed(value, thousands, nouns)
-        right = _parsed(decimal.group() if decimal else aside, thousands, nouns)
+        value, other = (_parsed(side, thousands, nouns) for side in (aside.value, aside.other))
     except ParseError:
         return None
-    if isinstance(left, Listing) or isinstance(right, Listing | Relation):
+    if isinstance(value, Listing) or isinstance(other, Listing | Relation):
         return None
-    operator = "~" if decimal or re.search(r"\\(?:approx|sim)|approx|about|roughly", lead) else "="
-    if isinstance(left, Relation):
-        return Relation((*left.sides, right), (*left.operators, operator))
-    return Relation((left, right), (operator,))
-
-
-def _written_out(text: str) -> bool:
-    """Whether a text is a number in words."""
-    words = _IN_WORDS.fullmatch(text)
-    found = in_words(words[1]) if words else None
-    return found is not None and not found[1]
+    if isinstance(value, Relation):
+        return Relation((*value.sides, other), (*value.operators, aside.operator))
+    return Relation((value, other), (aside.operator,))
 
 
 def _parsed(cleaned: str, thousands: bool, nouns: Set[str]) -> Node:
@@ -204,14 +159,7 @@ def _parsed(cleaned: str, thousands: bool, nouns: Set[str]) -> Node:
     shown = _SHOWN_PERIOD.fullmatch(cleaned[:_SHOWN_PERIOD_CHARS])
     if shown:
         return repeating(f"{shown[1]}.{shown[2]}", shown[3])
-    words = _IN_WORDS.fullmatch(cleaned)
-    spelled = in_words(words[1]) if words else None
-    if spelled is not None:
-        value, rest = spelled
-        written = (
-            str(value) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
-        )
-        cleaned = rf"{written}\text{{ {rest}}}" if rest else written
+    cleaned = spelled_out(cleaned) or cleaned
     if cleaned.lower() in SHORT_WORDS:
         raise ParseError("a word")
     tokens = tokenize(cleaned, thousands)
