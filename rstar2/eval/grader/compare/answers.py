@@ -11,6 +11,7 @@ from rstar2.eval.grader.compare.intervals import (
     FLIPPED,
     as_interval,
     is_backwards,
+    is_bounded,
     is_region,
     region_of,
     same_region,
@@ -284,7 +285,17 @@ class _Comparison:
             raise NoValue("bounds that may exclude each other")
         if name is not None and other_name is not None and not assignments.same_name(name, other_name):
             return False
-        return same_region(region, other_region)
+        if not same_region(region, other_region):
+            return False
+        if (
+            isinstance(a, nodes.Brackets)
+            and not is_region(a)
+            and not isinstance(b, nodes.Brackets)
+            and is_bounded(a)
+        ):
+            if not (isinstance(b, nodes.Relation) and b.operators == ("in",)):
+                raise NoValue("a point or an interval")
+        return True
 
     def _same_sets_with_letters(self, a: Node, b: Node) -> bool:
         """Whether sets whose ends are expressions in variables are written alike; NoValue if they are not solved."""

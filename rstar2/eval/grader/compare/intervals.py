@@ -73,6 +73,11 @@ def is_backwards(node: Node) -> bool:
         return False
 
 
+def is_bounded(pair: nodes.Brackets) -> bool:
+    """Whether a pair has two numbers, so that it may also be a point."""
+    return not any(infinite(end) for end in pair.items)
+
+
 def region_of(node: Node) -> tuple[Node | None, Region]:
     """The variable, if one is named, and the numbers described; NoValue for no set, or ends that are not numbers."""
     match node:

@@ -152,6 +152,10 @@ def same_residues(a: Node, b: Node, same: Same) -> bool:
     if not residue.is_remainder:
         if variables(residue):
             raise NoValue("numbers up to multiples of another")
+        if same(residue.value, plain) and not equal(
+            nodes.Residue(residue.value, residue.modulus, True), plain
+        ):
+            raise NoValue("a number that is no remainder")
         return same(residue.value, plain)
     if equal(residue, plain):
         return True

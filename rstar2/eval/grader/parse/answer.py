@@ -296,7 +296,7 @@ class Answer(Expression):
             return node
         sign, rest = _sign_in_words(unit.lower())
         scale = TEMPERATURES.get(_DEGREES_OF.sub("", unit.lower()))
-        words = f"units {rest}" if sign else unit
+        words = f"items {rest}" if sign else unit
         if not scale and not is_understood(words.rstrip(), self._nouns, one=_is_part(node)):
             raise ParseError("words that are no unit")
         if not any(isinstance(part, nodes.Number) for part in walk(node)):

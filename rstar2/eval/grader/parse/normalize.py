@@ -124,7 +124,7 @@ def key(text: str) -> str:
     """A form in which only spacing, sizes and delimiters are lost, for comparing texts as they stand."""
     plain = re.sub(r"\\(?:left|right)(?![a-z])(?:\s*\.)?|\\[!,;:]|(?<!\\)\$|\\displaystyle", "", text)
     plain = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", plain)
-    return re.sub(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+", "", plain).rstrip(".")
+    return re.sub(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+|(?<!\.)\.\s*$", "", plain)
 
 
 def words(text: str) -> tuple[str, ...]:

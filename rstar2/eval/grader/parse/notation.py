@@ -50,7 +50,12 @@ _COMMAND = re.compile(
     rf"\\({'|'.join(sorted({*_NAMES, *_IGNORED, *_WITH_ARGUMENTS}, key=len, reverse=True))})(?![A-Za-z])\*?"
 )
 _OPTION = re.compile(r"\s*\[[^\[\]]*\]")
-_LABEL = re.compile(r"(?:\\(?:text\w*|mathrm|mbox)|[A-Za-z\s{}.!]|\\[ ,;])*")
+_LABEL = re.compile(
+    r"(?:\\(?:text\w*|mathrm|mbox)|[\s{}.!:]|\\[ ,;]"
+    r"|\b(?:the|our|final|answer|total|result|solution|value|sum|area|volume|number|of|ways|cases|outcomes|units?)\b)*",
+    re.IGNORECASE,
+)
+"""A label that says what a number is, rather than how often something in it is repeated."""
 _PREFIXES = {
     "milli",
     "centi",
@@ -209,7 +214,7 @@ def _unit(written: str) -> str:
             continue
         words.append(prefix + (macro or plain.strip().replace(".", " ")))
         prefix = ""
-    unit = " ".join(filter(None, words))
+    unit = " ".join(filter(None, [*words, prefix]))
     if unit in _SIGNS:
         return _SIGNS[unit]
     unit = re.sub(r"\b(?:degreeCelsius|degree celsius)\b", "degrees Celsius", unit)

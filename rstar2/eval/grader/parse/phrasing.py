@@ -43,9 +43,9 @@ _FAMILY = re.compile(
 )
 r"""\{ members \mid k \in \mathbb{Z} \}, or \{ x \mid x = members, k \in \mathbb{Z} \}."""
 _ABOUT = re.compile(
-    rf"(?<=[^\s=(])(?:,\s*|\s+)?(?:{_TEXT})?(?:or |which is )?(?<!\\)\b(?:approximately|approx\.?|about|roughly)"
+    rf"(?<=[^\s=({{])(?:,\s*|\s+)?(?:{_TEXT})?(?:or |which is )?(?<!\\)\b(?:approximately|approx\.?|about|roughly)"
     r"\s*\}?\s*(?=-?[\d.])"
-    rf"|(?<=[^\s=(])\s*(?:{_TEXT}or\s*\}}|\bor\b)\s*\\approx(?![A-Za-z])"
+    rf"|(?<=[^\s=({{])\s*(?:{_TEXT}or\s*\}}|\bor\b)\s*\\approx(?![A-Za-z])"
 )
 """Words between a value and its decimal."""
 _CUT_OFF = re.compile(r"=\s*(-?\d*\.\d+)\s*(?:\.\.\.|\\[lc]?dots)$")

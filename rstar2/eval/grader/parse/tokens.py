@@ -147,7 +147,8 @@ def _is_unit(tokens: list[Token]) -> bool:
     words = [token.text for token in tokens if token.is_words]
     others = [token.text for token in tokens if not token.is_words]
     joined = all(text in _UNIT_SIGNS or text in {"cdot", "frac", "tfrac"} for text in others)
-    return bool(words) and joined and all(measure(word) is not None for word in words)
+    known = all(measure(word) is not None and (len(word) > 1 or word in _UNIT_LETTERS) for word in words)
+    return bool(words) and joined and known
 
 
 class TokenStream:

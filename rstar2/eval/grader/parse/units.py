@@ -148,8 +148,9 @@ def measure(text: str) -> Measure | None:
     """What a unit such as `cm^2`, `miles per hour` or `square feet` measures; None where a word is unknown."""
     factor, powers = Fraction(1), dict[str, int]()
     sign, pending = 1, 0
-    parts = _PART.findall(_spelled(text))
-    if all(word in {"/", "per"} for word, _ in parts):
+    spelled = _spelled(text)
+    parts = _PART.findall(spelled)
+    if all(word in {"/", "per"} for word, _ in parts) or _PART.sub("", spelled).strip(" ·.{}()-"):
         return None
     for word, written in parts:
         if word in {"/", "per"}:
