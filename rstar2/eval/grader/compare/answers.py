@@ -11,8 +11,8 @@ from rstar2.eval.grader.compare.intervals import (
     FLIPPED,
     as_interval,
     is_backwards,
-    is_bounded,
     is_region,
+    may_be_point,
     region_of,
     same_region,
 )
@@ -287,14 +287,9 @@ class _Comparison:
             return False
         if not same_region(region, other_region):
             return False
-        if (
-            isinstance(a, nodes.Brackets)
-            and not is_region(a)
-            and not isinstance(b, nodes.Brackets)
-            and is_bounded(a)
-        ):
-            if not (isinstance(b, nodes.Relation) and b.operators == ("in",)):
-                raise NoValue("a point or an interval")
+        says_so = isinstance(b, nodes.Brackets) or (isinstance(b, nodes.Relation) and b.operators == ("in",))
+        if may_be_point(a) and not says_so:
+            raise NoValue("a point or an interval")
         return True
 
     def _same_sets_with_letters(self, a: Node, b: Node) -> bool:

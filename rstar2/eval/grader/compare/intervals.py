@@ -73,9 +73,13 @@ def is_backwards(node: Node) -> bool:
         return False
 
 
-def is_bounded(pair: nodes.Brackets) -> bool:
-    """Whether a pair has two numbers, so that it may also be a point."""
-    return not any(infinite(end) for end in pair.items)
+def may_be_point(node: Node) -> bool:
+    """Whether it is a pair such as (3, 5), which is the point as well as the interval."""
+    return (
+        isinstance(node, nodes.Brackets)
+        and (node.opening, node.closing) == ("(", ")")
+        and not any(infinite(end) for end in node.items)
+    )
 
 
 def region_of(node: Node) -> tuple[Node | None, Region]:
