@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal
 
+from rstar2.eval.grader.certificate import Certificate, Fact
 from rstar2.eval.grader.compare.answers import compare
 from rstar2.eval.grader.extract import extract_answer, gold_answer
 from rstar2.eval.grader.parse import nodes
@@ -65,6 +66,8 @@ class Verdict:
     """The answer found in the model's output, or None where none was found."""
     rule: str
     """The name of the rule that decided, such as `integer`, `text`, `number`, `interval`."""
+    certificate: Certificate | None = field(default=None, compare=False, repr=False)
+    """How it was decided that a correct answer is correct, for `verify.verify`; None for other verdicts."""
 
     @property
     def correct(self) -> bool:
@@ -158,11 +161,19 @@ def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
     if extracted is None:
         return Verdict("unparsed", None, "no answer")
     if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(extracted):
-        return Verdict("correct" if int(wanted) == int(extracted) else "wrong", extracted, "integer")
-    is_short = pred is not None and len(pred) <= len(gold) + SAME_CHARS
-    if key(wanted) == key(extracted) or (is_short and key((pred or "").strip()) == key(gold.strip())):
-        return Verdict("correct", extracted, "text")
+        if int(wanted) != int(extracted):
+            return Verdict("wrong", extracted, "integer")
+        return _correct(extracted, Fact("integer", wanted, extracted))
+    if key(wanted) == key(extracted):
+        return _correct(extracted, Fact("text", wanted, extracted))
+    whole_gold, whole_pred = gold.strip(), (pred or "").strip()
+    if pred is not None and len(pred) <= len(gold) + SAME_CHARS and key(whole_pred) == key(whole_gold):
+        return _correct(extracted, Fact("text", whole_gold, whole_pred))
     return wanted, extracted
+
+
+def _correct(extracted: str, fact: Fact, rule: str = "") -> Verdict:
+    return Verdict("correct", extracted, rule or fact.rule, fact.certificate())
 
 
 def _has_members(node: Node) -> bool:
@@ -189,12 +200,15 @@ def _chosen(text: str) -> str | None:
 def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
     rule, doubt = "", ""
-    worded = any(isinstance(node, nodes.Text) for node in golds)
-    if worded and words(wanted[:MAX_CHARS]) == words(extracted[:MAX_CHARS]):
-        return Verdict("correct", extracted, "text")
+    if any(isinstance(node, nodes.Text) for node in golds):
+        texts = [nodes.Text(words(text[:MAX_CHARS]), plain=True) for text in (wanted, extracted)]
+        if texts[0] == texts[1]:
+            return _correct(extracted, Fact("text", *texts))
     letters = _chosen(wanted), _chosen(extracted)
     if letters[0] and letters[1]:
-        return Verdict("correct" if letters[0] == letters[1] else "wrong", extracted, "choice")
+        if letters[0] != letters[1]:
+            return Verdict("wrong", extracted, "choice")
+        return _correct(extracted, Fact("choice", letters[0], letters[1]))
     if letters[1] and _LETTER.fullmatch(extracted) is None:
         return Verdict("unparsed", extracted, "not verified: an option where none is asked for")
     small = _SMALL_LETTER.fullmatch(extracted) if letters[0] else None
@@ -209,8 +223,8 @@ def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) 
             doubt = str(error) or type(error).__name__
             continue
         rule = outcome.rule
-        if outcome.equal:
-            return Verdict("correct", extracted, rule)
+        if outcome.fact is not None:
+            return _correct(extracted, outcome.fact, rule)
     if doubt:
         return Verdict("unparsed", extracted, f"not verified: {doubt}")
     return Verdict("wrong", extracted, rule)

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, get_args
 
@@ -118,7 +118,11 @@ def graded(rows: list[OfflineRow], pool: GraderPool, reading: ReadingRule) -> It
         verdicts = iter(pool.grade_many([pair(row) for row in batch if not row.fault]))
         for row in batch:
             verdict = Verdict("invalid", None, f"bad row: {row.fault}") if row.fault else next(verdicts)
-            yield row.id | asdict(verdict)
+            yield row.id | {
+                "verdict": verdict.verdict,
+                "extracted": verdict.extracted,
+                "rule": verdict.rule,
+            }
 
 
 @contextmanager

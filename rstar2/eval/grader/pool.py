@@ -79,8 +79,8 @@ class _Worker:
         """Send one pair and wait for its verdict; _Stopped where the process ended first."""
         request = json.dumps([gold, pred]).encode() + b"\n"
         with self._busy:
-            verdict, extracted, rule = json.loads(self._exchange(request))
-        return Verdict(verdict, extracted, rule)
+            verdict, extracted, rule, certificate = json.loads(self._exchange(request))
+        return Verdict(verdict, extracted, rule, certificate)
 
     def stop(self) -> None:
         """Kill the process; a thread that waits for its answer is told that it stopped."""

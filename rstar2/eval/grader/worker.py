@@ -28,7 +28,7 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
         verdict = _graded(gold, pred)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answer = json.dumps([verdict.verdict, verdict.extracted, verdict.rule])
+        answer = json.dumps([verdict.verdict, verdict.extracted, verdict.rule, verdict.certificate])
         sys.stdout.buffer.write(answer.encode() + b"\n")
         sys.stdout.buffer.flush()
 

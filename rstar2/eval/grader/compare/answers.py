@@ -35,7 +35,7 @@ from rstar2.eval.grader.compare.quantities import (
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.units import same_words
-from rstar2.eval.grader.values.equality import equal
+from rstar2.eval.grader.values.equality import Identity, identity
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 from rstar2.eval.grader.values.letters import functions, variables
 
@@ -73,8 +73,8 @@ def compare(gold: Node, pred: Node) -> Outcome:
                 raise NoValue("a percentage, or the number before its sign")
         except NoValue as error:
             doubt = error
-        if outcome.fact:
-            return outcome if answer is pred else _rewritten("one value", gold, pred, outcome)
+        if outcome.equal:
+            return outcome
     if doubt:
         raise doubt
     return outcome
@@ -141,16 +141,17 @@ class _Comparison:
         kind = _kind(a, b)
         try:
             decided = self._decided(kind, a, b)
-            outcome = decided if isinstance(decided, Outcome) else Outcome(decided, kind)
+            outcome = decided if isinstance(decided, Outcome) else Outcome(bool(decided), kind)
             if not outcome.equal:
                 return outcome
-            fact = Fact(kind, a, b, tuple(self._facts))
+            how = decided if isinstance(decided, Identity) else None
+            fact = Fact(kind, a, b, tuple(self._facts), how)
             facts.append(fact)
             return Outcome(True, outcome.rule, fact)
         finally:
             self._facts = facts
 
-    def _decided(self, kind: str, a: Node, b: Node) -> bool | Outcome:
+    def _decided(self, kind: str, a: Node, b: Node) -> bool | Outcome | Identity | None:
         match kind:
             case "identical":
                 return True
@@ -179,7 +180,7 @@ class _Comparison:
                 return self._same_tuples(a, b)
         if kind == "residue":
             return same_residues(a, b, self.same)
-        return kind not in {"tuple", "number set"} and _same_values(a, b)
+        return None if kind in {"tuple", "number set"} else _same_values(a, b)
 
     # --- lists, sets and tuples ---
 
@@ -412,11 +413,11 @@ def _same_numerals(a: Node, b: Node) -> bool:
     return False
 
 
-def _same_values(a: Node, b: Node) -> bool:
+def _same_values(a: Node, b: Node) -> Identity | None:
     signs, other_signs = (functions(node) & {"percent", "degree"} for node in (a, b))
     if signs and other_signs and signs.isdisjoint(other_signs):
         raise NoValue("a percentage against an angle")
-    return equal(a, b)
+    return identity(a, b)
 
 
 def _words_of(title: Node) -> str:
