@@ -92,6 +92,11 @@ _GOLD_IN_A_SENTENCE = re.compile(r"[^$\\=<>]*\b(?:is|are|equals)\b:? +(\$[^$]+\$
 _FIRST_WORDS = re.compile(r"^(?:so|thus|hence|then|it is|we (?:get|have))[,:]? (?=\S)", re.IGNORECASE)
 """Words with which a sentence leads to its formula, and which could be read as products of letters."""
 _PROSE_FIRST = re.compile(r"[^$\\]*\b[A-Za-z]{2,}\b[^$\\]*(?:\$|\\\(|\\\[)")
+_QUANTITY = re.compile(
+    r"[-+$]?\d[\d.,/]*(?:st|nd|rd|th)?\s*(?!(?:is|are|was|were|because|since|as|so|if|when|and|or)\b)"
+    r"\(?[A-Za-z]+(?:[ -][A-Za-z]+){0,3}\)?[.!]?"
+)
+"""A number and a few words behind it, which are a whole answer: `54 quadrillion` is not 54."""
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
 _BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\d(\[*])")
@@ -163,6 +168,8 @@ def _find(turn: str) -> str | None:
     if len(turn) <= BARE_CHARS and (
         not _PROSE_FIRST.match(turn) and understood(turn) if _PROSE.search(turn) else "\n" not in turn
     ):
+        return turn
+    if _QUANTITY.fullmatch(turn):
         return turn
     chosen = _last_match(_CHOSEN, turn)
     if chosen is not None and not (
@@ -325,7 +332,7 @@ def _from_sentence(text: str) -> str | None:
     clause = sentence[:block] + rest
     tail = re.split(r"\b(?:is|are|equals|be|either|between)\s", sentence)[-1]
     for candidate in (sentence, clause, tail):
-        if understood(candidate):
+        if understood(candidate) or _QUANTITY.fullmatch(candidate):
             return candidate
     return _last_formula_or_number(sentence) or sentence
 

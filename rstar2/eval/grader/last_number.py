@@ -34,6 +34,24 @@ _NOT_ITSELF = re.compile(
 )
 """Words in front of a number that is not the answer, but something beside it."""
 _WORDS_BEHIND = re.compile(r" ?\\(?:text\w*|mbox|mathrm) ?\{([^{}]*)\}")
+_WORD_AT_END = re.compile(r" ([a-z][a-z-]+)(?=[.,;!?\n]|\s*$)")
+_ADVERBS = frozenset(
+    (
+        "too",
+        "now",
+        "then",
+        "again",
+        "instead",
+        "here",
+        "indeed",
+        "only",
+        "however",
+        "finally",
+        "respectively",
+        "thus",
+    )
+)
+"""Words at the end of a clause that say nothing of the number in front of them."""
 _TAG = re.compile(r"</?\w+>")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z(])")
 
@@ -51,7 +69,9 @@ def number_at(text: str, start: int, end: int) -> str | None:
     words = _WORDS_BEHIND.match(behind)
     if _NOT_ITSELF.search(before) or (words and not is_understood(words[1].strip(), frozenset(), one=False)):
         return None
-    scale = _SCALE.match(behind)
+    scale, last = _SCALE.match(behind), _WORD_AT_END.match(behind)
+    if last and not scale and last[1] not in _ADVERBS and not is_understood(last[1], frozenset(), one=True):
+        return None
     value = text[start:end] + (scale.group() if scale else "")
     if before[-10:].lower().endswith(("minus ", "negative ")):
         return f"-{value}" if _WORD_BEFORE_SIGN.search(before) else None

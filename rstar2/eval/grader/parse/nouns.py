@@ -137,7 +137,7 @@ _ADJECTIVES = _COLOURS | name_set("""
     nonnegative nonzero distinguishable indistinguishable separate individual single double triple big small
     large little tiny huge long short tall
     new old young full empty good fresh ripe rotten broken raised extra additional more fewer less other remaining
-    left correct right winning losing successful favorable favourable final free cheap expensive male female first
+    left correct right wrong winning losing successful favorable favourable final free cheap expensive male female first
     last next previous daily weekly monthly yearly annual school home local regular irregular convex concave simple
     solid plain mixed favorite special common proper improper diagonal vertical horizontal straight curved acute obtuse
     isosceles equilateral scalene unit ice hot cold dry wet spare hard soft sweet fair biased six-sided independent
@@ -157,9 +157,7 @@ _ENDINGS = name_set("""
 _ALONE = _COLOURS | name_set("total altogether each left remaining overall apiece exactly")
 """Words that may stand behind a number without a noun."""
 _PERIODS = [[period] for period in ("second", "minute", "hour", "day", "night", "week", "month", "year")]
-_CHANGING = frozenset(
-    {"more", "fewer", "less", "extra", "additional", "other", "half", "double", "triple", "base"}
-)
+_CHANGING = name_set("wrong more fewer less extra additional other double triple")
 """Adjectives that, behind a noun, may begin another number."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 _NO_NOUN = re.compile(

@@ -53,7 +53,7 @@ _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
 _DEPTH = {"(": 1, "[": 1, r"\{": 1, ")": -1, "]": -1, r"\}": -1}
 _UNIT_LETTERS = frozenset("mgshlLNJVWAK")
 """Letters that are units where they stand upright after a number."""
-_BEFORE_UNITS = frozenset({"}", ")", "/", "pi", "cdot", "^", "{", "frac"})
+_BEFORE_UNITS = frozenset({"}", ")", "(", "[", "/", "pi", "cdot", "^", "{", "frac"})
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
 _PLAIN_UPRIGHT = re.compile(r"\\(?:text(?:rm|normal)?|mathrm|mbox|rm|operatorname\*?)\s*\{")
 _UNIT_SIGNS = frozenset("/^*-{}()123456")
