@@ -48,6 +48,8 @@ _KINDS = frozenset(
 )
 """Words that, behind an expression with letters, say something of these."""
 _DEGREES_OF = re.compile(r"^deg(?:rees?)? ")
+_MAX_LABEL = 10
+"""A label has at most this many words."""
 _NO_LABEL = re.compile(r"\b(?:ans|answers?|final|result|so|thus|hence|therefore)\b")
 """Words before a colon that announce the answer and are no part of it."""
 
@@ -253,6 +255,8 @@ class Answer(Expression):
         ahead = 1
         while self._tokens.peek(ahead).is_words:
             ahead += 1
+            if ahead > _MAX_LABEL:
+                return ""
         words = [self._tokens.peek(i).text for i in range(ahead)]
         if not any(len(word) > 3 or (len(word) > 2 and word[1:].islower()) for word in words):
             return ""

@@ -11,6 +11,8 @@ import re
 
 from rstar2.eval.grader.parse.vocabulary import name_set
 
+MAX_COMMANDS = 60
+"""A text with more of these commands is left as it is."""
 _NAMES = {
     "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "vert": "|",
     "colon": ":", "surd": r"\sqrt", "sfrac": r"\frac", "xfrac": r"\frac", "flatfrac": r"\frac",
@@ -130,7 +132,10 @@ def rewritten(text: str) -> str:
     text = re.sub(r"\{\s*(\\[,;:])\s*\}", r"\1", text)
     text = _STARRED.sub(r"\\\1{\2}", text)
     text = _SEPARATED.sub(", ", _UPRIGHT_GROUP.sub(r"\\mathrm{", text))
-    for match in reversed(list(_COMMAND.finditer(text))):
+    commands = list(_COMMAND.finditer(text))
+    if len(commands) > MAX_COMMANDS:
+        return text
+    for match in reversed(commands):
         replacement = _replacement(match[1], text, match.end())
         if replacement is not None:
             shown, end = replacement

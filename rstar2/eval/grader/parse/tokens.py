@@ -56,6 +56,8 @@ _UNIT_LETTERS = frozenset("mgshlLNJVWAK")
 _BEFORE_UNITS = frozenset({"}", ")", "(", "[", "/", "pi", "cdot", "^", "{", "frac"})
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
 _PLAIN_UPRIGHT = re.compile(r"\\(?:text(?:rm|normal)?|mathrm|mbox|rm|operatorname\*?)\s*\{")
+_MAX_UNIT_TOKENS = 30
+"""Units with more tokens are not understood."""
 _UNIT_SIGNS = frozenset("/^*-{}()123456")
 
 
@@ -144,6 +146,8 @@ def _wrapped(command: str, content: str, after_value: bool) -> list[Token]:
 
 def _is_unit(tokens: list[Token]) -> bool:
     """Whether tokens are units, with the signs that join them, as in \\mathrm{kg\\cdot m^2}."""
+    if len(tokens) > _MAX_UNIT_TOKENS:
+        return False
     words = [token.text for token in tokens if token.is_words]
     others = [token.text for token in tokens if not token.is_words]
     joined = all(text in _UNIT_SIGNS or text in {"cdot", "frac", "tfrac"} for text in others)

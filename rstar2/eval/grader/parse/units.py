@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Set
 from fractions import Fraction
+from functools import lru_cache
 
 from rstar2.eval.grader.parse.nouns import is_counted
 
@@ -144,6 +145,7 @@ def no_unit(text: str) -> bool:
     return _SIZE_WORDS.sub("", text.lower()) in {"unit", "units"}
 
 
+@lru_cache(maxsize=1024)
 def measure(text: str) -> Measure | None:
     """What a unit such as `cm^2`, `miles per hour` or `square feet` measures; None where a word is unknown."""
     factor, powers = Fraction(1), dict[str, int]()
