@@ -250,33 +250,92 @@ NUMBERS_IN_WORDS: list[Case] = [
     ("8", "eight inverse", NOT_CORRECT),
 ]
 UPRIGHT_UNITS: list[Case] = [
-    *((r"7\text{ cm}^3", answer, CORRECT) for answer in (
-        r"7\,\mathrm{cm}^3", r"7\,\mathrm{cm^3}", r"7\ \mathrm{cm^{3}}", r"7{\rm cm}^3", r"7\,{\rm cm^3}", r"7\ (\text{cm}^3)",
-        r"7\,[\mathrm{cm^3}]", r"7{\text{ cm}}^3", r"7\text{ cu. cm}", r"7\text{ cubic centimeters}", r"7000\,\mathrm{mm^3}",
-        r"\SI{7}{cm^3}", r"\SI{7}{\centi\metre\cubed}", r"\SI{7}{\cubic\centi\meter}", r"\qty{7}{\cm^3}", r"7\,\unit{cm^3}", "7",
-        r"V=7\,\mathrm{cm^3}",
-    )),
-    *((r"7\text{ cm}^3", answer, NOT_CORRECT) for answer in (
-        r"7\,\mathrm{cm^2}", r"7\,\mathrm{m^3}", r"7\,\mathrm{mm}^3", r"7\ (\text{cm})", r"\SI{7}{\centi\metre}", r"\SI{7}{\kilo}",
-        r"7\text{ cm}^{-3}", r"7\,\mathrm{cm^3}\cdot\mathrm{kg}", r"70\,\mathrm{cm^3}", r"\boxed{7\text{ cm}^3\text{ cubed}}",
-        r"7\text{ hundred cm}^3",
-    )),
-    *((r"6\text{ kg m/s}^2", answer, CORRECT) for answer in (
-        r"6\,\mathrm{kg\cdot m/s^2}", r"6\,\mathrm{kg\,m\,s^{-2}}", r"6\,\mathrm{kg}\cdot\mathrm{m}\cdot\mathrm{s}^{-2}",
-        r"6\,\frac{\mathrm{kg\,m}}{\mathrm{s}^2}", r"6\,\mathrm{\frac{kg\cdot m}{s^2}}", r"\SI{6}{\kilogram\metre\per\second\squared}",
-        r"6\,\mathrm{N}", "6 kg m/s^2",
-    )),
-    *((r"6\text{ kg m/s}^2", answer, NOT_CORRECT) for answer in (
-        r"6\,\mathrm{kg\cdot m/s}", r"6\,\mathrm{kg\,m\,s^2}", r"6\,\frac{\mathrm{s}^2}{\mathrm{kg\,m}}", r"6\,\mathrm{J}",
-        r"\SI{6}{\kilogram\metre\per\second}", r"6\,\mathrm{g\cdot m/s^2}",
-    )),
-    *((r"9\text{ m/s}", answer, CORRECT) for answer in (
-        r"9\,\frac{\text{m}}{\text{s}}", r"9\,\text{m}\cdot\text{s}^{-1}", r"9\text{ ms}^{-1}", r"9\,(\text{m/s})", r"32.4\,\mathrm{km/h}",
-        r"\qty{9}{\m\per\s}", r"9\text{ meters per second}", r"9\,\mathrm{m}/\mathrm{s}",
-    )),
-    *((r"9\text{ m/s}", answer, NOT_CORRECT) for answer in (
-        r"9\,\frac{\text{s}}{\text{m}}", r"9\text{ ms}", r"9\,\mathrm{m\cdot s}", r"9\,\mathrm{km/h}", r"\qty{9}{\s\per\m}",
-    )),
+    *(
+        (r"7\text{ cm}^3", answer, CORRECT)
+        for answer in (
+            r"7\,\mathrm{cm}^3",
+            r"7\,\mathrm{cm^3}",
+            r"7\ \mathrm{cm^{3}}",
+            r"7{\rm cm}^3",
+            r"7\,{\rm cm^3}",
+            r"7\ (\text{cm}^3)",
+            r"7\,[\mathrm{cm^3}]",
+            r"7{\text{ cm}}^3",
+            r"7\text{ cu. cm}",
+            r"7\text{ cubic centimeters}",
+            r"7000\,\mathrm{mm^3}",
+            r"\SI{7}{cm^3}",
+            r"\SI{7}{\centi\metre\cubed}",
+            r"\SI{7}{\cubic\centi\meter}",
+            r"\qty{7}{\cm^3}",
+            r"7\,\unit{cm^3}",
+            "7",
+            r"V=7\,\mathrm{cm^3}",
+        )
+    ),
+    *(
+        (r"7\text{ cm}^3", answer, NOT_CORRECT)
+        for answer in (
+            r"7\,\mathrm{cm^2}",
+            r"7\,\mathrm{m^3}",
+            r"7\,\mathrm{mm}^3",
+            r"7\ (\text{cm})",
+            r"\SI{7}{\centi\metre}",
+            r"\SI{7}{\kilo}",
+            r"7\text{ cm}^{-3}",
+            r"7\,\mathrm{cm^3}\cdot\mathrm{kg}",
+            r"70\,\mathrm{cm^3}",
+            r"\boxed{7\text{ cm}^3\text{ cubed}}",
+            r"7\text{ hundred cm}^3",
+        )
+    ),
+    *(
+        (r"6\text{ kg m/s}^2", answer, CORRECT)
+        for answer in (
+            r"6\,\mathrm{kg\cdot m/s^2}",
+            r"6\,\mathrm{kg\,m\,s^{-2}}",
+            r"6\,\mathrm{kg}\cdot\mathrm{m}\cdot\mathrm{s}^{-2}",
+            r"6\,\frac{\mathrm{kg\,m}}{\mathrm{s}^2}",
+            r"6\,\mathrm{\frac{kg\cdot m}{s^2}}",
+            r"\SI{6}{\kilogram\metre\per\second\squared}",
+            r"6\,\mathrm{N}",
+            "6 kg m/s^2",
+        )
+    ),
+    *(
+        (r"6\text{ kg m/s}^2", answer, NOT_CORRECT)
+        for answer in (
+            r"6\,\mathrm{kg\cdot m/s}",
+            r"6\,\mathrm{kg\,m\,s^2}",
+            r"6\,\frac{\mathrm{s}^2}{\mathrm{kg\,m}}",
+            r"6\,\mathrm{J}",
+            r"\SI{6}{\kilogram\metre\per\second}",
+            r"6\,\mathrm{g\cdot m/s^2}",
+        )
+    ),
+    *(
+        (r"9\text{ m/s}", answer, CORRECT)
+        for answer in (
+            r"9\,\frac{\text{m}}{\text{s}}",
+            r"9\,\text{m}\cdot\text{s}^{-1}",
+            r"9\text{ ms}^{-1}",
+            r"9\,(\text{m/s})",
+            r"32.4\,\mathrm{km/h}",
+            r"\qty{9}{\m\per\s}",
+            r"9\text{ meters per second}",
+            r"9\,\mathrm{m}/\mathrm{s}",
+        )
+    ),
+    *(
+        (r"9\text{ m/s}", answer, NOT_CORRECT)
+        for answer in (
+            r"9\,\frac{\text{s}}{\text{m}}",
+            r"9\text{ ms}",
+            r"9\,\mathrm{m\cdot s}",
+            r"9\,\mathrm{km/h}",
+            r"\qty{9}{\s\per\m}",
+        )
+    ),
     (r"8\text{ g/cm}^3", "8 g/cm^3", CORRECT),
     (r"68\text{ GB}", "68 GB", CORRECT),
     ("68", "68 GB", CORRECT),
@@ -284,34 +343,152 @@ UPRIGHT_UNITS: list[Case] = [
     (r"2\text{ GB}", r"2\text{ MB}", WRONG),
     ("63 inches", r"5\text{ feet and }3\text{ inches}", CORRECT),
     ("63 inches", r"5\text{ feet and }4\text{ inches}", NOT_CORRECT),
-]  # fmt: skip
+]
 SIGNS_OF_DEGREES: list[Case] = [
-    *((r"35^\circ", answer, CORRECT) for answer in (
-        "35^o", "35^{o}", r"35^\text{o}", r"35^{\text{o}}", r"35^{\mathrm{o}}", r"35\textdegree", r"35\textdegree{}", r"35\degree",
-        r"35{}^\circ", r"35{^\circ}", r"35\circ", r"\ang{35}", r"\SI{35}{\degree}", r"35\,\unit{\degree}", "35°", r"35\text{ deg.}",
-        r"35^{{\circ}}", r"35\ensuremath{^\circ}",
-    )),
-    *((r"35^\circ", answer, NOT_CORRECT) for answer in (
-        "35^0", "35o", r"35\text{o}", "36^o", "x^o", r"35^{o2}", r"35\text{ degrees squared}", r"35\text{ radians}", r"\ang{36}",
-    )),
-]  # fmt: skip
+    *(
+        (r"35^\circ", answer, CORRECT)
+        for answer in (
+            "35^o",
+            "35^{o}",
+            r"35^\text{o}",
+            r"35^{\text{o}}",
+            r"35^{\mathrm{o}}",
+            r"35\textdegree",
+            r"35\textdegree{}",
+            r"35\degree",
+            r"35{}^\circ",
+            r"35{^\circ}",
+            r"35\circ",
+            r"\ang{35}",
+            r"\SI{35}{\degree}",
+            r"35\,\unit{\degree}",
+            "35°",
+            r"35\text{ deg.}",
+            r"35^{{\circ}}",
+            r"35\ensuremath{^\circ}",
+        )
+    ),
+    *(
+        (r"35^\circ", answer, NOT_CORRECT)
+        for answer in (
+            "35^0",
+            "35o",
+            r"35\text{o}",
+            "36^o",
+            "x^o",
+            r"35^{o2}",
+            r"35\text{ degrees squared}",
+            r"35\text{ radians}",
+            r"\ang{36}",
+        )
+    ),
+]
 WORDS_THAT_MAY_STAND: list[Case] = [
-    *(("54", rf"54\text{{ {words}}}", CORRECT) for words in (
-        *("students", "different ways", "square units", "units squared", "ordered pairs", "positive integers", "blue marbles"),
-        *("ways to arrange the letters", "cups of flour", "years old", "feet tall", "in total", "total", "each", "per hour"),
-        *("people per square mile", "times per week", "lattice points", "two-digit numbers", "ice cream cones", "miles from home"),
-        *("third graders", "apples and pears", "dollars each", "more apples", "days left", "exactly"),
-    )),
-    *(("54", rf"54\text{{ {words}}}", UNPARSED) for words in (
-        *("quadrillion", "octal", "inverse", "in hex", "in base eight", "gazillion", "mil", "ish", "give or take", "thereabouts"),
-        *("ppm", "parts per million", "through sixty", "followed by five", "cut in half", "negated", "wrong", "is wrong", "off"),
-        *("apples and a half", "apples and one more", "feet and an inch", "apples is wrong", "times two", "times a number", "lakh"),
-        *("tens", "fifths", "inverses", "reciprocals", "and counting", "maximum", "below zero", "more", "fewer", "root", "power"),
-        *("or thereabouts", "to the fourth", "raised to the second power", "mod seven", "et cetera", "splines"),
-    )),
-    *(("54", answer, NOT_CORRECT) for answer in (
-        "54 quadrillion", "54 octal", "54 inverse", "54ish", "17th root", "54 in hex", "54 (approximately)", "54 (wrong)", "54k",
-    )),
+    *(
+        ("54", rf"54\text{{ {words}}}", CORRECT)
+        for words in (
+            *(
+                "students",
+                "different ways",
+                "square units",
+                "units squared",
+                "ordered pairs",
+                "positive integers",
+                "blue marbles",
+            ),
+            *(
+                "ways to arrange the letters",
+                "cups of flour",
+                "years old",
+                "feet tall",
+                "in total",
+                "total",
+                "each",
+                "per hour",
+            ),
+            *(
+                "people per square mile",
+                "times per week",
+                "lattice points",
+                "two-digit numbers",
+                "ice cream cones",
+                "miles from home",
+            ),
+            *("third graders", "apples and pears", "dollars each", "more apples", "days left", "exactly"),
+        )
+    ),
+    *(
+        ("54", rf"54\text{{ {words}}}", UNPARSED)
+        for words in (
+            *(
+                "quadrillion",
+                "octal",
+                "inverse",
+                "in hex",
+                "in base eight",
+                "gazillion",
+                "mil",
+                "ish",
+                "give or take",
+                "thereabouts",
+            ),
+            *(
+                "ppm",
+                "parts per million",
+                "through sixty",
+                "followed by five",
+                "cut in half",
+                "negated",
+                "wrong",
+                "is wrong",
+                "off",
+            ),
+            *(
+                "apples and a half",
+                "apples and one more",
+                "feet and an inch",
+                "apples is wrong",
+                "times two",
+                "times a number",
+                "lakh",
+            ),
+            *(
+                "tens",
+                "fifths",
+                "inverses",
+                "reciprocals",
+                "and counting",
+                "maximum",
+                "below zero",
+                "more",
+                "fewer",
+                "root",
+                "power",
+            ),
+            *(
+                "or thereabouts",
+                "to the fourth",
+                "raised to the second power",
+                "mod seven",
+                "et cetera",
+                "splines",
+            ),
+        )
+    ),
+    *(
+        ("54", answer, NOT_CORRECT)
+        for answer in (
+            "54 quadrillion",
+            "54 octal",
+            "54 inverse",
+            "54ish",
+            "17th root",
+            "54 in hex",
+            "54 (approximately)",
+            "54 (wrong)",
+            "54k",
+        )
+    ),
     ("17", "17th root", NOT_CORRECT),
     ("3", "3rd place", CORRECT),
     ("3", "3rd root", NOT_CORRECT),
@@ -323,7 +500,7 @@ WORDS_THAT_MAY_STAND: list[Case] = [
     ("3/8", r"\frac38\text{ of the pizza}", CORRECT),
     ("54", "54 apple", UNPARSED),
     ("1", "1 quarter", UNPARSED),
-]  # fmt: skip
+]
 PERCENTAGES: list[Case] = [
     ("45", r"45\%", CORRECT),
     ("45", "45 percent", CORRECT),

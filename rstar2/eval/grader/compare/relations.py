@@ -110,7 +110,7 @@ def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
     """Whether two equations or inequalities say the same: one is a multiple of the other."""
     if a.operators[0] not in {"=", "!=", "<", "<="} or not (variables(a) & variables(b)):
         return False
-    differences = [nodes.Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
+    differences: list[Node] = [nodes.Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
     if a.operators[0] == "=" and min(len(variables(one)) for one in differences) > 1:
         differences = [_as_fraction(one)[0] for one in differences]
     try:

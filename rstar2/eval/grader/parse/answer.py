@@ -471,9 +471,13 @@ class Answer(Expression):
             node = self._such_that()
             if node is None:
                 is_group = self._tokens.at("sign", "{")
-                listed = self._listing()
-                members = isinstance(listed, nodes.Listing) or (is_group and isinstance(listed, nodes.SetOf))
-                node = nodes.SetOf(listed.items if members else (listed,))
+                match self._listing():
+                    case nodes.Listing(items=items):
+                        node = nodes.SetOf(items)
+                    case nodes.SetOf() as group if is_group:
+                        node = group
+                    case member:
+                        node = nodes.SetOf((member,))
             self._tokens.expect("command", "}")
         return node
 
