@@ -244,8 +244,9 @@ class _Fact:
     def texts(self, a: Node, b: Node) -> bool:
         if isinstance(a, tuple):
             return bool(a[0] == b[0] == "Text" and a[1] == b[1])
-        tokens = [re.findall(r"\\?\w+|\d,\s|\S", re.sub(r"\\(?:left|right)(?![a-z])(?:\s*\.)?|\\[!,;:]|\$|\\displaystyle", "", text).replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac").rstrip(".")) for text in (a, b)]
-        return bool(tokens[0] == tokens[1])
+        layout = r"\\(?:left|right)(?![a-z])(?:\s*\.)?|\\[!,;:]|\$|\\displaystyle|(?<=\\)[dtc](?=frac)"
+        one, other = (re.findall(r"\\?\w+|\d,\s|\S", re.sub(layout, "", text).rstrip(".")) for text in (a, b))
+        return bool(one == other)
 
     def tuples(self, a: Node, b: Node) -> bool:
         kinds = {a[1] + a[2], b[1] + b[2]}
@@ -253,19 +254,136 @@ class _Fact:
         return alike and self.same(a[3], b[3])
 
     def members(self, a: Node, b: Node) -> bool:
-        one, other = ((side[1] if side[0] in {"Listing", "SetOf"} else side[3] if side[0] == "Brackets" else (side,)) for side in (a, b))
-        titles = [[_title(item) for item in side] for side in (one, other)]
-        is_titled = [all(side) and len(set(side)) == len(side) for side in titles]
-        common = all(is_titled) and set(titles[0]) & set(titles[1])
+        """Whether each member is one of the other answer's, in order unless the kinds leave it open."""
+        (one, other), kinds = map(_items, (a, b)), {a[0], b[0]}
+        titles = [list(map(_title, one)), list(map(_title, other))]
+        titled = [all(side) and (len(side) == 1 or len(set(side)) > 1) for side in titles]
+        common = all(titled) and set(titles[0]) & set(titles[1])
 
         def equal(x: Node, y: Node) -> bool:
-            if common and _title(x) != _title(y):
-                return False
-            plain = x[0] != y[0] and any(self.same(v, w) for v in _values(x) for w in _values(y))
-            return plain or self.same(x, y)
+            values = [(v, w) for v in _values(x) for w in _values(y)] if x[0] != y[0] else []
+            return not (common and _title(x) != _title(y)) and (
+                self.same(x, y) or any(self.same(*pair) for pair in values)
+            )
 
-        kinds = {a[0], b[0]}
         if len(one) == len(other) and all(map(equal, one, other)):
             return kinds != {"SetOf", "Brackets"}
-        ordered = "Brackets" in kinds or ("Symbol", "dots") in {*_walk((a, b))} or (is_titled[0] != is_titled[1] and "SetOf" not in kinds)
-        return not ordered and all(any(equal(x, y) for y in other) for x in one) and all(any(equal(x, y) for x in one) for y in other)
+        dots = ("Symbol", "dots") in {*_walk((a, b))}
+        if "Brackets" in kinds or dots or (titled[0] != titled[1] and "SetOf" not in kinds):
+            return False
+        pairs = {(x, y) for x in one for y in other if equal(x, y)}
+        return {x for x, _ in pairs} == set(one) and {y for _, y in pairs} == set(other)
+
+    def matrices(self, a: Node, b: Node) -> bool:
+        one, other = map(_cells, (a, b))
+        return self.same(one, other) or (len(one) == 1 and self.same(one[0][0], b)) or _identical(a, b, {})
+
+    def relations(self, a: Node, b: Node) -> bool:
+        """Whether two relations are written alike, give one name one value, or are multiples of each other."""
+        a, b = _upward(a), _upward(self.with_arguments(a, b))
+        operators = {*a[2], *b[2]}
+        if a[2] != b[2] and not operators <= {"=", "~"}:
+            return False
+        if self.same(a[1], b[1]) or (operators <= {"=", "~", "!="} and self.same(a[1], b[1][::-1])):
+            return True
+        pairs = [(x, y) for x in _named(a) for y in _named(b)]
+        if any(self.same_name(x, y) and self.same(v, w) for (x, v), (y, w) in pairs):
+            return True
+        if any(self.same(_expanded(*one), _expanded(*other)) for one, other in pairs):
+            return True
+        if "Residue" in f"{a}{b}" or len(a[1]) != 2 or not operators <= {"=", "!=", "<", "<="}:
+            return False
+        ratio = ("Quotient", *(("Sum", (side[1][0], ("Product", (("Number", -1), side[1][1])))) for side in (a, b)))
+        points = [{name: _drawn(name, []) for name in _letters(a, b)} for _ in range(_POINTS)]
+        values = [_Evaluation(point).value(ratio) for point in points]
+        size = ("Number", sympy.nsimplify(values[0]))
+        return operators <= {"=", "!="} or values[0] > 0
+
+    def same_name(self, a: Node, b: Node) -> bool:
+        """Whether two names are the same, or of one function: y and f(x), f(x) and f(t)."""
+        heads = [name if name == ("Symbol", "y") else name[1] if _is_function(name) else "" for name in (a, b)]
+        turned = a[0] == b[0] == "Product" and a[1] == (*b[1][:1], *b[1][:0:-1])
+        return self.same(a, b) or turned or (all(heads) and (("Symbol", "y") in heads or heads[0] == heads[1]))
+
+    def with_arguments(self, a: Node, b: Node) -> Node:
+        """f(z) = z as f(x) = x beside an equation that defines f(x)."""
+        one, other = a[1][0], b[1][0]
+        if one[0] != "Apply" or other[0] != "Apply" or one[1] != other[1] or one[2] == other[2]:
+            return b
+        old, new = (_letters(*side[2]) for side in (one, other))
+        names = {("Symbol", name): ("Symbol", f"{name} outside") for name in _letters(one)}
+        return _replaced(b, names | dict(zip(other[2], one[2], strict=True)))
+
+    def regions(self, a: Node, b: Node) -> bool:
+        """Whether two sets hold the same of the numbers at, between and beyond their ends; or are written alike."""
+        one, other = (side[1][1] if side[0] == "Relation" and side[2] == ("in",) else side for side in (a, b))
+        try:
+            ends = sorted({sign * end for end in _ends((one, other)) for sign in (1, -1)})
+            between = [(low + high) / 2 for low, high in pairwise(ends)]
+            numbers = [*ends, *between, ends[0] - 1, ends[-1] + 1] if ends else [Fraction(0)]
+            return _region(one, numbers) == _region(other, numbers)
+        except Refused:
+            pass
+        if one[0] == other[0] == "Relation":
+            return self.relations(one, other)
+        if one[0] == other[0] == "Listing":
+            return self.members(one, other)
+        if one[0] == other[0] == "SetOperation" and one[1] == other[1] != "minus":
+            return self.same(one[2:], other[2:]) or self.same(one[2:], other[:1:-1])
+        pairs = product(_bounds(one), _bounds(other)) 
+        return self.same(one, other) or any(self.same(x, y) for x, y in pairs)
+
+    def names(self, a: Node, b: Node) -> bool:
+        """Whether a relation says of a name, or of a quantity, that it has the other answer's value."""
+        relation, plain = (a, b) if a[0] == "Relation" else (b, a)
+        _need({*relation[2]} <= {"=", "~", "in"}, "no equation")
+        for name, value in _named(relation):
+            expanded = _expanded(name, value)
+            listed = ("Listing", tuple(("Relation", (x, y), ("=",)) for x, y in zip(name[-1], plain[-1]))) if name[0] == "Brackets" else None
+            if (_letters(name) or "Apply" in str(name) or not _letters(value)) and (self.same(value, plain) or self.same(expanded, plain) or self.same(listed, plain)):
+                return True
+        return "~" in relation[2] and any(self.same(side, plain) for side in relation[1])
+
+    def units(self, a: Node, b: Node) -> bool:
+        """Whether two quantities are equal in basic units, or in the same unit; or only one has a unit."""
+        if {"am", "pm"} & {a[-1], b[-1]}:
+            return _minutes(a, b)
+        sides = [(side[1], _plain_unit(side[2])) if side[0] == "Quantity" else (side, "") for side in (a, b)]
+        (one, unit), (other, other_unit) = sides
+        if (not unit or not other_unit or unit == other_unit or other_unit in _SYNONYMS.get(unit, ()) or unit in _SYNONYMS.get(other_unit, ())) and self.same(one, other):
+            return True
+        return _identical(a, b, {"reading": (True, False, True)}, units=True)
+
+    def ratios(self, a: Node, b: Node) -> bool:
+        one, other = (side[1] if side[0] == "Ratio" else (side, ("Number", "1", 0, 0)) for side in (a, b))
+        clocks = {side[2] for side in (a, b) if side[0] == "Ratio"}
+        crossed = [(("Product", (one[0], y)), ("Product", (other[0], x))) for x, y in zip(one, other, strict=True)]
+        zero = ("Number", "0", 0, 0)
+        return self.same(one, other) or (clocks == {False} and not _identical(one[0], zero, {}) and not _identical(other[0], zero, {}) and all(_identical(*pair, {}) for pair in crossed))
+
+    def residues(self, a: Node, b: Node) -> bool:
+        if a[0] == b[0] == "Relation":
+            return self.relations(a, b)
+        if a[0] == b[0] == "Residue" and a[3] == b[3]:
+            steps = _Evaluation({}).value(("Quotient", ("Sum", (a[1], ("Product", (("Number", -1), b[1])))), a[2])) if not _letters(a, b) else None
+            return self.same(a[2], b[2]) and (self.same(a[1], b[1]) or steps.is_integer)
+        residue, plain = (a, b) if a[0] == "Residue" else (b, a)
+        return _identical(residue, plain, {}) if residue[3] else not _letters(residue) and self.same(residue[1], plain)
+
+    def families(self, a: Node, b: Node) -> bool:
+        """Whether families of angles, start + k·step, have the same members."""
+        letters = _letters(a, b)
+        _need(len(letters) == 1 and letters[0] in "klmn", "no family")
+
+    def letters(self, a: Node, b: Node) -> bool:
+        """Whether the facts are about the same answers with one letter for whole numbers renamed."""
+        (fact,) = self.because
+        old, new = set(_letters(b)) - set(_letters(fact.pred)), set(_letters(fact.pred)) - set(_letters(b))
+        _need(len(old) == len(new) == 1 and min(old | new) in "klmn", "no renaming of one letter")
+        renamed = _replaced(b, {("Symbol", old.pop()): ("Symbol", new.pop())})
+        return bool(fact.gold == a and fact.pred == renamed)
+
+    def signs(self, a: Node, b: Node) -> bool:
+        """Whether the facts are about the same answers with ± written out and lists in lists opened."""
+        (fact,) = self.because
+        return all(_spread(side) == _spread_items(after) for side, after in ((a, fact.gold), (b, fact.pred)))

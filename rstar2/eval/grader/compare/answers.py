@@ -21,6 +21,7 @@ from rstar2.eval.grader.compare.letters import (
     same_families,
     same_numbers,
     says_numbers,
+    with_arguments_of,
     with_letter_of,
 )
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
@@ -174,6 +175,8 @@ class _Comparison:
         match a, b:
             case (nodes.Relation(), nodes.Relation()) if kind == "residue":
                 return relations.same_congruences(a, b, self.same)
+            case (nodes.Relation(), nodes.Relation()) if kind == "letters":
+                return self.compared(a, with_arguments_of(a, b))
             case nodes.Relation(), nodes.Relation():
                 return relations.same_equations(a, b, self.same)
             case nodes.Brackets(), nodes.Brackets():
@@ -202,7 +205,6 @@ class _Comparison:
         names = titles or other_titles
         if not (titles and other_titles) and not assignments.in_usual_order(names):
             raise NoValue("which value is which")
-        one, other = assignments.unnamed(one), assignments.unnamed(other)
         if nodes.Brackets in kinds:
             return not assignments.is_one_variable(names) and in_order(one, other, self.same)
         if not names or assignments.is_one_variable(names):
@@ -228,16 +230,15 @@ class _Comparison:
         if isinstance(one[0], nodes.Quantity) == isinstance(other[0], nodes.Quantity):
             return unordered(one, other, self.same)
         words, other_words = ([_words_of(title) for title in side] for side in (titles, other_titles))
-        values, other_values = assignments.unnamed(one), assignments.unnamed(other)
         if not any(same_words(left, right) for left in words for right in other_words):
-            return self._same_in_order_only(values, other_values)
+            return self._same_in_order_only(one, other)
         pairs = [
-            (value, other_value)
-            for value, word in zip(values, words, strict=True)
-            for other_value, other_word in zip(other_values, other_words, strict=True)
+            (item, other_item)
+            for item, word in zip(one, words, strict=True)
+            for other_item, other_word in zip(other, other_words, strict=True)
             if same_words(other_word, word)
         ]
-        if not len(pairs) == len(values) == len(other_values):
+        if not len(pairs) == len(one) == len(other):
             return False
         return in_order([pair[0] for pair in pairs], [pair[1] for pair in pairs], self.same)
 
@@ -365,8 +366,10 @@ def _kind(a: Node, b: Node) -> str:
         return "residue"
     if (is_region(a) or is_region(b)) and isinstance(a, _SETS) and isinstance(b, _SETS):
         return "interval"
+    if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation):
+        return "relation" if with_arguments_of(a, b) is b else "letters"
     if nodes.Relation in kinds:
-        return "relation" if kinds == {nodes.Relation} else "name"
+        return "name"
     if nodes.SetOf in kinds or nodes.Listing in kinds:
         return "set" if nodes.SetOf in kinds else "list"
     if matrices.written_table(a) or matrices.has_matrix(a) or matrices.has_matrix(b):

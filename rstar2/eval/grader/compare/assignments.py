@@ -248,10 +248,6 @@ def names_of(items: Sequence[Node]) -> list[Node]:
     return [name for name in found if name is not None] if all(found) else []
 
 
-def unnamed(items: Sequence[Node]) -> tuple[Node, ...]:
-    return tuple(named(item)[1] for item in items)
-
-
 def is_one_variable(names: Sequence[Node]) -> bool:
     """Whether the names are one variable, as in x = 1, x = 2 or x_1 = 1, x_2 = 2."""
     given = {name.name if isinstance(name, nodes.Apply | nodes.Symbol) else str(name) for name in names}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rstar2.eval.grader.compare import assignments
-from rstar2.eval.grader.compare.letters import with_arguments_of
 from rstar2.eval.grader.compare.listings import Same, in_order
 from rstar2.eval.grader.compare.quantities import has_congruence
 from rstar2.eval.grader.parse import nodes
@@ -22,10 +21,7 @@ def same_equations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
     """
     if same_relations(a, b, same):
         return True
-    (name, value), (other, other_value) = (
-        assignments.named(a),
-        assignments.named(with_arguments_of(a, b)),
-    )
+    (name, value), (other, other_value) = assignments.named(a), assignments.named(b)
     if name is None or other is None:
         raise NoValue("an equation in another form")
     if isinstance(name, nodes.Brackets) and isinstance(other, nodes.Brackets):
@@ -39,7 +35,6 @@ def same_equations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
 
 def same_relations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
     """Whether two relations are written alike, or one is a multiple of the other; if not, they need not differ."""
-    b = with_arguments_of(a, b)
     (name, left), (other, right) = assignments.named(a), assignments.named(b)
     if name is not None and other is not None:
         if _same_names(name, other, same):
