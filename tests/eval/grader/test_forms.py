@@ -387,6 +387,8 @@ DECORATION: list[Case] = [
         )
     ),
     ("63", "➕63", CORRECT),
+    ("15", r"3\underbrace{5}", UNPARSED),
+    ("15", r"3\textcolor{red}{5}", UNPARSED),
     (r"\frac{63}{2}", r"\textcolor{red}{\frac{63}{2}}", CORRECT),
     ("x=63", r"\colorbox{red}{$x=63$}", CORRECT),
     ("B", r"\textcolor{red}{B}", CORRECT),

@@ -108,6 +108,8 @@ class Arithmetic(ABC):
         whole = isinstance(left, nodes.Number) and left.value.denominator == 1 and not left.digits
         if whole and tokens.next.kind == "number":
             return self._mixed(left)
+        if isinstance(left, nodes.Number) and tokens.at("sign", "{") and tokens.peek().kind == "number":
+            raise ParseError("two numbers side by side")
         last = left.factors[-1] if isinstance(left, nodes.Product) else left
         if (
             tokens.next.kind == "number"
