@@ -21,100 +21,104 @@ _PLURALS = name_set("""
     balloons balls bananas bandages bands barrels barrettes bars baseballs basketballs baskets batches bathrooms
     baths bats batteries beads beakers beams beans bearings bears beats beavers bedbugs bedrooms beds bees beetles
     beignets belts benches berets berries bicycles bidders bikes billboards bills binders binomials bins biographies
-    birches birdhouses birds biscuits bishops bites bits blackbirds blankets blisters blocks blossoms blouses
-    blueberries boards boats bollards bolts bonds bones bonnets bonus bookmarks books bottlecaps bottles bouquets
-    bowlfuls bowls boxcars boxes boxwoods boys bracelets braids branches breads breakfasts breaths bricks
-    bridesmaids bridges brochures broomsticks brothers brownies brunettes brushes bubbles buckets bugs builders
-    buildings bulbs bulls bunches bundles bunnies buns burgers burritos burrs bus buses bushels bushes businesses
-    butterflies buttons buyers bytes cabinets cakes calculators calls calories calves camels campers candidates
-    candies candles canes cans cantaloupes canvases caps capsules caramels cardinals cards carnations carpenters
-    carpets carriages carrots cars cartons carts cases categories caterpillars cats ceilings cells centers centuries
-    certificates chains chairs champions channels chaperones chapters characters chargers charts checkers
-    cheerleaders cheeseburgers cheesecakes cheeses cheetahs chefs cherries chests chickens chicks children chipmunks
-    chips chives chocolates choices chords chores circles cities citizens claims clamps clarinets class classes
-    classmates classrooms claws clerks clicks clients clippings clips cloaks clothes clotheslines clouds clovers
-    cloves clowns clubs clusters coals coats cobs coconuts codes coefficients coffees coins collars collectors
-    colleges colorings colors colourings columns combinations comics commercials committees complaints computers
-    condiments cones configurations conjugates consonants contacts containers contestants contracts cookies coolers
-    copies corns cosets cosmetics councils counters countries couples coupons courses cousins covers cows crabs
-    crackers crafts cranberries cranes craters crates crayons creams credits crickets croissants crops crosses
-    crosswalks croutons crows cubes cubs cucumbers cupcakes cups curlers curries curtains customers cycles daisies
-    dancers dandelions daughters days dealers decades decks decorations deer delegates deliveries demerits desks
-    desserts devices diagonals diapers diaries dice digits dimensions dimes dinners diplomas discounts dishes
-    divisors doctors dogs dolls dolphins dominoes dominos donations donors donuts doors doses dots doughnuts doves
-    dragons drawings draws dreams dresses drinks drivers driveways drops drummers drums dryers ducklings ducks
-    earnings earrings ears eaters edges eels eggplants eggs eigenvalues eigenvectors electrons elements elephants
-    elves emails employees emus enclosures engineers engines entrees envelopes episodes equations erasers errors
-    espressos essays evenings exams exercises expenses experiments extrema eyes faces factories factors fairies
-    families fans farmhands farms farthings fathers feathers feedings fees females fences ferns fields figures
-    figurines files filets fillets films fingers firecrackers firefighters fireflies fires fireworks fish fishes
-    flags flats flavors fleas flights flips floors flowers flutes flyers folders foldings followers footballs
-    footprints forks forms fowls foxes frames fridays friends fries frisbees frogs fronds fruits functions funds
-    gadgets galleries games gates geckos geese gemstones generations generators genes geraniums gifts gingerbreads
-    giraffes girls glasses globes gloves gnomes goals goats goods graders grades graduates grains grams
-    granddaughters grandparents grapes graphs grasshoppers groceries groups guests guitars gumballs guppies haircuts
-    hairs halls hamburgers handbags handfuls handouts hands handshakes hares hatchlings hats hawks heads heaps
-    heartbeats hearts hens heptagons heroes hexagons highlighters hikes hills hippos hits hives holes homes
-    homomorphisms hoodies hoops hoots horses horseshoes hospitals hotdogs hotels hours households houses humans
-    husbands huskies iguanas individuals inflections ingredients inhabitants insects installments instances
-    instructors instruments integers intercepts intersections intervals invitations ions islands isomorphisms items
-    jackets jaguars jars jeans jellybeans jerseys jewels jobs jokes jugs jumpers jumps juniors kangaroos kebabs
-    kernels kettles keyboards keys kids kilos kilowatts kindergartners kinds kings kitchens kits kittens kiwis
-    knights knives knobs knockouts knots koalas labelings ladders ladies ladybugs lambs lamps lanes laps laptops
-    lasagnas lattes lattices lawnmowers lawns laws lawyers layers leaves legos legs leis lemons lengths lens
-    leopards lessons letters levels licks lids lightbulbs lighters lights lilacs lilies limbs limes lines links
-    lions lipsticks lives lizards llamas loads loans loaves loggers lollipops loops losers lovers lunches lychees
-    macarons macaroons machines magazines maggots magnets magpies males managers mangoes mangos manicures marbles
-    marigolds marines markers marks marshmallows mascots masks matchboxes matches matchsticks materials matrices
-    mats maxima meals meatballs medals melons members men messages metres mice milkshakes milligrams milliliters
-    millipedes minima minnows minutes mistakes mittens models molecules moles mondays monitors monkeys monomials
-    monsters months moons mornings mosquitoes mothers motorbikes motorcycles mountains moves movies muffins mugs
+    birches birdhouses birds biscuits bishops bison bites bits blackbirds blankets blisters blocks blogs blossoms
+    blouses blueberries boards boats bollards bolts bonds bones bonnets bonus bookmarks books bookshelves bottlecaps
+    bottles bouquets bowlfuls bowls boxcars boxes boxwoods boys bracelets braids branches breads breakfasts breaks
+    breaths bricks bridesmaids bridges brochures broomsticks brothers brownies brunettes brushes bubbles buckets
+    bugs builders buildings bulbs bulls bunches bundles bunnies buns burgers burritos burrs bus buses bushels bushes
+    businesses butterflies buttons buyers bytes cabinets cakes calculators calls calories calves camels campers
+    candidates candies candles canes cans cantaloupes canvases caps capsules caramels cardinals cards carnations
+    carpenters carpets carriages carrots cars cartons carts cases categories caterpillars cats cattle ceilings
+    cellos cells centers centuries certificates chains chairs champions channels chaperones chapters characters
+    chargers charts checkers cheerleaders cheeseburgers cheesecakes cheeses cheetahs chefs cherries chests chickens
+    chicks children chipmunks chips chives chocolates choices chords chores circles cities citizens claims clamps
+    clarinets class classes classmates classrooms claws clerks clicks clients clippings clips cloaks clothes
+    clotheslines clouds clovers cloves clowns clubs clusters coals coats cobs coconuts codes coefficients coffees
+    coins collars collectors colleges colorings colors colourings columns combinations comics comments commercials
+    committees complaints computers condiments cones configurations conjugates consonants contacts containers
+    contestants contracts cookies coolers copies corns cosets cosmetics coughs councils counters countries couples
+    coupons courses cousins covers cows crabs crackers crafts cranberries cranes craters crates crayons creams
+    credits crickets croissants crops crosses crosswalks croutons crows cubes cubs cucumbers cupcakes cups curlers
+    curries curtains customers cycles daisies dancers dandelions daughters days dealers decades decks decorations
+    deer delegates deliveries demerits desks desserts devices diagonals diapers diaries dice digits dimensions dimes
+    dinners diplomas discounts dishes dislikes divisors doctors dogs dolls dolphins dominoes dominos donations
+    donors donuts doors doses dots doughnuts doves downloads dragons drawings draws dreams dresses drinks drivers
+    driveways drops drummers drums dryers ducklings ducks earnings earrings ears eaters edges eels eggplants eggs
+    eigenvalues eigenvectors electrons elements elephants elves emails employees emus enclosures engineers engines
+    entrees envelopes episodes equations erasers errors espressos essays evenings exams exercises expenses
+    experiments extrema eyes faces factories factors fairies families fans farmhands farms farthings fathers
+    feathers feedings fees females fences ferns fields figures figurines files filets fillets films fingers
+    firecrackers firefighters fireflies fires fireworks fish fishes flags flamingoes flamingos flats flavors fleas
+    flies flights flips floors flowers flutes flyers folders foldings followers footballs footprints forks forms
+    fowls foxes frames free-throws fridays friends fries frisbees frogs fronds fruits functions funds furniture
+    gadgets galleries games gates geckos geese gems gemstones generations generators genes geraniums gifts
+    gingerbreads giraffes girls glasses globes gloves gnomes goals goats goldfish goods graders grades graduates
+    grains grams grandchildren granddaughters grandparents grapes graphs grasshoppers groceries groups guests
+    guitars gumballs guppies haircuts hairs halls hamburgers handbags handfuls handouts hands handshakes hangers
+    hares hatchlings hats hawks heads heaps heartbeats hearts hens heptagons heroes hexagons highlighters hikes
+    hills hippos hits hives holes homes homework homeworks homomorphisms hoodies hoops hoots hops horses horseshoes
+    hospitals hotdogs hotels hours households houses humans husbands huskies ice-pops iguanas individuals
+    inflections ingredients inhabitants insects installments instances instructors instruments integers intercepts
+    intersections intervals invitations ions islands isomorphisms items jackets jaguars jars jeans jellybeans
+    jellyfish jerseys jewels jobs jokes jugs jumpers jumps juniors kangaroos kebabs kernels kettles keyboards keys
+    kicks kids kilos kilowatts kindergartners kinds kings kitchens kits kittens kiwis knights knives knobs knockouts
+    knots koalas labelings ladders ladies ladybugs lambs lamps lanes laps laptops lasagnas lattes lattices laughs
+    lawnmowers lawns laws lawyers layers leaves legos legs leis lemons lengths lens leopards lessons letters levels
+    licks lids lightbulbs lighters lights likes lilacs lilies limbs limes lines links lions lipsticks listens lives
+    lizards llamas loads loans loaves loggers logs lollipops loops losers lovers lunches lychees macarons macaroons
+    machines magazines maggots magnets magpies males managers mangoes mangos manicures marbles marigolds marines
+    markers marks marshmallows mascots masks matchboxes matches matchsticks materials matrices mats maxima meals
+    meatballs medals melons members men messages metres mice milkshakes milligrams milliliters millipedes minima
+    minnows minutes misses mistakes mittens models molecules moles mondays monitors monkeys monomials monsters
+    months moons moose mornings mosquitoes mothers motorbikes motorcycles mountains moves movies muffins mugs
     multiples mushrooms musicians nails napkins necklaces needles neighbors nephews neutrons newborns newspapers
     nickels nieces nights notebooks notepads notes novels nuggets numbers nurses nuts objects octagons officers
     offices olives omelets omelettes onions opponents options oranges orchards orchids orcs orderings orders ounces
-    outcomes outfits outsiders owners oysters packages packets packs pages pails paintings pairs palindromes pallets
-    pamphlets pancakes pandas panels pans pansies pants papayas paperclips papers paragraphs parallelograms parents
-    parks parrots parsecs parsnips participants particles parties partitions parts passengers passes passwords
-    pastries patches paths patients patrons pauses pawns paws paychecks payments peaches peanuts pearls pears peas
-    pebbles pencils penguins pennies pens pentagons people peppers periods permutations persons petals pets petunias
-    phones photographs photos phrases pianists pickles pictures pieces pies pigeons piglets pigs piles pillows pills
-    pilots pineapples pinecones pines pins pirates pistachios pitches pits pixels pizzas planes planets planks plans
-    planters plants plates players plots plugs plums pockets pods poets pointers points poles polishes polygons
-    polynomials pomelos poodles pools popsicles portions portraits possibilities postcards posters posts potatoes
-    pots pouches presents presidents pretzels primes princes princesses printers prints prisms prizes problems
-    processors produces products programs protons pumpkins pupils puppies pups purchases purses pushups puzzles
-    pyramids pythons quadrilaterals quadruples quarters queens questions quiches quilts quizzes rabbits racers races
-    racquets radishes raisins ranks raspberries rats rays rectangles redwoods reflections regions relatives reps
-    requests residents residues restaurants revolutions rhinestones rhinos ribbons riddles rides ridges rings roads
-    robes robins robots rockets rocks rods rolls roofs rooks roommates rooms roosters roots ropes roses rotations
-    rounds routers routes rows ruffles rugs rungs runners sacks sacs sailors salads sales salmons samples
-    sandcastles sandwiches saplings saturdays sausages scallops scarves scenarios schedules schoolers schools
-    scientists scissors scoops scouts screens screws seagulls seashells seasons seatings seats seconds secretaries
-    sections sectors seedlings seeds segments semesters senators seniors sentences sequences sequins series servers
-    servings sessions sets settings shares sharks sheep sheets shells shelves shingles ships shirts shoes shoppers
-    shops shorts shots showers siblings sides sightings signs singers singles sisters sites situps sizes skates
-    skeletons skirts skulls sleeves slices smartphones smoothies snacks snails snakes sneakers snowballs snowflakes
-    soaps socks sodas soldiers solutions songs sonnets sons souvenirs spaces sparklers spears species spheres
-    spiders spiderwebs spokes spools spoonfuls spoons sports spots sprigs squads squares squirrels stables stacks
-    stairs stamps stanzas staplers stars states stations statues steaks stems steps stickers sticks stingrays
-    stitches stockings stones stools stoplights stops stores stories strands strategies strawberries straws
-    streetlights streets strikers strikes strings stripes strips strokes students studies stuffers subgroups
-    subintervals subjects sublists subscribers subscriptions subsections subsets subspaces suckers suggestions
-    suitcases suits sundaes sundays sunflowers supplements surfers surveys swans sweaters sweatshirts sweets
-    syllables symmetries systems tables tablespoons tablets tabs tacos tadpoles tails tangents tangerines tanks
-    tarantulas tarts tasks tattoos taxes taxis teachers teacups teams teas teaspoons teddies teenagers teeth
-    televisions tents terms teslas tests tetras textbooks texts thermoses thieves things threads thumbtacks
-    thursdays tickets ticks tigers tiles tilings tins tips tires tissues toads toddlers toenails toes tokens tolls
-    tomatoes tools toothbrushes toothpicks toppings tosses touchdowns tourists tournaments towels towers towns toys
-    tracks tractors trains trapezoids trays treadmills treasurers treasures treats trees trials triangles tribes
-    tricks tricycles tries trikes triples trips trolls trombones trophies trouts truckloads trucks truffles trumpets
-    tubes tubs tuesdays tulips tumblers tuples turkeys turtles twigs types umbrellas uncles unicorns uniforms units
-    utensils utilities vacations values vampires vans variables vectors vegetables vehicles vents vertices vessels
-    vests vets vibrations videos viewers villages vines viruses visitors visits volleyballs volumes volunteers
-    voters votes vowels waffles waiters walks walls walnuts wands washers watches watermelons watts waves ways
-    weasels websites wedges wednesdays weekdays weekends weeks werewolves whales wheels whiskers whiteboards wickets
-    widgets wights windows wings winners wives wizards wolves wombats women words workdays workers worksheets worms
-    yarns years yolks zebras zeroes zeros zits zombies zones
+    outcomes outfits outsiders owls owners oysters packages packets packs pages pails paintings pairs palindromes
+    pallets pamphlets pancakes pandas panels pans pansies pants papayas paperclips papers paragraphs parallelograms
+    parents parks parrots parsecs parsnips participants particles parties partitions parts passengers passes
+    passwords pastries patches paths patients patrons pauses pawns paws paychecks payments peaches peanuts pearls
+    pears peas pebbles pencils penguins pennies pens pentagons people peppers periods permits permutations persons
+    petals pets petunias phones photographs photos phrases pianists pianos pickles pictures pieces pies pigeons
+    piglets pigs piles pillows pills pilots pineapples pinecones pines pins pirates pistachios pitches pits pixels
+    pizzas planes planets planks plans planters plants plates players plays plots plugs plums pockets pods poems
+    poets pointers points poles polishes polygons polynomials pomelos poodles pools popsicles portions portraits
+    possibilities postcards posters posts potatoes pots pouches presents presidents pretzels primes princes
+    princesses printers prints prisms prizes problems processors produces products programs protons pull-ups
+    pumpkins pumps punches pupils puppies pups purchases purses push-ups pushups puzzles pyramids pythons quadrilaterals
+    quadruples quarters queens questions quiches quilts quizzes rabbits racers races racquets radishes raisins ranks
+    raspberries rats rays rectangles redwoods reflections regions relatives reps requests residents residues
+    restaurants retweets reviews revolutions rhinestones rhinos ribbons riddles rides ridges rings roads robes
+    robins robots rockets rocks rods rolls roofs rooks roommates rooms roosters roots ropes roses rotations rounds
+    routers routes rows ruffles rugs rungs runners sacks sacs sailors salads sales salmon salmons samples
+    sandcastles sandwiches saplings saturdays sausages saxophones scallops scarves scenarios schedules schoolers
+    schools scientists scissors scoops scouts screens screws seagulls seashells seasons seatings seats seconds
+    secretaries sections sectors seedlings seeds segments semesters senators seniors sentences sequences sequins
+    series servers servings sessions sets settings shares sharks sheep sheets shells shelves shingles ships shirts
+    shoes shoppers shops shorts shots shouts showers shrimp siblings sides sightings signs singers singles sisters
+    sit-ups sites situps sizes skates skeletons skips skirts skulls sleeves slices smartphones smoothies snacks
+    snails snakes sneakers snowballs snowflakes soaps socks sodas soldiers solutions songs sonnets sons souvenirs
+    spaces sparklers spears species spheres spiders spiderwebs spokes spools spoonfuls spoons sports spots sprigs
+    squads squares squats squirrels stables stacks stairs stamps stanzas staplers stars states stations statues
+    steaks stems steps stickers sticks stingrays stitches stockings stones stools stoplights stops stores stories
+    strands strategies strawberries straws streetlights streets strikers strikes strings stripes strips strokes
+    students studies stuffers subgroups subintervals subjects sublists subscribers subscriptions subsections subsets
+    subspaces suckers suggestions suitcases suits sundaes sundays sunflowers supplements surfers surveys swans
+    sweaters sweatshirts sweets swordfish syllables symmetries systems tables tablespoons tablets tabs tacos
+    tadpoles tails tangents tangerines tanks tarantulas tarts tasks tattoos taxes taxis teachers teacups teams tears
+    teas teaspoons teddies teenagers teeth televisions tents terms teslas tests tetras textbooks texts thermoses
+    thieves things threads throws thumbtacks thursdays tickets ticks tigers tiles tilings tins tips tires tissues
+    toads toddlers toenails toes tokens tolls tomatoes tools toothbrushes toothpicks toppings tosses touchdowns
+    tourists tournaments towels towers towns toys tracks tractors trains trapezoids trays treadmills treasurers
+    treasures treats trees trials triangles tribes tricks tricycles tries trikes triples trips trolls trombones
+    trophies trout trouts truckloads trucks truffles trumpets tubes tubs tuesdays tulips tumblers tuples turkeys
+    turtles twigs types umbrellas uncles unicorns uniforms units utensils utilities vacations values vampires vans
+    variables vectors vegetables vehicles vents vertices vessels vests vets vibrations videos viewers views villages
+    vines violins viruses visitors visits volleyballs volumes volunteers voters votes vowels waffles waiters walks
+    walls walnuts wands washers watches watermelons watts waves ways weasels websites wedges wednesdays weeds
+    weekdays weekends weeks werewolves whales wheels whiskers whiteboards wickets wicks widgets wights windows wings
+    winners wins wipes wives wizards wolves wombats women words workdays workers worksheets worms yarns years yolks
+    zebras zeroes zeros zits zombies zones
     """)
 """Nouns in the plural, or without one."""
 _WITHOUT_SINGULAR = frozenset({"quarters", "roots", "people", "children", "men", "women"})
@@ -137,6 +141,8 @@ _ADJECTIVES = _COLOURS | name_set("""
     nonnegative nonzero distinguishable indistinguishable separate individual single double triple big small
     large little tiny huge long short tall
     new old young full empty good fresh ripe rotten broken raised extra additional more fewer less other remaining
+    available complete leftover middle ice-cold jelly swimming washing water toilet meat chocolate
+    paper plastic wooden metal
     left correct right wrong winning losing successful favorable favourable final free cheap expensive male female first
     last next previous daily weekly monthly yearly annual school home local regular irregular convex concave simple
     solid plain mixed favorite special common proper improper diagonal vertical horizontal straight curved acute obtuse
@@ -145,7 +151,8 @@ _ADJECTIVES = _COLOURS | name_set("""
     """)
 """Words in front of a noun."""
 _ENDINGS = name_set("""
-    of in for on from to per with at the a an each every total altogether overall apiece left remaining long wide
+    of in for on from to per with at the a an each every now today tomorrow yesterday together over ago
+    alone total altogether overall apiece left remaining long wide
     high tall deep old away apart inside outside all them these those it this that her his their its our your who which
     arrange choose select pick seat paint color colour order distribute divide split place put form make
     get go travel walk reach pay buy sell assign fill tile cover climb play win draw line group pair
@@ -184,6 +191,8 @@ def is_counted(words: list[str], nouns: Set[str], *, one: bool) -> bool:
     """
     if words[-1:] == ["graders"] and words[-2:-1] and words[-2] in ORDINAL_WORDS:
         words = [*words[:-2], "graders"]
+    if words[0] in {"a", "an", "every", "each"} and words[1:] in _PERIODS:
+        return True
     if one and words[0] == "of":
         return _is_ending(words[1:], nouns)
     if words[0] == "times":

@@ -132,7 +132,7 @@ def is_unit(word: str) -> bool:
 
 def is_understood(words: str, nouns: Set[str], *, one: bool) -> bool:
     """Whether words behind a number say only what it measures or counts; see `nouns.is_counted`."""
-    if measure(words) is not None or no_unit(words):
+    if measure(words) is not None or no_unit(words) or words.lower() in DEGREES | PERCENTS | SCALES.keys():
         return True
     spelled = _UNIT_WORDS.findall(words.lower().replace(".", ""))
     spelled = ["per" if word == "/" else word for word in spelled]
