@@ -9,7 +9,6 @@ from random import Random
 import pytest
 from support.eval.many_answers import Texts, as_written, written_integer
 
-
 from rstar2.eval.grader import grade
 from rstar2.files import read_objects
 

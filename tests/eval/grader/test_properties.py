@@ -16,7 +16,7 @@ SYMMETRIC = [
     (gold, answer, equal)
     for kind, rows in KINDS.items()
     for gold, answer, equal in rows
-    # An equation states a value, an option quotes its letter and an interval may be a pair, but not the other way round.
+    # An equation states a value, an option quotes its letter, an interval may be a pair; not the other way round.
     if kind != "choices" and ("=" in gold) == ("=" in answer) and not re.fullmatch(r"\(-?\d+,-?\d+\)", answer)
 ]
 TYPED = r"""
