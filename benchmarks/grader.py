@@ -1,10 +1,11 @@
 """Accuracy and time of the grader on adjudicated cases, beside math-verify in the same run.
 
-    python benchmarks/grader.py ../shared/grading
+    python benchmarks/grader.py FOLDER
 
-The folder holds *.jsonl files with `gold`, `pred`, `expected` and `label`; rows labelled `ok` are scored, all are
-timed. Each grader answers from a started process of its own; one that needs more than ten seconds for a row is
-killed and counted as a hang. Times are wall times of whole calls, from the caller's side. `--json` writes them.
+FOLDER holds your own *.jsonl files. Each line has `gold`, `pred` (a bare answer or a model's whole output) and
+`expected` (true if `pred` is right). A line may have a `label`: all lines are timed, but only those without a label, or
+with the label `ok`, are scored. Each grader answers from a process that has already started; one that needs more than ten
+seconds for a line is killed, and counts as a hang. Times are wall times of whole calls, as the caller sees them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,26 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from rstar2.errors import UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.files import read_objects
 
 LIMIT_S = 10.0
+MATH_VERIFY_PROCESS = "--math-verify-process"
+COLUMNS = "Each line has gold and pred, which are texts, and expected, which is true or false."
 Grade = Callable[[str, str], bool | None]
-"""(gold, pred) -> correct, or None where the grader hung."""
+"""(gold, pred) -> correct, or None if the grader hung."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A line of a file: an answer to grade, and whether it is right."""
+
+    gold: str
+    pred: str
+    expected: bool
+    is_scored: bool
+    """Whether the line counts as right or wrong; all lines are timed."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,7 @@ class MathVerify:
 
     @staticmethod
     def _start() -> subprocess.Popen[str]:
-        command = [sys.executable, __file__, "--math-verify-process"]
+        command = [sys.executable, __file__, MATH_VERIFY_PROCESS]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         process.stdout.readline()
@@ -95,30 +110,40 @@ def answer_lines() -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a grader said to one row."""
+    """What a grader said to one case."""
 
-    scored: bool
-    expected: bool
+    case: Case
     correct: bool | None
+    """Whether it called the answer correct; None if it hung."""
     ms: float
 
 
-def measure(path: Path, grade: Grade) -> list[Answer]:
-    """Grade every row of a file, one after the other."""
+def read_cases(path: Path) -> list[Case]:
+    """The lines of a file; UserError, with the line's number, if one lacks a column."""
+    cases = []
+    for number, row in read_objects(path, COLUMNS):
+        gold, pred, expected = (row.get(name) for name in ("gold", "pred", "expected"))
+        if not isinstance(gold, str) or not isinstance(pred, str) or not isinstance(expected, bool):
+            raise UserError(f"{path}:{number} has no gold, pred and expected that can be used", COLUMNS)
+        cases.append(Case(gold, pred, expected, row.get("label", "ok") == "ok"))
+    return cases
+
+
+def measure(cases: list[Case], grade: Grade) -> list[Answer]:
+    """Grade all cases, one after the other."""
     answers = []
-    for _, row in read_objects(path, "Each line has gold, pred and expected."):
+    for case in cases:
         started = time.perf_counter()
-        correct = grade(row["gold"], row["pred"])
-        taken = (time.perf_counter() - started) * 1000
-        answers.append(Answer(row.get("label", "ok") == "ok", row["expected"], correct, taken))
+        correct = grade(case.gold, case.pred)
+        answers.append(Answer(case, correct, (time.perf_counter() - started) * 1000))
     return answers
 
 
 def score(grader: str, cases: str, answers: list[Answer]) -> Score:
     """Count and time a grader's answers to a set."""
-    scored = [answer for answer in answers if answer.scored]
-    wrong = [answer for answer in scored if answer.correct != answer.expected]
-    missed = sum(answer.expected for answer in wrong)
+    scored = [answer for answer in answers if answer.case.is_scored]
+    wrong = [answer for answer in scored if answer.correct != answer.case.expected]
+    missed = sum(answer.case.expected for answer in wrong)
     times = [answer.ms for answer in answers]
     return Score(
         grader, cases, len(scored), len(scored) - len(wrong), len(wrong) - missed, missed,
@@ -127,35 +152,38 @@ def score(grader: str, cases: str, answers: list[Answer]) -> Score:
     )  # fmt: skip
 
 
-def run(grader: str, files: list[Path], grade: Grade) -> list[Score]:
+def run(grader: str, sets: dict[str, list[Case]], grade: Grade) -> list[Score]:
     """One grader's figures for each set, and for all of them together."""
-    found = {path.stem: measure(path, grade) for path in files}
-    found["together"] = [answer for answers in found.values() for answer in answers]
-    return [score(grader, cases, answers) for cases, answers in found.items()]
+    answers = {name: measure(cases, grade) for name, cases in sets.items()}
+    answers["together"] = [answer for of_set in answers.values() for answer in of_set]
+    return [score(grader, name, of_set) for name, of_set in answers.items()]
 
 
 def main() -> None:
+    if sys.argv[1:] == [MATH_VERIFY_PROCESS]:
+        answer_lines()
+        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("../shared/grading"))
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder with your *.jsonl files")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--alone", action="store_true", help="leave math-verify out")
-    parser.add_argument("--math-verify-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.math_verify_process:
-        answer_lines()
-        return
     files = sorted(options.folder.glob("*.jsonl"))
     if not files:
-        parser.error(f"no *.jsonl in {options.folder}; name the folder with the cases")
+        parser.error(f"no *.jsonl in {options.folder}; each line of such a file has gold, pred and expected")
+    try:
+        sets = {path.stem: read_cases(path) for path in files}
+    except UserError as error:
+        parser.error(str(error))
     scores: list[Score] = []
     with GraderPool(workers=1) as pool:
         pool.grade("\\sqrt{2}", "2^{0.5}")
-        scores += run("rstar2", files, lambda gold, pred: pool.grade(gold, pred).correct)
+        scores += run("rstar2", sets, lambda gold, pred: pool.grade(gold, pred).correct)
     if not options.alone:
         other = MathVerify()
-        scores += run("math-verify", files, other.grade)
+        scores += run("math-verify", sets, other.grade)
         other.stop()
     show(scores)
     if options.json:
@@ -170,7 +198,9 @@ def show(scores: list[Score]) -> None:
     for s in sorted(scores, key=lambda score: score.cases):
         times = [f"{value:.2f}" for value in (s.median_ms, s.p99_ms, s.max_ms)]
         counts = [str(value) for value in (s.false_positives, s.false_negatives, s.hangs)]
-        table.add_row(s.cases, s.grader, str(s.scored), f"{100 * s.right / s.scored:.1f}", *counts, *times)
+        table.add_row(
+            s.cases, s.grader, str(s.scored), f"{100 * s.right / max(s.scored, 1):.1f}", *counts, *times
+        )
     Console(width=130).print(table)
 
 

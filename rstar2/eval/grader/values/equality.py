@@ -14,7 +14,18 @@ from fractions import Fraction
 from itertools import islice, product
 from typing import Any
 
-from rstar2.eval.grader.parse.nodes import UNKNOWN, Apply, Node, Number, Product, Sum, Symbol, walk
+from rstar2.eval.grader.parse.nodes import (
+    UNKNOWN,
+    Apply,
+    Call,
+    Node,
+    Number,
+    Product,
+    Series,
+    Sum,
+    Symbol,
+    walk,
+)
 from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.guarded_numbers import (
     MAX_SPREAD_BITS,
@@ -269,8 +280,7 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> tuple[Po
         points = _at_real_points(a, b, names, set(), setting)
     else:
         points = _at_whole_points(a, b, names, whole, setting)
-    smooth = not (whole or has_kinks(a, b) or has_steps(a, b))
-    if points and not smooth and variables(a) != variables(b):
+    if points and variables(a) != variables(b) and (whole or has_kinks(a, b) or has_steps(a, b)):
         # A final answer has no letters that cancel; a text made to suit several gold answers may have.
         raise NoValue("a letter that only one of the answers has")
     return points
@@ -324,15 +334,10 @@ def _at_whole_points(
         return None
     enough = len(points) >= (LEAST_EDGED_POINTS if edged else LEAST_POINTS)
     if enough and any(only_for_whole_numbers(node, whole) for node in (a, b)):
+        if any(_vanishes(node, points, setting) for node in (a, b)):
+            raise NoValue("formulas that are zero wherever they were tried")
         return points
-    try:
-        others = _at_real_points(a, b, names, whole, setting)
-    except (TooMuchWork, SeveralValues):
-        raise
-    except NoValue:
-        if not enough:
-            raise
-        return points
+    others = _at_real_points(a, b, names, whole, setting, few=enough)
     if others is None:
         if enough:
             raise NoValue("expressions that agree only at whole numbers")
@@ -340,12 +345,27 @@ def _at_whole_points(
     return (*points, *others)
 
 
+def _vanishes(node: Node, points: tuple[Point, ...], setting: Setting) -> bool:
+    """Whether a formula with a coefficient or product in it is zero at all points: n over 9000 is, for small n."""
+    lasting = any(
+        isinstance(part, Series) or (isinstance(part, Call) and part.name == "binom") for part in walk(node)
+    )
+    return lasting and all(
+        evaluate(node, replace(setting, symbols=point, notes=Notes())) == 0 for point in points
+    )
+
+
 def _at_real_points(
-    a: Node, b: Node, names: list[str], positive: set[str], setting: Setting
+    a: Node, b: Node, names: list[str], positive: set[str], setting: Setting, *, few: bool = False
 ) -> tuple[Point, ...] | None:
-    """The decision if letters stand for real numbers, or for complex ones under Re, Im, arg and |…|."""
+    """The decision if letters stand for real numbers, or for complex ones under Re, Im, arg and |…|.
+
+    With `few`, a few points only confirm what others have shown.
+    """
     edged = has_steps(a, b) or has_kinks(a, b)
     needed, least = (EDGED_POINTS, LEAST_EDGED_POINTS) if edged else (SMOOTH_POINTS, LEAST_POINTS)
+    if few:
+        needed = least = LEAST_POINTS
     complex_values = Symbol("i") in {*walk(a), *walk(b)}
     points = None
     for real in (False,) if complex_values else (True, False):
@@ -386,7 +406,7 @@ def _points_of_agreement(
             continue
         here = replace(setting, symbols=point, real=real)
         try:
-            if not _agree(a, b, here):
+            if not _agree(a, b, here, briefly=len(points) >= SMOOTH_POINTS):
                 return None
         except TooMuchWork:
             raise
@@ -413,9 +433,10 @@ def _has_value(node: Node, setting: Setting) -> bool:
     return True
 
 
-def _agree(a: Node, b: Node, setting: Setting) -> bool:
-    """Whether both have the same value at a point; where only real values count, others do not decide.
+def _agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
+    """Whether both have the same value at a point; if only real values count there, NoValue for others.
 
+    With `briefly`, agreement of 25 digits is enough: it adds a point to others at which all digits were compared.
     SeveralValues: they differ, but one may be taken to have other values than the principal one.
     """
     setting = replace(setting, notes=Notes())
@@ -425,18 +446,21 @@ def _agree(a: Node, b: Node, setting: Setting) -> bool:
     low, scale, is_real = first
     if setting.real and not is_real:
         raise NoValue("not real here")
-    context = setting.context
+    context, notes = setting.context, setting.notes
+    if briefly and notes.bits <= _SMALL_BITS and low <= scale * context.mpf(10) ** -25:
+        return True
     same = bool(low <= context.mpf(10) ** -15 * max(scale, 1))
     if same:
-        lost = setting.notes.bits * 3 // 10 if setting.notes.bits > _SMALL_BITS else 0
+        lost = notes.bits * 3 // 10 if notes.bits > _SMALL_BITS else 0
         more = _more_digits(2 * lost)
         finer = replace(setting, context=mpmath_context(_HIGH_DIGITS + more), notes=Notes())
         second = _difference(a, b, finer)
         if isinstance(second, bool):
             return second
-        noise = max(low, scale * context.mpf(10) ** -_LOW_DIGITS)
+        # If both are zero to 40 digits, what cancelled in them was of the size of 1.
+        noise = max(low, (scale or 1) * context.mpf(10) ** -_LOW_DIGITS)
         same = bool(second[0] <= noise * context.mpf(10) ** (lost - more - 25))
-    if not same and setting.notes.several_values:
+    if not same and notes.several_values:
         raise SeveralValues("a power of a negative number that is not real")
     return same
 

@@ -27,9 +27,9 @@ from rstar2.eval.grader.values.secret import keyed_number
 
 MAX_TERMS = 2000
 """The longest sum or product written with an index that is added up."""
+_TERM = 10
+"""The cost of setting up a term of a sum, or of a value for what is unknown."""
 _ENDLESS = frozenset({nodes.Symbol("infinity"), nodes.Symbol("none")})
-_SHORT = 10**9
-"""Fractions whose numerator times denominator is below this differ within twenty digits."""
 
 
 def unsolved(node: nodes.Node) -> bool:
@@ -156,6 +156,7 @@ def _series(node: nodes.Series, setting: Setting) -> Value:
         raise NoValue("a sum with too many terms, or whose last term comes before its first")
     total: Value = Fraction(0 if node.kind == "sum" else 1)
     for i in range(low, high + 1):
+        setting.budget.spend(_TERM)
         term = evaluate(node.body, replace(setting, symbols={**setting.symbols, node.index: Fraction(i)}))
         total = setting.guard((setting.add if node.kind == "sum" else setting.multiply)(total, term))
     return total
@@ -185,15 +186,19 @@ def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
 
 def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
     """A value that only the name and the values of the parts decide."""
+    setting.budget.spend(_TERM)
     value = _fraction_of("|".join([name, *(_written(part, setting) for part in values)]))
-    return -value - 7 if setting.others else value
+    value = -value - 7 if setting.others else value
+    # An inexact value, so that the arguments are compared to more digits too.
+    return value if all(isinstance(part, Fraction) for part in values) else setting.inexact(value)
 
 
 def _written(value: Value, setting: Setting) -> str:
-    """A value as text, the same for an exact and an inexact one where twenty digits tell fractions apart."""
-    if isinstance(value, Fraction) and abs(value.numerator) * value.denominator > _SHORT:
-        return str(value)
-    return str(setting.context.nstr(setting.inexact(value), 20))
+    """A value as text to half of the digits in use, the same for an exact and an inexact one that are equal."""
+    digits = setting.context.dps // 2
+    if isinstance(value, Fraction) and abs(value.numerator) * value.denominator > 10 ** (digits // 2):
+        return f"{value.numerator:x}/{value.denominator:x}"
+    return str(setting.context.nstr(setting.inexact(value), digits))
 
 
 def _fraction_of(text: str) -> Fraction:

@@ -49,7 +49,14 @@ def _plain(name: str, value: Value, setting: Setting) -> Value:
         setting.notes.note(3 * int(abs(argument)))  # tanh is as near to 1 as e^-2x to 0
     if name in ANGLES and setting.context.mag(argument) > 300:
         raise NoValue("too large")
-    return setting.library(getattr(setting.context, name), argument, cost=25)
+    result = setting.library(getattr(setting.context, name), argument, cost=12)
+    if name in ANGLES and abs(argument) > 0.1 and not setting.context.im(argument):
+        noise = setting.context.mpf(10) ** (8 - setting.context.dps) * max(1, abs(argument))
+        if abs(result) < noise:
+            return Fraction(0)  # sin π, which is not zero because π has an end
+        if abs(result) * noise > 1:
+            raise NoValue("a pole")
+    return result
 
 
 def _root(setting: Setting, value: Value, index: Value) -> Value:
@@ -65,9 +72,9 @@ def _root(setting: Setting, value: Value, index: Value) -> Value:
             return Fraction(over, under) if index > 0 else setting.divide(Fraction(under), Fraction(over))
     context, number = setting.context, setting.inexact(value)
     if order % 2 and context.im(number) == 0 and context.re(number) < 0:
-        root = -setting.library(context.root, -number, order, cost=20)
+        root = -setting.library(context.root, -number, order, cost=8)
     else:
-        root = setting.library(context.root, number, order, cost=20)
+        root = setting.library(context.root, number, order, cost=8)
     return root if index > 0 else setting.divide(Fraction(1), root)
 
 
@@ -87,8 +94,9 @@ def _whole_root(value: int, order: int) -> int | None:
 
 def _factorial(setting: Setting, value: Value) -> Value:
     if isinstance(value, Fraction) and value.denominator == 1:
-        if not 0 <= value <= MAX_ARGUMENT or value * max(1, int(value)).bit_length() > 2 * MAX_BITS:
+        if not 0 <= value <= MAX_ARGUMENT or math.lgamma(int(value) + 1) > MAX_BITS * math.log(2):
             raise NoValue("too large")
+        setting.budget.spend(float(value / 10))
         return Fraction(math.factorial(int(value)))
     return _gamma(setting, setting.context.factorial, value)
 
@@ -100,7 +108,7 @@ def _gamma(setting: Setting, function: Callable[..., Value], *values: Value) -> 
         raise NoValue("too large")
     if setting.context.dps > MAX_GAMMA_DIGITS:
         raise NoValue("too many digits of a factorial")
-    return setting.library(function, *arguments, cost=300)
+    return setting.library(function, *arguments, cost=40 * len(arguments))
 
 
 def _double_factorial(setting: Setting, value: Value) -> Value:

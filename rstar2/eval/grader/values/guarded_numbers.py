@@ -16,7 +16,7 @@ MAX_LOG10 = 60_000
 """No value may leave 10^-MAX_LOG10 .. 10^MAX_LOG10."""
 MAX_SPREAD_BITS = 200
 """Inexact numbers that differ more in size are not added: the smaller one would be lost in the noise of 80 digits."""
-BUDGET = 50_000
+BUDGET = 40_000
 """The work that one grading may take, in units of about one microsecond of one processor of 2024."""
 _STEP = 3
 """The cost of visiting a node."""
@@ -159,13 +159,7 @@ class Setting:
     def guard(self, value: Value) -> Value:
         """Returns the value; NoValue if it is too large or not finite."""
         if isinstance(value, Fraction):
-            over, under = value.numerator.bit_length(), value.denominator.bit_length()
-            if over + under > MAX_BITS:
-                raise NoValue("too large")
-            if over + under > _EXACT_BITS:
-                # The product of the sizes, as in school; a fraction is also reduced.
-                thousands = (over + under) / 1000
-                self.budget.spend(thousands**2 * (0.3 if under == 1 else 2))
+            self._pay(value, reduced=value.denominator != 1)
         elif not self.context.isfinite(value):
             raise NoValue("not finite")
         elif value:
@@ -174,6 +168,14 @@ class Setting:
                 raise NoValue("too large")
             self.notes.note(size)
         return value
+
+    def _pay(self, value: Fraction, *, reduced: bool) -> None:
+        """Pay for an exact number by its size: the product of the sizes, as in school, and more to reduce it."""
+        bits = value.numerator.bit_length() + value.denominator.bit_length()
+        if bits > MAX_BITS:
+            raise NoValue("too large")
+        if bits > _EXACT_BITS:
+            self.budget.spend((bits / 1000) ** 2 * (0.5 if reduced else 0.06))
 
     def add(self, a: Value, b: Value) -> Value:
         a, b = self.alike(a, b)
@@ -195,7 +197,9 @@ class Setting:
 
     def power(self, base: Value, exponent: Value) -> Value:
         if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
-            return self.guard(_exact_power(base, exponent.numerator))
+            power = _exact_power(base, exponent.numerator)
+            self._pay(power, reduced=False)
+            return power
         a, b = self.alike(base, exponent)
         if a == 0:
             if self.context.re(b) <= 0:
@@ -209,7 +213,7 @@ class Setting:
             raise NoValue("not real")
         if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:
             raise NoValue("too large")
-        return self.library(context.power, a, b, cost=30)
+        return self.library(context.power, a, b, cost=12)
 
     def as_real(self, value: Value) -> Value:
         if isinstance(value, Fraction):

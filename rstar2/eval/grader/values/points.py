@@ -24,6 +24,7 @@ from rstar2.eval.grader.parse.nodes import (
     Symbol,
     walk,
 )
+from rstar2.eval.grader.values.corners import points_between_corners
 from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.functions import ANGLES
 from rstar2.eval.grader.values.guarded_numbers import Constant, NoValue, Setting, mpmath_context
@@ -47,11 +48,13 @@ _DIGITS = 40
 _DENOMINATOR = 1009
 _SIZES = (6, 20, 200, 2000, 1 << 20)
 """The largest whole numbers that letters are set to, in turn."""
-_SERIES_SIZES = (6, 20, 60, 200)
+_SERIES_SIZES = (6, 12, 25, 60)
 """The same if a letter is the bound of a sum or product, which is added up."""
+_MIXED_SIZES = (4, 8, 16)
+"""The same if other letters are real, as in x^n."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals that real letters are drawn from, in turn."""
-_CENTRES_TO, _MAX_CENTRES = 10**9, 8
+_CENTRES_TO, _MAX_CENTRES = 10**60, 8
 """Larger constants of an expression, and further ones, are not tried as values of letters."""
 
 
@@ -63,7 +66,18 @@ def rational_points(random: Random, names: list[str], bits: int) -> Iterator[Poi
 
 def point_source(a: Node, b: Node, purpose: str) -> Random:
     """Returns a generator of its own for a pair of expressions, in any order, and a purpose."""
-    return keyed_random(purpose, *sorted((repr(a), repr(b))))
+    return keyed_random(purpose, *sorted((_fingerprint(a), _fingerprint(b))))
+
+
+def _fingerprint(node: Node) -> str:
+    """A text that tells expressions apart; repr cannot write numbers of more than 4,300 digits."""
+    parts = [
+        f"{value.numerator:x}/{value.denominator:x}" if isinstance(value, Fraction) else str(value)
+        for part in walk(node)
+        for value in (type(part).__name__, *(getattr(part, name) for name in part.__slots__))
+        if isinstance(value, Fraction | str)
+    ]
+    return " ".join(parts)
 
 
 def whole_letters(a: Node, b: Node) -> set[str]:
@@ -114,12 +128,15 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
         for node in (a, b)
         for part in walk(node)
     )
-    sizes = _SERIES_SIZES if bounded else _SIZES
+    if not whole.issuperset(names):
+        sizes: tuple[int, ...] = _MIXED_SIZES
+    else:
+        sizes = _SERIES_SIZES if bounded else _SIZES
     centres = _numbers_in(a, b) if has_steps(a, b) or has_kinks(a, b) else []
     for turn in count():
         size = sizes[turn % len(sizes)]
         point: dict[str, Constant] = {
-            name: Fraction(random.randint(1, size)) if name in whole else _broken(random, 0, 3)
+            name: Fraction(random.randint(1, size), 1 if name in whole else random.choice((2, 3, 5, 7)))
             for name in names
         }
         if centres and turn % 2:
@@ -135,10 +152,16 @@ def real_points(
 ) -> Iterator[tuple[Point, bool]]:
     """Endless points of broken numbers of several sizes, and whether only real values count there.
 
-    Every third point has negative letters, but for those in `positive`. If an expression has corners or jumps,
-    every second one has a letter near or at a number that stands in the expressions.
+    Every third point has negative letters, but for those in `positive`. If an expression has corners, points between
+    them come first. If it has corners or jumps, every second point has a letter near or at a constant in it.
     """
     stepped = has_steps(a, b)
+    if has_kinks(a, b):
+        for _ in range(2):
+            start = {name: _broken(random, 0, 3) for name in names}
+            for corner in points_between_corners(random, a, b, start):
+                if all(corner[name] > 0 for name in positive):
+                    yield corner, True
     centres = _numbers_in(a, b) if stepped or has_kinks(a, b) else []
     ranges = (*_RANGES, (0, 10 * math.ceil(max(centres)))) if centres else _RANGES
     for turn in count():
@@ -208,7 +231,7 @@ def _is_kinked(part: Node) -> bool:
             return (name in LENGTHS | STEPS | _INVERSES or name == "root") and bool(variables(part))
         case Power(base=base, exponent=exponent):
             whole = isinstance(exponent, Number) and exponent.value.denominator == 1
-            return not whole and bool(variables(base))
+            return not whole and not variables(exponent) and bool(variables(base))
     return False
 
 

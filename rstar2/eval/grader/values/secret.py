@@ -11,6 +11,8 @@ import re
 from functools import lru_cache
 from random import Random
 
+from rstar2.errors import UserError
+
 VARIABLE = "RSTAR2_GRADER_SECRET"
 """The environment variable with the secret as hexadecimal digits; child processes inherit it."""
 _BYTES = 32
@@ -19,7 +21,7 @@ _BYTES = 32
 def secret() -> bytes:
     """Returns the secret of the run; the first call in a process without one makes it.
 
-    ValueError if the environment variable holds anything but an even number of at least 16 hexadecimal digits.
+    UserError if the environment variable holds anything but an even number of at least 16 hexadecimal digits.
     """
     text = os.environ.get(VARIABLE)
     if not text:
@@ -30,7 +32,7 @@ def secret() -> bytes:
 @lru_cache(maxsize=8)
 def _decoded(text: str) -> bytes:
     if not re.fullmatch(r"(?:[0-9a-fA-F]{2}){8,}", text):
-        raise ValueError(
+        raise UserError(
             f"{VARIABLE} is not an even number of at least 16 hexadecimal digits; unset it or set one such as"
             f" {os.urandom(_BYTES).hex()}"
         )

@@ -1,0 +1,66 @@
+"""Pairs of formulas in LaTeX of which is known, by the evaluator, whether they are equal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, TypeAlias
+
+from formulas.alter import altered
+from formulas.latex import latex
+from formulas.letters import KINDS, Kind, points
+from formulas.made import formula
+from formulas.rewrite import rewritten
+from formulas.trees import letters_of
+from formulas.values import decision
+
+Relation: TypeAlias = Literal["altered", "equal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A gold answer and an answer that is altered, and so wrong, or equal, and so right."""
+
+    kind: Kind
+    relation: Relation
+    gold: str
+    answer: str
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Makes pairs from a seed, and counts those that were dropped because nothing is known about them."""
+
+    seed: int
+    dropped: Counter[tuple[Relation, Kind]] = field(default_factory=Counter)
+
+    def __iter__(self) -> Iterator[Pair]:
+        """Endless: an altered and an equal pair of each kind in turn."""
+        random = Random(self.seed)
+        while True:
+            for kind in KINDS:
+                yield self._altered(kind, random)
+                yield self._equal(kind, random)
+
+    def _altered(self, kind: Kind, random: Random) -> Pair:
+        """A third of the altered formulas are also rewritten, so that not all of them resemble the gold answer."""
+        while True:
+            gold = formula(kind, random)
+            other = altered(gold, random)
+            if random.random() < 1 / 3:
+                other = rewritten(other, random)
+            names = letters_of(gold) | letters_of(other)
+            if decision(gold, other, points(kind, names, random)) == "differs":
+                return Pair(kind, "altered", latex(gold), latex(other, random))
+            self.dropped["altered", kind] += 1
+
+    def _equal(self, kind: Kind, random: Random) -> Pair:
+        while True:
+            gold = formula(kind, random)
+            other = rewritten(gold, random)
+            names = letters_of(gold) | letters_of(other)
+            if decision(gold, other, points(kind, names, random)) == "equal":
+                return Pair(kind, "equal", latex(gold), latex(other, random))
+            self.dropped["equal", kind] += 1

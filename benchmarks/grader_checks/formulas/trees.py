@@ -1,0 +1,154 @@
+"""Formulas as trees, and the constructors that keep them free of `1·x` and `x + 0`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An exact rational number."""
+
+    value: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A letter, by its name: `n`, `theta`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An operation or function of its arguments; `values.value` has all names."""
+
+    name: str
+    args: tuple[Tree, ...] = ()
+
+
+Tree: TypeAlias = Number | Letter | Op
+Path: TypeAlias = tuple[int, ...]
+"""Where a part stands in a tree: the index of the argument at each level."""
+
+PI = Op("pi")
+
+
+def number(value: int | Fraction) -> Number:
+    return Number(Fraction(value))
+
+
+ZERO, ONE, TWO = number(0), number(1), number(2)
+
+
+def as_tree(value: Tree | int | Fraction) -> Tree:
+    """Numbers as trees; trees as they are."""
+    return number(value) if isinstance(value, int | Fraction) else value
+
+
+def add(*terms: Tree | int) -> Tree:
+    """A sum. Sums inside it are merged, and zeros left out."""
+    flat: list[Tree] = []
+    for term in map(as_tree, terms):
+        flat += term.args if isinstance(term, Op) and term.name == "add" else (term,)
+    flat = [term for term in flat if term != ZERO]
+    if not flat:
+        return ZERO
+    return flat[0] if len(flat) == 1 else Op("add", tuple(flat))
+
+
+def mul(*factors: Tree | int) -> Tree:
+    """A product. Products inside it are merged, and ones left out."""
+    flat: list[Tree] = []
+    for factor in map(as_tree, factors):
+        flat += factor.args if isinstance(factor, Op) and factor.name == "mul" else (factor,)
+    if ZERO in flat:
+        return ZERO
+    flat = [factor for factor in flat if factor != ONE]
+    if not flat:
+        return ONE
+    return flat[0] if len(flat) == 1 else Op("mul", tuple(flat))
+
+
+def neg(tree: Tree | int) -> Tree:
+    tree = as_tree(tree)
+    if isinstance(tree, Number):
+        return Number(-tree.value)
+    return tree.args[0] if isinstance(tree, Op) and tree.name == "neg" else Op("neg", (tree,))
+
+
+def sub(a: Tree | int, b: Tree | int) -> Tree:
+    return add(a, neg(b))
+
+
+def div(over: Tree | int, under: Tree | int) -> Tree:
+    over, under = as_tree(over), as_tree(under)
+    return over if under == ONE else Op("div", (over, under))
+
+
+def power(base: Tree | int, exponent: Tree | int) -> Tree:
+    base, exponent = as_tree(base), as_tree(exponent)
+    return base if exponent == ONE else Op("pow", (base, exponent))
+
+
+def call(name: str, *args: Tree | int) -> Tree:
+    """A function, such as `sin`, `floor`, `binom` or `factorial`."""
+    return Op(name, tuple(map(as_tree, args)))
+
+
+def is_op(tree: Tree, *names: str) -> bool:
+    return isinstance(tree, Op) and tree.name in names
+
+
+def parts(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Tree]]:
+    """All parts of a tree and where they stand, the tree itself first."""
+    yield path, tree
+    if isinstance(tree, Op):
+        for index, arg in enumerate(tree.args):
+            yield from parts(arg, (*path, index))
+
+
+def replaced(tree: Tree, path: Path, part: Tree) -> Tree:
+    """The tree with the part at a place replaced."""
+    if not path:
+        return part
+    assert isinstance(tree, Op)
+    args = list(tree.args)
+    args[path[0]] = replaced(args[path[0]], path[1:], part)
+    return rebuilt(tree.name, args)
+
+
+def rebuilt(name: str, args: list[Tree]) -> Tree:
+    """An operation by its name, through the constructor that simplifies it."""
+    match name:
+        case "add":
+            return add(*args)
+        case "mul":
+            return mul(*args)
+        case "neg":
+            return neg(args[0])
+        case "div":
+            return div(*args)
+        case "pow":
+            return power(*args)
+    return Op(name, tuple(args))
+
+
+def with_letter(tree: Tree, name: str, new: Tree) -> Tree:
+    """The formula with a letter replaced wherever it stands."""
+    if isinstance(tree, Op):
+        return rebuilt(tree.name, [with_letter(arg, name, new) for arg in tree.args])
+    return new if tree == Letter(name) else tree
+
+
+def letters_of(tree: Tree) -> set[str]:
+    """The names of the letters in a tree."""
+    return {part.name for _, part in parts(tree) if isinstance(part, Letter)}
+
+
+def size(tree: Tree) -> int:
+    """How many numbers, letters and operations a tree has."""
+    return sum(1 for _ in parts(tree))

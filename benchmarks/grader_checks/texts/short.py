@@ -1,0 +1,315 @@
+r"""Short texts in many notations, each of which might be taken for several answers, and gold answers that are integers.
+
+`texts` makes them from a seed: numbers and letters in forms with percent and degree signs, units, bases, lists, chains,
+signs of both kinds, remainders, functions, conditions and words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from random import Random
+
+from formulas.latex import latex
+from formulas.letters import KINDS
+from formulas.made import formula
+
+_ROUND = (*range(410, 1000, 20), *(10**power for power in range(3, 9)), *range(1001, 2027, 24))
+INTEGERS = tuple(str(number) for number in (*range(-20, 401), *_ROUND))
+
+_FORMS = tuple(
+    r"""
+#
+-#
+@
+x=#
+# \approx #
+#=#
+@=#
+x=#=#
+#\%
+@\%
+\frac{#}{#}\%
+#^\circ
+@^\circ
+\frac{#\pi}{#}
+\frac{180}{\pi}^\circ
+#\text{ cm}
+#\text{ m}
+#\text{ cm}^2
+#\text{ hours}
+\$#
+#_{#}
+#_{10}
+(#)_{#}
+#:#
+#:#0
+#,#
+#, #
+#{,}###
+#,###
+#.#
+#.##0
+.#
+#e#
+#E#
+#\times 10^{#}
+#\cdot 10^{-#}
+#!
+#!!
+(@)!
+\binom{#}{#}
+\binom{@}{#}
+@-@
+@-#
+@+#
+#@
+@@
+\frac{@}{@}
+\frac{@-@}{#}
+(@-@)!
+2^{@-@}
+(-1)^{@}
+(-1)^{@-@}
+@^{#}
+#^{@}
+@!-@!
+|@|
+|@-#|
+\lfloor @ \rfloor
+\lceil @/# \rceil
+\lceil @ \rceil-\lfloor @ \rfloor
+@ \bmod #
+# \bmod #
+# \pmod{#}
+@\equiv #\pmod{#}
+\gcd(@,#)
+\operatorname{lcm}(@,#)
+\max(@,#)
+\min(#,#)
+\pm #
+#\pm #
+@\pm #
+\pm @
+\{#,#\}
+\{#\}
+(#,#)
+(#)
+[#,#]
+[#]
+(#,#]
+\{@\mid @>#\}
+@>#
+@\ge #
+#<@<#
+@\ne #
+@\in\{#,#\}
+# \text{ or } #
+# \text{ and } #
+#\text{ if }@=#
+#, @\in\mathbb{Z}
+#@, @\in\mathbb{Z}
+@\in\mathbb{Z}
+#\pi @
+\sqrt{#}
+\sqrt{@}
+\sqrt{@^2}
+\sqrt[#]{#}
+\log #
+\log @
+\ln #
+\log_{#} #
+\log 10^{#}
+\sin @
+\sin #^\circ
+\cos(#@)
+\tan #
+\arctan #
+e^{#}
+e^{@}
+e^{i\pi}
+#i
+#+#i
+i^{@}
+\pi
+e
+i
+@
+n
+N
+A
+B
+(A)
+(B) #
+A. #
+\text{Option C}
+\infty
+-\infty
+\emptyset
+\varnothing
+\mathbb{R}
+0.\overline{#}
+0.#\overline{#}
+#\frac{#}{#}
+# #/#
+#/#
+#/#/#
+f(#)
+f(@)
+f(@)=#
+P(@)=#
+@_{#}
+@_#
+@'
+\vec{@}
+\overline{@@}
+\overline{##}
+\hat{@}
+\angle ABC=#
+AB=#
+\text{#}
+\text{twelve}
+\text{twenty-one}
+one
+two hundred
+#th
+#\text{ dozen}
+#\text{ million}
+#k
+#K
+#m
+#M
+#\text{ km/h}
+#\mathrm{~kg}
+#\text{ N}
+#\text{ minutes }#\text{ seconds}
+#:##\text{ pm}
+\sum_{k=1}^{#} k
+\sum_{k=1}^{@} 1
+\prod_{k=1}^{#} k
+\int_0^{#} dx
+\lim_{@\to #} @
+1+2+\cdots+#
+1+2+\cdots+@
+\begin{pmatrix}#\\#\end{pmatrix}
+\begin{pmatrix}#\end{pmatrix}
+\begin{cases}#\\#\end{cases}
+\det\begin{pmatrix}#&#\\#&#\end{pmatrix}
+\boxed{#}
+#\boxed{#}
+\boxed{#},\boxed{#}
+\underline{#}
+\cancel{#}
+\not{#}
+\phantom{#}#
+\hspace{#}#
+#\text{ (not }#)
+\text{not }#
+\text{all real numbers}
+\text{none}
+\text{yes}
+\text{True}
+\square
+\_
+?
+??
+...
+#…
+\ldots
+#\ldots#
+@=@
+@\cdot 0
+0\cdot @
+@/@
+@^0
+0^{@}
+1^{@}
+\frac{0}{@}
+\frac{@}{0}
+#-#
+#+#
+#\cdot #
+#\div #
+#\times #
+#*#
+#**#
+#^#^#
+#%#
+#//#
+[0]*#
+range(#)
+#;#
+#|#
+#&#
+#\\#
+#~#
+# #
+#\ #
+#\,#
+#\quad #
+##
+###
++#
+++#
+--#
+±#
+#°
+#%
+½
+#½
+x²
+√#
+π
+∞
+""".strip("\n").splitlines()
+)
+_LETTERS = (
+    "n",
+    "k",
+    "m",
+    "j",
+    "x",
+    "y",
+    "a",
+    "t",
+    "z",
+    "c",
+    "\\theta",
+    "p",
+    "i",
+    "e",
+    "N",
+    "S",
+    "\\delta",
+    "\\lambda",
+)
+
+
+def texts(count: int, seed: int) -> Iterator[str]:
+    """Each form once, then forms within forms, and formulas of all kinds, up to `count` different texts."""
+    random = Random(seed)
+    seen = dict.fromkeys(_filled(form, random) for form in _FORMS)
+    while len(seen) < count:
+        if random.random() < 0.2:
+            seen[latex(formula(random.choice(KINDS), random), random)] = None
+        else:
+            seen[_filled(_nested(random), random)] = None
+    return iter(list(seen)[: max(count, len(_FORMS))])
+
+
+def _nested(random: Random) -> str:
+    """A form that stands for a number or letter of another form."""
+    outer, inner = random.choice(_FORMS), random.choice(_FORMS)
+    place = random.choice([*re.finditer("[#@]", outer)] or [None])
+    return outer + inner if place is None else outer[: place.start()] + inner + outer[place.end() :]
+
+
+def _filled(form: str, random: Random) -> str:
+    """A form with numbers and letters in it, often the same ones."""
+    numbers = [
+        str(random.choice((0, 1, 2, 3, 4, 5, 5, 6, 7, 10, 12, 24, 25, 30, 42, 50, 60, 90, 100, 120)))
+        for _ in "##"
+    ]
+    letters = random.sample(_LETTERS, 2)
+    form = re.sub("#", lambda _: random.choice(numbers), form)
+    return re.sub("@", lambda _: random.choice(letters), form)

@@ -1,0 +1,40 @@
+"""Random formulas: no altered one is accepted, and equal rewritings are.
+
+An evaluator that shares no code with the grader decides which formulas differ. The seed is a new one each time, and a
+failure names it. `RSTAR2_FORMULA_SEED=SEED` repeats its pairs, at other points.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from random import SystemRandom
+
+import pytest
+from formulas.letters import KINDS
+from formulas.pairs import Pair, Pairs
+
+from rstar2.eval.grader import Verdict, grade
+
+SEED = int(os.environ.get("RSTAR2_FORMULA_SEED") or SystemRandom().randrange(10**9))
+PAIRS = 2 * len(KINDS) * 50
+MOST_MISSED = 0.03
+"""Of the equal rewritings; the benchmark, which has far more of them, allows 1 %."""
+
+
+@pytest.fixture(scope="module")
+def graded() -> list[tuple[Pair, Verdict]]:
+    pairs = islice(Pairs(SEED), PAIRS)
+    return [(pair, grade(pair.gold, f"\\boxed{{{pair.answer}}}")) for pair in pairs]
+
+
+@pytest.mark.slow
+def test_no_altered_formula_is_accepted(graded: list[tuple[Pair, Verdict]]) -> None:
+    accepted = [pair for pair, verdict in graded if pair.relation == "altered" and verdict.correct]
+    assert accepted == [], f"seed {SEED}"
+
+
+@pytest.mark.slow
+def test_equal_rewritings_are_accepted(graded: list[tuple[Pair, Verdict]]) -> None:
+    missed = [(pair, verdict) for pair, verdict in graded if pair.relation == "equal" and not verdict.correct]
+    assert len(missed) <= MOST_MISSED * PAIRS / 2, f"seed {SEED}: {missed}"
