@@ -446,6 +446,9 @@ COMBINATIONS: list[Case] = [
     (r"\binom{n}{2}", "C(n,3)", WRONG),
     (r"\binom{n+1}{2}", r"{}^{n}C_2", WRONG),
     ("P(A,B)", "P(A,B)", CORRECT),
+    ("1/4", r"P(5,2)=\frac14", CORRECT),
+    ("42", "P(7,2)=42", CORRECT),
+    ("84", "C(9,3)=85", NOT_CORRECT),
 ]
 BRACES_AND_TABLES: list[Case] = [
     (r"\{4,7\}", r"\lbrace 4,7\rbrace", CORRECT),

@@ -288,7 +288,10 @@ def _chosen_by_scripts(match: re.Match[str]) -> str:
 
 
 def _chosen_applied(match: re.Match[str]) -> str:
-    """C(5,2) and 5C2."""
+    """C(5,2) and 5C2. In P(5,2) = 1/4, P may be a probability or a polynomial."""
+    letter, behind = match["upright"] or match["letter"], match.string[match.end() :].lstrip()
+    if letter == "P" and behind.startswith("="):
+        return match.group()
     return _if_counting(match, match["top"], match["bottom"])
 
 
