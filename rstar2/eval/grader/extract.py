@@ -20,9 +20,11 @@ from rstar2.eval.grader.parse.reader import understood
 BARE_CHARS = 200
 """A text up to this length may itself be the answer."""
 _LABEL = re.compile(
-    r"\s*\\(?:text\w*|mathrm|mbox)\s*\{(?![^{}]*\b(?:not|no|or)\b)[^{}]*(?:\b(?:is|are|USD)|[:=])\s*\}"
+    r"\s*\\(?:text\w*|mathrm|mbox)\s*\{(?![^{}]*\b(?:not|no|or|[Oo]ption|[Cc]hoice)\b)[^{}]*(?:\b(?:is|are|USD)|[:=])\s*\}"
+    r"|(?!.*\b(?:not|no|or|[Oo]ption|[Cc]hoice)\b)[A-Za-z][A-Za-z ]{2,40}:(?=\s*[-\d\\$(])"
 )
 """Words in front of a boxed value, as in \\text{The probability is } 1/2."""
+_WHOLE_TEXT = re.compile(r"\s*\\text\w*\s*\{([^{}]*)\}\s*")
 _FINAL = re.compile(r"final\s+answer\b\**\s*(?:(?:is|are|would be|should be)\b|[:=\uff1a\n])", re.IGNORECASE)
 _STATED = re.compile(
     r"\bans(?:wers?)?\b(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?\s*[:=\uff1a]?|####",
@@ -39,6 +41,11 @@ _GOLD_IN_A_SENTENCE = re.compile(r"[^$\\=<>]*\b(?:is|are|equals)\b:? +(\$[^$]+\$
 _FIRST_WORDS = re.compile(r"^(?:so|thus|hence|then|it is|we (?:get|have))[,:]? (?=\S)", re.IGNORECASE)
 """Words with which a sentence leads to its formula, and which could be read as products of letters."""
 _PROSE_FIRST = re.compile(r"[^$\\]*\b[A-Za-z]{2,}\b[^$\\]*(?:\$|\\\(|\\\[)")
+_QUANTITY = re.compile(
+    r"[-+$]?\d[\d.,/]*(?:st|nd|rd|th)?\s*(?!(?:is|are|was|were|because|since|as|so|if|when|and|or)\b)"
+    r"\(?[A-Za-z]+(?:[ -][A-Za-z]+){0,3}\)?[.!]?"
+)
+"""A number and a few words behind it, which are a whole answer: `54 quadrillion` is not 54."""
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
 _TOTAL = re.compile(rf"(?<![!<>])=\s*({NUMBER.pattern})")
@@ -94,6 +101,8 @@ def _find(turn: str) -> str | None:
         not _PROSE_FIRST.match(turn) and understood(turn) if _PROSE.search(turn) else "\n" not in turn
     ):
         return turn
+    if _QUANTITY.fullmatch(turn):
+        return turn
     chosen = _last_match(_CHOSEN, turn)
     if chosen is not None and not (
         is_denied(turn, *chosen.span()) or _OR_BEFORE.search(turn[: chosen.start()][-REMARK_CHARS:])
@@ -109,6 +118,9 @@ def _from_box(content: str) -> str:
     """A box's content, less a phrase such as `the answer is` inside it."""
     if understood(content):
         return content
+    whole = _WHOLE_TEXT.fullmatch(content)
+    if whole is not None:
+        return _from_box(whole[1])
     label = _LABEL.match(content)
     if label is not None and understood(content[label.end() :]):
         return content[label.end() :]
@@ -146,7 +158,7 @@ def _from_sentence(text: str) -> str | None:
     clause = sentence[:block] + rest
     tail = re.split(r"\b(?:is|are|equals|be|either|between)\s", sentence)[-1]
     for candidate in (sentence, clause, tail):
-        if understood(candidate):
+        if understood(candidate) or _QUANTITY.fullmatch(candidate):
             return candidate
     return _last_formula_or_number(sentence) or sentence
 

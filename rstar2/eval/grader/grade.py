@@ -13,6 +13,7 @@ from rstar2.eval.grader.extract import extract_answer, gold_answer
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.normalize import key, words
+from rstar2.eval.grader.parse.nouns import plural_nouns
 from rstar2.eval.grader.parse.reader import MAX_CHARS, read
 from rstar2.eval.grader.values.evaluate import unsolved
 from rstar2.eval.grader.values.guarded_numbers import NoValue, limited_work
@@ -30,9 +31,11 @@ _SIMPLE = (
 _IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
+_SPACING = re.compile(r"\\(?:[ ,;:]|q?quad(?![A-Za-z]))|~")
 _SMALL_LETTER = re.compile(r"(?:\\text\w*\{)?\(?([a-j])\)?\}?")
 _CHOICE = re.compile(
-    r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]\s+(\S.*)|(?:option|choice)\s*\(?([A-J])\)?", re.I | re.S
+    r"(?:(?:option|choice)\s*)?\(?([A-J])(?:[).:]\s+|(?<=\([A-J])\)(?=\d))(\S.*)|(?:option|choice)\s*\(?([A-J])\)?",
+    re.I | re.S,
 )
 """An option quoted with its text, such as `(C) 15` or `Option C`."""
 _NO_OPTION = re.compile(
@@ -104,7 +107,8 @@ def grade(gold: Given, pred: Given) -> Verdict:
         return answers
     with limited_work():
         wanted, extracted = answers
-        golds, preds = read(wanted), read(extracted)
+        nouns = plural_nouns(wanted)
+        golds, preds = read(wanted, nouns), read(extracted, nouns)
         verdict = _by_type(wanted, extracted, golds, preds)
     open_golds, open_preds = any(map(unsolved, golds)), any(map(unsolved, preds))
     if (verdict.correct and open_golds) or not (open_golds or open_preds):
@@ -139,7 +143,8 @@ def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
     wanted, extracted = found
     if max(len(wanted), len(extracted)) > SIMPLE_CHARS:
         return None
-    golds, preds = read(wanted), read(extracted)
+    nouns = plural_nouns(wanted)
+    golds, preds = read(wanted, nouns), read(extracted, nouns)
     simple = all(
         isinstance(part, _SIMPLE) and part not in _IRRATIONAL
         for node in (*golds, *preds)
@@ -184,7 +189,7 @@ def _has_members(node: Node) -> bool:
 
 def _chosen(text: str) -> str | None:
     """The letter of a choice: B, (B), Option B, or the option with its text, as \\textbf{(B)}\\ 15."""
-    bare = _WRAPPED.sub(r"\1", text).replace("\\ ", " ").replace("~", " ").replace("\\,", " ").strip()
+    bare = _SPACING.sub(" ", _WRAPPED.sub(r"\1", text)).strip()
     letter = _LETTER.fullmatch(bare)
     if letter:
         return letter[1]

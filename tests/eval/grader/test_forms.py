@@ -116,7 +116,15 @@ PAIRS_AND_INTERVALS: list[Case] = [
     ("(5,2),(3,1)", "[2,1)", UNPARSED),
     ("(1,3),(5,2)", "1<x<3", UNPARSED),
     ("(5,2)", "(2,5]", WRONG),
-    ("(2,5)", "2<x<5", CORRECT),
+    ("(2,5)", "2<x<5", UNPARSED),
+    ("(2,5)", r"\{x\mid 2<x<5\}", UNPARSED),
+    ("(2,5)", r"x>2\text{ and }x<5", UNPARSED),
+    ("(2,5)", r"x\in(2,5)", CORRECT),
+    (r"x\in(2,5)", "2<x<5", CORRECT),
+    ("2<x<5", "(2,5)", CORRECT),
+    ("[2,5]", r"2\le x\le5", CORRECT),
+    (r"(2,\infty)", "x>2", CORRECT),
+    ("(2,5)", "2<x<6", WRONG),
     ("[2,2]", r"2\le x\le 2", CORRECT),
     (r"\emptyset", r"(1,2)\cap(3,4)", CORRECT),
     (r"\emptyset", "5<x<2", CORRECT),
@@ -162,7 +170,6 @@ NAMES_OF_QUANTITIES: list[Case] = [
                 "-S=5",
                 "S/2=5",
                 "A+A=5",
-                "AB^2=5",
                 r"\sqrt{AB}=5",
                 "1-P(A)=5",
                 "2P(A)=5",
@@ -203,9 +210,9 @@ NAMES_OF_QUANTITIES: list[Case] = [
 ]
 OTHER_FORMS: list[Case] = [
     ("y=2x", "x=y/2", CORRECT),
-    ("y=2x", r"\frac yx=2", UNPARSED),
+    ("y=2x", r"\frac yx=2", CORRECT),
     ("y=2x", r"\frac yx=3", UNPARSED),
-    ("xy=1", r"y=\frac1x", UNPARSED),
+    ("xy=1", r"y=\frac1x", CORRECT),
     ("xy=1", r"y=\frac2x", UNPARSED),
     (r"\sqrt{x^2+y^2}=5", "x^2+y^2=25", UNPARSED),
     ("y=e^x", r"\ln y=x", UNPARSED),
@@ -316,6 +323,396 @@ FACTORIALS: list[Case] = [
     ("(2n-1)!!", r"\frac{(2n)!}{2^n n!}", CORRECT),
     ("6", "3!!!", UNPARSED),
 ]
+DECORATION: list[Case] = [
+    *(
+        ("63", answer, CORRECT)
+        for answer in (
+            r"63\checkmark",
+            r"63\ \checkmark",
+            r"63\quad\blacksquare",
+            r"63 \square",
+            r"63\,\Box",
+            r"63\qed",
+            "63 ✓",
+            "✅ 63",
+            "63 ∎",
+            r"\checkmark 63",
+            r"\underbrace{63}",
+            r"\underbrace{63}_{\text{answer}}",
+            r"\overbrace{63}^{\text{total}}",
+            r"\colorbox{pink}{63}",
+            r"\colorbox{pink}{$63$}",
+            r"\fcolorbox{red}{white}{63}",
+            r"\textcolor{teal}{63}",
+            r"\color{teal}{63}",
+            r"{\color{teal} 63}",
+            r"\color[rgb]{1,0,0}63",
+            r"\bbox[4px]{63}",
+            r"\num{63}",
+            r"\num{6.3e1}",
+            r"\ensuremath{63}",
+            r"\mbox{63}",
+            r"\makebox[1cm]{63}",
+            r"\raisebox{1pt}{63}",
+            r"\mathstrut 63",
+            r"\Huge 63",
+            r"63\phantom{0}",
+            r"\textcolor{red}{\underline{\num{63}}}",
+            r"63\text{ \checkmark}",
+            r"\SI{63}{}",
+            r"\qty{63}{}",
+        )
+    ),
+    *(
+        ("63", answer, NOT_CORRECT)
+        for answer in (
+            "✗63",
+            "63 ✗",
+            "63 ✘",
+            "❌ 63",
+            "➖63",
+            r"\underbrace{63}_{5}",
+            r"\underbrace{63}_{n\text{ times}}",
+            r"\underbrace{6\cdots6}_{63}",
+            r"\phantom{63}",
+            r"6\phantom{3}",
+            r"\textcolor{63}{64}",
+            r"\colorbox{63}{64}",
+            r"\cancel{63}",
+            r"\num{6.3e2}",
+            r"\overline{63}",
+            r"63\star",
+            "~63",
+            r"\sim 63",
+        )
+    ),
+    ("63", "➕63", CORRECT),
+    ("15", r"3\underbrace{5}", UNPARSED),
+    ("15", r"3\textcolor{red}{5}", UNPARSED),
+    (r"\frac{63}{2}", r"\textcolor{red}{\frac{63}{2}}", CORRECT),
+    ("x=63", r"\colorbox{red}{$x=63$}", CORRECT),
+    ("B", r"\textcolor{red}{B}", CORRECT),
+    ("B", r"\textcolor{B}{C}", NOT_CORRECT),
+    ("0.25", "0.25...", NOT_CORRECT),
+]
+COMBINATIONS: list[Case] = [
+    *(
+        ("84", answer, CORRECT)
+        for answer in (
+            "C(9,3)",
+            "C(9, 3)",
+            r"{}^{9}C_3",
+            r"{}^9C_{3}",
+            "^9C_3",
+            r"{}_9C_3",
+            "_9C_3",
+            "C_9^3",
+            "C^3_9",
+            "C^9_3",
+            r"\mathrm{C}_9^3",
+            r"{}^{9}\mathrm{C}_3",
+            r"\text{C}(9,3)",
+            "nCr(9,3)",
+            r"\text{nCr}(9,3)",
+            "9C3",
+            "comb(9,3)",
+            r"{}^9\!C_3",
+            r"{9\choose3}",
+            "C(9,3)=84",
+            r"3\cdot{}^8C_2",
+        )
+    ),
+    *(
+        ("42", answer, CORRECT)
+        for answer in (
+            "P(7,2)",
+            "{}^7P_2",
+            "{}_7P_2",
+            "_7P_2",
+            "P_7^2",
+            "A_7^2",
+            "A^2_7",
+            r"\mathrm{P}(7,2)",
+            "7P2",
+            "nPr(7,2)",
+        )
+    ),
+    *(
+        ("84", answer, NOT_CORRECT)
+        for answer in ("C(9,4)", "C(3,9)", "{}^9P_3", "{}_9C_4", "C_9^4", "P(9,3)", "9C4", "x^9C_3")
+    ),
+    *(("42", answer, NOT_CORRECT) for answer in ("P(7,3)", "P(2,7)", "A_7^3", "7C2", "P(A)", "P(7)")),
+    (r"\binom{n}{2}", "C(n,2)", CORRECT),
+    (r"\binom{n}{2}", "C(n,3)", WRONG),
+    (r"\binom{n+1}{2}", r"{}^{n}C_2", WRONG),
+    ("P(A,B)", "P(A,B)", CORRECT),
+    ("1/4", r"P(5,2)=\frac14", CORRECT),
+    ("42", "P(7,2)=42", CORRECT),
+    ("84", "C(9,3)=85", NOT_CORRECT),
+]
+BRACES_AND_TABLES: list[Case] = [
+    (r"\{4,7\}", r"\lbrace 4,7\rbrace", CORRECT),
+    (r"\{4,7\}", r"\left\lbrace 7,4 \right\rbrace", CORRECT),
+    (r"\{4,7\}", r"\set{4,7}", CORRECT),
+    (r"\{4,7\}", r"\Set{4, 7}", CORRECT),
+    (r"\{4,7\}", r"\text{The set } \{4,7\}", CORRECT),
+    (r"\{4,7\}", r"\text{the solution set is }\{4,7\}", CORRECT),
+    (r"\{4,7\}", r"4\quad7", CORRECT),
+    (r"\{4,7\}", r"\set{4,8}", WRONG),
+    (r"\{4,7\}", r"\lbrace 4\rbrace", WRONG),
+    (r"\{4,7\}", r"\text{not the set } \{4,7\}", NOT_CORRECT),
+    (r"\{4,7\}", r"\text{The complement of the set }\{4,7\}", NOT_CORRECT),
+    ("47", r"4\quad7", NOT_CORRECT),
+    ("4-7", r"4\quad-7", NOT_CORRECT),
+    (r"(x-3)^2", r"\{x-3\}^2", CORRECT),
+    (r"(x-3)^2", r"\{x-3\}^3", WRONG),
+    (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"\pmatrix{5&6\cr7&8}", CORRECT),
+    (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"\pmatrix{5 & 6\\ 7 & 8}", CORRECT),
+    (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"\left(\matrix{5&6\cr7&8}\right)", CORRECT),
+    (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"\begin{bmatrix}5&6\cr7&8\end{bmatrix}", CORRECT),
+    (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"\begin{psmallmatrix}5&6\\7&8\end{psmallmatrix}", CORRECT),
+    (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"\begin{pmatrix*}[r]5&6\\7&8\end{pmatrix*}", CORRECT),
+    (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"M^{-1}=\pmatrix{5&6\cr7&8}", CORRECT),
+    (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"\pmatrix{5&7\cr6&8}", WRONG),
+    (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"\pmatrix{5&6&7&8}", WRONG),
+    (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", r"2M=\pmatrix{5&6\cr7&8}", NOT_CORRECT),
+    ("(4,9)", r"\begin{cases}x=4\\y=9\end{cases}", CORRECT),
+    ("(4,9)", r"\left\{\begin{array}{l}x=4\\y=9\end{array}\right.", CORRECT),
+    ("(4,9)", r"\left\lbrace\begin{array}{rcl}x&=&4\\y&=&9\end{array}\right.", CORRECT),
+    ("(4,9)", r"\begin{aligned}x&=4\\y&=9\end{aligned}", CORRECT),
+    ("(4,9)", r"x=4\quad y=9", CORRECT),
+    ("(4,9)", r"\{x=4, y=9\}", CORRECT),
+    ("(4,9)", r"\{x=9, y=4\}", WRONG),
+    ("(4,9)", r"\begin{array}{l}x=9\\y=4\end{array}", WRONG),
+    ("(4,9)", r"\begin{array}{l}x=4\\y\ne9\end{array}", NOT_CORRECT),
+]
+NAMED_POINTS: list[Case] = [
+    *(
+        ("(6,-5)", answer, CORRECT)
+        for answer in (
+            "A(6,-5)",
+            "A (6, -5)",
+            r"A\left(6,-5\right)",
+            "A=(6,-5)",
+            "V(6,-5)",
+            "P(6,-5)",
+            "Q(6,-5)",
+            "B'(6,-5)",
+            r"\text{vertex }(6,-5)",
+            r"\text{The point is }(6,-5)",
+            r"\{(6,-5)\}",
+            r"(x,y)\in\{(6,-5)\}",
+            "(6;-5)",
+        )
+    ),
+    *(
+        ("(6,-5)", answer, NOT_CORRECT)
+        for answer in (
+            "A(-5,6)",
+            "A(6,5)",
+            "f(6,-5)",
+            "A(6,-5)+1",
+            "A(6,-5)=3",
+            "A(6,-5,1)",
+            "A(6,-5), B(0,0)",
+            r"\{6,-5\}",
+            r"\{(6,-5),(0,0)\}",
+            r"6\text{ to }-5",
+        )
+    ),
+    ("(1,2),(3,4)", "A(1,2), B(3,4)", CORRECT),
+    ("(1,2),(3,4)", "A(1,2), B(3,5)", WRONG),
+    (r"\{(1,2)\}", "(1,2)", CORRECT),
+    (r"\{(1,2)\}", "(2,1)", WRONG),
+    ("(7,2)", "P(7,2)", NOT_CORRECT),
+    ("P(x,y)", "P(x,y)", CORRECT),
+]
+VALUES_SAID_AGAIN: list[Case] = [
+    (r"\frac{5}{6}", r"\frac{5}{6} (0.8333...)", CORRECT),
+    (r"\frac{5}{6}", r"\frac56\ (\approx 0.83)", CORRECT),
+    (r"\frac{5}{6}", r"\frac56\text{ (approximately 0.833)}", CORRECT),
+    (r"\frac{5}{6}", r"\frac56\ (\text{about } 0.83)", CORRECT),
+    (r"\frac{5}{6}", r"\frac56\text{ or approximately }0.833", CORRECT),
+    (r"\frac{5}{6}", r"\frac56, \text{approximately } 0.833", CORRECT),
+    (r"\frac{5}{6}", r"\frac56 = 0.8333\ldots", CORRECT),
+    (r"\frac{5}{6}", r"\frac56\ (\approx 83.3\%)", CORRECT),
+    (r"\frac{5}{6}", r"x=\frac56 (\approx 0.83)", CORRECT),
+    (r"\frac{5}{8}", r"\frac58 (62.5\%)", CORRECT),
+    (r"\frac{5}{8}", r"\frac58\text{ (or 0.625)}", CORRECT),
+    (r"\frac{5}{8}", r"0.625\ (62.5\%)", CORRECT),
+    (r"\sqrt{5}", r"\sqrt5 (2.236)", CORRECT),
+    (r"45^\circ", r"45^\circ \left(\frac{\pi}{4}\right)", CORRECT),
+    ("35", "35 (thirty-five)", CORRECT),
+    ("35", "thirty-five (35)", CORRECT),
+    (r"\frac{5}{6}", r"\frac56 (0.6)", UNPARSED),
+    (r"\frac{5}{6}", r"\frac56 (\approx 0.7)", UNPARSED),
+    (r"\frac{5}{6}", r"\frac56\text{ (or 0.7)}", UNPARSED),
+    (r"\frac{5}{8}", r"\frac58 (60\%)", UNPARSED),
+    (r"45^\circ", r"45^\circ (\frac{\pi}{3})", UNPARSED),
+    ("35", "35 (36)", NOT_CORRECT),
+    ("35", "35 (or 36)", UNPARSED),
+    ("35", "35 (thirty-six)", UNPARSED),
+    ("35", "thirty-five (36)", UNPARSED),
+    ("10", "4 (2.5)", CORRECT),
+    ("4", "4 (2.5)", WRONG),
+    ("10", r"\frac{20}{3}(1.5)", CORRECT),
+    (r"\sqrt{5}", r"\text{about }2.236", NOT_CORRECT),
+]
+STATED_VALUES: list[Case] = [
+    *(
+        ("42", answer, CORRECT)
+        for answer in (
+            r"\lfloor 100T\rfloor=42",
+            r"\lceil T \rceil = 42",
+            r"N\bmod 1000=42",
+            r"N \mod 100 = 42",
+            r"N\pmod{1000}=42",
+            "AB^2=42",
+            r"\overline{AB}^2=42",
+            "|AB|^2=42",
+            "AB^2+BC^2=42",
+            "a^2+b^2=42",
+            "(p-q)^2=42",
+            "(a+b)(b+c)=42",
+            "ab+bc+ca=42",
+            r"2+4+\cdots+12=42",
+            "2+4+6+...+12=42",
+            r"x = 2+4+\ldots+12=42",
+            "f'(3)=42",
+            "f^{-1}(3)=42",
+        )
+    ),
+    ("62", r"2+4+8+\cdots+32=62", CORRECT),
+    ("120", r"1\cdot2\cdots5=120", CORRECT),
+    *(
+        ("42", answer, NOT_CORRECT)
+        for answer in (
+            "2x=42",
+            "x^2=42",
+            r"\sqrt{x}=42",
+            "N-1=42",
+            "2N=42",
+            "x/2=42",
+            "2(a+b)=42",
+            "a+b+1=42",
+            r"\frac{a+b}{2}=42",
+            "n!=42",
+            r"2+4+\cdots+14=42",
+            r"2+5+\cdots+12=42",
+            r"2+4+\cdots+12=43",
+            r"\lfloor T\rfloor+1=42",
+            r"\lfloor T\rfloor<42",
+            r"N\bmod 1000\ne 42",
+            "AB^2>42",
+            r"\frac{20}{2}=42",
+        )
+    ),
+]
+EXCLUDED_NUMBERS: list[Case] = [
+    *(
+        (r"(-\infty,2)\cup(2,6)\cup(6,\infty)", answer, CORRECT)
+        for answer in (
+            r"x\neq 2,6",
+            r"x \ne 2, 6",
+            r"x\neq 2\text{ and }6",
+            r"x\neq2, x\neq6",
+            r"x\notin\{2,6\}",
+            r"\mathbb{R}\setminus\{2,6\}",
+            r"\{x\mid x\neq 2,6\}",
+            r"x\in\mathbb{R}, x\neq 2,6",
+            r"\text{all real numbers except }2\text{ and }6",
+            r"\text{all real }x\neq 2,6",
+        )
+    ),
+    *(
+        (r"(-\infty,2)\cup(2,6)\cup(6,\infty)", answer, NOT_CORRECT)
+        for answer in (
+            r"x\neq 2",
+            r"x\neq 2,5",
+            "x=2,6",
+            r"x\neq 2, x=6",
+            r"x\neq 2,6,7",
+            r"y\neq2, x\neq 6",
+            r"\mathbb{R}",
+            r"\text{all real numbers except }2",
+        )
+    ),
+    (r"x\neq 2,6", r"x\neq 6\text{ and }x\neq 2", CORRECT),
+    (r"x\neq 2,6", "x=2,6", WRONG),
+]
+LOGARITHMS_AND_CIS: list[Case] = [
+    ("5", r"\log_232", CORRECT),
+    ("5", r"\log_2 32", CORRECT),
+    ("2", r"\log_416", CORRECT),
+    ("2", r"\log_{12}144", CORRECT),
+    ("2", r"\log_12 144", CORRECT),
+    ("5", r"\log_231", WRONG),
+    ("5", r"\log_{232}", NOT_CORRECT),
+    *(
+        ("2e^{i\\pi/6}", answer, CORRECT)
+        for answer in (
+            r"2\operatorname{cis}30^\circ",
+            r"2\cis\frac{\pi}{6}",
+            r"2\text{cis}(30^\circ)",
+            r"2\,\mathrm{cis}\left(\frac{\pi}{6}\right)",
+            "2 cis 30°",
+            "2cis(pi/6)",
+            r"2\operatorname{cis}390^\circ",
+        )
+    ),
+    *(
+        ("2e^{i\\pi/6}", answer, NOT_CORRECT)
+        for answer in (
+            r"\operatorname{cis}30^\circ",
+            r"2\operatorname{cis}60^\circ",
+            r"2\operatorname{cis}(-30^\circ)",
+            r"2\operatorname{cis}",
+        )
+    ),
+]
+OTHER_SIDES: list[Case] = [
+    *(
+        ("y=3x-4", answer, CORRECT)
+        for answer in (
+            "y+4=3x",
+            "3x-y=4",
+            "y-3x+4=0",
+            r"x=\frac{y+4}{3}",
+            r"\frac{y+4}{x}=3",
+            r"\frac{y-2}{x-2}=3",
+            "2y=6x-8",
+            "y-2=3(x-2)",
+            r"\ell: y=3x-4",
+            r"\text{The line }y=3x-4",
+        )
+    ),
+    *(
+        ("y=3x-4", answer, NOT_CORRECT)
+        for answer in (
+            "y-4=3x",
+            r"\frac{y-4}{x}=3",
+            r"\frac{x}{y+4}=3",
+            r"\frac{y+4}{x}=-3",
+            r"\frac{y+4}{x}\ne3",
+            "(y-3x+4)^2=0",
+            "(y-3x+4)(x-1)=0",
+            "x=3y-4",
+            r"y\ge3x-4",
+            "3x-4=0",
+        )
+    ),
+]
+FAMILIES_AS_SETS: list[Case] = [
+    (r"\frac{\pi}{3}+k\pi, k\in\mathbb{Z}", r"\{\frac{\pi}{3}+k\pi : k\in\mathbb{Z}\}", CORRECT),
+    (
+        r"\frac{\pi}{3}+k\pi, k\in\mathbb{Z}",
+        r"\left\{\frac{\pi}{3}+n\pi \mid n\in\mathbb{Z}\right\}",
+        CORRECT,
+    ),
+    (r"\frac{\pi}{3}+k\pi, k\in\mathbb{Z}", r"\{x\mid x=\frac{\pi}{3}+k\pi, k\in\mathbb{Z}\}", CORRECT),
+    (r"\frac{\pi}{3}+k\pi, k\in\mathbb{Z}", r"\{\frac{\pi}{3}+2k\pi : k\in\mathbb{Z}\}", NOT_CORRECT),
+    (r"\frac{\pi}{3}+k\pi, k\in\mathbb{Z}", r"\{\frac{\pi}{3}+k\pi : k\in\mathbb{N}\}", NOT_CORRECT),
+]
 KINDS = {
     "printed floats": PRINTED_FLOATS,
     "powers that are not real": POWERS_THAT_ARE_NOT_REAL,
@@ -329,6 +726,16 @@ KINDS = {
     "notations": NOTATIONS,
     "set builders": SET_BUILDERS,
     "factorials": FACTORIALS,
+    "decoration": DECORATION,
+    "combinations": COMBINATIONS,
+    "braces and tables": BRACES_AND_TABLES,
+    "named points": NAMED_POINTS,
+    "values said again": VALUES_SAID_AGAIN,
+    "stated values": STATED_VALUES,
+    "excluded numbers": EXCLUDED_NUMBERS,
+    "logarithms and cis": LOGARITHMS_AND_CIS,
+    "other sides": OTHER_SIDES,
+    "families as sets": FAMILIES_AS_SETS,
 }
 
 

@@ -169,8 +169,8 @@ CONDITIONS_BESIDE_A_VALUE: list[Case] = [
     (r"k\pi, k\ge 1", r"k\pi, k>0", UNPARSED),
     (r"x+1, x\ne 1", r"x+1, x\ne 1", CORRECT),
     ("x>0, y>0", "x>0, y>1", WRONG),
-    ("63 inches", "5 feet and 3 inches", UNPARSED),
-    ("90 minutes", "1 hour and 30 minutes", UNPARSED),
+    ("63 inches", "5 feet and 3 inches", CORRECT),
+    ("90 minutes", "1 hour and 30 minutes", CORRECT),
 ]
 KINDS = {
     "bound letters": BOUND_LETTERS,

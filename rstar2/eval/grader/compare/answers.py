@@ -12,6 +12,7 @@ from rstar2.eval.grader.compare.intervals import (
     as_interval,
     is_backwards,
     is_region,
+    may_be_point,
     region_of,
     same_region,
 )
@@ -26,7 +27,7 @@ from rstar2.eval.grader.compare.letters import (
     with_letters,
 )
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
-from rstar2.eval.grader.compare.one_answer import one_answer
+from rstar2.eval.grader.compare.one_answer import as_share, one_answer
 from rstar2.eval.grader.compare.quantities import (
     are_parts_of_a_sum,
     has_congruence,
@@ -62,9 +63,17 @@ class Outcome:
 def compare(gold: Node, pred: Node) -> Outcome:
     """Compare a prediction with the gold answer; NoValue if it is not decided whether they are equal."""
     outcome, doubt = Outcome(False, ""), None
-    for answer in one_answer(pred, lambda a, b: _Comparison().same(a, b)):
+    for either in one_answer(pred, lambda a, b: _Comparison().same(a, b)):
+        answer = either if "percent" in functions(gold) else as_share(either)
         try:
             outcome = _whole_answers(gold, answer)
+            if (
+                not outcome.equal
+                and answer is not either
+                and _is_whole(gold)
+                and _Comparison().same(gold, either)
+            ):
+                raise NoValue("a percentage, or the number before its sign")
         except NoValue as error:
             doubt = error
         if outcome.equal:
@@ -72,6 +81,11 @@ def compare(gold: Node, pred: Node) -> Outcome:
     if doubt:
         raise doubt
     return outcome
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether an answer is written as a whole number."""
+    return isinstance(node, nodes.Number) and node.value.denominator == 1
 
 
 def _whole_answers(gold: Node, pred: Node) -> Outcome:
@@ -184,7 +198,10 @@ class _Comparison:
     def _same_lists(self, a: Node, b: Node) -> bool:
         kinds = {type(a), type(b)}
         if kinds == {nodes.SetOf, nodes.Brackets}:
-            return False
+            members, point = (_items(a), b) if isinstance(a, nodes.SetOf) else (_items(b), a)
+            if assignments.names_of(members):
+                return self.same(nodes.Listing(members), point)  # {x = 1, y = 2} is the point (1, 2)
+            return len(members) == 1 and self.same(members[0], point)
         one, other = _items(a), _items(b)
         if any(part == nodes.Symbol("dots") for item in (*one, *other) for part in walk(item)):
             if len(one) != len(other):
@@ -278,7 +295,12 @@ class _Comparison:
             raise NoValue("bounds that may exclude each other")
         if name is not None and other_name is not None and not assignments.same_name(name, other_name):
             return False
-        return same_region(region, other_region)
+        if not same_region(region, other_region):
+            return False
+        says_so = isinstance(b, nodes.Brackets) or (isinstance(b, nodes.Relation) and b.operators == ("in",))
+        if may_be_point(a) and not says_so:
+            raise NoValue("a point or an interval")
+        return True
 
     def _same_sets_with_letters(self, a: Node, b: Node) -> bool:
         """Whether sets whose ends are expressions in variables are written alike; NoValue if they are not solved."""

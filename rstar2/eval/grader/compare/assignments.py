@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk
-from rstar2.eval.grader.parse.vocabulary import OF_ANOTHER
+from rstar2.eval.grader.parse.vocabulary import DECORATIONS, GREEK, OF_ANOTHER
 from rstar2.eval.grader.values.equality import equal
 from rstar2.eval.grader.values.functions import ANGLES
 from rstar2.eval.grader.values.guarded_numbers import NoValue
@@ -17,6 +18,9 @@ from rstar2.eval.grader.values.letters import variables
 EQUALS = frozenset({"=", "~"})
 _OF_VALUES = ANGLES | {"det", "Re", "Im", "arg"}
 """Functions whose values are asked for, while a root or a logarithm is a step on the way to what it is of."""
+_DOTS = nodes.Symbol("dots")
+_MAX_PARTS = 1000
+"""Sums and products of which dots leave out more parts are not worked out."""
 
 
 def named(node: Node) -> tuple[Node | None, Node]:
@@ -64,15 +68,25 @@ def names_quantity(node: Node) -> bool:
     match node:
         case nodes.Product(factors=parts):
             is_power = math.gcd(*Counter(parts).values()) > 1  # AB·AB, but not AB·AC
-            return bool(parts) and not is_power and all(map(names_quantity, parts))
+            if bool(parts) and not is_power and all(map(names_quantity, parts)):
+                return True
+            return _is_squared_length(parts) or _joins_letters(node)
         case nodes.Ratio(parts=parts):
             return all(map(names_quantity, parts))
         case nodes.Quotient(over=over, under=under):
-            return over != under and names_quantity(over) and names_quantity(under)
+            named_parts = over != under and names_quantity(over) and names_quantity(under)
+            return named_parts or _joins_letters(node)
         case nodes.Sum(terms=terms):
             bare = [_without_numbers(term) for term in terms]
             lone = {term.name for term in bare if isinstance(term, nodes.Symbol)}
-            return len(set(bare)) > 1 and all(map(names_quantity, bare)) and not lone & _applied(node)
+            named_terms = len(set(bare)) > 1 and all(map(names_quantity, bare)) and not lone & _applied(node)
+            return named_terms or _joins_letters(node)
+        case nodes.Call(name="floor" | "ceil", args=(inner,)) | nodes.Residue(value=inner):
+            return bool(variables(inner))
+        case nodes.Power(base=nodes.Apply(name=name), exponent=nodes.Number()):
+            return name in DECORATIONS
+        case nodes.Power(base=base, exponent=nodes.Number()) if not isinstance(base, nodes.Symbol):
+            return names_quantity(base) or _joins_letters(base)
         case nodes.Call(name="abs" | "norm", args=(inner,)) if names_quantity(inner):
             return not (
                 isinstance(inner, nodes.Symbol) and inner.name.islower() and inner.name not in {"z", "w"}
@@ -82,6 +96,66 @@ def names_quantity(node: Node) -> bool:
         case nodes.Call(name=name, args=args):
             return bool(variables(node)) if name in _OF_VALUES else any(map(_has_several_letters, args))
     return is_name(node)
+
+
+def _joins_letters(node: Node) -> bool:
+    """Whether an expression joins several letters, and no number is added to it or is a factor of it: x^2 + y^2.
+
+    It cannot be solved for one letter, so that its value is what is asked for.
+    """
+    letters = variables(node)
+    if len(letters) < 2 or not all(len(name) == 1 or name in GREEK for name in letters):
+        return False
+    match node:
+        case nodes.Sum(terms=parts):
+            return all(variables(part) for part in parts)
+        case nodes.Product(factors=parts):
+            return all(variables(part) and not isinstance(part, nodes.Call) for part in parts)
+        case nodes.Quotient(over=over, under=under):
+            return bool(variables(over) and variables(under))
+    return False
+
+
+def _is_squared_length(factors: tuple[Node, ...]) -> bool:
+    """Whether factors are the square of a length between two points: AB^2."""
+    match factors:
+        case (
+            nodes.Symbol(name=one),
+            nodes.Power(base=nodes.Symbol(name=other), exponent=nodes.Number(value=power)),
+        ):
+            return one.isupper() and other.isupper() and power == 2
+    return False
+
+
+def _adds_up(side: Node, value: Node) -> bool:
+    """Whether the dots in 1 + 2 + ... + 15 leave out parts with equal steps, so that the whole is `value`."""
+    match side:
+        case nodes.Sum(terms=parts) | nodes.Product(factors=parts) if parts.count(_DOTS) == 1:
+            place = parts.index(_DOTS)
+            numbers = [part.value for part in parts if isinstance(part, nodes.Number)]
+        case _:
+            return False
+    if len(numbers) != len(parts) - 1 or place < 2 or place == len(parts) - 1:
+        return False
+    join = math.prod if isinstance(side, nodes.Product) else sum
+    steps = _steps(numbers[0], numbers[-1], numbers[1] - numbers[0], 1)
+    if numbers[0]:
+        steps += _steps(numbers[0], numbers[-1], Fraction(0), numbers[1] / numbers[0])
+    for row in filter(None, steps):
+        is_written = (
+            row[:place] == numbers[:place] and row[len(row) - len(numbers) + place :] == numbers[place:]
+        )
+        if is_written and equal(nodes.Number(Fraction(join(row))), value):
+            return True
+    return False
+
+
+def _steps(first: Fraction, last: Fraction, step: Fraction, ratio: Fraction | int) -> list[list[Fraction]]:
+    """The numbers from the first to the last, each the one before it times `ratio` plus `step`, if there are few."""
+    row = [first]
+    while row[-1] != last and len(row) < _MAX_PARTS:
+        row.append(row[-1] * ratio + step)
+    return [row] if row[-1] == last else []
 
 
 def _without_numbers(term: Node) -> Node:
@@ -134,13 +208,16 @@ def _function(name: Node) -> str:
 def states_a_value(node: nodes.Relation) -> bool:
     """Whether an equation says what an expression amounts to, as m + n = 33 does.
 
-    x^2 + y^2 = 1 is a curve, unless it is calculated, as in x^2 + y^2 = 9 + 16 = 25; and 2x = 42 is to be solved.
+    2x = 42 is to be solved, unless it has several letters and is calculated, as in 2x + 2y = 9 + 16 = 25.
     """
     value = node.sides[-1]
     if not set(node.operators) <= EQUALS or variables(value) or value == number(0):
         return False
+    match node.sides[0], value:
+        case nodes.Power(base=nodes.Symbol(name=name)), nodes.Matrix():
+            return name.isupper()
     calculated = len(node.sides) > 2 and len(variables(node.sides[0])) > 1
-    return calculated or names_quantity(node.sides[0])
+    return calculated or names_quantity(node.sides[0]) or _adds_up(node.sides[0], value)
 
 
 def in_usual_order(names: Sequence[Node]) -> bool:

@@ -73,6 +73,15 @@ def is_backwards(node: Node) -> bool:
         return False
 
 
+def may_be_point(node: Node) -> bool:
+    """Whether it is a pair such as (3, 5), which is the point as well as the interval."""
+    return (
+        isinstance(node, nodes.Brackets)
+        and (node.opening, node.closing) == ("(", ")")
+        and not any(infinite(end) for end in node.items)
+    )
+
+
 def region_of(node: Node) -> tuple[Node | None, Region]:
     """The variable, if one is named, and the numbers described; NoValue for no set, or ends that are not numbers."""
     match node:

@@ -193,7 +193,9 @@ def _in_one_reading(node: Node) -> Node:
     if "log" in used and (several or not _is_safe_in_logs(node)):
         calculus = variables(node) or used & TRANSCENDENTAL or Symbol("e") in set(walk(node))
         node = _renamed(node, "ln" if calculus and not used & ROUNDING else "log10")
-    return _percentage(node) if "percent" in used else node
+    if "percent" in used and not _is_percentage(node):
+        return _replaced(node, "percent", plain=False)
+    return node
 
 
 def _without_signs(node: Node, *, plain: bool = False) -> Node:
@@ -209,15 +211,20 @@ def _counted_in(sign: str, node: Node) -> Node:
     return nodes.Quotient(nodes.Product((node, number(180))), Symbol("pi"))
 
 
-def _percentage(node: Node) -> Node:
-    """A percentage, unless two integers are possible: 100 % is 1, 200 % is 200, in a calculation 5 % is 0.05."""
-    if not _is_percentage(node):
-        return _replaced(node, "percent", plain=False)
-    try:
-        hundredths = whole_number(nodes.Quotient(_replaced(node, "percent", plain=True), number(100)))
-    except NoValue:
-        return _replaced(node, "percent", plain=True)
-    return node if hundredths is None else _replaced(node, "percent", plain=hundredths != 1)
+def as_share(node: Node) -> Node:
+    """The answer with percentages as hundredths, but for those of whole numbers below 100, which may be meant by it.
+
+    The answer to "how many percent" is 45 or 45 %. 120 % and 0.5 % are 1.2 and 0.005, unless the gold answer is a
+    percentage too.
+    """
+    if "percent" not in functions(node):
+        return node
+    if isinstance(node, _STRUCTURE):
+        return with_parts(node, as_share)
+    with contextlib.suppress(NoValue):
+        if 0 < abs(whole_number(_replaced(node, "percent", plain=True)) or 0) < 100:
+            return node
+    return _replaced(node, "percent", plain=False)
 
 
 def _is_percentage(node: Node) -> bool:

@@ -104,8 +104,11 @@ def _time_of_day(node: Node, is_clock: bool) -> Node:
 def same_ratios(a: Node, b: Node, same: Same) -> bool:
     """Whether two ratios, or times of day, are the same; a number is its ratio to 1.
 
-    NoValue where a time and a ratio agree as ratios: 12:16 may be meant as 3:4.
+    NoValue where a time and a ratio agree as ratios: 12:16 may be meant as 3:4; and for 3 to 4 against a number, as it
+    may be a range, or odds.
     """
+    if any(isinstance(node, nodes.Ratio) and node.worded for node in (a, b)) and type(a) is not type(b):
+        raise NoValue("a ratio in words")
     one, other = (node.parts if isinstance(node, nodes.Ratio) else (node, number(1)) for node in (a, b))
     clocks = [isinstance(node, nodes.Ratio) and node.clock for node in (a, b)]
     if len(one) != len(other):
@@ -149,6 +152,10 @@ def same_residues(a: Node, b: Node, same: Same) -> bool:
     if not residue.is_remainder:
         if variables(residue):
             raise NoValue("numbers up to multiples of another")
+        if same(residue.value, plain) and not equal(
+            nodes.Residue(residue.value, residue.modulus, True), plain
+        ):
+            raise NoValue("a number that is no remainder")
         return same(residue.value, plain)
     if equal(residue, plain):
         return True

@@ -6,7 +6,7 @@ from rstar2.eval.grader.compare import assignments
 from rstar2.eval.grader.compare.listings import Same, in_order
 from rstar2.eval.grader.compare.quantities import has_congruence
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import Node, negative, walk
+from rstar2.eval.grader.parse.nodes import Node, negative, number, walk
 from rstar2.eval.grader.values.equality import proportional
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 from rstar2.eval.grader.values.letters import variables
@@ -100,9 +100,35 @@ def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
     """Whether two equations or inequalities say the same: one is a multiple of the other."""
     if a.operators[0] not in {"=", "!=", "<", "<="} or not (variables(a) & variables(b)):
         return False
-    differences = [nodes.Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
+    differences: list[Node] = [nodes.Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
+    if a.operators[0] == "=" and min(len(variables(one)) for one in differences) > 1:
+        differences = [_as_fraction(one)[0] for one in differences]
     try:
         sign = proportional(differences[0], differences[1])
     except NoValue:
         return False  # a side that is no expression, such as a tuple
     return sign is not None and (sign > 0 or a.operators[0] in {"=", "!="})
+
+
+def _as_fraction(node: Node) -> tuple[Node, Node]:
+    """An expression as a numerator and a denominator, of which only the denominators with letters are cleared.
+
+    A curve such as y/x = 2 is compared by its numerator: it lacks only points at which it is not defined.
+    """
+    match node:
+        case nodes.Quotient(over=over, under=under) if variables(under):
+            (one, below), (other, above) = _as_fraction(over), _as_fraction(under)
+            return nodes.Product((one, above)), nodes.Product((below, other))
+        case nodes.Product(factors=factors):
+            parts = [_as_fraction(factor) for factor in factors]
+            return nodes.Product(tuple(over for over, _ in parts)), nodes.Product(
+                tuple(under for _, under in parts)
+            )
+        case nodes.Sum(terms=(first, *rest)):
+            total, common = _as_fraction(first)
+            for term in rest:
+                over, under = _as_fraction(term)
+                total = nodes.Sum((nodes.Product((total, under)), nodes.Product((over, common))))
+                common = nodes.Product((common, under))
+            return total, common
+    return node, number(1)
