@@ -46,6 +46,8 @@ def test_the_formulas_are_written_as_they_were_made(graded: list[tuple[Pair, Ver
     """Read back from LaTeX by a reader of their own, both formulas of a pair have the values they were made with."""
     decisions = {"altered": "differs", "equal": "equal"}
     pairs = [pair for pair, _ in graded[:200]]
-    other = [pair for pair in pairs if decided(pair.gold, pair.answer, Random(SEED)) != decisions[pair.relation]]
+    other = [
+        pair for pair in pairs if decided(pair.gold, pair.answer, Random(SEED)) != decisions[pair.relation]
+    ]
     # Another sample of points may miss the few at which an altered formula differs.
     assert len(other) <= 4, f"seed {SEED}: {other}"
