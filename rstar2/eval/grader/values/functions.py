@@ -94,8 +94,9 @@ def _whole_root(value: int, order: int) -> int | None:
 
 def _factorial(setting: Setting, value: Value) -> Value:
     if isinstance(value, Fraction) and value.denominator == 1:
-        if not 0 <= value <= MAX_ARGUMENT or value * max(1, int(value)).bit_length() > 2 * MAX_BITS:
+        if not 0 <= value <= MAX_ARGUMENT or math.lgamma(int(value) + 1) > MAX_BITS * math.log(2):
             raise NoValue("too large")
+        setting.budget.spend(float(value / 10))
         return Fraction(math.factorial(int(value)))
     return _gamma(setting, setting.context.factorial, value)
 

@@ -16,7 +16,7 @@ MAX_LOG10 = 60_000
 """No value may leave 10^-MAX_LOG10 .. 10^MAX_LOG10."""
 MAX_SPREAD_BITS = 200
 """Inexact numbers that differ more in size are not added: the smaller one would be lost in the noise of 80 digits."""
-BUDGET = 50_000
+BUDGET = 40_000
 """The work that one grading may take, in units of about one microsecond of one processor of 2024."""
 _STEP = 3
 """The cost of visiting a node."""

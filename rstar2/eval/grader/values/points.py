@@ -54,7 +54,7 @@ _MIXED_SIZES = (4, 8, 16)
 """The same if other letters are real, as in x^n."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals that real letters are drawn from, in turn."""
-_CENTRES_TO, _MAX_CENTRES = 10**9, 8
+_CENTRES_TO, _MAX_CENTRES = 10**60, 8
 """Larger constants of an expression, and further ones, are not tried as values of letters."""
 
 
