@@ -14,7 +14,18 @@ from fractions import Fraction
 from itertools import islice, product
 from typing import Any
 
-from rstar2.eval.grader.parse.nodes import UNKNOWN, Apply, Node, Number, Product, Sum, Symbol, walk
+from rstar2.eval.grader.parse.nodes import (
+    UNKNOWN,
+    Apply,
+    Call,
+    Node,
+    Number,
+    Product,
+    Series,
+    Sum,
+    Symbol,
+    walk,
+)
 from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.guarded_numbers import (
     MAX_SPREAD_BITS,
@@ -323,6 +334,8 @@ def _at_whole_points(
         return None
     enough = len(points) >= (LEAST_EDGED_POINTS if edged else LEAST_POINTS)
     if enough and any(only_for_whole_numbers(node, whole) for node in (a, b)):
+        if any(_vanishes(node, points, setting) for node in (a, b)):
+            raise NoValue("formulas that are zero wherever they were tried")
         return points
     others = _at_real_points(a, b, names, whole, setting, few=enough)
     if others is None:
@@ -330,6 +343,16 @@ def _at_whole_points(
             raise NoValue("expressions that agree only at whole numbers")
         return None
     return (*points, *others)
+
+
+def _vanishes(node: Node, points: tuple[Point, ...], setting: Setting) -> bool:
+    """Whether a formula with a coefficient or product in it is zero at all points: n over 9000 is, for small n."""
+    lasting = any(
+        isinstance(part, Series) or (isinstance(part, Call) and part.name == "binom") for part in walk(node)
+    )
+    return lasting and all(
+        evaluate(node, replace(setting, symbols=point, notes=Notes())) == 0 for point in points
+    )
 
 
 def _at_real_points(

@@ -30,8 +30,6 @@ MAX_TERMS = 2000
 _TERM = 10
 """The cost of setting up a term of a sum, or of a value for what is unknown."""
 _ENDLESS = frozenset({nodes.Symbol("infinity"), nodes.Symbol("none")})
-_SHORT = 10**9
-"""Fractions whose numerator times denominator is below this differ within twenty digits."""
 
 
 def unsolved(node: nodes.Node) -> bool:
@@ -190,14 +188,17 @@ def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
     """A value that only the name and the values of the parts decide."""
     setting.budget.spend(_TERM)
     value = _fraction_of("|".join([name, *(_written(part, setting) for part in values)]))
-    return -value - 7 if setting.others else value
+    value = -value - 7 if setting.others else value
+    # An inexact value, so that the arguments are compared to more digits too.
+    return value if all(isinstance(part, Fraction) for part in values) else setting.inexact(value)
 
 
 def _written(value: Value, setting: Setting) -> str:
-    """A value as text, the same for an exact and an inexact one where twenty digits tell fractions apart."""
-    if isinstance(value, Fraction) and abs(value.numerator) * value.denominator > _SHORT:
-        return str(value)
-    return str(setting.context.nstr(setting.inexact(value), 20))
+    """A value as text to half of the digits in use, the same for an exact and an inexact one that are equal."""
+    digits = setting.context.dps // 2
+    if isinstance(value, Fraction) and abs(value.numerator) * value.denominator > 10 ** (digits // 2):
+        return f"{value.numerator:x}/{value.denominator:x}"
+    return str(setting.context.nstr(setting.inexact(value), digits))
 
 
 def _fraction_of(text: str) -> Fraction:

@@ -66,7 +66,18 @@ def rational_points(random: Random, names: list[str], bits: int) -> Iterator[Poi
 
 def point_source(a: Node, b: Node, purpose: str) -> Random:
     """Returns a generator of its own for a pair of expressions, in any order, and a purpose."""
-    return keyed_random(purpose, *sorted((repr(a), repr(b))))
+    return keyed_random(purpose, *sorted((_fingerprint(a), _fingerprint(b))))
+
+
+def _fingerprint(node: Node) -> str:
+    """A text that tells expressions apart; repr cannot write numbers of more than 4,300 digits."""
+    parts = [
+        f"{value.numerator:x}/{value.denominator:x}" if isinstance(value, Fraction) else str(value)
+        for part in walk(node)
+        for value in (type(part).__name__, *(getattr(part, name) for name in part.__slots__))
+        if isinstance(value, Fraction | str)
+    ]
+    return " ".join(parts)
 
 
 def whole_letters(a: Node, b: Node) -> set[str]:
