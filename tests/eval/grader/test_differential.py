@@ -45,9 +45,11 @@ def test_equal_rewritings_are_accepted(graded: list[tuple[Pair, Verdict]]) -> No
 def test_the_formulas_are_written_as_they_were_made(graded: list[tuple[Pair, Verdict]]) -> None:
     """Read back from LaTeX by a reader of their own, both formulas of a pair have the values they were made with."""
     decisions = {"altered": "differs", "equal": "equal"}
-    pairs = [pair for pair, _ in graded[:200]]
-    other = [
-        pair for pair in pairs if decided(pair.gold, pair.answer, Random(SEED)) != decisions[pair.relation]
-    ]
+    others = []
+    for pair, _ in graded[:200]:
+        decision = decided(pair.gold, pair.answer, Random(SEED))
+        # Undecided are formulas within a larger answer, which are not read.
+        if decision not in {decisions[pair.relation], "undecided"}:
+            others.append((pair, decision))
     # Another sample of points may miss the few at which an altered formula differs.
-    assert len(other) <= 4, f"seed {SEED}: {other}"
+    assert len(others) <= 2, f"seed {SEED}: {others}"
