@@ -48,6 +48,7 @@ from rstar2.eval.grader.values.points import (
     complex_points,
     has_kinks,
     has_steps,
+    is_piecewise,
     only_for_whole_numbers,
     point_source,
     rational_points,
@@ -67,17 +68,19 @@ MAX_FLOAT = 10**300
 _LOW_DIGITS, _HIGH_DIGITS = 40, 80
 _SMALL_BITS = 100
 """80 digits tell apart what is computed from numbers of at most this size."""
-_MORE_DIGITS = (0, 150, 300, 600, 1200)
-"""If there are larger ones, twice their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit, and
-their difference has 101 digits less. Few lengths are used, as a context is kept for each."""
+_MORE_DIGITS = (0, 150, 300, 600, 1200, 2400)
+"""If there are larger ones, three times their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit,
+their difference has 101 digits less, and cos(10^-100) differs from 1 in its 201st. Few lengths are used, as a context
+is kept for each."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
 """At how many points expressions have to agree, without and with corners, jumps or divisors in them."""
 LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
 """Expressions that have values at fewer of the points that were tried are not verified."""
 FIRST_TRIES, TRIES_PER_POINT = 40, 8
 """Points are drawn until there are enough at which both expressions have a value, or this many were tried."""
-MAX_ONE_SIDED = 6
-"""For each point of agreement there may be this many at which only one of the expressions has a value."""
+MAX_ONE_SIDED, MAX_ONE_SIDED_PIECEWISE = 6, 0.25
+"""For each point of agreement there may be this many at which only one of the expressions has a value. Fewer if one is
+piecewise: e^(ln(x - 3)) has values only where |x - 3| is x - 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +421,7 @@ def _points_of_agreement(
             points[tuple(point.values())] = point
     if doubt:
         raise doubt
-    if one_sided > MAX_ONE_SIDED * len(points):
+    if one_sided > (MAX_ONE_SIDED_PIECEWISE if is_piecewise(a, b) else MAX_ONE_SIDED) * len(points):
         raise NoValue("an expression that has a value where the other one has none")
     return tuple(points.values())
 
@@ -452,7 +455,7 @@ def _agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool
     same = bool(low <= context.mpf(10) ** -15 * max(scale, 1))
     if same:
         lost = notes.bits * 3 // 10 if notes.bits > _SMALL_BITS else 0
-        more = _more_digits(2 * lost)
+        more = _more_digits(3 * lost)
         finer = replace(setting, context=mpmath_context(_HIGH_DIGITS + more), notes=Notes())
         second = _difference(a, b, finer)
         if isinstance(second, bool):

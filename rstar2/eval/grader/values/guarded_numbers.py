@@ -200,7 +200,7 @@ class Setting:
             power = _exact_power(base, exponent.numerator)
             self._pay(power, reduced=False)
             return power
-        a, b = self.alike(base, exponent)
+        a, b = self.inexact(base), self.inexact(exponent)
         if a == 0:
             if self.context.re(b) <= 0:
                 raise NoValue("a power of zero")

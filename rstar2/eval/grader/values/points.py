@@ -50,7 +50,7 @@ _SIZES = (6, 20, 200, 2000, 1 << 20)
 """The largest whole numbers that letters are set to, in turn."""
 _SERIES_SIZES = (6, 12, 25, 60)
 """The same if a letter is the bound of a sum or product, which is added up."""
-_MIXED_SIZES = (4, 8, 16)
+_MIXED_SIZES = (4, 8, 16, 40)
 """The same if other letters are real, as in x^n."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals that real letters are drawn from, in turn."""
@@ -132,7 +132,10 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
         sizes: tuple[int, ...] = _MIXED_SIZES
     else:
         sizes = _SERIES_SIZES if bounded else _SIZES
-    centres = _numbers_in(a, b) if has_steps(a, b) or has_kinks(a, b) else []
+    edged = has_steps(a, b) or has_kinks(a, b)
+    if bounded and not edged:
+        sizes += (200,)  # of few points, so that it can be afforded
+    centres = _numbers_in(a, b) if edged else []
     for turn in count():
         size = sizes[turn % len(sizes)]
         point: dict[str, Constant] = {
@@ -216,6 +219,11 @@ def has_steps(a: Node, b: Node) -> bool:
         for node in (a, b)
         for part in walk(node)
     )
+
+
+def is_piecewise(a: Node, b: Node) -> bool:
+    """Whether an expression is written with |…|, minima, floors or the like, so that other formulas agree in places."""
+    return bool((functions(a) | functions(b)) & (LENGTHS | STEPS))
 
 
 def has_kinks(a: Node, b: Node) -> bool:
