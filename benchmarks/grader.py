@@ -4,8 +4,8 @@
 
 FOLDER holds your own *.jsonl files. Each line has `gold`, `pred` (a bare answer or a model's whole output) and
 `expected` (true if `pred` is right). A line may have a `label`: all lines are timed, but only those without a label, or
-with the label `ok`, are scored. Each grader answers from a process that has already started; one that needs more than ten
-seconds for a line is killed, and counts as a hang. Times are wall times of whole calls, as the caller sees them.
+with the label `ok`, are scored. Each grader answers from a process that has already started; one that needs more than
+ten seconds for a line is killed, and counts as a hang. Times are wall times of whole calls, as the caller sees them.
 """
 
 from __future__ import annotations

@@ -67,8 +67,11 @@ def main() -> None:
         golds = list(dict.fromkeys([*golds, *answers]))
     generated = list(texts(options.texts, options.seed))
     right, failed = accepted(golds, generated, options.processes)
+    together: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for answer, several in unequal(right, "undecided"):
-        print(f"not known whether the gold answers are equal: {answer!r} for {several}")
+        together[tuple(several)].append(answer)
+    for of_golds, several in together.items():
+        print(f"not known whether {of_golds} are equal: {len(several)} texts, such as {several[0]!r}")
     wrong = list(unequal(right, "differs"))
     for answer, several in wrong:
         print(f"right for unequal gold answers: {answer!r} for {several}")

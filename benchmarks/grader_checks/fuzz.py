@@ -25,6 +25,8 @@ from rich.table import Table
 from texts.hostile import pairs
 
 P99_MS, WORST_MS, DEADLINES = 50.0, 500.0, 2
+SHOWN = 30
+"""How many accepted texts and crashes are printed, the shortest first."""
 WARM = 0.1
 """Memory is compared after this share of the pairs and after all of them."""
 
@@ -77,7 +79,8 @@ def show(outcomes: list[tuple[str, Graded]], console: Console) -> bool:
     accepted = [one for one in every if one.correct and not is_equal(one)]
     crashes = [one for one in every if one.end == "crash"]
     for name, several in (("accepted", accepted), ("crash", crashes)):
-        for one in several:
+        console.print(f"{name}: {len(several)}")
+        for one in sorted(several, key=lambda one: len(one.answer))[:SHOWN]:
             console.print(
                 f"{name}: {shortened(one.gold)!r}\n    {shortened(one.answer)!r}\n    {one.rule}",
                 markup=False,

@@ -199,7 +199,7 @@ def _other_inside(part: Tree, random: Random, names: list[str]) -> Tree | None:
 def _nearly_the_same(part: Tree, random: Random, names: list[str]) -> Tree | None:
     """A part to which something is added that is 0 at a few whole numbers, such as (n - 7)(n - 10)."""
     letter = Letter(random.choice(names))
-    zeros = random.sample(range(1, 16), random.randint(2, 5))
+    zeros = range(1, 17) if random.random() < 0.1 else random.sample(range(1, 16), random.randint(2, 5))
     return add(part, mul(*(sub(letter, zero) for zero in zeros)))
 
 

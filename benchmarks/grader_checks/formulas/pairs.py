@@ -13,10 +13,21 @@ from formulas.latex import latex
 from formulas.letters import KINDS, Kind, points
 from formulas.made import formula
 from formulas.rewrite import rewritten
-from formulas.trees import letters_of
+from formulas.trees import Tree, letters_of
 from formulas.values import decision
 
 Relation: TypeAlias = Literal["altered", "equal"]
+_PLAIN_SHARE = 0.85
+"""The share of the pairs that are formulas alone; the others stand in a larger answer, which inherits the decision."""
+_WHOLE_ANSWERS = (
+    "(@, 3)",
+    r"\{@, \pi\}",
+    "S = @",
+    r"\begin{pmatrix} @ \\ 1 \end{pmatrix}",
+    "[@, \\infty)",
+    "@, \\sqrt{2}",
+)
+"""Answers of which a formula, the @, is a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,12 @@ class Pair:
     relation: Relation
     gold: str
     answer: str
+
+
+def _answers(gold: Tree, other: Tree, random: Random) -> tuple[str, str]:
+    """Two formulas in LaTeX, alone or both in the same larger answer."""
+    around = "@" if random.random() < _PLAIN_SHARE else random.choice(_WHOLE_ANSWERS)
+    return around.replace("@", latex(gold)), around.replace("@", latex(other, random))
 
 
 @dataclass(slots=True)
@@ -53,7 +70,7 @@ class Pairs:
                 other = rewritten(other, random)
             names = letters_of(gold) | letters_of(other)
             if decision(gold, other, points(kind, names, random)) == "differs":
-                return Pair(kind, "altered", latex(gold), latex(other, random))
+                return Pair(kind, "altered", *_answers(gold, other, random))
             self.dropped["altered", kind] += 1
 
     def _equal(self, kind: Kind, random: Random) -> Pair:
@@ -62,5 +79,5 @@ class Pairs:
             other = rewritten(gold, random)
             names = letters_of(gold) | letters_of(other)
             if decision(gold, other, points(kind, names, random)) == "equal":
-                return Pair(kind, "equal", latex(gold), latex(other, random))
+                return Pair(kind, "equal", *_answers(gold, other, random))
             self.dropped["equal", kind] += 1

@@ -256,6 +256,110 @@ range(#)
 #°
 #%
 ½
+# (\approx #)
+#\ (#.#)
+# (=#)
+@ (#)
+AB^2=#
+AB=#\sqrt{#}
+N\bmod # = #
+\lfloor #S\rfloor=#
+\lfloor S\rfloor=#
+@-#=#
+@-#=#@
+2@=#
+@^2=#
+\frac{@}{#}=#
+@+y=#
+A(#,#)
+P=(#,#)
+#\text{ to }#
+#\text{ out of }#
+\log_##
+\log_{#}{#}
+\checkmark #
+#\ \checkmark
+#\blacksquare
+\underbrace{#}_{#}
+\overbrace{#+#}^{#}
+\overset{#}{#}
+\stackrel{#}{=}#
+\colorbox{red}{#}
+\textcolor{red}{#}#
+\color{red}#
+\num{#}
+\SI{#}{#}
+\ensuremath{#}
+\fbox{#}
+\mathbf{#}#
+C(#,#)
+{}^{#}C_{#}
+{}_{#}C_{#}
+C_{#}^{#}
+P(#,#)
+{}^{#}P_{#}
+#\operatorname{cis} #^\circ
+\operatorname{cis}(#)
+\lbrace #\rbrace
+\set{#,#}
+#^o
+#\textdegree
+#\mathrm{m/s}^{#}
+#\mathrm{~m\,s^{-#}}
+#\,\mathrm{cm}\times #\,\mathrm{cm}
+\pmatrix{#&#\cr#&#}
+@\neq #, #
+# \text{ except } #
+\text{forty-two}
+\text{five and }#
+# \text{ hundred}
+#\text{th root}
+#\text{ quadrillion}
+#\text{ octal}
+#\text{ inverse}
+#\text{ squared}
+#\text{ halves}
+#\text{ over }#
+#\text{ more than }#
+#\text{ less than }#
+#\text{ remainder }#
+#\text{ R }#
+# R #
+#;#;#
+[#;#]
+#\pm#\%
+#\%\pm#
+#^{\circ}#'
+#°#′
+#:#:#
+#\text{ a.m.}
+@=#\text{ or }@=#
+@=#,\ y=#
+@_1=#,@_2=#
+(@,y)=(#,#)
+@=#\pm#
+@\approx#
+@\to#
+#\to#
+#\Rightarrow#
+#\implies#
+\therefore #
+\because #
+#\iff#
+1+2+\cdots+#=#
+#+#=#
+#\cdot#=#
+@=\frac{#}{#}=#
+\frac{#}{#}=#.#
+#=@=#
+# < @
+#>#
+#\ge#
+@\in[#,#]
+@\in\mathbb{N}
+\mathbb{Z}\setminus\{#\}
+\forall @
+\exists @: @=#
 #½
 x²
 √#
