@@ -202,10 +202,8 @@ def _chosen(text: str) -> str | None:
 def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
     rule, doubt = "", ""
-    if any(isinstance(node, nodes.Text) for node in golds):
-        gold_words, pred_words = (
-            nodes.Text(words(text[:MAX_CHARS]), plain=True) for text in (wanted, extracted)
-        )
+    if any(isinstance(node, nodes.Text) for node in golds) and len(wanted) + len(extracted) <= 2 * MAX_CHARS:
+        gold_words, pred_words = (nodes.Text(words(text), plain=True) for text in (wanted, extracted))
         if gold_words == pred_words:
             return _correct(extracted, Fact("text", gold_words, pred_words))
     letters = _chosen(wanted), _chosen(extracted)

@@ -10,8 +10,11 @@ from typing import Any
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number
 from rstar2.eval.grader.values.equality import infinite, real_value
-from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.guarded_numbers import NoValue, current_budget
 
+_LARGEST_END = 10**30
+_PIECE = 5
+"""The cost of sorting a piece among others."""
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 INFINITY = nodes.Symbol("infinity")
 
@@ -36,7 +39,7 @@ Region = tuple[Piece, ...]
 
 
 def same_region(a: Region, b: Region) -> bool:
-    """Whether two regions have the same ends, to thirty digits."""
+    """Whether two regions have the same ends."""
     if len(a) != len(b):
         return False
     return all(
@@ -201,6 +204,7 @@ def _piece(low: Node, high: Node, has_low: bool, has_high: bool) -> Piece:
 def _normal(pieces: list[Piece]) -> Region:
     """Sorted, without empty pieces, and joined where they touch."""
     joined: list[Piece] = []
+    current_budget().spend(_PIECE * len(pieces))
     for piece in sorted((one for one in pieces if not one.empty), key=lambda one: (one.low, not one.has_low)):
         last = joined[-1] if joined else None
         if last and (piece.low < last.high or (piece.low == last.high and (piece.has_low or last.has_high))):
@@ -236,5 +240,8 @@ def _complement(region: Region) -> Region:
 
 
 def _close(a: Any, b: Any) -> bool:
+    """Whether two ends, which are known to forty digits, are the same; NoValue if they are too large to tell."""
     size = max(abs(a), abs(b))
-    return bool(a == b or (size < type(a)("inf") and abs(a - b) <= size * type(a)(10) ** -30))
+    if size < a.context.inf and size > _LARGEST_END:
+        raise NoValue("ends too large to be told apart")
+    return bool(a == b or (size < a.context.inf and abs(a - b) <= size * a.context.mpf(10) ** -36))

@@ -105,7 +105,8 @@ class Arithmetic(ABC):
     def _side_by_side(self, left: Node) -> Node:
         """What follows without a sign: a mixed number's fraction, or a factor."""
         tokens = self._tokens
-        whole = isinstance(left, nodes.Number) and left.value.denominator == 1 and not left.digits
+        digits = tokens.peek(-1).kind == "number"  # (-2) 9/2 is a product
+        whole = digits and isinstance(left, nodes.Number) and left.value.denominator == 1 and not left.digits
         if whole and tokens.next.kind == "number":
             return self._mixed(left)
         if isinstance(left, nodes.Number) and tokens.at("sign", "{") and tokens.peek().kind == "number":
@@ -142,7 +143,8 @@ class Arithmetic(ABC):
         if token.kind == "word":
             if token.text in {"C", "F"} and self._after_degrees():
                 return False  # a temperature
-            return token.text not in {"and", "or", "mod", "base", "to"} and not is_unit_word(token)
+            is_unit = is_unit_word(token) and not self._tokens.inside_word
+            return token.text not in {"and", "or", "mod", "base", "to"} and not is_unit
         if token.kind == "text":
             return is_upright_function(self._tokens)
         if self._at_grouped_unit():

@@ -9,7 +9,7 @@ from rstar2.eval.grader.parse.tokens import ParseError
 from rstar2.eval.grader.parse.vocabulary import NUMBER_WORDS, ORDINAL_WORDS, TENS
 
 MAX_DIGITS = 4000
-"""Below the length at which Python refuses to turn digits into an integer."""
+"""Below the length at which Python refuses to turn digits into an integer, or an integer into digits."""
 
 
 def numeral(text: str) -> Node:
@@ -17,8 +17,8 @@ def numeral(text: str) -> Node:
     if len(text) > MAX_DIGITS:
         raise ParseError("too many digits")
     mantissa, _, exponent = text.lower().partition("e")
-    if abs(int(exponent or "0")) > MAX_DIGITS:
-        raise ParseError("too large an exponent")
+    if abs(int(exponent or "0")) + len(mantissa) > MAX_DIGITS:
+        raise ParseError("too many digits")
     decimal = "." in mantissa
     digits = len(mantissa.replace(".", "").lstrip("0")) if decimal else 0
     places = len(mantissa.partition(".")[2]) - int(exponent or "0") if decimal else 0

@@ -163,6 +163,7 @@ class TokenStream:
         self._bars_outside: list[bool] = []
         self.place = 0
         """Index of the next token. Setting it back reads tokens again."""
+        self._rest_at = -1
         self.inside_bars = False
         """Whether a | would close an absolute value rather than open one."""
 
@@ -186,6 +187,12 @@ class TokenStream:
         """Take only the first characters of the next token; the others are the next token."""
         token = self.next
         self._tokens[self.place] = Token(token.kind, token.text[used:])
+        self._rest_at = self.place
+
+    @property
+    def inside_word(self) -> bool:
+        """Whether the next token is the rest of a run of letters, such as km in nkm, and so no word by itself."""
+        return self._rest_at == self.place
 
     def at(self, kind: str, *texts: str) -> bool:
         """Whether the next token is of that kind and one of those texts."""

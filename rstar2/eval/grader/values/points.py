@@ -132,10 +132,7 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
         sizes: tuple[int, ...] = _MIXED_SIZES
     else:
         sizes = _SERIES_SIZES if bounded else _SIZES
-    edged = has_steps(a, b) or has_kinks(a, b)
-    if bounded and not edged:
-        sizes += (200,)  # of few points, so that it can be afforded
-    centres = _numbers_in(a, b) if edged else []
+    centres = _numbers_in(a, b) if has_steps(a, b) or has_kinks(a, b) else []
     for turn in count():
         size = sizes[turn % len(sizes)]
         point: dict[str, Constant] = {
