@@ -345,7 +345,9 @@ class Answer(Expression):
             return True
         # am and pm are letters of a product, except behind a time of day, which ends in front of them.
         is_unit = token.text.lower() in HALF_DAYS or is_unit_word(token)
-        return token.kind == "word" and token.text not in _BETWEEN and is_unit and not self._tokens.inside_word
+        return (
+            token.kind == "word" and token.text not in _BETWEEN and is_unit and not self._tokens.inside_word
+        )
 
     def _unit_words(self) -> str:
         """The words behind a value, with the powers, products and quotients of units as plain text."""

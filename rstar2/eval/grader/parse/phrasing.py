@@ -125,7 +125,9 @@ def split_aside(text: str) -> Aside | str | None:
     value, aside, lead = match["value"].rstrip(" ,"), match["aside"].strip(), match["lead"] or ""
     words, decimal = _IN_WORDS.fullmatch(aside), _DECIMAL.match(aside)
     if words and not lead and in_words(words[1]) is None:
-        return rf"{value}\text{{ {words[1]}}}" if value[-1:].isdigit() else None
+        # Short runs of letters may be factors, as in 8(n - m); with a space before them, units are units.
+        spaced_unit = [len(word) > 3 or (match["gap"] and is_unit(word)) for word in words[1].split()]
+        return rf"{value}\text{{ {words[1]}}}" if value[-1:].isdigit() and all(spaced_unit) else None
     spaced = match["gap"] and (
         _OTHER_SIGN.fullmatch(aside)
         or _OTHER_SIGN.fullmatch(value)

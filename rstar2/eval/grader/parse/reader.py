@@ -83,13 +83,15 @@ def _read(text: str, thousands: bool, nouns: Set[str]) -> Node:
         value = _last_side(text, thousands, nouns)
         if value is not None:
             return value
-        found = words(text[:MAX_CHARS])
+        if len(text) > MAX_CHARS:
+            return Text((), plain=False)
+        found = words(text)
         if found in _PHRASES:
             return _PHRASES[found]
         if _NO_SOLUTION.fullmatch(" ".join(found)):
             return SetOf(())
         if found and found[-1] in ORDINAL_WORDS:
-            ordinal = _ORDINAL_WORD.fullmatch(_WRAPPER.sub("", clean(text[:MAX_CHARS])).strip(" }").lower())
+            ordinal = _ORDINAL_WORD.fullmatch(_WRAPPER.sub("", clean(text)).strip(" }").lower())
             if ordinal and ordinal[1] in ORDINAL_WORDS:
                 return number(ORDINAL_WORDS[ordinal[1]])
         return Text(found, plain=all(word.isalpha() for word in found))
