@@ -493,6 +493,8 @@ WORDS_THAT_MAY_STAND: list[Case] = [
     ("3", "3rd place", CORRECT),
     ("3", "3rd root", NOT_CORRECT),
     ("54 splines", "54", CORRECT),
+    ("54 splines", r"54\text{ Spline}", CORRECT),
+    ("54 roots", "54 root", UNPARSED),
     ("54 splines", "54 splines", CORRECT),
     ("54 splines", r"54\text{ splines}", CORRECT),
     ("54 splines", "54 quadrillion splines", NOT_CORRECT),
