@@ -207,15 +207,17 @@ def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> 
     if a == b or "dots" in names:
         orders = [b[1], b[1][::-1]] if a[0] == b[0] and len(a[1]) == len(b[1]) else []
         return a == b or any(all(map(_identical, a[1], order)) for order in orders)
-    given = [{name: Rational(re) + I * Rational(im) for name, (re, im) in point.items()} for point in points]
-    agreed = [_Evaluation(point, reading).agree(a, b) for point in given]
+    claimed = [
+        {name: Rational(re) + I * Rational(im) for name, (re, im) in point.items()} for point in points
+    ]
+    agreed = [_Evaluation(point, reading).agree(a, b) for point in claimed]
     real = bool(names) and ("Symbol", "i") not in {*_walk((a, b))}
     for _ in range((_TRIES if names else 1) if all(agreed) else 0):
-        point = {name: _drawn(name, given) for name in names}
+        point = {name: _drawn(name, claimed) for name in names}
         agreed.append(_Evaluation(point, reading, real).agree(a, b))
-        if agreed[-1] is False or agreed.count(True) >= len(given) + _POINTS:
+        if agreed[-1] is False or agreed.count(True) >= len(claimed) + _POINTS:
             break
-    return False not in agreed and agreed.count(True) - len(given) >= (_LEAST_POINTS if names else 1)
+    return False not in agreed and agreed.count(True) - len(claimed) >= (_LEAST_POINTS if names else 1)
 
 
 def _core(node: Node) -> Node:

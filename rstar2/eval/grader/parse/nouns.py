@@ -179,7 +179,9 @@ _NO_NOUN = re.compile(
 def plural_nouns(gold: str) -> frozenset[str]:
     """The words of a gold answer that are plurals, and so may be what a prediction counts, also in the singular."""
     words = (word.lower() for word in _WORD.findall(gold))
-    plurals = {word for word in words if len(word) > 3 and word.endswith("s") and not _NO_NOUN.fullmatch(word)}
+    plurals = {
+        word for word in words if len(word) > 3 and word.endswith("s") and not _NO_NOUN.fullmatch(word)
+    }
     return frozenset(plurals | {word[:-1] for word in plurals})
 
 
