@@ -112,11 +112,7 @@ class _Evaluation:
             parts = [sympy.N(part, 30) for part in sympy.flatten(others)]
             return Rational(random.Random(f"{self.salt}{name}{parts}").randint(1 << 40, 1 << 41), 1 << 40)
         if kind == "Power":
-            size = (
-                (abs(one.p) + one.q).bit_length()
-                if getattr(one, "is_Rational", False) and abs(one) != 1
-                else 0
-            )
+            size = (abs(one.p) + one.q).bit_length() if isinstance(one, Rational) and abs(one) != 1 else 0
             _need(abs(others[0]) * size < _MAX_BITS, "a power that is too large")
             return one ** others[0]
         return self._call(name, *others[0]) if kind == "Call" else _BUILT[kind](one, *others)
@@ -128,10 +124,9 @@ class _Evaluation:
         if name in {"ln", "log", "log10", "logarithm"}:
             is_natural = name == "ln" or (name == "log" and self.natural_log)
             return sympy.log(one) / sympy.log(*rest or [sympy.E if is_natural else 10])
-        _need(
-            name not in {"factorial", "factorial2", "binomial"} or abs((one, *rest)[-1]) <= 10_000,
-            "a count that is too large",
-        )
+        if name in {"factorial", "factorial2", "binomial"}:
+            counts = all(number >= 0 or not number.is_integer for number in (one, *rest))
+            _need(counts and abs((one, *rest)[-1]) <= 10_000, "a count that is negative, or too large")
         return one.det() if name == "det" else getattr(sympy, name)(one, *rest)
 
     def agree(self, a: Node, b: Node) -> bool | None:
@@ -357,8 +352,7 @@ class _Fact:
         pairs = ends if signs != ("in",) else [(sides[0], sides[1])]
         for name, value in pairs:
             is_name = _letters(*sides) or "Apply" in f"{name}" or value[0] == "Residue"
-            readings = [(0, 0, 1), (1, 1, 1)]
-            is_true = is_name or any(_identical(name, value, (), reading) for reading in readings)
+            is_true = is_name or _identical(name, value) or _identical(name, value, (), (1, 1, 1))
             if is_true and self.same(value, plain):
                 return True
         return "~" in signs and any(self.same(side, plain) for side in sides)
