@@ -7,7 +7,17 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any, TypeAlias
 
-from rstar2.eval.grader.parse.nodes import Brackets, Call, Listing, Node, Quantity, Relation, Symbol, walk
+from rstar2.eval.grader.parse.nodes import (
+    Brackets,
+    Call,
+    Listing,
+    Node,
+    Quantity,
+    Ratio,
+    Relation,
+    Symbol,
+    walk,
+)
 from rstar2.eval.grader.parse.units import measure, no_unit
 from rstar2.eval.grader.values.equality import Identity
 from rstar2.eval.grader.values.points import Point
@@ -76,6 +86,8 @@ def plain(part: Any) -> Any:
             return ["Symbol", name]
         case Listing(items=items, alternatives=alternatives):
             return ["Listing", plain(items), alternatives]
+        case Ratio(parts=parts, clock=clock):
+            return ["Ratio", plain(parts), clock]
         case Brackets(opening=opening, closing=closing, items=items):
             return ["Brackets", plain(items), opening + closing]
         case Call(name=name, args=args):

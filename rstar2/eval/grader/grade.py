@@ -63,7 +63,7 @@ class Verdict:
     could not be understood, so nothing was verified. `timeout`: the deadline passed. `invalid`: the gold
     answer itself is missing or cannot be used."""
     extracted: str | None
-    """The answer found in the model's output, or None where none was found."""
+    """The answer found in the model's output, or None if there is none."""
     rule: str
     """The name of the rule that decided, such as `integer`, `text`, `number`, `interval`."""
     certificate: Certificate | None = field(default=None, compare=False, repr=False)
@@ -91,9 +91,9 @@ Given = str | int | float | None
 """A gold answer or a model's output as a caller may have it."""
 
 
-def as_text(given: Given) -> str | None:
+def as_text(value: Given) -> str | None:
     """A number as Python prints it; text and None as they are."""
-    return given if given is None or isinstance(given, str) else str(given)
+    return value if value is None or isinstance(value, str) else str(value)
 
 
 def grade(gold: Given, pred: Given) -> Verdict:
@@ -106,10 +106,10 @@ def grade(gold: Given, pred: Given) -> Verdict:
     if isinstance(answers, Verdict):
         return answers
     with limited_work():
-        wanted, extracted = answers
-        nouns = plural_nouns(wanted)
-        golds, preds = read(wanted, nouns), read(extracted, nouns)
-        verdict = _by_type(wanted, extracted, golds, preds)
+        gold_text, extracted = answers
+        nouns = plural_nouns(gold_text)
+        golds, preds = read(gold_text, nouns), read(extracted, nouns)
+        verdict = _by_type(gold_text, extracted, golds, preds)
     open_golds, open_preds = any(map(unsolved, golds)), any(map(unsolved, preds))
     if (verdict.correct and open_golds) or not (open_golds or open_preds):
         return verdict
@@ -123,55 +123,57 @@ def gold_fault(gold: Given) -> str | None:
         return "it is empty"
     if _INTEGER.fullmatch(text):
         return None
-    wanted = gold_answer(text)
-    if len(wanted) > MAX_CHARS:
-        return f"it has {len(wanted)} characters, more than {MAX_CHARS}"
-    if not any(character.isalnum() or character in _SIGNS for character in wanted):
-        read_as = "it" if wanted == text.strip() else f"the part that counts as the answer, {wanted!r:.60},"
+    gold_text = gold_answer(text)
+    if len(gold_text) > MAX_CHARS:
+        return f"it has {len(gold_text)} characters, more than {MAX_CHARS}"
+    if not any(character.isalnum() or character in _SIGNS for character in gold_text):
+        read_as = (
+            "it" if gold_text == text.strip() else f"the part that counts as the answer, {gold_text!r:.60},"
+        )
         return f"{read_as} has no letters, digits or mathematical signs"
     verdict = grade(text, f"\\boxed{{{text}}}")
     return None if verdict.correct else verdict.rule
 
 
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
-    """`grade`'s verdict where it takes a moment: nothing to compare, integers, the same text, words, short sums."""
+    """`grade`'s verdict if it takes only a moment: nothing to compare, integers, the same text, words, short sums."""
     if gold and pred and max(len(gold), len(pred)) > QUICK_CHARS:
         return None
-    found = _answers(gold, pred)
-    if isinstance(found, Verdict):
-        return found
-    wanted, extracted = found
-    if max(len(wanted), len(extracted)) > SIMPLE_CHARS:
+    answers = _answers(gold, pred)
+    if isinstance(answers, Verdict):
+        return answers
+    gold_text, extracted = answers
+    if max(len(gold_text), len(extracted)) > SIMPLE_CHARS:
         return None
-    nouns = plural_nouns(wanted)
-    golds, preds = read(wanted, nouns), read(extracted, nouns)
+    nouns = plural_nouns(gold_text)
+    golds, preds = read(gold_text, nouns), read(extracted, nouns)
     simple = all(
         isinstance(part, _SIMPLE) and part not in _IRRATIONAL
         for node in (*golds, *preds)
         for part in walk(node)
     )
-    return _by_type(wanted, extracted, golds, preds) if simple else None
+    return _by_type(gold_text, extracted, golds, preds) if simple else None
 
 
 def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
-    """The two answers to compare; a verdict where one is missing, both are integers or the texts are the same."""
+    """The two answers to compare; a verdict if one is missing, both are integers or the texts are the same."""
     if gold is None or not gold.strip():
         return Verdict("invalid", None, "no gold answer")
-    wanted, extracted = gold_answer(gold), extract_answer(pred or "")
+    gold_text, extracted = gold_answer(gold), extract_answer(pred or "")
     if extracted is None:
         return Verdict("unparsed", None, "no answer")
-    if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(extracted):
-        if int(wanted) != int(extracted):
+    if _INTEGER.fullmatch(gold_text) and _INTEGER.fullmatch(extracted):
+        if int(gold_text) != int(extracted):
             return Verdict("wrong", extracted, "integer")
-        return _correct(extracted, Fact("integer", str(int(wanted)), str(int(extracted))))
-    pairs = [(wanted, extracted)]
+        return _correct(extracted, Fact("integer", str(int(gold_text)), str(int(extracted))))
+    pairs = [(gold_text, extracted)]
     if pred is not None and len(pred) <= len(gold) + SAME_CHARS:
         pairs.append((gold.strip(), pred.strip()))
     for texts in pairs:
         gold_key, pred_key = map(key, texts)
         if gold_key == pred_key:
             return _correct(extracted, Fact("text", gold_key, pred_key))
-    return wanted, extracted
+    return gold_text, extracted
 
 
 def _correct(extracted: str, fact: Fact, rule: str = "") -> Verdict:
@@ -199,14 +201,15 @@ def _chosen(text: str) -> str | None:
     return choice[1] or choice[3]
 
 
-def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
-    """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
+def _by_type(gold_text: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
+    """The best outcome over the readings of both; `wrong` only if every pair of readings is known to differ."""
     rule, doubt = "", ""
-    if any(isinstance(node, nodes.Text) for node in golds) and len(wanted) + len(extracted) <= 2 * MAX_CHARS:
-        gold_words, pred_words = (nodes.Text(words(text), plain=True) for text in (wanted, extracted))
+    readable = max(len(gold_text), len(extracted)) <= MAX_CHARS
+    if readable and any(isinstance(node, nodes.Text) for node in golds):
+        gold_words, pred_words = (nodes.Text(words(text), plain=True) for text in (gold_text, extracted))
         if gold_words == pred_words:
             return _correct(extracted, Fact("text", gold_words, pred_words))
-    letters = _chosen(wanted), _chosen(extracted)
+    letters = _chosen(gold_text), _chosen(extracted)
     if letters[0] and letters[1]:
         if letters[0] != letters[1]:
             return Verdict("wrong", extracted, "choice")

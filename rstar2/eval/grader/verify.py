@@ -112,11 +112,7 @@ class _Evaluation:
             parts = [sympy.N(part, 30) for part in sympy.flatten(others)]
             return Rational(random.Random(f"{self.salt}{name}{parts}").randint(1 << 40, 1 << 41), 1 << 40)
         if kind == "Power":
-            size = (
-                (abs(one.p) + one.q).bit_length()
-                if getattr(one, "is_Rational", False) and abs(one) != 1
-                else 0
-            )
+            size = (abs(one.p) + one.q).bit_length() if isinstance(one, Rational) and abs(one) != 1 else 0
             _need(abs(others[0]) * size < _MAX_BITS, "a power that is too large")
             return one ** others[0]
         return self._call(name, *others[0]) if kind == "Call" else _BUILT[kind](one, *others)
@@ -128,10 +124,9 @@ class _Evaluation:
         if name in {"ln", "log", "log10", "logarithm"}:
             is_natural = name == "ln" or (name == "log" and self.natural_log)
             return sympy.log(one) / sympy.log(*rest or [sympy.E if is_natural else 10])
-        _need(
-            name not in {"factorial", "factorial2", "binomial"} or abs((one, *rest)[-1]) <= 10_000,
-            "a count that is too large",
-        )
+        if name in {"factorial", "factorial2", "binomial"}:
+            counts = all(number >= 0 or not number.is_integer for number in (one, *rest))
+            _need(counts and abs((one, *rest)[-1]) <= 10_000, "a count that is negative, or too large")
         return one.det() if name == "det" else getattr(sympy, name)(one, *rest)
 
     def agree(self, a: Node, b: Node) -> bool | None:
@@ -207,15 +202,17 @@ def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> 
     if a == b or "dots" in names:
         orders = [b[1], b[1][::-1]] if a[0] == b[0] and len(a[1]) == len(b[1]) else []
         return a == b or any(all(map(_identical, a[1], order)) for order in orders)
-    given = [{name: Rational(re) + I * Rational(im) for name, (re, im) in point.items()} for point in points]
-    agreed = [_Evaluation(point, reading).agree(a, b) for point in given]
+    claimed = [
+        {name: Rational(re) + I * Rational(im) for name, (re, im) in point.items()} for point in points
+    ]
+    agreed = [_Evaluation(point, reading).agree(a, b) for point in claimed]
     real = bool(names) and ("Symbol", "i") not in {*_walk((a, b))}
     for _ in range((_TRIES if names else 1) if all(agreed) else 0):
-        point = {name: _drawn(name, given) for name in names}
+        point = {name: _drawn(name, claimed) for name in names}
         agreed.append(_Evaluation(point, reading, real).agree(a, b))
-        if agreed[-1] is False or agreed.count(True) >= len(given) + _POINTS:
+        if agreed[-1] is False or agreed.count(True) >= len(claimed) + _POINTS:
             break
-    return False not in agreed and agreed.count(True) - len(given) >= (_LEAST_POINTS if names else 1)
+    return False not in agreed and agreed.count(True) - len(claimed) >= (_LEAST_POINTS if names else 1)
 
 
 def _core(node: Node) -> Node:
@@ -289,12 +286,15 @@ class _Fact:
     def by_list(self, a: Node, b: Node) -> bool:
         """In order if one of the two is a tuple, leaves out members, or alone has names; else by a matching."""
         kinds, lists = {a[0], b[0]}, {"Listing", "SetOf", "Brackets"}
+        if kinds == {"SetOf", "Brackets"}:
+            members, point = (a[1], b) if a[0] == "SetOf" else (b[1], a)
+            return self.same(members, (point,)) or self.same(("Listing", members, False), point)
         sides = [side[1] if side[0] in lists else (side,) for side in (a, b)]
         titles = [set(map(_title, side)) for side in sides]
         alone = [None not in each and len(each) > 1 for each in titles].count(True) == 1
         ordered = ("Symbol", "dots") in {*_walk((a, b))} or (alone and "SetOf" not in kinds)
         if ordered or "Brackets" in kinds:
-            return "SetOf" not in kinds and self.same(*sides)
+            return self.same(*sides)
         pairs = [pair for pair in product(*sides) if self.same(*pair)]
         return all({pair[i] for pair in pairs} == {*sides[i]} for i in (0, 1))
 
@@ -314,12 +314,15 @@ class _Fact:
             function = all(heads) and ("y" in heads or heads[0] == heads[1])
             if equal and (function or self.same(x, y)) and self.same(value, other):
                 return True
-        names = {("Symbol", name): ("Symbol", f"{name}'") for name in _letters(a, b)}
-        if not names or a[2] != b[2] or a[2] not in {("=",), ("!=",)} or "Residue" in f"{a}{b}":
+        if not _letters(a) or a[2] != b[2] or a[2] not in {("=",), ("!=",)} or "Residue" in f"{a}{b}":
             return False
-        one, other = (("Sum", (side[0], ("Product", (("Number", -1), side[1])))) for side in (a[1], b[1]))
-        crossed = [("Product", (one, _replaced(other, names))), ("Product", (other, _replaced(one, names)))]
-        return _identical(*crossed) and not _identical(one, ("Number", 0))
+        here = _Evaluation({name: sympy.Symbol(name) for name in _letters(a, b)})
+        zeros = [here.value(left) - here.value(right) for left, right in (a[1], b[1])]
+        if min(len(zero.free_symbols) for zero in zeros) > 1:  # curves, whose denominators do not matter
+            zeros = [sympy.fraction(sympy.together(zero))[0] for zero in zeros]
+        points = [{name: _drawn(name.name, []) for name in zeros[0].free_symbols} for _ in range(_POINTS)]
+        ratios = [(zeros[0] / zeros[1]).subs(point).evalf(30) for point in points]
+        return ratios[0] != 0 and all(abs(ratio / ratios[0] - 1) < 1e-20 for ratio in ratios)
 
     def by_residue(self, a: Node, b: Node) -> bool:
         """The same congruence, or the same residues; a number may stand for its class."""
@@ -349,7 +352,8 @@ class _Fact:
         pairs = ends if signs != ("in",) else [(sides[0], sides[1])]
         for name, value in pairs:
             is_name = _letters(*sides) or "Apply" in f"{name}" or value[0] == "Residue"
-            if self.same(value, plain) and (is_name or _identical(name, value)):
+            is_true = is_name or _identical(name, value) or _identical(name, value, (), (1, 1, 1))
+            if is_true and self.same(value, plain):
                 return True
         return "~" in signs and any(self.same(side, plain) for side in sides)
 

@@ -422,6 +422,8 @@ def _same_values(a: Node, b: Node) -> Identity | None:
     signs, other_signs = (functions(node) & {"percent", "degree"} for node in (a, b))
     if signs and other_signs and signs.isdisjoint(other_signs):
         raise NoValue("a percentage against an angle")
+    if any(isinstance(part, nodes.Quantity) for node in (a, b) for part in walk(node)):
+        raise NoValue("a unit within a formula")
     return identity(a, b)
 
 

@@ -234,12 +234,12 @@ def in_usual_order(names: Sequence[Node]) -> bool:
 
 
 def names_of(items: Sequence[Node]) -> list[Node]:
-    """The names the members are given, if all of them are given one."""
-    found = [named(item)[0] for item in items]
-    return [name for name in found if name is not None] if all(found) else []
+    """The names of the members, if all of them have one."""
+    names = [named(item)[0] for item in items]
+    return [name for name in names if name is not None] if all(names) else []
 
 
 def is_one_variable(names: Sequence[Node]) -> bool:
     """Whether the names are one variable, as in x = 1, x = 2 or x_1 = 1, x_2 = 2."""
-    given = {name.name if isinstance(name, nodes.Apply | nodes.Symbol) else str(name) for name in names}
-    return len(given) == 1
+    letters = {name.name if isinstance(name, nodes.Apply | nodes.Symbol) else str(name) for name in names}
+    return len(letters) == 1

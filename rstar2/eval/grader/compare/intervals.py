@@ -21,7 +21,7 @@ INFINITY = nodes.Symbol("infinity")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An interval; a point where both ends are the same."""
+    """An interval; a point if both ends are the same."""
 
     low: Any
     high: Any
@@ -109,16 +109,16 @@ def region_of(node: Node) -> tuple[Node | None, Region]:
 
 
 def _several(
-    found: list[tuple[Node | None, Region]], alternatives: bool, together: bool
+    sets: list[tuple[Node | None, Region]], alternatives: bool, together: bool
 ) -> tuple[Node | None, Region]:
-    """Several sets of numbers as one: bounds on a variable hold together where they can, and intervals are joined.
+    """Several sets of numbers as one: bounds on a variable hold together if they can, and intervals are joined.
 
-    NoValue where that may be meant otherwise: x < 3 and x > 5, or (0, 2) and (1, 3).
+    NoValue if that may be meant otherwise: x < 3 and x > 5, or (0, 2) and (1, 3).
     """
-    names = {name for name, _ in found}
+    names = {name for name, _ in sets}
     if len(names) != 1:
         raise NoValue("several variables")
-    (name,), regions = names, [region for _, region in found]
+    (name,), regions = names, [region for _, region in sets]
     union, intersection = (reduce(partial(_combined, kind), regions) for kind in ("union", "intersection"))
     if alternatives or len(regions) == 1:
         return name, union
@@ -202,7 +202,7 @@ def _piece(low: Node, high: Node, has_low: bool, has_high: bool) -> Piece:
 
 
 def _normal(pieces: list[Piece]) -> Region:
-    """Sorted, without empty pieces, and joined where they touch."""
+    """Sorted, without empty pieces, and joined if they touch."""
     joined: list[Piece] = []
     current_budget().spend(_PIECE * len(pieces))
     for piece in sorted((one for one in pieces if not one.empty), key=lambda one: (one.low, not one.has_low)):

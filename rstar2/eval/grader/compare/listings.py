@@ -17,11 +17,11 @@ MAX_SIGNS = 4
 """Answers with more independent ± are not verified."""
 
 Same: TypeAlias = Callable[[Node, Node], bool]
-"""Whether two answers are equal; raises NoValue where that cannot be verified."""
+"""Whether two answers are equal; raises NoValue if that cannot be verified."""
 
 
 def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether all pairs are equal; one certain difference decides even where another pair is uncertain."""
+    """Whether all pairs are equal; one certain difference decides even if another pair is uncertain."""
     if len(one) != len(other):
         return False
     doubt: NoValue | None = None
