@@ -3,8 +3,8 @@
     python benchmarks/grader_checks/constants.py --seed 1
     python benchmarks/grader_checks/constants.py --seed 1 --golds PROBLEMS.jsonl
 
-Grades generated texts against 500 integers as gold answers, and against the different `answer`s of a file of JSON lines
-if one is named. Prints each text that is right for two or more gold answers that are not equal by exact arithmetic or
+Grades generated texts against 500 integers and some formulas as gold answers, and against the different `answer`s of a
+file of JSON lines if one is named. Prints each text that is right for two or more gold answers that are not equal by exact arithmetic or
 by values. Gold answers of which that is not known, such as words and sets, are printed apart.
 """
 
@@ -20,7 +20,7 @@ from random import Random
 
 from formulas.reading import decided
 from limited import graded
-from texts.short import INTEGERS, texts
+from texts.short import FORMULAS, INTEGERS, texts
 
 from rstar2.files import read_objects
 
@@ -61,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.texts < LEAST_TEXTS:
         parser.error(f"--texts {options.texts} is fewer than {LEAST_TEXTS}")
-    golds = list(INTEGERS)
+    golds = [*INTEGERS, *FORMULAS]
     if options.golds:
         answers = (str(row["answer"]) for _, row in read_objects(options.golds, "Each line has an answer."))
         golds = list(dict.fromkeys([*golds, *answers]))

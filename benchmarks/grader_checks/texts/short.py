@@ -1,7 +1,8 @@
-r"""Short texts in many notations, each of which might be taken for several answers, and gold answers that are integers.
+r"""Short texts in many notations, each of which might be taken for several answers, and gold answers to try them on.
 
 `texts` makes them from a seed: numbers and letters in forms with percent and degree signs, units, bases, lists, chains,
-signs of both kinds, remainders, functions, conditions and words.
+signs of both kinds, remainders, functions, conditions and words; and formulas that have values only at some numbers, at
+which several of the gold answers agree.
 """
 
 from __future__ import annotations
@@ -16,6 +17,91 @@ from formulas.made import formula
 
 _ROUND = (*range(410, 1000, 20), *(10**power for power in range(3, 9)), *range(1001, 2027, 24))
 INTEGERS = tuple(str(number) for number in (*range(-20, 401), *_ROUND))
+
+FORMULAS = tuple(
+    r"""
+n
+(-1)^n n
+n\cos(n\pi)
+n+(n \bmod 2)
+\frac n2
+\lfloor\frac n2\rfloor
+\lceil\frac n2\rceil
+\frac{n+1}{2}
+\gcd(n,2)n
+n!
+(-1)^n n!
+2^n
+(-2)^n
+x^n
+(-x)^n
+n-k
+|n-k|
+k-n
+\max(n,k)
+\min(n,k)
+\binom{n}{k}
+(-1)^k\binom{n}{k}
+x
+-x
+|x|
+\sqrt{x^2}
+\max(x,0)
+\lfloor x\rfloor
+\lceil x\rceil
+x-3
+|x-3|
+3-x
+\max(x,3)
+\sin x
+|\sin x|
+\sqrt{1-\cos^2 x}
+\ln x
+\ln|x|
+x^2
+x|x|
+x^3
+|x|^3
+""".strip().splitlines()
+)
+"""Formulas of which several agree at even numbers, at positive ones or at whole ones."""
+_MASKS = tuple(
+    r"""
+(@)((-1)^n)!
+(@)\binom{(-1)^n}{1}
+(@)\sqrt{(-1)^n}
+(@)\frac{2}{1+(-1)^n}
+(@)\frac{1+(-1)^n}{1+(-1)^n}
+@+0\cdot(\frac n2)!!
+@+0\gcd(\frac n2,1)
+@+0\cdot(n-k)!
+@+0\ln(n-k)
+@+0\ln x
+@+0\ln(x-3)
+@+0\sqrt{x}
+@+0\arcsin(x)
+@+0\cdot x!
+@+0\gcd(x,1)
+@+0(x \bmod 1)
+@+0\binom{x}{1}
+e^{\ln(@)}
+\sqrt{@}^2
+\gcd(@,@)
+\operatorname{lcm}(@,1)
+\frac{(@)!}{(@-1)!}
+\binom{@}{1}
+\sum_{k=1}^{@}1
+\frac{(@)\sqrt{x}}{\sqrt{x}}
+(@)\frac{\ln x}{\ln x}
+(@)x^{0}
+\ln(e^{@})
+\arcsin(\sin(@))
+(@)\cdot 1^{x}
+""".strip().splitlines()
+)
+"""Forms in which a formula keeps its values, or has none."""
+_MASKED = 0.3
+"""The share of the texts that are formulas with a mask."""
 
 _FORMS = tuple(
     r"""
@@ -394,7 +480,9 @@ def texts(count: int, seed: int) -> Iterator[str]:
     random = Random(seed)
     seen = dict.fromkeys(_filled(form, random) for form in _FORMS)
     while len(seen) < count:
-        if random.random() < 0.2:
+        if random.random() < _MASKED:
+            seen[random.choice(_MASKS).replace("@", random.choice(FORMULAS))] = None
+        elif random.random() < 0.2:
             seen[latex(formula(random.choice(KINDS), random), random)] = None
         else:
             seen[_filled(_nested(random), random)] = None
