@@ -308,9 +308,10 @@ def _opens_group(after: Token) -> bool:
 
 
 def _is_proper(node: Node) -> bool:
+    """Whether it is a fraction between 0 and 1, as a mixed number has one."""
     match node:
-        case nodes.Quotient(over=nodes.Number(), under=nodes.Number()):
-            return True
+        case nodes.Quotient(over=nodes.Number(value=over), under=nodes.Number(value=under)):
+            return 0 < over < under
     return False
 
 
