@@ -293,9 +293,9 @@ def test_every_correct_verdict_on_the_cases_of_the_grader_is_confirmed(kind: str
     ("unit", "other"),
     [
         ("km", "m"), ("cm", "m"), ("mm", "m"), ("inch", "m"), ("foot", "inch"), ("yard", "foot"), ("mile", "km"),
-        ("hour", "second"), ("day", "minute"), ("gram", "kg"), ("mg", "gram"), ("pound", "gram"), ("milliliter", "liter"),
+        ("hour", "second"), ("day", "minute"), ("gram", "kg"), ("mg", "gram"), ("pound", "gram"),
         ("newton", "kg m / s^2"), ("joule", "newton m"), ("watt", "joule / s"), ("pascal", "newton / m^2"),
-        ("volt", "watt / ampere"), ("ohm", "volt / ampere"), ("mile / hour", "m / s"),
+        ("milliliter", "liter"), ("volt", "watt / ampere"), ("ohm", "volt / ampere"), ("mile / hour", "m / s"),
     ],
 )  # fmt: skip
 def test_units_which_the_checker_takes_from_the_certificate_are_as_large_as_those_of_sympy(
