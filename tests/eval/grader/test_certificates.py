@@ -9,11 +9,14 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import sympy
 from support.eval.grader_cases import KINDS
+from sympy.physics import units
 
 from rstar2.eval.grader import GraderPool, grade
 from rstar2.eval.grader.certificate import Fact
 from rstar2.eval.grader.parse.reader import read
+from rstar2.eval.grader.parse.units import measure
 from rstar2.eval.grader.values.equality import Identity
 from rstar2.eval.grader.verify import _Fact, verify
 
@@ -284,3 +287,33 @@ def test_every_correct_verdict_on_the_cases_of_the_grader_is_confirmed(kind: str
         if verdict.correct and (reason := verify(verdict.certificate))
     ]
     assert refused == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "other"),
+    [
+        ("km", "m"), ("cm", "m"), ("mm", "m"), ("inch", "m"), ("foot", "inch"), ("yard", "foot"), ("mile", "km"),
+        ("hour", "second"), ("day", "minute"), ("gram", "kg"), ("mg", "gram"), ("pound", "gram"),
+        ("newton", "kg m / s^2"), ("joule", "newton m"), ("watt", "joule / s"), ("pascal", "newton / m^2"),
+        ("milliliter", "liter"), ("volt", "watt / ampere"), ("ohm", "volt / ampere"), ("mile / hour", "m / s"),
+    ],
+)  # fmt: skip
+def test_units_which_the_checker_takes_from_the_certificate_are_as_large_as_those_of_sympy(
+    unit: str, other: str
+) -> None:
+    one, two = measure(unit), measure(other)
+    assert one is not None
+    assert two is not None
+    assert one[1] == two[1]
+    ratio = units.convert_to(in_sympy(unit) / in_sympy(other), (units.m, units.kg, units.s, units.A))
+    assert ratio == sympy.Rational(str(one[0] / two[0]))
+
+
+def in_sympy(text: str) -> Any:
+    """A product of units such as kg m / s^2 as one of sympy's."""
+    value, sign = sympy.Integer(1), 1
+    for word in text.split():
+        name, _, power = word.partition("^")
+        sign = -1 if word == "/" else sign
+        value *= 1 if word == "/" else getattr(units, name) ** (sign * int(power or 1))
+    return value
