@@ -4,8 +4,8 @@
     python benchmarks/grader_checks/constants.py --seed 1 --golds PROBLEMS.jsonl
 
 Grades generated texts against 500 integers and some formulas as gold answers, and against the different `answer`s of a
-file of JSON lines if one is named. Prints each text that is right for two or more gold answers that are not equal by exact arithmetic or
-by values. Gold answers of which that is not known, such as words and sets, are printed apart.
+file of JSON lines if one is named. Prints each text that is right for two or more gold answers that are not equal by
+exact arithmetic or by values. Gold answers of which that is not known, such as words and sets, are printed apart.
 """
 
 from __future__ import annotations
