@@ -205,8 +205,8 @@ def proportional(a: Node, b: Node) -> Fraction | None:
     """
     names = sorted(variables(a) | variables(b))
     with limited_work():
-        rational = plan(a, b)
-        context = mpmath_context(_LOW_DIGITS)
+        rational = None if {Symbol("pi"), Symbol("e")} & {*walk(a), *walk(b)} else plan(a, b)
+        context, precise = mpmath_context(_LOW_DIGITS), mpmath_context(_HIGH_DIGITS + _MORE_DIGITS[1])
         ratios: list[Value] = []
         several_values = False
         random = point_source(a, b, "ratio")
@@ -218,8 +218,11 @@ def proportional(a: Node, b: Node) -> Fraction | None:
         else:
             points = real_points(random, a, b, names, set())
             needed = EDGED_POINTS if has_kinks(a, b) or has_steps(a, b) else SMOOTH_POINTS
+        agree = True
         for point, _ in islice(points, needed * TRIES_PER_POINT):
-            setting = Setting(point, context, real=rational is None)
+            # With 40 digits, y = 10^40 x + √2 is as good as y = 10^40 x + √3.
+            digits = precise if len(ratios) < LEAST_POINTS else context
+            setting = Setting(point, digits, real=rational is None)
             try:
                 top, bottom = evaluate(a, setting), evaluate(b, setting)
             except TooMuchWork:
@@ -233,11 +236,10 @@ def proportional(a: Node, b: Node) -> Fraction | None:
             if top == 0 or bottom == 0:
                 return None
             ratios.append(_ratio(top, bottom, setting))
-            if ratios[-1] != ratios[0] and not _nearly(ratios[-1], ratios[0], context):
+            agree = _nearly(ratios[-1], ratios[0], digits)
+            if not agree or len(ratios) == needed:
                 break
-            if len(ratios) == needed:
-                break
-    if ratios and (ratios[-1] == ratios[0] or _nearly(ratios[-1], ratios[0], context)):
+    if ratios and agree:
         enough = needed if rational is not None else LEAST_POINTS
         if len(ratios) >= enough and context.im(ratios[0]) == 0:
             return Fraction(1 if context.re(ratios[0]) > 0 else -1)
@@ -253,14 +255,14 @@ def _ratio(top: Value, bottom: Value, setting: Setting) -> Value:
 
 
 def _nearly(one: Value, other: Value, context: Any) -> bool:
-    """Whether two ratios, of which at least one is not exact, agree to thirty digits."""
+    """Whether two ratios agree, exactly or, if one of them is not exact, to three quarters of the digits in use."""
     if isinstance(one, Fraction) and isinstance(other, Fraction):
         return one == other
     first, second = (
-        context.mpf(each.numerator) / each.denominator if isinstance(each, Fraction) else each
+        context.mpf(each.numerator) / each.denominator if isinstance(each, Fraction) else context.convert(each)
         for each in (one, other)
     )
-    return bool(abs(first - second) <= abs(second) * context.mpf(10) ** -30)
+    return bool(abs(first - second) <= abs(second) * context.mpf(10) ** (-context.dps * 3 // 4))
 
 
 def _readings(a: Node, b: Node) -> Iterator[Setting]:
@@ -353,13 +355,26 @@ def _at_whole_points(
 
 
 def _vanishes(node: Node, points: tuple[Point, ...], setting: Setting) -> bool:
-    """Whether a formula with a coefficient or product in it is zero at all points: n over 9000 is, for small n."""
-    lasting = any(
-        isinstance(part, Series) or (isinstance(part, Call) and part.name == "binom") for part in walk(node)
+    """Whether a coefficient or product in a formula is zero at all points: n over 9000 is, for small n."""
+    lasting = [
+        part
+        for part in dict.fromkeys(walk(node))
+        if isinstance(part, Series) or (isinstance(part, Call) and part.name == "binom")
+    ]
+    return any(
+        all(_is_zero(part, replace(setting, symbols=point, notes=Notes())) for point in points)
+        for part in lasting
     )
-    return lasting and all(
-        evaluate(node, replace(setting, symbols=point, notes=Notes())) == 0 for point in points
-    )
+
+
+def _is_zero(node: Node, setting: Setting) -> bool:
+    """Whether an expression has the value zero; False if it has none, as the body of a sum has."""
+    try:
+        return bool(evaluate(node, setting) == 0)
+    except TooMuchWork:
+        raise
+    except NoValue:
+        return False
 
 
 def _at_real_points(
@@ -462,12 +477,15 @@ def _agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool
     """
     setting = replace(setting, notes=Notes())
     first = _difference(a, b, setting)
+    context, notes = setting.context, setting.notes
+    if first is True and notes.bits:
+        # Exact values may be those of rounded parts: ⌊3 - π/10^40⌋ is 3 to 40 digits.
+        first = context.zero, context.one, True
     if isinstance(first, bool):
         return first
     low, scale, is_real = first
     if setting.real and not is_real:
         raise NoValue("not real here")
-    context, notes = setting.context, setting.notes
     if briefly and notes.bits <= _SMALL_BITS and low <= scale * context.mpf(10) ** -25:
         return True
     same = bool(low <= context.mpf(10) ** -15 * max(scale, 1))
