@@ -85,6 +85,7 @@ SAME = [
     (r"\pi r^2 h", r"h \cdot r \cdot \pi r"),
     (r"\sqrt{x^2}", r"|x|"),
     (r"\max(x, \pi)", r"\frac{x+\pi+|x-\pi|}{2}"),
+    (r"\gcd(n, 6)\cos(i)", r"\cos(i)\gcd(6, n)"),
     (r"\min(\sqrt2, 1)", r"1"),
     (r"\frac{x^2-1}{x-1}", r"x+1"),
     (r"\sqrt{x-5000}", r"(x-5000)^{1/2}"),

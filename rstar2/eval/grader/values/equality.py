@@ -28,6 +28,7 @@ from rstar2.eval.grader.parse.nodes import (
 )
 from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.guarded_numbers import (
+    BUDGET,
     MAX_SPREAD_BITS,
     BeyondGuards,
     Constant,
@@ -71,6 +72,9 @@ MAX_FLOAT = 10**300
 _LOW_DIGITS, _HIGH_DIGITS = 40, 80
 _SMALL_BITS = 100
 """80 digits tell apart what is computed from numbers of at most this size."""
+_FOR_LARGE_VALUES = 0.6
+"""Beyond the first points of agreement, large values are compared only while more than this share of the budget is
+left: it takes up to 200 times as long as for small ones, and there are other points."""
 _MORE_DIGITS = (0, 150, 300, 600, 1200, 2400)
 """If there are larger ones, three times their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit,
 their difference has 101 digits less, and cos(10^-100) differs from 1 in its 201st. Few lengths are used, as a context
@@ -489,6 +493,8 @@ def _agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool
     if briefly and notes.bits <= _SMALL_BITS and low <= scale * context.mpf(10) ** -25:
         return True
     same = bool(low <= context.mpf(10) ** -15 * max(scale, 1))
+    if same and briefly and setting.budget.left < BUDGET * _FOR_LARGE_VALUES:
+        raise NoValue("too much work to tell large values apart here")
     if same:
         lost = notes.bits * 3 // 10 if notes.bits > _SMALL_BITS else 0
         more = _more_digits(3 * lost)

@@ -47,9 +47,10 @@ _COUNTING = frozenset({"factorial", "double_factorial", "binom", "gcd", "lcm"})
 """Functions whose letters are whole numbers, whatever they are called."""
 _USUALLY_WHOLE = frozenset("jkmn")
 _DIGITS = 40
-_DENOMINATORS, _FINE_DENOMINATORS = (1000, 2000), (1 << 60, 1 << 61)
+_DENOMINATORS, _FINE_DENOMINATORS, _FINE_TURNS = (1000, 2000), (1 << 40, 1 << 41), range(0, 12, 2)
 """The denominators of broken numbers are drawn from these ranges. No fixed one is used: sin(2018πx) is zero at all
-fractions over 2018. Fine ones have large prime factors, so that no factorial makes whole numbers of them."""
+fractions over 2018. Fine ones, at a few of the points, have large prime factors, so that no factorial makes whole
+numbers of them."""
 _SIZES = (6, 20, 200, 2000, 1 << 20, 1 << 64)
 """The largest whole numbers that letters are set to, in turn."""
 _SERIES_SIZES = (6, 12, 25, 60)
@@ -174,7 +175,7 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
     for turn in count():
         size = sizes[turn % len(sizes)]
         widest = random.choice((size, 1000, 10**_FAR_DIGITS)) if stepped else size
-        fine = may_be_fine and random.random() < 0.5
+        fine = may_be_fine and turn in _FINE_TURNS
         point = {name: Fraction(random.randint(1, size)) for name in names if name in whole}
         if stepped and not bounded and len(point) > 1 and turn % 4 == 0:
             common = random.randint(2, 1000)  # gcd(m, n) is no gcd(m, n, 12)
@@ -215,7 +216,7 @@ def real_points(
         far = max(widest, 10 ** random.randint(3, _FAR_DIGITS)) if stepped else widest
         ranges = (*_RANGES, (0, far)) if centres else _RANGES
         low, high = ranges[turn % len(ranges)] if turn % 4 != 2 else ranges[-1]
-        fine = may_be_fine and random.random() < 0.5
+        fine = may_be_fine and turn in _FINE_TURNS
         point: dict[str, Constant] = {name: _broken(random, low, high, fine=fine) for name in names}
         negative = False
         if turn % 3 == 2:
@@ -326,7 +327,7 @@ def _constants(node: Node) -> Iterator[Fraction]:
                 if isinstance(value, Fraction):
                     yield value
                 elif context.im(value) == 0 and abs(value) < _CENTRES_TO:
-                    yield Fraction(int(value * _NEARLY), _NEARLY)
+                    yield Fraction(int(context.re(value) * _NEARLY), _NEARLY)
 
 
 def _broken(random: Random, low: int, high: int, *, fine: bool = False) -> Fraction:
