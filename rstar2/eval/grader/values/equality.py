@@ -219,10 +219,15 @@ def proportional(a: Node, b: Node) -> Fraction | None:
                 (point, False) for point in rational_points(random, names, rational.bits)
             )
             needed = rational.points + 1
+            least = needed
         else:
-            points = real_points(random, a, b, names, set())
-            needed = EDGED_POINTS if has_kinks(a, b) or has_steps(a, b) else SMOOTH_POINTS
-        agree = True
+            whole = whole_letters(a, b)
+            real = real_points(random, a, b, names, set())
+            points = ((point, True) for point in whole_points(random, a, b, names, whole)) if whole else real
+            edged = has_kinks(a, b) or has_steps(a, b)
+            needed = EDGED_POINTS if edged else SMOOTH_POINTS
+            least = LEAST_EDGED_POINTS if edged else LEAST_POINTS
+        agree, undefined = True, 0
         for point, _ in islice(points, needed * TRIES_PER_POINT):
             # With 40 digits, y = 10^40 x + √2 is as good as y = 10^40 x + √3.
             digits = precise if len(ratios) < LEAST_POINTS else context
@@ -232,6 +237,8 @@ def proportional(a: Node, b: Node) -> Fraction | None:
             except TooMuchWork:
                 raise
             except NoValue:
+                reasons = [_reason_for_no_value(node, setting) for node in (a, b)]
+                undefined += None in reasons and not any(isinstance(one, BeyondGuards) for one in reasons)
                 continue
             finally:
                 several_values |= setting.notes.several_values
@@ -243,10 +250,10 @@ def proportional(a: Node, b: Node) -> Fraction | None:
             agree = _nearly(ratios[-1], ratios[0], digits)
             if not agree or len(ratios) == needed:
                 break
-    if ratios and agree:
-        enough = needed if rational is not None else LEAST_POINTS
-        if len(ratios) >= enough and context.im(ratios[0]) == 0:
-            return Fraction(1 if context.re(ratios[0]) > 0 else -1)
+    if ratios and agree and len(ratios) >= least and context.im(ratios[0]) == 0:
+        if undefined > (MAX_UNDEFINED if is_piecewise(a, b) else MAX_ONE_SIDED) * len(ratios):
+            raise NoValue("an expression that has a value where the other one has none")
+        return Fraction(1 if context.re(ratios[0]) > 0 else -1)
     if several_values or len(ratios) < 2:
         raise NoValue("not defined where it was tried")
     return None
