@@ -225,9 +225,10 @@ def proportional(a: Node, b: Node) -> Fraction | None:
             real = real_points(random, a, b, names, set())
             points = ((point, True) for point in whole_points(random, a, b, names, whole)) if whole else real
             edged = has_kinks(a, b) or has_steps(a, b)
-            needed = EDGED_POINTS if edged else SMOOTH_POINTS
+            needed = EDGED_POINTS if edged or whole else SMOOTH_POINTS
             least = LEAST_EDGED_POINTS if edged else LEAST_POINTS
         agree, undefined = True, 0
+        used: list[Point] = []
         for point, _ in islice(points, needed * TRIES_PER_POINT):
             # With 40 digits, y = 10^40 x + √2 is as good as y = 10^40 x + √3.
             digits = precise if len(ratios) < LEAST_POINTS else context
@@ -247,12 +248,15 @@ def proportional(a: Node, b: Node) -> Fraction | None:
             if top == 0 or bottom == 0:
                 return None
             ratios.append(_ratio(top, bottom, setting))
+            used.append(point)
             agree = _nearly(ratios[-1], ratios[0], digits)
             if not agree or len(ratios) == needed:
                 break
     if ratios and agree and len(ratios) >= least and context.im(ratios[0]) == 0:
         if undefined > (MAX_UNDEFINED if is_piecewise(a, b) else MAX_ONE_SIDED) * len(ratios):
             raise NoValue("an expression that has a value where the other one has none")
+        if any(_vanishes(node, tuple(used), Setting({}, context)) for node in (a, b)):
+            raise NoValue("formulas that are zero wherever they were tried")
         return Fraction(1 if context.re(ratios[0]) > 0 else -1)
     if several_values or len(ratios) < 2:
         raise NoValue("not defined where it was tried")

@@ -57,6 +57,8 @@ _SERIES_SIZES = (6, 12, 25, 60)
 """The same if a letter is the bound of a sum or product, which is added up."""
 _MIXED_SIZES = (4, 8, 16, 40)
 """The same if other letters are real, as in x^n."""
+_STEPPED_SIZES = (300, 3000)
+"""Further ones if there are steps beside real letters: ⌊n/100⌋ is its own square up to 199."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals that real letters are drawn from, in turn."""
 _NEGATIVE_TURN = 6
@@ -165,12 +167,13 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
         for part in walk(node)
     )
     others = [name for name in names if name not in whole]
+    stepped = has_steps(a, b)
     if others:
-        sizes: tuple[int, ...] = _MIXED_SIZES
+        sizes = (*_MIXED_SIZES, *_STEPPED_SIZES) if stepped and not bounded else _MIXED_SIZES
     else:
         sizes = _SERIES_SIZES if bounded else _SIZES
-    stepped = has_steps(a, b)
     centres = _numbers_in(a, b) if stepped or has_kinks(a, b) else []
+    divided = [arg for arg in _divided(a, b) if variables(arg) & whole] if stepped and not bounded else []
     may_be_fine = not _has_unknown_parts(a, b)
     for turn in count():
         size = sizes[turn % len(sizes)]
@@ -189,9 +192,37 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
                 point[name] = Fraction(max(1, value))
             else:
                 point[name] = centre * random.randint(1, 6) + _broken(random, 0, 1)
+        if divided and turn % 2:
+            point |= _with_multiple(random, random.choice(divided), whole, random.choice(centres), point)
         if turn % _NEGATIVE_TURN == 1:
             point |= {name: -point[name] for name in others if len(others) == 1 or random.random() < 0.6}
         yield dict(point)
+
+
+def _divided(a: Node, b: Node) -> Iterator[Node]:
+    """What the values of two expressions depend on by its divisors: n + 2 in gcd(n + 2, 59) and in (n + 2) mod 59."""
+    for node in (a, b):
+        for part in walk(node):
+            if isinstance(part, Call) and part.name in {"gcd", "lcm"}:
+                yield from part.args
+            elif isinstance(part, Residue):
+                yield part.value
+
+
+def _with_multiple(
+    random: Random, arg: Node, whole: set[str], number: Fraction, point: Mapping[str, Fraction]
+) -> dict[str, Fraction]:
+    """A letter and the value with which an argument, if it is linear in it, is a multiple of a number."""
+    name = random.choice(sorted(variables(arg) & whole))
+    with contextlib.suppress(NoValue):
+        first, second = (
+            evaluate(arg, Setting({**point, name: Fraction(place)}, mpmath_context(_DIGITS)))
+            for place in (1, 2)
+        )
+        if isinstance(first, Fraction) and isinstance(second, Fraction) and first != second:
+            value = 1 + round((number.numerator * random.randint(1, 99) - first) / (second - first))
+            return {name: Fraction(max(1, value))}
+    return {}
 
 
 def real_points(
