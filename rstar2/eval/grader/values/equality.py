@@ -274,7 +274,9 @@ def _nearly(one: Value, other: Value, context: Any) -> bool:
     if isinstance(one, Fraction) and isinstance(other, Fraction):
         return one == other
     first, second = (
-        context.mpf(each.numerator) / each.denominator if isinstance(each, Fraction) else context.convert(each)
+        context.mpf(each.numerator) / each.denominator
+        if isinstance(each, Fraction)
+        else context.convert(each)
         for each in (one, other)
     )
     return bool(abs(first - second) <= abs(second) * context.mpf(10) ** (-context.dps * 3 // 4))
