@@ -207,7 +207,7 @@ def _by_type(gold_text: str, extracted: str, golds: list[Node], preds: list[Node
     readable = max(len(gold_text), len(extracted)) <= MAX_CHARS
     if readable and any(isinstance(node, nodes.Text) for node in golds):
         gold_words, pred_words = (nodes.Text(words(text), plain=True) for text in (gold_text, extracted))
-        if gold_words == pred_words:
+        if gold_words.words and gold_words == pred_words:
             return _correct(extracted, Fact("text", gold_words, pred_words))
     letters = _chosen(gold_text), _chosen(extracted)
     if letters[0] and letters[1]:

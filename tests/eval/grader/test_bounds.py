@@ -100,3 +100,11 @@ def test_huge_numbers_equal_themselves():
         assert grade(text, f"\\boxed{{{text}}}").correct
     assert grade("9^{9^{9^{9}}}", "\\boxed{ 9 ^ {9^{9^9}} }").correct
     assert grade("10^{18}", "1" + "0" * 18).correct
+
+
+def test_answers_that_are_too_long_to_be_read_are_not_equal():
+    sums = "+".join(f"|x-{i}|" for i in range(2000))
+    assert not grade(f"{sums}+7919", f"\\boxed{{{sums}}}").correct
+    assert not grade("x+" * 3500 + "7", "\\boxed{" + "y-" * 3300 + "1}").correct
+    assert not grade("((", "\\boxed{))}").correct
+    assert grade(sums, f"\\boxed{{{sums}}}").correct

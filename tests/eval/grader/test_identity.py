@@ -66,6 +66,7 @@ DIFFERENT = [
     (r"\gcd(2m+3, 97)", r"\gcd(2m+5, 97)"),
     (r"\gcd(m+n, 59)", r"\gcd(m+2n, 59)"),
     (r"f(x) = \binom{m-n}{4n}", r"f(x) = 0"),
+    (r"\max(\min(m, 12), n)", r"\max(\min(m, 9), n)"),
     (r"A = \gcd(mn, n)", r"A = \gcd(\frac{n}{m}, n)"),
     (r"A = \operatorname{lcm}(n+3, mn)", r"A = \operatorname{lcm}(n+3, 5n)"),
     (r"(k!) \text{ cm}", r"(k) \text{ cm}"),

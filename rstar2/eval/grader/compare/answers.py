@@ -392,9 +392,12 @@ def _kind(a: Node, b: Node) -> str:
 
 
 def _same_texts(a: Node, b: Node) -> bool:
-    """Whether words are the same. What was not understood is never called different."""
+    """Whether words are the same. What was not understood is never called different.
+
+    A text that is too long to be read has no words; two of those need not be the same.
+    """
     if isinstance(a, nodes.Text) and isinstance(b, nodes.Text):
-        if a.words == b.words:
+        if a.words and a.words == b.words:
             return True
         # Without their commas, red, blue and blue, red may be lists.
         if a.plain and b.plain and sorted(a.words) != sorted(b.words):

@@ -179,7 +179,13 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
         size = sizes[turn % len(sizes)]
         widest = random.choice((size, 1000, 10**_FAR_DIGITS)) if stepped else size
         fine = may_be_fine and turn in _FINE_TURNS
-        point = {name: Fraction(random.randint(1, size)) for name in names if name in whole}
+        # With steps, letters of different sizes: max(min(m, 12), n^2) is max(min(m, 11), n^2) but for a few n.
+        mixed = stepped and turn % 3 == 0
+        point = {
+            name: Fraction(random.randint(1, random.choice(sizes) if mixed else size))
+            for name in names
+            if name in whole
+        }
         if stepped and not bounded and len(point) > 1 and turn % 4 == 0:
             common = random.randint(2, 1000)  # gcd(m, n) is no gcd(m, n, 12)
             point = {name: value * common for name, value in point.items()}
