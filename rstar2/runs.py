@@ -5,6 +5,7 @@ RUN/
   config.json        what was resolved at the last start; one that differs in what is compared refuses to mix
   status.json        state, time of the last change, attempt
   attempts/1/*.log   one folder per start of the command; `attempts/latest` points at the newest
+  .grader_secret     what the grader's test points are drawn from; only the owner can read it
 ```
 """
 
@@ -14,6 +15,9 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
+import re
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -21,12 +25,19 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from rstar2.errors import UserError, first_few
-from rstar2.files import write_json
+from rstar2.files import write_json, write_text
 
 QUIET_S = 900.0
 """Without a line in a log for so long, a run on another machine counts as killed; VERL prints every minute."""
 _READERS_S = 0.5
 """A lock is asked for again for so long: `load_status` takes it for a moment."""
+SECRET_FILE = ".grader_secret"
+GRADER_SECRET = "RSTAR2_GRADER_SECRET"
+"""The environment variable with the grader's secret, as hexadecimal digits. Child processes inherit it; what runs a
+model's programs must not."""
+_SECRET_BYTES = 32
+_SECRET = re.compile(r"(?:[0-9a-fA-F]{2}){8,}")
+_NEW_SECRET = "Restore the file, or remove it: the next start makes another one."
 State = Literal["running", "finished", "failed", "stopped"]
 Compared = Callable[[dict[str, Any]], dict[str, Any]]
 """Of a config as JSON, what must be the same at every start of a run."""
@@ -51,7 +62,7 @@ class Run:
 def open_run(
     path: Path, kind: str, config: dict[str, Any], compared: Compared = lambda config: config
 ) -> Iterator[Run]:
-    """Make or resume a run's folder and hold its lock.
+    """Make or resume a run's folder and hold its lock; within the block all processes grade with the run's own secret.
 
     `kind` is what makes it (demo, eval, train, sft); `config` is JSON-able. UserError where the folder holds
     something else or another kind, was made with a config that differs in what is `compared` (the keys are named), or
@@ -68,7 +79,7 @@ def open_run(
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make {path}: {error.strerror}", "Give another folder with --run.") from error
-    with locked(path):
+    with locked(path), _grader_secret(path):
         if not record.exists() or changed_keys(load_config(path)[1], _as_json(config)):
             write_json(record, {"kind": kind, "config": config})
         run = Run(path, _next_attempt(path))
@@ -85,6 +96,35 @@ def open_run(
                     run.status("failed", kind=kind, cause=str(error)[:1000])
             raise
         run.status("finished", kind=kind)
+
+
+@contextlib.contextmanager
+def _grader_secret(path: Path) -> Iterator[None]:
+    """Put the run's secret into the environment for the length of the block, so that child processes have it too.
+
+    It is made at the first start and stays in the run's folder: a verdict must not depend on the process or the start
+    that graded. Raises a UserError if the file is damaged, or the variable that the user has set is no secret.
+    """
+    before, file = os.environ.get(GRADER_SECRET), path / SECRET_FILE
+    if before and not _SECRET.fullmatch(before):
+        raise UserError(f"{GRADER_SECRET} is not a secret in hexadecimal digits", "Unset it.")
+    if not file.exists():
+        # Gold answers may have been graded already: with the secret of this process.
+        write_text(file, f"{before or secrets.token_hex(_SECRET_BYTES)}\n", mode=0o600)
+    try:
+        secret = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {error}", _NEW_SECRET) from error
+    if not _SECRET.fullmatch(secret):
+        raise UserError(f"{file} does not hold a secret in hexadecimal digits", _NEW_SECRET)
+    os.environ[GRADER_SECRET] = secret
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[GRADER_SECRET]
+        else:
+            os.environ[GRADER_SECRET] = before
 
 
 def load_config(path: Path) -> tuple[str, dict[str, Any]]:

@@ -154,11 +154,6 @@ class Trace(BaseModel, extra="forbid"):
         return self.verdict == "correct"
 
     @property
-    def no_answer(self) -> bool:
-        """Whether the grader found nothing to read as an answer."""
-        return self.verdict == "unparsed" and self.extracted is None
-
-    @property
     def tokens(self) -> int:
         """Tokens after the prompt, tool output included."""
         return len(self.response_ids) if self.counted_tokens is None else self.counted_tokens

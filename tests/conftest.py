@@ -15,6 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 from support.distribution import InUnits, place
+from support.eval import grader_defects
 from support.train.ray_nodes import ray_nodes
 
 from rstar2.formats.format import ours
@@ -40,6 +41,8 @@ sys.dont_write_bytecode = False
 # while a test runs a command with a width of its own.
 os.environ.pop("COLUMNS", None)
 importlib.import_module("rstar2.cli.common")
+
+grader_defects.note_defects()
 
 # The same code passes or fails each time, however busy the machine; `--hypothesis-profile=search` tries others.
 ANY_SPEED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
@@ -125,6 +128,15 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="session")
 def codec(tokenizer: Any) -> ChatCodec:
     return ChatCodec(tokenizer)
+
+
+@pytest.fixture(autouse=True)
+def no_grader_defects(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test in which the grader met an exception that is no judgement, unless that is what the test is about."""
+    grader_defects.noted.clear()
+    yield
+    if not request.node.get_closest_marker("allows_grader_defects"):
+        grader_defects.refuse_defects()
 
 
 @pytest.fixture(scope="session")

@@ -300,7 +300,7 @@ async def test_a_final_turn_that_mentions_the_tag_is_an_answer_without_a_failed_
 ) -> None:
     trace = await _run(codec, Scripted(codec, ASK, mention))
     assert (trace.finish, trace.failed_calls, len(trace.calls)) == ("answer", 0, 1)
-    assert text_to_grade(trace, "paper", codec) == "\\boxed{4}"
+    assert text_to_grade(trace, "paper") == "\\boxed{4}"
     assert grade("4", mention).correct
     assert grade("4", "I used the <tool_call> tag. The answer is 4.").correct
     assert [part["kind"] for part in turn_parts(trace.turns[-1])] == ["thought", "answer"]

@@ -18,6 +18,7 @@ SHOWN_FAULTS = 5
 EPILOG = examples(
     ("grade a file and keep the verdicts", "rstar2 grade outputs.jsonl --output graded.jsonl"),
     ("count the correct ones", 'rstar2 grade outputs.jsonl | grep -c \'"verdict": "correct"\''),
+    ("confirm every correct verdict by a second, independent check", "rstar2 grade outputs.jsonl --verify"),
     ("with eight processes and five seconds of CPU time per row", "rstar2 grade outputs.jsonl -w 8 -t 5"),
     (
         "from another program, which uses other keys",
@@ -54,11 +55,18 @@ def command(
         Literal["paper", "boxed", "release", "lenient"],
         typer.Option(
             help="Where to read the answer. paper: the box in <answer> of a finished turn. boxed: any box of a "
-            "finished turn. release: as the paper's released code does. lenient: wherever there is an answer."
+            "finished turn. release: the last box however the turn ended, else any answer. lenient: any answer."
         ),
     ] = "lenient",
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at the first row that cannot be graded.")
+    ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Check the certificate of each correct verdict by code of its own; exit 1 if one is not confirmed.",
+        ),
     ] = False,
 ) -> None:
     """Grade answers that another program produced.
@@ -69,7 +77,8 @@ def command(
     stopped, error.
     The output has one line for each, in order: `id`, `verdict` (correct, wrong,
     unparsed, timeout or invalid), the `extracted` answer and the `rule` that
-    decided. A row that cannot be graded is invalid, and is reported.
+    decided. A row that cannot be graded is invalid, and is reported. With
+    --verify, a correct row also has `verified`: true, or what is not confirmed.
     """
     from collections import Counter
 
@@ -82,6 +91,7 @@ def command(
     rows = read_rows(source, gold_key, pred_key, strict)
     counts: Counter[str] = Counter()
     bad: list[str] = []
+    refused: list[str] = []
     with (
         writer(output, source) as write,
         GraderPool(workers, timeout) as pool,
@@ -89,18 +99,27 @@ def command(
         Progress(console=err, transient=True, redirect_stdout=False) as progress,
     ):
         task = progress.add_task("grading", total=len(rows))
-        for row, verdict in zip(rows, graded(rows, pool, rule), strict=True):
+        for row, verdict in zip(rows, graded(rows, pool, rule, verify), strict=True):
             progress.advance(task)
             write(verdict)
             counts[verdict["verdict"]] += 1
             if verdict["verdict"] == "invalid":
                 bad.append(f"line {row.line}: {row.fault or verdict['rule']}")
+            if verdict.get("verified", True) is not True:
+                refused.append(f"line {row.line}: {verdict['verified']}")
     _summary(counts, output)
     for fault in bad[:SHOWN_FAULTS]:
         err.print(fault, markup=False, soft_wrap=True)
     if bad:
         of = counted(len(rows), "row")
         err.print(f"{len(bad)} of {of} could not be graded; use --strict to stop at the first")
+    if verify:
+        of = counted(counts["correct"], "correct verdict")
+        err.print(f"{counts['correct'] - len(refused)} of {of} confirmed by their certificates")
+    for reason in refused[:SHOWN_FAULTS]:
+        err.print(reason, markup=False, soft_wrap=True)
+    if refused:
+        raise typer.Exit(1)
 
 
 def _summary(counts: Counter[str], output: Path | None) -> None:

@@ -6,6 +6,7 @@ Only a short row of each trace is kept, so that a run of any size fits in memory
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rstar2.eval import statistics
+from rstar2.eval.grader.outcomes import Missed, missed
 from rstar2.trace import Trace
 
 
@@ -36,6 +38,8 @@ class Row:
     scores: dict[str, list[float]] | None
     ballot: str | None = None
     """What it votes for in maj@n; None votes for `extracted`."""
+    rule: str = ""
+    """The grader's rule that decided."""
 
     @classmethod
     def of(cls, trace: Trace) -> Row:
@@ -53,6 +57,7 @@ class Row:
             paper_correct=trace.paper_correct,
             scores=trace.scores,
             ballot=trace.ballot,
+            rule=sys.intern(trace.rule),
         )
 
     @property
@@ -60,13 +65,18 @@ class Row:
         return self.verdict == "correct"
 
     @property
+    def missed(self) -> Missed | None:
+        """Why the answer is not correct; None if it is."""
+        return missed(self)
+
+    @property
     def no_answer(self) -> bool:
-        return self.verdict == "unparsed" and self.extracted is None
+        return self.missed == "no_answer"
 
     @property
     def could_not_verify(self) -> bool:
         """There is an answer, or there may be one, but nobody knows whether it is right."""
-        return self.verdict not in ("correct", "wrong") and not self.no_answer
+        return self.missed not in (None, "wrong", "no_answer")
 
 
 def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -114,6 +124,7 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
         "no_answer_share": sum(row.no_answer for row in rows) / len(rows),
         "truncated_share": sum(row.finish != "answer" for row in rows) / len(rows),
         "could_not_verify_share": sum(row.could_not_verify for row in rows) / len(rows),
+        "could_not_verify": dict(Counter(str(row.missed) for row in rows if row.could_not_verify)),
         **_scores(groups),
     }
 

@@ -17,8 +17,7 @@ _OBJECT = r"\s*\{\s*[\"}]"
 _CALL = re.compile(rf"{OPEN}(?:(?={_OBJECT}).*?(?:{CLOSE}|\Z)|(?:(?!{OPEN}).)*?{CLOSE})", re.DOTALL)
 _CLOSED_CALL = re.compile(rf"{OPEN}.*?{CLOSE}", re.DOTALL)
 _BEGINS_OBJECT = re.compile(_OBJECT)
-_ANSWER = re.compile("<answer>.*?</answer>", re.DOTALL)
-_THOUGHT_ENDS = re.compile("</think>|</reason>")
+REASONING_ENDS = ("</think>", "</reason>")
 
 
 def find_calls(text: str, closed_only: bool = False) -> list[re.Match[str]]:
@@ -27,12 +26,21 @@ def find_calls(text: str, closed_only: bool = False) -> list[re.Match[str]]:
     With `closed_only`, a call runs from any `<tool_call>` to the next `</tool_call>`, as in the authors' released code.
     """
     if closed_only:
-        return list(_CLOSED_CALL.finditer(text))
+        # Behind the last end there is none, and looking there from each beginning would take quadratic time.
+        return list(_CLOSED_CALL.finditer(text, 0, text.rfind(CLOSE) + len(CLOSE)))
     found = list(_CALL.finditer(text))
-    if any(begins_object(call_body(call[0])) for call in found):
+    if not found or any(begins_object(call_body(call[0])) for call in found):
         return found
-    said = _THOUGHT_ENDS.split(_CALL.sub("", text))[-1]
-    return [] if _ANSWER.search(said) else found
+    said = after_reasoning(_CALL.sub("", text))
+    has_answer = "</answer>" in said.partition("<answer>")[2]
+    return [] if has_answer else found
+
+
+def after_reasoning(text: str) -> str:
+    """What follows the reasoning of a turn; the whole turn if no reasoning ends in it."""
+    for end in REASONING_ENDS:
+        text = text.rpartition(end)[2]
+    return text
 
 
 def call_body(written: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rstar2.errors import UserError
+from rstar2.eval.grader.outcomes import LABELS, missed
 from rstar2.eval.quoted import beside_paper, quoted
 from rstar2.eval.stored import Measurement
 from rstar2.files import output_file
@@ -211,7 +212,12 @@ def _problem(trace: Trace) -> dict[str, Any]:
 def _verdict(trace: Trace) -> str:
     if trace.finish == "error":
         return "engine failed"
-    return "no answer" if trace.no_answer else trace.verdict or "ungraded"
+    if trace.verdict is None:
+        return "ungraded"
+    why = missed(trace)
+    if why is None:
+        return "correct"
+    return LABELS[why] if why in ("wrong", "no_answer") else f"could not verify ({LABELS[why]})"
 
 
 def _detail(trace: Trace, shading: Shading | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rstar2.formats.calls import parted
+from rstar2.formats.calls import REASONING_ENDS, parted
 from rstar2.report.formulas import with_formulas
 from rstar2.trace import ToolCall, Turn
 
@@ -18,7 +18,6 @@ _KINDS = {
     "</answer>": "text",
 }
 _TAGS = re.compile(f"({'|'.join(_KINDS)})")
-_THOUGHT_ENDS = ("</reason>", "</think>")
 
 Part = dict[str, Any]
 """JSON-able. `kind` is thought, text or answer, with `text`, a RichText; or call, with `code`, `input` (its
@@ -35,7 +34,7 @@ def turn_parts(turn: Turn, chat: bool = False) -> list[Part]:
     calls = iter(turn.calls)
     texts = parted(turn.text)
     first = next((tag for text in texts[::2] for tag in _TAGS.findall(text)), "")
-    kind = "text" if chat and first not in _THOUGHT_ENDS else "thought"
+    kind = "text" if chat and first not in REASONING_ENDS else "thought"
     for place, text in enumerate(texts):
         if place % 2:
             parts.append(_call_part(next(calls, None), text))

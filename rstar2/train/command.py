@@ -16,6 +16,7 @@ from rstar2.config import dotted
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
+from rstar2.runs import GRADER_SECRET
 from rstar2.train import attention
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
@@ -57,7 +58,8 @@ CPU_ENVIRONMENT = {
 
 _FORWARDED = re.compile(
     r"(NCCL|RCCL|TORCH_NCCL|GLOO|UCX|FI|HF|HUGGING_FACE|TRANSFORMERS|VLLM"
-    r"|WANDB|WEAVE|WF|MLFLOW|TRACKIO|SWANLAB|CLEARML|VOLC|MLP|RL_INSIGHT)_|(?i:https?_proxy|no_proxy)$"
+    r"|WANDB|WEAVE|WF|MLFLOW|TRACKIO|SWANLAB|CLEARML|VOLC|MLP|RL_INSIGHT)_"
+    rf"|{GRADER_SECRET}$|(?i:https?_proxy|no_proxy)$"
 )
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$|(?i:proxy|ur[il])$")
 """A proxy's or a server's address may hold a password."""

@@ -165,7 +165,7 @@ class Pipeline:
         row = f"{row} filter"
         self.progress.start(row, "  sampling, to drop solved problems", len(rows) * recipe.drop_solved)
         if self.solved is not None:
-            kept = unsolved_as_counted(counted(self.solved, recipe), rows, recipe, model)
+            kept = unsolved_as_counted(counted(self.solved, recipe), rows, recipe)
         else:
             count = self._counted_progress(row, timer)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
-from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
 from rstar2.train.recipe import RewardRule
 
@@ -16,16 +15,13 @@ def reading_rule(rule: RewardRule) -> ReadingRule:
     return "paper" if rule == "constant" else rule
 
 
-def text_to_grade(trace: Trace, rule: RewardRule, codec: ChatCodec) -> str:
-    """The part of a trace that holds its answer under a rule; empty where the rule finds none."""
-    reading = reading_rule(rule)
-    # The release reads all that the model and its tools wrote.
-    text = codec.decode(trace.response_ids) if reading == "release" else trace.final_text
-    return part_to_grade(text, reading, trace.finish)
+def text_to_grade(trace: Trace, rule: RewardRule) -> str:
+    """The part of a trace that holds its answer under a rule; empty if the rule finds none."""
+    return part_to_grade(trace.final_text, reading_rule(rule), trace.finish)
 
 
-def solved(traces: Iterable[Trace], rule: RewardRule, codec: ChatCodec) -> Iterator[tuple[str, bool]]:
-    """Each trace's problem, and whether training would reward it, however an evaluation has read it."""
+def solved(traces: Iterable[Trace], rule: RewardRule) -> Iterator[tuple[str, bool]]:
+    """Each trace's problem, and whether training would reward it, by whatever rule an evaluation has read it."""
     with GraderPool(workers=1) as pool:
         for trace in traces:
-            yield trace.problem_id, pool.grade(trace.gold, text_to_grade(trace, rule, codec)).correct
+            yield trace.problem_id, pool.grade(trace.gold, text_to_grade(trace, rule)).correct

@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from rstar2.config import Strict
+from rstar2.eval.grader.outcomes import UNDECIDED, Missed, missed
 from rstar2.trace import Trace, Turn
 
 Variant = Literal["paper", "release", "off"]
@@ -71,6 +72,8 @@ class Rollout:
     """Closed `<answer>` blocks in all text, tool output included, 0 where a tag has no partner."""
     correct: bool = False
     """The grader's verdict; the reward differs from it under a constant reward."""
+    missed: Missed = "wrong"
+    """Why the answer is not correct, if it is not."""
     problem_id: str = ""
     void_turns: int = 0
     """Turns with neither a call that parses nor an answer (SimpleTIR, arXiv 2509.02479)."""
@@ -89,6 +92,11 @@ class Rollout:
     """Seconds from asking the judge to its answer, summed over all calls."""
     slowest_call_s: float = 0.0
 
+    @property
+    def undecided(self) -> bool:
+        """Whether the grader could not decide the answer."""
+        return not self.correct and self.missed in UNDECIDED
+
     @classmethod
     def from_trace(cls, trace: Trace) -> Rollout:
         assert trace.reward is not None, "a rollout is rewarded before RoC sees it"
@@ -98,7 +106,8 @@ class Rollout:
             turn.text + "".join(outputs) for turn, outputs in zip(trace.turns, shown, strict=False)
         )
         replies = [output for outputs in shown for output in outputs]
-        closed = len(re.findall("<answer>.*?</answer>", text, re.DOTALL))
+        # Only up to the last end: looking behind it from each beginning would take quadratic time.
+        closed = len(re.findall("<answer>.*?</answer>", text[: text.rfind("</answer>") + 9], re.DOTALL))
         balanced = text.count("<answer>") == text.count("</answer>") == closed
         cut_off = trace.finish == "max_tokens" and not trace.turns[-1].calls
         lost = [call.output for call in trace.calls if call.status == "lost"]
@@ -113,6 +122,7 @@ class Rollout:
             later_turns_ended=max(len(trace.turns) - 1 - cut_off, 0),
             closed_blocks=closed if balanced else 0,
             correct=trace.correct,
+            missed=missed(trace) or "wrong",
             problem_id=trace.problem_id,
             void_turns=sum(map(_is_void, trace.turns)),
             lost_calls=len(lost),

@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from support.commands import Ran, largest_file, rstar2
 from support.process_table import children
 from support.waiting import TIMEOUT_S, wait_until
 
+from rstar2.cli.grade import command
 from rstar2.trace import Trace
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -262,3 +264,22 @@ def test_a_rule_says_where_the_answer_is_read_and_finish_how_the_output_ended(tm
         assert [at for at, verdict in enumerate(graded) if verdict == "correct"] == expected
         assert "line 5: `finish` is 'tired', not one of answer, max_turns" in result.stderr
     assert run(source, "--rule", "none").code == 2
+
+
+def test_verify_confirms_correct_verdicts_by_their_certificates(tmp_path):
+    result = run(write(tmp_path / "in.jsonl", ROWS), "--verify")
+    assert result.code == 0, result.stderr
+    verified = [json.loads(line).get("verified") for line in result.stdout.splitlines()]
+    assert verified == [True, None, None, None, True]
+    assert "2 of 2 correct verdicts confirmed" in result.stderr
+
+
+def test_a_correct_verdict_that_is_not_confirmed_is_shown_and_exits_with_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("rstar2.eval.grader.verify.verify", lambda certificate: "it is not so")
+    with pytest.raises(typer.Exit) as ended:
+        command(Path(write(tmp_path / "in.jsonl", ROWS)), verify=True)
+    assert ended.value.exit_code == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out.splitlines()[0])["verified"] == "it is not so"
+    assert "0 of 2 correct verdicts confirmed" in shown.err
+    assert "line 1: it is not so" in shown.err

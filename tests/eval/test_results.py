@@ -48,6 +48,7 @@ def test_the_numbers_of_eight_traces_are_those_worked_out_by_hand() -> None:
     assert found["no_answer_share"] == 1 / 8
     assert found["truncated_share"] == 1 / 8
     assert found["could_not_verify_share"] == 1 / 8
+    assert found["could_not_verify"] == {"deadline": 1}
     low, high = found["interval_clustered"]
     narrow = found["interval_run_to_run"]
     assert 0 <= low <= narrow[0] < 0.25 < narrow[1] <= high <= 1
@@ -99,6 +100,30 @@ def test_an_answer_that_could_not_be_verified_is_told_apart_from_none_and_from_w
         "invalid": (False, True),
     }
     assert row("a", 0, "unparsed", None).no_answer
+
+
+def test_what_could_not_be_verified_is_counted_by_its_cause_in_results_and_in_the_table() -> None:
+    found = summarise(
+        by_problem(
+            [
+                row("a", 0, "timeout", None, rule="deadline"),
+                row("a", 1, "unparsed", "x!", rule="not verified: too much work"),
+                row("a", 2, "unparsed", None, rule="not verified: the worker ended twice"),
+                row("a", 3, "unparsed", "x!", rule="not verified: not understood"),
+                row("a", 4, "unparsed", "y!", rule="not verified: not understood"),
+                row("a", 5, "unparsed", None, rule="no answer"),
+                row("a", 6, "wrong", "2"),
+                row("a", 7, "correct", "1"),
+            ]
+        )
+    )
+    assert found["could_not_verify"] == {"deadline": 1, "work": 1, "fault": 1, "not_understood": 2}
+    assert (found["could_not_verify_share"], found["no_answer_share"]) == (5 / 8, 1 / 8)
+    assert summary_lines(found)["could not verify"] == (
+        "62.5 % (not understood 2, deadline 1, too much work 1, fault of the grader 1)"
+    )
+    old = {name: value for name, value in found.items() if name != "could_not_verify"}
+    assert summary_lines(old)["could not verify"] == "62.5 %", "results of an earlier version"
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_a_chat_reply_is_shown_as_what_it_is_and_a_long_answer_by_its_beginning(
     assert all(len(text) < 110 and text.endswith("…") for text in (answer, right))
     whole = browser.run("return [...document.querySelectorAll('.trace .verdict code')].map((n) => n.title)")
     assert whole == [answer_text(texts_said[0]), gold]
-    assert texts(browser, ".trace .verdict strong")[0].lower() == "could not verify"
+    assert texts(browser, ".trace .verdict strong")[0].lower() == "could not verify (gold answer or scorer)"
     assert "<think>" not in texts(browser, ".trace")[0]
     assert browser.errors() == []
 
@@ -239,14 +239,21 @@ def test_verdicts_that_are_called_the_same_are_chosen_together(browser: Browser,
     made_run(tmp_path, problems=1, samples=1)
     (first,) = read_traces(tmp_path / "aime24" / "traces.jsonl")
     with TraceWriter(tmp_path / "aime24" / "traces.jsonl") as writer:
-        for sample, verdict in enumerate(("unparsed", "invalid", "timeout"), 1):
-            update = {"sample": sample, "verdict": verdict, "extracted": "x"}
+        for sample, (verdict, rule) in enumerate(
+            (
+                ("timeout", "deadline"),
+                ("unparsed", "not verified: not understood"),
+                ("unparsed", "not verified: an option where none is asked for"),
+            ),
+            1,
+        ):
+            update = {"sample": sample, "verdict": verdict, "rule": rule, "extracted": "x"}
             writer.write(first.model_copy(update=update))
     open_page(browser, write_report(tmp_path).as_uri())
     assert texts(browser, ".chips button")[:3] == [
-        "correct 1", "could not verify (timeout) 1", "could not verify 2",
+        "correct 1", "could not verify (deadline) 1", "could not verify (not understood) 2",
     ]  # fmt: skip
-    click(browser, ".chips button", "could not verify 2")
+    click(browser, ".chips button", "could not verify (not understood) 2")
     assert "2 of 4 traces" in texts(browser, ".count")[0]
 
 

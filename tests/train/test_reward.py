@@ -40,15 +40,16 @@ def test_a_problem_counts_as_solved_where_training_would_reward_it(
     codec: ChatCodec, said: str, rules: list[RewardRule]
 ) -> None:
     every: tuple[RewardRule, ...] = ("paper", "boxed", "release", "lenient", "constant")
-    found = [rule for rule in every if list(solved([trace(codec, said)], rule, codec)) == [("p", True)]]
+    found = [rule for rule in every if list(solved([trace(codec, said)], rule)) == [("p", True)]]
     assert found == rules
 
 
-def test_only_the_release_reads_tool_output_and_turns_that_were_cut_off(codec: ChatCodec) -> None:
+def test_no_rule_reads_tool_output_and_only_the_release_a_turn_that_was_cut_off(codec: ChatCodec) -> None:
+    rules: tuple[RewardRule, ...] = ("paper", "boxed", "release", "lenient")
     box = r"\boxed{42}"
-    for each in (
-        trace(codec, "", tool_said=box),
-        trace(codec, f"<answer>{box}</answer>", finish="max_turns"),
-    ):
-        paper, release = (dict(solved([each], rule, codec))["p"] for rule in ("paper", "release"))
-        assert (paper, release) == (False, True)
+
+    def rewarded(each: Trace) -> list[str]:
+        return [rule for rule in rules if dict(solved([each], rule))["p"]]
+
+    assert rewarded(trace(codec, "", tool_said=box)) == []
+    assert rewarded(trace(codec, f"<answer>{box}</answer>", finish="max_turns")) == ["release", "lenient"]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal
 
+from rstar2.eval.grader.certificate import Certificate, Fact
 from rstar2.eval.grader.compare.answers import compare
 from rstar2.eval.grader.extract import extract_answer, gold_answer
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.normalize import key, words
+from rstar2.eval.grader.parse.nouns import plural_nouns
 from rstar2.eval.grader.parse.reader import MAX_CHARS, read
 from rstar2.eval.grader.values.evaluate import unsolved
 from rstar2.eval.grader.values.guarded_numbers import NoValue, limited_work
@@ -30,11 +31,11 @@ _SIMPLE = (
 _IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
+_SPACING = re.compile(r"\\(?:[ ,;:]|q?quad(?![A-Za-z]))|~")
 _SMALL_LETTER = re.compile(r"(?:\\text\w*\{)?\(?([a-j])\)?\}?")
-_GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_DECIMAL_COMMA = re.compile(r"(-?\d{1,3}(?:\.\d{3})+|-?\d+),(\d+)")
 _CHOICE = re.compile(
-    r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]\s+(\S.*)|(?:option|choice)\s*\(?([A-J])\)?", re.I | re.S
+    r"(?:(?:option|choice)\s*)?\(?([A-J])(?:[).:]\s+|(?<=\([A-J])\)(?=\d))(\S.*)|(?:option|choice)\s*\(?([A-J])\)?",
+    re.I | re.S,
 )
 """An option quoted with its text, such as `(C) 15` or `Option C`."""
 _NO_OPTION = re.compile(
@@ -62,9 +63,11 @@ class Verdict:
     could not be understood, so nothing was verified. `timeout`: the deadline passed. `invalid`: the gold
     answer itself is missing or cannot be used."""
     extracted: str | None
-    """The answer found in the model's output, or None where none was found."""
+    """The answer found in the model's output, or None if there is none."""
     rule: str
     """The name of the rule that decided, such as `integer`, `text`, `number`, `interval`."""
+    certificate: Certificate | None = field(default=None, compare=False, repr=False)
+    """How it was decided that a correct answer is correct, for `verify.verify`; None for other verdicts."""
 
     @property
     def correct(self) -> bool:
@@ -73,24 +76,24 @@ class Verdict:
 
     @property
     def grader_failed(self) -> bool:
-        """Whether the grader itself failed, which says nothing about the answer."""
-        return self.rule in GRADER_FAULTS
+        """Whether grading was prevented by something that no answer can cause."""
+        return self.rule in PREVENTED
 
 
 POOL_CLOSED = "not verified: the pool is closed"
 WORKER_ENDED = "not verified: the worker ended twice"
 WORKER_STUCK = "not verified: the worker did not answer"
 INTERNAL_ERROR = "not verified: internal error"
-GRADER_FAULTS = (POOL_CLOSED, WORKER_ENDED, WORKER_STUCK, INTERNAL_ERROR)
-"""Rules of verdicts that were not reached because of a fault of the grader."""
+PREVENTED = (POOL_CLOSED, WORKER_STUCK)
+"""Rules of verdicts that were not reached whatever the answer is."""
 
 Given = str | int | float | None
 """A gold answer or a model's output as a caller may have it."""
 
 
-def as_text(given: Given) -> str | None:
+def as_text(value: Given) -> str | None:
     """A number as Python prints it; text and None as they are."""
-    return given if given is None or isinstance(given, str) else str(given)
+    return value if value is None or isinstance(value, str) else str(value)
 
 
 def grade(gold: Given, pred: Given) -> Verdict:
@@ -103,9 +106,10 @@ def grade(gold: Given, pred: Given) -> Verdict:
     if isinstance(answers, Verdict):
         return answers
     with limited_work():
-        wanted, extracted = answers
-        golds, preds = read(wanted), read(extracted)
-        verdict = _by_type(wanted, extracted, golds, preds)
+        gold_text, extracted = answers
+        nouns = plural_nouns(gold_text)
+        golds, preds = read(gold_text, nouns), read(extracted, nouns)
+        verdict = _by_type(gold_text, extracted, golds, preds)
     open_golds, open_preds = any(map(unsolved, golds)), any(map(unsolved, preds))
     if (verdict.correct and open_golds) or not (open_golds or open_preds):
         return verdict
@@ -119,48 +123,61 @@ def gold_fault(gold: Given) -> str | None:
         return "it is empty"
     if _INTEGER.fullmatch(text):
         return None
-    wanted = gold_answer(text)
-    if len(wanted) > MAX_CHARS:
-        return f"it has {len(wanted)} characters, more than {MAX_CHARS}"
-    if not any(character.isalnum() or character in _SIGNS for character in wanted):
-        read_as = "it" if wanted == text.strip() else f"the part that counts as the answer, {wanted!r:.60},"
+    gold_text = gold_answer(text)
+    if len(gold_text) > MAX_CHARS:
+        return f"it has {len(gold_text)} characters, more than {MAX_CHARS}"
+    if not any(character.isalnum() or character in _SIGNS for character in gold_text):
+        read_as = (
+            "it" if gold_text == text.strip() else f"the part that counts as the answer, {gold_text!r:.60},"
+        )
         return f"{read_as} has no letters, digits or mathematical signs"
     verdict = grade(text, f"\\boxed{{{text}}}")
     return None if verdict.correct else verdict.rule
 
 
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
-    """`grade`'s verdict where it takes a moment: nothing to compare, integers, the same text, words, short sums."""
+    """`grade`'s verdict if it takes only a moment: nothing to compare, integers, the same text, words, short sums."""
     if gold and pred and max(len(gold), len(pred)) > QUICK_CHARS:
         return None
-    found = _answers(gold, pred)
-    if isinstance(found, Verdict):
-        return found
-    wanted, extracted = found
-    if max(len(wanted), len(extracted)) > SIMPLE_CHARS:
+    answers = _answers(gold, pred)
+    if isinstance(answers, Verdict):
+        return answers
+    gold_text, extracted = answers
+    if max(len(gold_text), len(extracted)) > SIMPLE_CHARS:
         return None
-    golds, preds = read(wanted), read(extracted)
+    nouns = plural_nouns(gold_text)
+    golds, preds = read(gold_text, nouns), read(extracted, nouns)
     simple = all(
         isinstance(part, _SIMPLE) and part not in _IRRATIONAL
         for node in (*golds, *preds)
         for part in walk(node)
     )
-    return _by_type(wanted, extracted, golds, preds) if simple else None
+    return _by_type(gold_text, extracted, golds, preds) if simple else None
 
 
 def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
-    """The two answers to compare; a verdict where one is missing, both are integers or the texts are the same."""
+    """The two answers to compare; a verdict if one is missing, both are integers or the texts are the same."""
     if gold is None or not gold.strip():
         return Verdict("invalid", None, "no gold answer")
-    wanted, extracted = gold_answer(gold), extract_answer(pred or "")
+    gold_text, extracted = gold_answer(gold), extract_answer(pred or "")
     if extracted is None:
         return Verdict("unparsed", None, "no answer")
-    if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(extracted):
-        return Verdict("correct" if int(wanted) == int(extracted) else "wrong", extracted, "integer")
-    is_short = pred is not None and len(pred) <= len(gold) + SAME_CHARS
-    if key(wanted) == key(extracted) or (is_short and key((pred or "").strip()) == key(gold.strip())):
-        return Verdict("correct", extracted, "text")
-    return wanted, extracted
+    if _INTEGER.fullmatch(gold_text) and _INTEGER.fullmatch(extracted):
+        if int(gold_text) != int(extracted):
+            return Verdict("wrong", extracted, "integer")
+        return _correct(extracted, Fact("integer", str(int(gold_text)), str(int(extracted))))
+    pairs = [(gold_text, extracted)]
+    if pred is not None and len(pred) <= len(gold) + SAME_CHARS:
+        pairs.append((gold.strip(), pred.strip()))
+    for texts in pairs:
+        gold_key, pred_key = map(key, texts)
+        if gold_key == pred_key:
+            return _correct(extracted, Fact("text", gold_key, pred_key))
+    return gold_text, extracted
+
+
+def _correct(extracted: str, fact: Fact, rule: str = "") -> Verdict:
+    return Verdict("correct", extracted, rule or fact.rule, fact.certificate())
 
 
 def _has_members(node: Node) -> bool:
@@ -174,7 +191,7 @@ def _has_members(node: Node) -> bool:
 
 def _chosen(text: str) -> str | None:
     """The letter of a choice: B, (B), Option B, or the option with its text, as \\textbf{(B)}\\ 15."""
-    bare = _WRAPPED.sub(r"\1", text).replace("\\ ", " ").replace("~", " ").replace("\\,", " ").strip()
+    bare = _SPACING.sub(" ", _WRAPPED.sub(r"\1", text)).strip()
     letter = _LETTER.fullmatch(bare)
     if letter:
         return letter[1]
@@ -184,23 +201,19 @@ def _chosen(text: str) -> str | None:
     return choice[1] or choice[3]
 
 
-def _with_other_commas(text: str) -> list[str]:
-    """A text, and what it is if a comma between digits groups or divides them: (1,000, 2,000), 0,5."""
-    decimal = _DECIMAL_COMMA.fullmatch(text)
-    grouped = _GROUPING.sub("", text)
-    others = [f"{decimal[1].replace('.', '')}.{decimal[2]}"] if decimal else []
-    return [text, *others, grouped] if grouped != text else [text, *others]
-
-
-def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
-    """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
+def _by_type(gold_text: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
+    """The best outcome over the readings of both; `wrong` only if every pair of readings is known to differ."""
     rule, doubt = "", ""
-    worded = any(isinstance(node, nodes.Text) for node in golds)
-    if worded and words(wanted[:MAX_CHARS]) == words(extracted[:MAX_CHARS]):
-        return Verdict("correct", extracted, "text")
-    letters = _chosen(wanted), _chosen(extracted)
+    readable = max(len(gold_text), len(extracted)) <= MAX_CHARS
+    if readable and any(isinstance(node, nodes.Text) for node in golds):
+        gold_words, pred_words = (nodes.Text(words(text), plain=True) for text in (gold_text, extracted))
+        if gold_words == pred_words:
+            return _correct(extracted, Fact("text", gold_words, pred_words))
+    letters = _chosen(gold_text), _chosen(extracted)
     if letters[0] and letters[1]:
-        return Verdict("correct" if letters[0] == letters[1] else "wrong", extracted, "choice")
+        if letters[0] != letters[1]:
+            return Verdict("wrong", extracted, "choice")
+        return _correct(extracted, Fact("choice", letters[0], letters[1]))
     if letters[1] and _LETTER.fullmatch(extracted) is None:
         return Verdict("unparsed", extracted, "not verified: an option where none is asked for")
     small = _SMALL_LETTER.fullmatch(extracted) if letters[0] else None
@@ -210,23 +223,13 @@ def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) 
         if pred is not preds[0] and not _has_members(gold):
             continue  # a list, and a number whose digits are grouped, would be two answers
         try:
-            same, rule = compare(gold, pred)
+            outcome = compare(gold, pred)
         except (NoValue, RecursionError) as error:
             doubt = str(error) or type(error).__name__
             continue
-        if same:
-            return Verdict("correct", extracted, rule)
+        rule = outcome.rule
+        if outcome.fact is not None:
+            return _correct(extracted, outcome.fact, rule)
     if doubt:
         return Verdict("unparsed", extracted, f"not verified: {doubt}")
-    if _may_be_grouped(wanted, extracted):
-        return Verdict("unparsed", extracted, "not verified: commas that may group or divide digits")
     return Verdict("wrong", extracted, rule)
-
-
-def _may_be_grouped(wanted: str, extracted: str) -> bool:
-    """Whether two answers that differ are equal if commas between digits are no separators."""
-    for gold, pred in list(product(_with_other_commas(wanted), _with_other_commas(extracted)))[1:]:
-        with contextlib.suppress(NoValue, RecursionError):
-            if compare(read(gold)[0], read(pred)[0])[0]:
-                return True
-    return False

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from rstar2.eval.grader.parse.reader import understood
-from rstar2.eval.grader.parse.units import SCALES, is_remark
+from rstar2.eval.grader.parse.units import SCALES, is_understood
+from rstar2.eval.grader.parse.vocabulary import name_set
 
 NUMBER = re.compile(
     r"(?<![\w.\[\\^{])(?<!\w\()[-+\u2212]?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?%?"
@@ -34,6 +35,12 @@ _NOT_ITSELF = re.compile(
 )
 """Words in front of a number that is not the answer, but something beside it."""
 _WORDS_BEHIND = re.compile(r" ?\\(?:text\w*|mbox|mathrm) ?\{([^{}]*)\}")
+_WORD_AT_END = re.compile(r" ([a-z][a-z-]+)(?=[.,;!?\n]|\s*$)")
+_AT_END = name_set("""
+    too now then again instead here indeed only however finally respectively thus more less fewer back change profit
+    saved remain remains left cheaper leftover correctly reward allowance extra later earlier older younger apiece
+""")
+"""Words at the end of a clause that say nothing of the number in front of them."""
 _TAG = re.compile(r"</?\w+>")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z(])")
 
@@ -49,9 +56,11 @@ def number_at(text: str, start: int, end: int) -> str | None:
         expression = _expression_around(text, start, end)
         return expression if understood(expression) else None
     words = _WORDS_BEHIND.match(behind)
-    if _NOT_ITSELF.search(before) or (words and is_remark(words[1].strip())):
+    if _NOT_ITSELF.search(before) or (words and not is_understood(words[1].strip(), frozenset(), one=False)):
         return None
-    scale = _SCALE.match(behind)
+    scale, last = _SCALE.match(behind), _WORD_AT_END.match(behind)
+    if last and not scale and last[1] not in _AT_END and not is_understood(last[1], frozenset(), one=True):
+        return None
     value = text[start:end] + (scale.group() if scale else "")
     if before[-10:].lower().endswith(("minus ", "negative ")):
         return f"-{value}" if _WORD_BEFORE_SIGN.search(before) else None

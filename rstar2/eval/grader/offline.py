@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, get_args
 
@@ -107,8 +107,14 @@ def _fault(row: dict[str, Any], names: tuple[str, str]) -> str:
     return ""
 
 
-def graded(rows: list[OfflineRow], pool: GraderPool, reading: ReadingRule) -> Iterator[dict[str, Any]]:
-    """One object for each row, in order: `id` if there is one, then `verdict`, `extracted` and `rule`."""
+def graded(
+    rows: list[OfflineRow], pool: GraderPool, reading: ReadingRule, certified: bool = False
+) -> Iterator[dict[str, Any]]:
+    """One object for each row, in order: `id` if there is one, then `verdict`, `extracted` and `rule`.
+
+    If `certified`, the certificate of each correct verdict is checked, and `verified` is true or says what is not
+    confirmed.
+    """
 
     def pair(row: OfflineRow) -> tuple[Given, Given]:
         return row.gold, part_to_grade(as_text(row.pred) or "", reading, row.finish)
@@ -118,7 +124,21 @@ def graded(rows: list[OfflineRow], pool: GraderPool, reading: ReadingRule) -> It
         verdicts = iter(pool.grade_many([pair(row) for row in batch if not row.fault]))
         for row in batch:
             verdict = Verdict("invalid", None, f"bad row: {row.fault}") if row.fault else next(verdicts)
-            yield row.id | asdict(verdict)
+            result: dict[str, Any] = {
+                "verdict": verdict.verdict,
+                "extracted": verdict.extracted,
+                "rule": verdict.rule,
+            }
+            if certified and verdict.correct:
+                result["verified"] = _refusal(verdict) or True
+            yield row.id | result
+
+
+def _refusal(verdict: Verdict) -> str | None:
+    # sympy takes half a second to load, and few runs check certificates.
+    from rstar2.eval.grader.verify import verify
+
+    return verify(verdict.certificate)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import queue
 import select
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import rstar2
 from rstar2.eval.grader.grade import (
+    INTERNAL_ERROR,
     POOL_CLOSED,
     WORKER_ENDED,
     WORKER_STUCK,
@@ -32,6 +34,7 @@ from rstar2.eval.grader.grade import (
     as_text,
     grade_quickly,
 )
+from rstar2.eval.grader.values.secret import secret
 
 WALL_FACTOR = 30.0
 """A worker that has not answered after this many CPU deadlines of wall time is stuck, not merely waiting."""
@@ -40,6 +43,16 @@ LEAST_WALL_S = 300.0
 _END_S = 60.0
 """How long a process may take to end that was killed, or has closed its output."""
 _PIPE_BYTES = 1 << 16
+log = logging.getLogger(__name__)
+
+
+def _graded_quickly(gold: str | None, pred: str | None) -> Verdict | None:
+    """`grade_quickly`; an error in the grader's code costs one verdict, as in a worker, and not the caller's work."""
+    try:
+        return grade_quickly(gold, pred)
+    except Exception:
+        log.exception("grading failed: gold answer %.200r, output %.200r", gold, pred)
+        return Verdict("unparsed", None, INTERNAL_ERROR)
 
 
 class _Stopped(Exception):
@@ -76,11 +89,11 @@ class _Worker:
         self.pid = self._process.pid
 
     def grade(self, gold: str | None, pred: str | None) -> Verdict:
-        """Send one pair and wait for its verdict; _Stopped where the process ended first."""
+        """Send one pair and wait for its verdict. Raises _Stopped if the process ends first."""
         request = json.dumps([gold, pred]).encode() + b"\n"
         with self._busy:
-            verdict, extracted, rule = json.loads(self._exchange(request))
-        return Verdict(verdict, extracted, rule)
+            verdict, extracted, rule, certificate = json.loads(self._exchange(request))
+        return Verdict(verdict, extracted, rule, certificate)
 
     def stop(self) -> None:
         """Kill the process; a thread that waits for its answer is told that it stopped."""
@@ -142,7 +155,9 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
             stands behind it, so the verdict does not depend on how busy the machine is.
 
     Use as a context manager; the processes end with it. A grading that passes its deadline comes back as
-    `timeout`; one whose worker was killed from outside is graded again on a fresh worker.
+    `timeout`; one whose worker was killed from outside is graded again on a fresh worker. `outcomes.missed` tells
+    such verdicts from wrong answers. ValueError for sizes that mean nothing; UserError if the environment holds a
+    secret of the run that is none.
     """
 
     def __init__(self, workers: int = 1, timeout_s: float = 1.5) -> None:
@@ -150,6 +165,7 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
             raise ValueError(
                 f"a grader pool needs workers >= 1 and timeout_s > 0, not {workers} and {timeout_s}"
             )
+        secret()  # made here if there is none, so that all workers have this process's
         self._timeout_s = timeout_s
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
@@ -172,9 +188,9 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         self._threads.shutdown()
 
     def grade(self, gold: Given, pred: Given) -> Verdict:
-        """Grade one answer; where the quick rules do not decide, waits for a worker, which has a deadline itself."""
+        """Grade one answer; if the quick rules do not decide, waits for a worker, which has a deadline itself."""
         gold, pred = as_text(gold), as_text(pred)
-        return grade_quickly(gold, pred) or self._grade_in_worker(gold, pred)
+        return _graded_quickly(gold, pred) or self._grade_in_worker(gold, pred)
 
     def grade_many(self, pairs: Iterable[tuple[Given, Given]]) -> list[Verdict]:
         """Grade (gold, pred) pairs on all workers; the verdicts come in the order of the pairs."""
@@ -184,7 +200,7 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         """Grade one answer without blocking the event loop."""
         gold, pred = as_text(gold), as_text(pred)
         loop = asyncio.get_running_loop()
-        quick = grade_quickly(gold, pred)
+        quick = _graded_quickly(gold, pred)
         if quick is not None:
             return quick
         return await loop.run_in_executor(self._threads, self._grade_in_worker, gold, pred)

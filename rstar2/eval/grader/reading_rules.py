@@ -1,78 +1,63 @@
-"""Where in a model's final turn its answer is read: as the paper says, as the release does, or wherever there is one.
+"""Which part of a model's final turn holds its answer: as the paper says, as the release does, or any part.
 
-A rule only picks the part that the grader is shown; the comparison with the gold answer is the same for all.
+All rules read the same final turn, see `final_turn`. A rule only picks the part that the grader is shown; how that is
+compared with the gold answer is the same for all.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
-from rstar2.formats.calls import find_calls, without_calls
+from rstar2.eval.grader.boxes import last_box
+from rstar2.eval.grader.final_turn import final_turn, last_turn
+from rstar2.formats.calls import after_reasoning, find_calls
 from rstar2.trace import Finish
 
 ReadingRule = Literal["paper", "boxed", "release", "lenient"]
 """paper: the last box inside the last closed `<answer>` of a finished turn (arXiv 2508.20722, section on the reward).
-boxed: the last box anywhere in a finished turn. release: the last box of the text however it ended, else wherever
-there is an answer, as microsoft/rStar does. lenient: wherever there is one, see `extract`."""
-
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*{")
+boxed: the last box of a finished turn. release: the last box of the turn however it ended, else any answer in it.
+lenient: any answer in it, see `extract`."""
 
 
-def finished(turn: str, finish: Finish = "answer") -> bool:
-    """Whether a final turn ended by itself, and not in a tool call that nobody answered."""
-    return finish == "answer" and not find_calls(turn)
+def finished(output: str, finish: Finish = "answer") -> bool:
+    """Whether the final turn of an output ended by itself, and not in a tool call that nobody answered."""
+    return finish == "answer" and not find_calls(last_turn(output))
 
 
-def part_to_grade(turn: str, rule: ReadingRule, finish: Finish = "answer") -> str:
-    """The part of a final turn that holds its answer under a rule; empty where the rule finds none."""
+def part_to_grade(output: str, rule: ReadingRule, finish: Finish = "answer") -> str:
+    """The part of an output that holds its answer under a rule; empty if the rule finds none."""
     match rule:
         case "paper":
-            return _last_box(_answer_block(turn)) if finished(turn, finish) else ""
+            return _boxed(_answer_block(final_turn(output))) if finished(output, finish) else ""
         case "boxed":
-            return _last_box(turn) if finished(turn, finish) else ""
+            return _boxed(final_turn(output)) if finished(output, finish) else ""
         case "release":
-            return _last_box(turn) or turn
+            return _boxed(final_turn(output)) or output
         case "lenient":
-            return turn
+            return output
 
 
-def benchmark_part(turn: str, finish: Finish) -> tuple[str, ReadingRule]:
+def benchmark_part(output: str, finish: Finish) -> tuple[str, ReadingRule]:
     """What an evaluation grades, and the strictest rule that finds an answer there.
 
-    Wherever there is an answer, but in a turn that a budget cut off only a box: a number that happens to stand last
-    in an unfinished thought is no answer, and neither is a box in the code of a call.
+    In a turn that ended by itself that is any answer. In one that a budget cut off it is only a box, because a number
+    that happens to stand last in an unfinished thought is no answer.
     """
+    if not finished(output, finish):
+        return _boxed(final_turn(output)), "boxed"
     strict: tuple[ReadingRule, ...] = ("paper", "boxed")
-    found = next((rule for rule in strict if part_to_grade(turn, rule, finish)), None)
-    if finished(turn, finish):
-        return turn, found or "lenient"
-    return _last_box(without_calls(turn)), "boxed"
+    found = next((rule for rule in strict if part_to_grade(output, rule, finish)), None)
+    return output, found or "lenient"
 
 
 def _answer_block(turn: str) -> str:
-    """What stands in the last `<answer>` behind the reasoning; empty where that is not closed."""
-    for end in ("</think>", "</reason>"):
-        turn = turn.rpartition(end)[2]
-    _, _, block = turn.rpartition("<answer>")
+    """The text inside the last `<answer>` behind the reasoning; empty if that is not closed."""
+    _, opening, block = after_reasoning(turn).rpartition("<answer>")
     inside, closing, _ = block.partition("</answer>")
-    return inside if closing and "<answer>" in turn else ""
+    return inside if opening and closing else ""
 
 
-def _last_box(text: str) -> str:
-    """The last `\\boxed{…}` with its braces; empty where there is none or it is not closed."""
-    boxes = list(_BOX.finditer(text))
-    start, position = (boxes[-1].start(), boxes[-1].end() - 1) if boxes else (0, len(text))
-    depth = 0
-    while position < len(text):
-        match text[position]:
-            case "\\":
-                position += 1
-            case "{":
-                depth += 1
-            case "}":
-                depth -= 1
-                if not depth:
-                    return text[start : position + 1]
-        position += 1
-    return ""
+def _boxed(text: str) -> str:
+    r"""The last box of a text as `\boxed{…}`; empty if that is unclosed, empty or part of a formula."""
+    box = last_box(text)
+    return rf"\boxed{{{box.content}}}" if box and box.content and box.closed and box.whole else ""

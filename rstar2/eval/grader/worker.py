@@ -16,6 +16,7 @@ import traceback
 from rstar2.eval.grader.grade import INTERNAL_ERROR, Verdict, grade
 
 MEMORY_BYTES = 2 << 30
+OUT_OF_MEMORY = f"not verified: too much work for {MEMORY_BYTES >> 30} GiB of memory"
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
         verdict = _graded(gold, pred)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answer = json.dumps([verdict.verdict, verdict.extracted, verdict.rule])
+        answer = json.dumps([verdict.verdict, verdict.extracted, verdict.rule, verdict.certificate])
         sys.stdout.buffer.write(answer.encode() + b"\n")
         sys.stdout.buffer.flush()
 
@@ -36,6 +37,8 @@ def main() -> None:
 def _graded(gold: str | None, pred: str | None) -> Verdict:
     try:
         return grade(gold, pred)
+    except MemoryError:
+        return Verdict("unparsed", None, OUT_OF_MEMORY)
     except Exception:  # noqa: BLE001  a fault of ours costs one verdict, with its traceback in the log
         traceback.print_exc()
         return Verdict("unparsed", None, INTERNAL_ERROR)

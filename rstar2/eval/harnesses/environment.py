@@ -16,6 +16,7 @@ from typing import Any
 
 from rstar2.errors import Failure, UserError
 from rstar2.files import read_json, write_json, write_text
+from rstar2.runs import GRADER_SECRET
 
 INSTALLER = "uv==0.13.8"
 """Resolves in seconds what takes pip half an hour."""
@@ -225,6 +226,13 @@ def _look(harness: Harness) -> dict[str, Any]:
 
 
 def isolated(more: dict[str, str]) -> dict[str, str]:
-    """This process's environment variables for a program of a harness, without what points into our own packages."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    """This process's environment variables for a program of a harness, which may run what a model wrote.
+
+    Left out are the grader's secret and what points into our own packages.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PYTHON") and name != GRADER_SECRET
+    }
     return {**kept, "PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1", **more}

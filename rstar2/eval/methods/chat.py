@@ -19,7 +19,7 @@ from rstar2.engines.base import Engine, EngineError, Sampling
 from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
 from rstar2.engines.retry import RetryingEngine, RetryPolicy
 from rstar2.eval.settings import EvalSettings, sample_seed
-from rstar2.formats.calls import call_bodies, without_calls
+from rstar2.formats.calls import after_reasoning, call_bodies, without_calls
 from rstar2.prompts import ChatCodec, Message
 from rstar2.trace import Trace, Turn
 
@@ -31,7 +31,6 @@ _WORDING = {
 }
 _CONTEXT = re.compile(r"maximum context length is (\d+) tokens")
 """In a refusal of OpenAI's API, as of vLLM's, where a conversation and the tokens of its reply do not fit."""
-_REASONING_ENDS = ("</think>", "</reason>")
 _REASONING_STARTS = ("<think>", "<reason>")
 _ANSWER_TAGS = re.compile(r"</?answer>")
 
@@ -297,8 +296,6 @@ def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: fl
 
 
 def answer_text(text: str) -> str:
-    """A reply without its reasoning and without `<answer>` tags; empty where the reasoning never ended."""
-    for end in _REASONING_ENDS:
-        text = text.rpartition(end)[2]
-    text = text.strip()
+    """A reply without its reasoning and without `<answer>` tags; empty if the reasoning never ended."""
+    text = after_reasoning(text).strip()
     return "" if text.startswith(_REASONING_STARTS) else _ANSWER_TAGS.sub("", text).strip()

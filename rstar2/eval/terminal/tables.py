@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from rstar2.eval.compare import Comparison, ScoreDifference
+from rstar2.eval.grader.outcomes import LABELS, Missed
 from rstar2.eval.quoted import beside_paper
 from rstar2.eval.runner import EvalResult
 
@@ -85,7 +86,7 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
         or "–",
         "no answer": percent(summary["no_answer_share"]),
         "truncated": percent(summary["truncated_share"]),
-        "could not verify": percent(summary["could_not_verify_share"]),
+        "could not verify": _could_not_verify(summary),
         "mean tokens": f"{summary['mean_tokens']:,.0f}",
         "p95 tokens": f"{summary['p95_tokens']:,.0f}",
         "calls per trace": f"{summary['calls_per_trace']:.2f}",
@@ -97,6 +98,14 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
     if summary["lost_calls"]:
         lines["calls the judge lost"] = f"{summary['lost_calls']:,}"
     return lines
+
+
+def _could_not_verify(summary: Mapping[str, Any]) -> str:
+    """The share of samples that could not be verified, and how many of them for which cause."""
+    share = percent(summary["could_not_verify_share"])
+    causes = summary.get("could_not_verify", {})
+    counts = ", ".join(f"{LABELS[why]} {causes[why]:,}" for why in get_args(Missed) if why in causes)
+    return f"{share} ({counts})" if counts else share
 
 
 def scores_table(name: str, scores: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -17,7 +17,7 @@ from rstar2.supervision.start import started_supervisor, stop_supervisor
 START_S = 200.0
 """And a second a worker."""
 STOP_S = 25.0
-SECRETS = frozenset({"RSTAR2_JUDGE_TOKEN", "RSTAR2_JUDGE_REDIS"})
+SECRETS = frozenset({"RSTAR2_JUDGE_TOKEN", "RSTAR2_JUDGE_REDIS", "RSTAR2_GRADER_SECRET"})
 """Variables the judge's processes do not inherit: the programs they run could look for them."""
 
 

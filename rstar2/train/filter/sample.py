@@ -18,6 +18,7 @@ from rstar2.engines.base import Engine, EngineError, Generation, OnTokens, Sampl
 from rstar2.engines.retry import RetryingEngine, ServiceGone
 from rstar2.errors import Failure
 from rstar2.eval.grader import GraderPool
+from rstar2.eval.grader.outcomes import missed
 from rstar2.eval.retry import RetryingTools
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.verdicts import Tally, VerdictWord, VerdictWriter
@@ -189,12 +190,12 @@ class _Run:
         return trace.model_copy(update={"problem": problem.problem, "gold": problem.answer})
 
     async def _verdict(self, trace: Trace) -> VerdictWord:
-        """What training would make of the rollout."""
+        """What training would make of the rollout; `error` if the judge or the grader could not decide it."""
         if trace.lost_calls:
             return "error"
-        text = text_to_grade(trace, self._sampler.reward, self._sampler.codec)
+        text = text_to_grade(trace, self._sampler.reward)
         found = await self._sampler.grader.agrade(trace.gold, text)
-        return found.verdict if found.verdict in ("correct", "wrong", "unparsed") else "error"
+        return "error" if missed(found) in ("deadline", "fault", "invalid") else found.verdict
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,6 @@ from rstar2.eval.settings import EvalSettings
 from rstar2.eval.target import model_hash
 from rstar2.eval.verdicts import Tally
 from rstar2.judge.client import JudgeClient
-from rstar2.prompts import load_codec
 from rstar2.runs import refuse_changed
 from rstar2.toolbox import Toolbox
 from rstar2.trace import read_traces
@@ -65,12 +64,10 @@ def unsolved(
     return kept
 
 
-def unsolved_as_counted(file: Path, rows: Rows, recipe: StageRecipe, model: Path) -> Rows:
+def unsolved_as_counted(file: Path, rows: Rows, recipe: StageRecipe) -> Rows:
     """The same, by an earlier filter's verdicts or an evaluation's traces, as `counted` finds them."""
-    if file.name == VERDICTS:
-        outcomes = _outcomes(Tally.of(file))
-    else:
-        outcomes = solved(read_traces(file), recipe.reward, load_codec(model))
+    counted_before = file.name == VERDICTS
+    outcomes = _outcomes(Tally.of(file)) if counted_before else solved(read_traces(file), recipe.reward)
     return drop_solved(rows, outcomes, recipe.drop_solved, recipe.rollout.prompts)
 
 

@@ -17,6 +17,7 @@ from typing import Any, get_args
 from pydantic import Field
 
 from rstar2.config import Strict
+from rstar2.eval.grader.outcomes import LABELS, UNDECIDED
 from rstar2.train.records.raw_metrics import FailureKind
 from rstar2.train.records.steps import held_out_accuracy
 
@@ -46,6 +47,9 @@ class AlarmSettings(Strict):
     """Steps over which a change of length is measured."""
     truncated: float = Field(0.2, gt=0, le=1)
     """This share of the rollouts is truncated by the token budget. In the paper, at times a tenth in stage 1."""
+    undecided: float = Field(0.01, gt=0, le=1)
+    """This share of the answers could not be decided by the grader, and earned no reward: the model has found answers
+    that take too much work or meet a fault of the grader, or the grader's processes are killed."""
     reward_fall: float = Field(0.15, gt=0, le=1)
     """The pass rate, of the rollouts with a verdict before selection, is this much lower than the stage's best."""
 
@@ -55,8 +59,8 @@ class Alarm:
     """A sign of collapse at one step of a stage."""
 
     sign: str
-    """entropy, length, truncation or reward; nan_entropy, nan_length, nan_reward or nan_gradient; failed, lost,
-    discarded or held_out."""
+    """entropy, length, truncation or reward; nan_entropy, nan_length, nan_reward or nan_gradient; undecided, failed,
+    lost, discarded or held_out."""
     text: str
     """With the values and the key of the threshold."""
 
@@ -104,7 +108,8 @@ def read_alarms(folder: Path) -> dict[int, list[Alarm]]:
 def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
     """The signs at the last of a stage's steps, given all of them in order.
 
-    Before a window is full there are none but of what is not a number and of rollouts without a verdict.
+    Before a window is full there are none but of what is not a number, of answers that the grader could not decide and
+    of rollouts without a verdict.
     """
     if not steps:
         return []
@@ -115,7 +120,12 @@ def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
         _reward(steps, settings),
     )
     collapse = [alarm for alarm in found if alarm is not None]
-    return [*_not_numbers(steps[-1]), *_without_verdict(steps[-1]), *collapse]
+    return [
+        *_not_numbers(steps[-1]),
+        *_without_verdict(steps[-1]),
+        *_undecided(steps, settings),
+        *collapse,
+    ]
 
 
 def new_alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
@@ -166,6 +176,23 @@ def _without_verdict(step: Metrics) -> Iterator[Alarm]:
             f"{left_out:.0f} of {step['rstar2/held_out_rollouts']:.0f} held-out rollouts failed or lost a call and "
             f"were left out{measured}",
         )
+
+
+def _undecided(steps: Sequence[Metrics], settings: AlarmSettings) -> Iterator[Alarm]:
+    """Answers that the grader could not decide, over the last window or the steps so far."""
+    last = [step for step in steps[-settings.window :] if "rstar2/undecided" in step]
+    share = sum(step["rstar2/undecided"] for step in last) / len(last) if last else 0.0
+    if share <= settings.undecided:
+        return
+    shares = (
+        (reason, sum(step[f"rstar2/answers/{reason}"] for step in last) / len(last)) for reason in UNDECIDED
+    )
+    causes = ", ".join(f"{LABELS[reason]} {each:.1%}" for reason, each in shares if each)
+    yield Alarm(
+        "undecided",
+        f"the grader could not decide {share:.1%} of the answers, which earn no reward ({causes}): look at the traces "
+        "with these rules, and end the run if the model writes such answers on purpose (alarms.undecided)",
+    )
 
 
 def _mean(steps: Sequence[Metrics], name: str, end: int, window: int) -> float | None:

@@ -2,7 +2,8 @@
 
 ```
 STAGE/traces/
-  step-000012.jsonl          a sample of the step's rollouts, and those that lost a tool call
+  step-000012.jsonl          a sample of the step's rollouts, and those that lost a tool call or that the grader could
+                             not decide
   failed-HOST-PID.jsonl      rollouts that the engine could not finish or the grader not grade, of all steps; one file
                              per process
 ```
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rstar2.eval.grader.outcomes import UNDECIDED, missed
 from rstar2.eval.settings import sample_seed
 from rstar2.files import whole_file
 from rstar2.trace import Trace, TraceWriter
@@ -26,25 +28,30 @@ from rstar2.train.roc import Rollout
 
 
 def may_be_kept(trace: Trace, share: float, seed: int) -> bool:
-    """Whether a rollout's trace is carried to the sampler: drawn with probability `share`, or lost a call."""
+    """Whether a rollout's trace is carried to the sampler.
+
+    It is drawn with probability `share`; one that lost a call or that the grader could not decide always is.
+    """
     if share <= 0:
         return False
     drawn = sample_seed(seed, f"kept {trace.step} {trace.problem_id}", trace.sample) / (1 << 31)
-    return drawn < share or trace.lost_calls > 0
+    return drawn < share or trace.lost_calls > 0 or missed(trace) in UNDECIDED
 
 
 def choose(
     rollouts: Sequence[Rollout], carried: Sequence[int], count: int, seed: int, step: int
 ) -> list[int]:
-    """The indices of a step's rollouts to keep, in order: `count` (-1: all) of `carried`, and every failed one.
+    """The indices of a step's rollouts to keep, in order: `count` (-1: all) of `carried`, and every telling one.
+
+    Those are the rollouts that lost a call or that the grader could not decide.
 
     `carried` are the indices of the rollouts whose trace has come along.
     """
     if count < 0 or count >= len(carried):
         return sorted(carried)
     drawn = np.random.default_rng([seed, step]).choice(len(carried), size=count, replace=False)
-    failed = {i for i in carried if rollouts[i].lost_calls and count}
-    return sorted({carried[i] for i in drawn.tolist()} | failed)
+    telling = {i for i in carried if count and (rollouts[i].lost_calls or rollouts[i].undecided)}
+    return sorted({carried[i] for i in drawn.tolist()} | telling)
 
 
 def write_step(folder: Path, step: int, traces: Iterable[Trace]) -> None:

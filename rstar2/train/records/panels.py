@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from rstar2.train.records.raw_metrics import DROPPED, FAILURES, FailureKind
+from rstar2.eval.grader.outcomes import LABELS, UNDECIDED
+from rstar2.train.records.raw_metrics import DROPPED, FAILURES, MISSED, FailureKind
 from rstar2.train.records.steps import Step
 
 Unit = Literal["share", "count", "seconds", "number"]
@@ -51,6 +52,25 @@ PANELS = (
         "mean reward",
         "share",
         (("pass_rate", "all with a verdict"), ("kept_reward", "kept"), ("held_out", "held-out problems")),
+    ),
+    Panel(
+        "no reward",
+        "Answers without reward",
+        "of the rollouts with a verdict",
+        "share",
+        tuple((f"answers_{reason}", LABELS[reason]) for reason in MISSED if reason not in UNDECIDED),
+    ),
+    Panel(
+        "undecided",
+        "Undecided answers",
+        "of the rollouts with a verdict",
+        "share",
+        (
+            ("undecided", "all"),
+            *((f"answers_{reason}", LABELS[reason]) for reason in UNDECIDED),
+            ("held_out_undecided", "of held-out problems"),
+        ),
+        "0",
     ),
     Panel(
         "failed calls",

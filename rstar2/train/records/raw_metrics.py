@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from rstar2.eval.grader.outcomes import UNDECIDED, Missed
 from rstar2.trace import CallStatus
 from rstar2.train.roc import RocSettings, Rollout, left_out, p_err, p_format
 
@@ -21,6 +22,8 @@ FAILURES = tuple(status for status in get_args(CallStatus) if status != "ok")
 DROPPED = ("failed", "lost", "left_out", "no_gradient", "wrong", "correct")
 """Why a rollout is not trained on: it failed; a call of it was lost; `roc.leave_out`; nothing of its group is trained
 on; and wrong and correct ones that the selection did not draw."""
+MISSED = get_args(Missed)
+"""Every reason why an answer is not correct."""
 FailureKind = Literal["engine", "grader", "agent_loop", "missing"]
 """What kept a rollout from a verdict: the engine, the grader, or our own code and VERL's around it; missing: it left no
 record at all."""
@@ -77,6 +80,7 @@ def raw_metrics(
     return {
         "rstar2/pass_rate": len(correct) / len(judged),
         "rstar2/reward": _mean(judged, lambda rollout: rollout.reward),
+        **_answers(judged),
         "rstar2/failed_call_ratio_correct": _failed_ratio(correct),
         "rstar2/kept_failed_call_ratio_correct": _failed_ratio(kept_correct),
         "rstar2/p_err": _mean(correct, p_err),
@@ -98,6 +102,15 @@ def raw_metrics(
         **_dropped(rollouts, set(kept), groups, settings, len(failed)),
         "rstar2/mixed_groups": sum(len(each) > 1 for each in rewards) / len(rewards),
         "rstar2/dropped_groups": 1 - trained / len(groups),
+    }
+
+
+def _answers(judged: Sequence[Rollout]) -> dict[str, float]:
+    """The shares of answers that are not correct, by the reason; `undecided` are those that the grader failed."""
+    reasons = Counter(rollout.missed for rollout in judged if not rollout.correct)
+    return {
+        **{f"rstar2/answers/{reason}": reasons[reason] / len(judged) for reason in MISSED},
+        "rstar2/undecided": sum(reasons[reason] for reason in UNDECIDED) / len(judged),
     }
 
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from rstar2.eval.grader.outcomes import LABELS, UNDECIDED
 from rstar2.files import read_json, write_json, write_text
-from rstar2.train.records.raw_metrics import DROPPED, FAILURES, FailureKind
+from rstar2.train.records.raw_metrics import DROPPED, FAILURES, MISSED, FailureKind
 
 STEPS_FILE = "steps.csv"
 STEPS_BEFORE_FILE = "steps_before.json"
@@ -98,6 +99,19 @@ COLUMNS = (
         _metric(MAIN_METRIC),
     ),
     Column("reward", "mean reward of the same", _metric("rstar2/reward")),
+    *(
+        Column(
+            f"answers_{reason}",
+            f"share of the rollouts with a verdict whose answer earns nothing: {LABELS[reason]}",
+            _metric(f"rstar2/answers/{reason}"),
+        )
+        for reason in MISSED
+    ),
+    Column(
+        "undecided",
+        f"share of them that the grader could not decide: {', '.join(LABELS[reason] for reason in UNDECIDED)}",
+        _metric("rstar2/undecided"),
+    ),
     Column("kept_reward", "mean reward of the rollouts trained on", _metric("critic/rewards/mean")),
     Column(
         "held_out",
@@ -105,6 +119,11 @@ COLUMNS = (
         held_out_accuracy,
     ),
     Column("held_out_left_out", "held-out rollouts that failed or lost a call", _held_out_left_out),
+    Column(
+        "held_out_undecided",
+        "share of the held-out rollouts with a verdict that the grader could not decide",
+        _metric("rstar2/held_out_undecided"),
+    ),
     Column(
         "failed_calls", "failed calls inside correct rollouts", _metric("rstar2/failed_call_ratio_correct")
     ),

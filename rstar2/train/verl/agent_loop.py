@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from rstar2.agent import Limits, RolloutError, ToolRunner, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.errors import Failure
 from rstar2.eval.grader import GraderPool
+from rstar2.eval.grader.outcomes import UNDECIDED, missed
 from rstar2.eval.settings import sample_seed
 from rstar2.formats.format import read_format
 from rstar2.judge.client import JudgeClient
@@ -52,6 +54,7 @@ END_S = 5.0
 """In which training that ends stops all its processes."""
 _ENGINES_TRIED = 3
 """For one turn, where engines die under it."""
+log = logging.getLogger(__name__)
 
 
 class GraderFault(Failure):
@@ -235,13 +238,23 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
     async def _rewarded(self, trace: Trace) -> Trace:
         """Grade a trace's final turn against the gold answer and give it its reward.
 
-        Raises GraderFault if the grader gives no verdict: that is no wrong answer.
+        An answer that the grader could not decide earns none, because a model could provoke it on purpose. Raises
+        GraderFault if grading was prevented by something that no answer can cause.
         """
-        verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward, self._codec))
+        verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward))
         if verdict.grader_failed:
             if self._trace_share > 0:
                 write_failed(self._traces, trace)
             raise GraderFault(verdict.rule, trace)
+        if missed(verdict) in UNDECIDED:
+            log.warning(
+                "the grader could not decide the answer of problem %s, sample %d: %s (gold %.200r, answer %.200r)",
+                trace.problem_id,
+                trace.sample,
+                verdict.rule,
+                trace.gold,
+                verdict.extracted,
+            )
         reward = 1.0 if verdict.correct or self._reward == "constant" else 0.0
         return trace.model_copy(
             update={**asdict(verdict), "read_by": reading_rule(self._reward), "reward": reward}

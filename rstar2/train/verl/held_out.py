@@ -35,16 +35,23 @@ class HeldOut:
     lost: list[str] = field(default_factory=list)
     """The reason for each rollout that lost a tool call."""
     failed: list[FailedRollout] = field(default_factory=list)
+    undecided: int = 0
+    """Rollouts whose answer the grader could not decide; they count as not correct."""
 
-    def add(self, rollouts: int, lost: Sequence[str], failed: Sequence[FailedRollout]) -> None:
+    def add(
+        self, rollouts: int, lost: Sequence[str], failed: Sequence[FailedRollout], undecided: int = 0
+    ) -> None:
         """Count the rollouts of some problems; `rollouts` are all of them."""
         self.rollouts += rollouts
         self.lost += lost
         self.failed += failed
+        self.undecided += undecided
 
     def metrics(self) -> dict[str, float]:
-        """How many there are, and how many have no verdict."""
+        """How many there are, how many have no verdict, and which share of the others the grader could not decide."""
+        decidable = self.rollouts - len(self.lost) - len(self.failed)
         return {
+            "rstar2/held_out_undecided": self.undecided / decidable if decidable else 0.0,
             "rstar2/held_out_rollouts": float(self.rollouts),
             "rstar2/held_out_lost": float(len(self.lost)),
             "rstar2/held_out_failed": float(len(self.failed)),

@@ -224,7 +224,8 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             for key, rollout in zip(batch.keys, rollouts, strict=True)
             if rollout.lost_calls
         }
-        self.held_out.add(len(rollouts) + len(failed), list(lost.values()), failed)
+        undecided = sum(rollout.undecided for rollout in rollouts if not rollout.lost_calls)
+        self.held_out.add(len(rollouts) + len(failed), list(lost.values()), failed, undecided)
         batch = _cleared(batch, lost)
         if not batch.keys:
             raise NoVerdictsError

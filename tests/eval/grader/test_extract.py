@@ -160,6 +160,8 @@ ORDINARY_TEXTS: list[Case] = [
 ]
 LONG_TEXTS = [
     ("42", "0]" * 50_000),
+    ("42", "<answer>" * 12_500),
+    ("42", "<answer>\\boxed{" * 6_000),
     ("42", "1]]" * 33_000),
     ("Tuesday", r"\boxed{" + "," * 19_970 + "a}"),
     ("no", r"\boxed{" + ". " * 9_900 + "a}"),

@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from support.process_table import running
 from support.waiting import wait_until
 
 from rstar2.eval.grader import GraderPool, grade
+from rstar2.eval.grader.grade import WORKER_ENDED
+from rstar2.eval.grader.outcomes import missed
+from rstar2.eval.grader.pool import _Stopped, _Worker
 
 SLOW_GOLD = "\\sqrt{8}"
 SLOW_PRED = "\\boxed{2\\sqrt{2}}"
@@ -136,6 +140,63 @@ def test_workers_end_with_a_caller_that_was_killed():
     caller.communicate(timeout=240)
     wait_until(lambda: not running(pids))
     assert len(pids) == 2
+
+
+def test_deadlines_one_after_another_leave_a_pool_that_grades_and_cost_no_other_verdict():
+    slow = ("x" * 90_000 + "+1", "$x$ " * 24_000)
+    with GraderPool(workers=2, timeout_s=0.001) as pool:
+        pids = set(children(pool))
+        verdicts = pool.grade_many([slow, ("3", "\\boxed{3}")] * 3)
+        assert [verdict.verdict for verdict in verdicts] == ["timeout", "correct"] * 3
+        assert [missed(verdict) for verdict in verdicts] == ["deadline", None] * 3
+        assert len(children(pool)) == 2
+        assert not pids & set(children(pool)), "each worker passed a deadline, and another one took its place"
+        wait_until(lambda: not running(list(pids)))
+
+
+def test_a_worker_that_ends_twice_in_a_grading_is_told_apart_from_a_wrong_answer(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with GraderPool(workers=1) as pool:
+
+        def grade(worker: object, gold: str, pred: str) -> None:
+            raise _Stopped(deadline=False)
+
+        monkeypatch.setattr(_Worker, "grade", grade)
+        verdict = pool.grade(SLOW_GOLD, SLOW_PRED)
+    assert (verdict.verdict, verdict.rule, missed(verdict)) == ("unparsed", WORKER_ENDED, "fault")
+
+
+@pytest.mark.allows_grader_defects
+async def test_an_error_of_the_grader_in_this_process_costs_one_verdict_and_is_logged(
+    pool: GraderPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def broken(gold: str, pred: str) -> None:
+        raise TypeError("unsupported operand")
+
+    monkeypatch.setattr("rstar2.eval.grader.pool.grade_quickly", broken)
+    for verdict in (pool.grade("3", "4"), await pool.agrade("3", "4")):
+        assert (verdict.verdict, missed(verdict)) == ("unparsed", "fault")
+    assert caplog.text.count("TypeError: unsupported operand") == 2
+
+
+def test_an_answer_that_needs_more_memory_than_a_worker_has_is_too_much_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, rstar2.eval.grader\n"
+        "module = sys.modules['rstar2.eval.grader.grade']\n"
+        "compare = module.compare\n"
+        "def hungry(gold, answer):\n"
+        "    return compare(gold, answer) if '7' not in repr(answer) else bytearray(4 << 30)\n"
+        "module.compare = hungry\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with GraderPool() as pool:
+        (pid,) = children(pool)
+        assert missed(pool.grade(SLOW_GOLD, "\\sqrt{7}")) == "work"
+        assert pool.grade(SLOW_GOLD, SLOW_PRED).correct
+        assert children(pool) == [pid], "the same process goes on"
 
 
 def test_a_pool_refuses_sizes_that_mean_nothing():

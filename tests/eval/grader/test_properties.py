@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 import pytest
@@ -15,8 +16,8 @@ SYMMETRIC = [
     (gold, answer, equal)
     for kind, rows in KINDS.items()
     for gold, answer, equal in rows
-    # An equation states a value, and an option quotes its letter, but not the other way round.
-    if kind != "choices" and ("=" in gold) == ("=" in answer)
+    # An equation states a value, an option quotes its letter, an interval may be a pair; not the other way round.
+    if kind != "choices" and ("=" in gold) == ("=" in answer) and not re.fullmatch(r"\(-?\d+,-?\d+\)", answer)
 ]
 TYPED = r"""
     \frac \dfrac \sqrt { } ( ) [ ] \{ \} , ; 1 2 3 10 0 x y n = < > \le \in \cup \setminus \pm ^ _ + - * / ! % |
@@ -175,8 +176,12 @@ def test_an_interval_equals_its_inequality_and_no_other(low, high, opening, clos
     assume(low < high)
     first, second = ("\\le" if opening == "[" else "<"), ("\\le" if closing == "]" else "<")
     interval = f"{opening}{low}, {high}{closing}"
-    assert grade(interval, f"{low} {first} x {second} {high}").correct
+    inequality = f"{low} {first} x {second} {high}"
+    assert grade(f"x \\in {interval}", inequality).correct
+    assert grade(inequality, interval).correct
     assert grade(interval, f"x \\in {interval}").correct
+    # A pair in parentheses may be a point, which no inequality is.
+    assert grade(interval, inequality).correct == (opening + closing != "()")
     other = f"{'(' if opening == '[' else '['}{low}, {high}{closing}"
     assert not grade(interval, other).correct
 

@@ -44,7 +44,7 @@ COUNTED_NOUNS: list[Case] = [
     ("7 goats and 4 toys", "toys: 4, goats: 7", CORRECT),
     ("7 goats and 4 toys", "toys: 7, goats: 4", WRONG),
     ("goats: 7, toys: 4", "4 goats and 7 toys", WRONG),
-    ("Minimum: 1, Maximum: 3", "1 maximum and 3 minimum", WRONG),
+    ("Minimum: 1, Maximum: 3", "1 maximum and 3 minimum", NOT_CORRECT),
     ("x=7, y=4", "4 apples, 7 bananas", UNPARSED),
 ]
 ORDINALS: list[Case] = [
@@ -64,13 +64,13 @@ ORDINALS: list[Case] = [
     ("3", "3th", UNPARSED),
     ("21", "21th", UNPARSED),
     ("1/3", "3rd", WRONG),
-    ("1/3", "one third", UNPARSED),
+    ("1/3", "one third", CORRECT),
     ("3", "thirds", NOT_CORRECT),
-    ("3", "one third", UNPARSED),
+    ("3", "one third", WRONG),
     ("3", "a third", NOT_CORRECT),
     ("n", "n^{th}", NOT_CORRECT),
-    ("42", "forty-two", UNPARSED),
-    ("600", "six hundred", UNPARSED),
+    ("42", "forty-two", CORRECT),
+    ("600", "six hundred", CORRECT),
     ("600", "6 hundred", CORRECT),
     ("12", "12th", CORRECT),
     ("3", "3rd place", CORRECT),
@@ -79,8 +79,8 @@ ORDINALS: list[Case] = [
     ("3^2", "3^{nd}", NOT_CORRECT),
     ("3", r"\text{3rd}", CORRECT),
     ("1,3", "1st and 3rd", CORRECT),
-    ("100", "one hundred", UNPARSED),
-    ("12", "one dozen", UNPARSED),
+    ("100", "one hundred", CORRECT),
+    ("12", "one dozen", CORRECT),
     ("x+3", "x+3rd", NOT_CORRECT),
     ("3", "3rd^2", NOT_CORRECT),
 ]
@@ -111,13 +111,13 @@ WORDS_AND_VALUES: list[Case] = [
 COMMAS_IN_NUMBERS: list[Case] = [
     ("(1000,2000)", "(1{,}000,2{,}000)", CORRECT),
     (r"\{1000, 5\}", r"\{5, 1,\!000\}", CORRECT),
-    ("(1000,2000)", "(1,000, 2,000)", UNPARSED),
-    ("(1,000, 2,000)", "(1000,2000)", UNPARSED),
-    ("[0, 10000]", "[0, 10,000]", UNPARSED),
+    ("(1000,2000)", "(1,000, 2,000)", WRONG),
+    ("(1,000, 2,000)", "(1000,2000)", WRONG),
+    ("[0, 10000]", "[0, 10,000]", WRONG),
     ("(1,200)", "(1, 200)", CORRECT),
     ("(1000,2000)", "(1,000, 3,000)", WRONG),
-    ("0.5", "0,5", UNPARSED),
-    ("1.234,56", "1234.56", UNPARSED),
+    ("0.5", "0,5", WRONG),
+    ("1.234,56", "1234.56", WRONG),
     ("42", "41,42", WRONG),
 ]
 COMBINING_MARKS: list[Case] = [
@@ -145,6 +145,15 @@ CURRENCIES: list[Case] = [
     ("£5", "5 lb", WRONG),
     ("€8", "€5+€3", CORRECT),
     ("€8", "€5+£3", UNPARSED),
+    (r"\$20", "USD 20", CORRECT),
+    (r"\$20", r"\text{USD } 20", CORRECT),
+    (r"\$20", r"\$20\text{ USD}", CORRECT),
+    (r"\$20", r"\text{US\$}20", CORRECT),
+    (r"\$20", r"\textdollar 20", CORRECT),
+    (r"\$20", r"\$20\text{ per hour}", CORRECT),
+    (r"\$20", "EUR 20", WRONG),
+    (r"\$20", r"\boxed{\$20\text{ EUR}}", NOT_CORRECT),
+    (r"\$20", r"\$20\text{ million}", WRONG),
 ]
 TEMPERATURES: list[Case] = [
     (r"100^\circ\text{C}", "100°C", CORRECT),
@@ -206,6 +215,332 @@ UNITS_OF_PHYSICS: list[Case] = [
     (r"25\%", "25 per cent", CORRECT),
     ("10", "10N", WRONG),
 ]
+NUMBERS_IN_WORDS: list[Case] = [
+    ("36", "thirty-six", CORRECT),
+    ("36", r"\text{thirty six}", CORRECT),
+    ("140", "one hundred and forty", CORRECT),
+    ("140", "One hundred forty", CORRECT),
+    ("2307", "two thousand three hundred and seven", CORRECT),
+    ("3000000", "three million", CORRECT),
+    ("-9", "negative nine", CORRECT),
+    ("2/5", "two fifths", CORRECT),
+    ("2/5", "two-fifths", CORRECT),
+    ("3/4", r"\text{three quarters}", CORRECT),
+    ("1/2", "half", CORRECT),
+    ("1/2", "a half", CORRECT),
+    ("7/2", "three and a half", CORRECT),
+    ("2.75", "two point seven five", CORRECT),
+    ("24", "two dozen eggs", CORRECT),
+    ("8", "eight students", CORRECT),
+    (r"36\%", "thirty-six percent", CORRECT),
+    (r"45^\circ", "forty-five degrees", CORRECT),
+    ("36", "thirty-seven", WRONG),
+    ("36", "thirty-six or thirty-seven", NOT_CORRECT),
+    ("36", "thirty-six hundred", NOT_CORRECT),
+    ("36", "thirty-sixth", NOT_CORRECT),
+    ("30", "thirty-six", WRONG),
+    ("6", "thirty-six", WRONG),
+    ("36", "three six", NOT_CORRECT),
+    ("36", "thirty-six thousandths", NOT_CORRECT),
+    ("36", "thirty-six and a half", WRONG),
+    ("2", "two fifths", WRONG),
+    ("2/5", "two fifth", NOT_CORRECT),
+    ("20/5", "twenty-fifths", NOT_CORRECT),
+    ("8", "eight quadrillion", NOT_CORRECT),
+    ("8", "eight inverse", NOT_CORRECT),
+]
+UPRIGHT_UNITS: list[Case] = [
+    *(
+        (r"7\text{ cm}^3", answer, CORRECT)
+        for answer in (
+            r"7\,\mathrm{cm}^3",
+            r"7\,\mathrm{cm^3}",
+            r"7\ \mathrm{cm^{3}}",
+            r"7{\rm cm}^3",
+            r"7\,{\rm cm^3}",
+            r"7\ (\text{cm}^3)",
+            r"7\,[\mathrm{cm^3}]",
+            r"7{\text{ cm}}^3",
+            r"7\text{ cu. cm}",
+            r"7\text{ cubic centimeters}",
+            r"7000\,\mathrm{mm^3}",
+            r"\SI{7}{cm^3}",
+            r"\SI{7}{\centi\metre\cubed}",
+            r"\SI{7}{\cubic\centi\meter}",
+            r"\qty{7}{\cm^3}",
+            r"7\,\unit{cm^3}",
+            "7",
+            r"V=7\,\mathrm{cm^3}",
+        )
+    ),
+    *(
+        (r"7\text{ cm}^3", answer, NOT_CORRECT)
+        for answer in (
+            r"7\,\mathrm{cm^2}",
+            r"7\,\mathrm{m^3}",
+            r"7\,\mathrm{mm}^3",
+            r"7\ (\text{cm})",
+            r"\SI{7}{\centi\metre}",
+            r"\SI{7}{\kilo}",
+            r"7\text{ cm}^{-3}",
+            r"7\,\mathrm{cm^3}\cdot\mathrm{kg}",
+            r"70\,\mathrm{cm^3}",
+            r"\boxed{7\text{ cm}^3\text{ cubed}}",
+            r"7\text{ hundred cm}^3",
+        )
+    ),
+    *(
+        (r"6\text{ kg m/s}^2", answer, CORRECT)
+        for answer in (
+            r"6\,\mathrm{kg\cdot m/s^2}",
+            r"6\,\mathrm{kg\,m\,s^{-2}}",
+            r"6\,\mathrm{kg}\cdot\mathrm{m}\cdot\mathrm{s}^{-2}",
+            r"6\,\frac{\mathrm{kg\,m}}{\mathrm{s}^2}",
+            r"6\,\mathrm{\frac{kg\cdot m}{s^2}}",
+            r"\SI{6}{\kilogram\metre\per\second\squared}",
+            r"6\,\mathrm{N}",
+            "6 kg m/s^2",
+        )
+    ),
+    *(
+        (r"6\text{ kg m/s}^2", answer, NOT_CORRECT)
+        for answer in (
+            r"6\,\mathrm{kg\cdot m/s}",
+            r"6\,\mathrm{kg\,m\,s^2}",
+            r"6\,\frac{\mathrm{s}^2}{\mathrm{kg\,m}}",
+            r"6\,\mathrm{J}",
+            r"\SI{6}{\kilogram\metre\per\second}",
+            r"6\,\mathrm{g\cdot m/s^2}",
+        )
+    ),
+    *(
+        (r"9\text{ m/s}", answer, CORRECT)
+        for answer in (
+            r"9\,\frac{\text{m}}{\text{s}}",
+            r"9\,\text{m}\cdot\text{s}^{-1}",
+            r"9\text{ ms}^{-1}",
+            r"9\,(\text{m/s})",
+            r"32.4\,\mathrm{km/h}",
+            r"\qty{9}{\m\per\s}",
+            r"9\text{ meters per second}",
+            r"9\,\mathrm{m}/\mathrm{s}",
+        )
+    ),
+    *(
+        (r"9\text{ m/s}", answer, NOT_CORRECT)
+        for answer in (
+            r"9\,\frac{\text{s}}{\text{m}}",
+            r"9\text{ ms}",
+            r"9\,\mathrm{m\cdot s}",
+            r"9\,\mathrm{km/h}",
+            r"\qty{9}{\s\per\m}",
+        )
+    ),
+    (r"8\text{ g/cm}^3", "8 g/cm^3", CORRECT),
+    (r"68\text{ GB}", "68 GB", CORRECT),
+    ("68", "68 GB", CORRECT),
+    (r"2\text{ GB}", r"2000\text{ MB}", CORRECT),
+    (r"2\text{ GB}", r"2\text{ MB}", WRONG),
+    ("63 inches", r"5\text{ feet and }3\text{ inches}", CORRECT),
+    ("63 inches", r"5\text{ feet and }4\text{ inches}", NOT_CORRECT),
+]
+SIGNS_OF_DEGREES: list[Case] = [
+    *(
+        (r"35^\circ", answer, CORRECT)
+        for answer in (
+            "35^o",
+            "35^{o}",
+            r"35^\text{o}",
+            r"35^{\text{o}}",
+            r"35^{\mathrm{o}}",
+            r"35\textdegree",
+            r"35\textdegree{}",
+            r"35\degree",
+            r"35{}^\circ",
+            r"35{^\circ}",
+            r"35\circ",
+            r"\ang{35}",
+            r"\SI{35}{\degree}",
+            r"35\,\unit{\degree}",
+            "35°",
+            r"35\text{ deg.}",
+            r"35^{{\circ}}",
+            r"35\ensuremath{^\circ}",
+        )
+    ),
+    *(
+        (r"35^\circ", answer, NOT_CORRECT)
+        for answer in (
+            "35^0",
+            "35o",
+            r"35\text{o}",
+            "36^o",
+            "x^o",
+            r"35^{o2}",
+            r"35\text{ degrees squared}",
+            r"35\text{ radians}",
+            r"\ang{36}",
+        )
+    ),
+]
+WORDS_THAT_MAY_STAND: list[Case] = [
+    *(
+        ("54", rf"54\text{{ {words}}}", CORRECT)
+        for words in (
+            *(
+                "students",
+                "different ways",
+                "square units",
+                "units squared",
+                "ordered pairs",
+                "positive integers",
+                "blue marbles",
+            ),
+            *(
+                "ways to arrange the letters",
+                "cups of flour",
+                "years old",
+                "feet tall",
+                "in total",
+                "total",
+                "each",
+                "per hour",
+            ),
+            *(
+                "people per square mile",
+                "times per week",
+                "lattice points",
+                "two-digit numbers",
+                "ice cream cones",
+                "miles from home",
+            ),
+            *("third graders", "apples and pears", "dollars each", "more apples", "days left", "exactly"),
+        )
+    ),
+    *(
+        ("54", rf"54\text{{ {words}}}", UNPARSED)
+        for words in (
+            *(
+                "quadrillion",
+                "octal",
+                "inverse",
+                "in hex",
+                "in base eight",
+                "gazillion",
+                "mil",
+                "ish",
+                "give or take",
+                "thereabouts",
+            ),
+            *(
+                "ppm",
+                "parts per million",
+                "through sixty",
+                "followed by five",
+                "cut in half",
+                "negated",
+                "wrong",
+                "is wrong",
+                "off",
+            ),
+            *(
+                "apples and a half",
+                "apples and one more",
+                "feet and an inch",
+                "apples is wrong",
+                "times two",
+                "times a number",
+                "lakh",
+            ),
+            *(
+                "tens",
+                "fifths",
+                "inverses",
+                "reciprocals",
+                "and counting",
+                "maximum",
+                "below zero",
+                "more",
+                "fewer",
+                "root",
+                "power",
+            ),
+            *(
+                "or thereabouts",
+                "to the fourth",
+                "raised to the second power",
+                "mod seven",
+                "et cetera",
+                "splines",
+            ),
+        )
+    ),
+    *(
+        ("54", answer, NOT_CORRECT)
+        for answer in (
+            "54 quadrillion",
+            "54 octal",
+            "54 inverse",
+            "54ish",
+            "17th root",
+            "54 in hex",
+            "54 (approximately)",
+            "54 (wrong)",
+            "54k",
+        )
+    ),
+    ("17", "17th root", NOT_CORRECT),
+    ("3", "3rd place", CORRECT),
+    ("3", "3rd root", NOT_CORRECT),
+    ("54 splines", "54", CORRECT),
+    ("54 splines", r"54\text{ Spline}", CORRECT),
+    ("54 roots", "54 root", UNPARSED),
+    ("54 splines", "54 splines", CORRECT),
+    ("54 splines", r"54\text{ splines}", CORRECT),
+    ("54 splines", "54 quadrillion splines", NOT_CORRECT),
+    ("1", "1 apple", CORRECT),
+    ("3/8", r"\frac38\text{ of the pizza}", CORRECT),
+    ("54", "54 apple", UNPARSED),
+    ("1", "1 quarter", UNPARSED),
+]
+PERCENTAGES: list[Case] = [
+    ("45", r"45\%", CORRECT),
+    ("45", "45 percent", CORRECT),
+    ("0.45", r"45\%", CORRECT),
+    (r"\frac{9}{20}", r"45\%", CORRECT),
+    ("2.5", r"250\%", CORRECT),
+    (r"2.5\%", "2.5", CORRECT),
+    (r"2.5\%", "0.025", CORRECT),
+    (r"2.5\%", r"2.5\%", CORRECT),
+    (r"350\%", "350", CORRECT),
+    (r"350\%", r"350\%", CORRECT),
+    (r"45\%", r"45\%\text{ of the total}", CORRECT),
+    ("2.5", r"2.5\%", WRONG),
+    (r"\frac{2}{7}", r"\frac27\%", WRONG),
+    (r"\frac{2}{7}", r"\frac{2}{7}\text{ percent}", WRONG),
+    ("0.45", r"0.45\%", WRONG),
+    ("350", r"350\%", UNPARSED),
+    ("100", r"100\%", UNPARSED),
+    ("1", r"100\%", CORRECT),
+    ("2", r"200\%", CORRECT),
+    ("45", "0.45", WRONG),
+    ("45", r"4500\%", CORRECT),
+]
+RATIOS_IN_WORDS: list[Case] = [
+    ("5:4", r"5\text{ to }4", CORRECT),
+    ("5:4", "5 to 4", CORRECT),
+    ("5:4", r"5\text{ is to }4", CORRECT),
+    ("5:4", r"5\colon4", CORRECT),
+    ("5:4", "5∶4", CORRECT),
+    ("5:4", r"\text{ratio }5:4", CORRECT),
+    ("5:4", r"10\text{ to }8", CORRECT),
+    ("5:4", r"4\text{ to }5", WRONG),
+    ("5/4", r"5\text{ to }4", UNPARSED),
+    ("5", r"5\text{ to }4", UNPARSED),
+    ("[4,5]", r"4\text{ to }5", NOT_CORRECT),
+    ("(5,4)", r"5\text{ to }4", NOT_CORRECT),
+    ("5:4", r"5\text{ to the }4", NOT_CORRECT),
+]
 KINDS = {
     "labelled values": LABELLED_VALUES,
     "counted nouns": COUNTED_NOUNS,
@@ -218,6 +553,12 @@ KINDS = {
     "temperatures": TEMPERATURES,
     "times of day": TIMES_OF_DAY,
     "units of physics": UNITS_OF_PHYSICS,
+    "numbers in words": NUMBERS_IN_WORDS,
+    "upright units": UPRIGHT_UNITS,
+    "signs of degrees": SIGNS_OF_DEGREES,
+    "words that may stand": WORDS_THAT_MAY_STAND,
+    "percentages": PERCENTAGES,
+    "ratios in words": RATIOS_IN_WORDS,
 }
 
 

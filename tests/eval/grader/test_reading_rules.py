@@ -30,7 +30,7 @@ TURNS = [
     (f"so it is {BOX}", "brle", "rle"),
     (f"</reason>so it is {BOX}", "brle", "rle"),
     (f"</reason><answer>{BOX}", "brle", "rle"),
-    (f"<answer>{BOX}</answer></reason>so it is", "br", "re"),
+    (f"<answer>{BOX}</answer></reason>so it is", "", ""),
     (f"</reason><answer>42</answer> {BOX}", "brle", "rle"),
     (f"</reason><answer>\\boxed{{42}}</answer><answer>{BOX}", "brle", "rle"),
     (f"</reason></answer>{BOX}<answer>", "brle", "rle"),
@@ -46,8 +46,13 @@ TURNS = [
     ('total so far is 42\n<tool_call>{"name": "python"}</tool_call>', "rl", "rl"),
     (f'{BOX}\n<tool_call>{{"name": "python"}}', "rle", "rle"),
     (f'</reason><answer>{BOX}</answer><tool_call>{{"name"', "rle", "rle"),
-    (f'<tool_call>{{"code": "print(r\'{BOX}\')"}}</tool_call>', "r", "r"),
-    (f'<tool_call>{{"code": "print(r\'{BOX}\')', "r", "r"),
+    (f'<tool_call>{{"code": "print(r\'{BOX}\')"}}</tool_call>', "", ""),
+    (f'<tool_call>{{"code": "print(r\'{BOX}\')', "", ""),
+    # Words or signs beside the box say that it is not the answer.
+    (rf"</reason><answer>{BOX} is wrong.</answer>", "", ""),
+    (rf"</reason><answer>-{BOX}</answer>", "", ""),
+    (rf"</reason><answer>\boxed{{41}} or {BOX}</answer>", "", ""),
+    (rf"</reason><answer>{BOX}^2</answer>", "", ""),
     # Wrong, or nothing at all.
     (r"</reason><answer>\boxed{41}</answer>", "", ""),
     (f"{BOX}</reason><answer>\\boxed{{41}}</answer>", "", ""),
@@ -68,10 +73,6 @@ def test_which_rules_find_the_answer(turn: str, answered: str, cut_off: str, fin
     parts["e"] = benchmark_part(turn, finish)[0]
     correct = "".join(letter for letter, part in parts.items() if grade("42", part).correct)
     assert correct == (answered if finish == "answer" else cut_off)
-
-
-def test_the_release_reads_what_tools_wrote() -> None:
-    assert grade("42", part_to_grade(f"<tool_response>{BOX}</tool_response> done", "release")).correct
 
 
 @pytest.mark.parametrize(

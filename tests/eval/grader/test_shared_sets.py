@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rstar2.eval.grader import GraderPool, grade
+from rstar2.eval.grader.verify import verify
 from rstar2.files import read_objects
 
 WRITTEN = Path("/tmp/rstar2-grader-written")
@@ -56,3 +57,16 @@ def test_adversarial_cases_are_graded_right_in_time_and_run_nothing(pool, shared
 
 def test_metamorphic_cases(pool, shared):
     assert misgraded(pool, scored(shared, "math500_metamorphic_dev")) == []
+
+
+@pytest.mark.slow
+def test_every_correct_verdict_is_confirmed_by_its_certificate(pool, shared):
+    paths = sorted((shared / "grading").glob("*.jsonl"))
+    if not paths:
+        pytest.skip(f"{shared / 'grading'} holds no sets")
+    pairs = [(row["gold"], row["pred"]) for path in paths for _, row in read_objects(path, "")]
+    verdicts = pool.grade_many(pairs)
+    correct = [(pair, verdict) for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.correct]
+    refused = [(pair, reason) for pair, verdict in correct if (reason := verify(verdict.certificate))]
+    assert correct
+    assert refused == []

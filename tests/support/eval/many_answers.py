@@ -26,6 +26,7 @@ SEPARATORS = _forms(r"""
     ,␣  ;␣  ,  ␣or␣  ␣and␣  ␣and/or␣  ␣vs␣  ␣where␣  ␣(or␣  ␣\text{ or }␣  ␣\text{ if }␣  ␣\text{ maybe }␣
     ␣\text{ not }␣  ␣\text{ or else }␣  ␣\lor␣  ␣\vee␣  ␣\land␣  ␣\\␣  ␣&␣  /  :  ␣|␣  ␣\mid␣  ␣\cup␣  ␣\cap␣
     ␣\setminus␣  ␣\pm␣  -  ..  ,␣\ldots,␣  ␣  \␣  ␣\quad␣  ␣=␣x␣=␣
+    ␣\text{ to }␣  ␣\text{ or approximately }␣  \quad  ␣\text{ followed by }␣
 """)
 SWITCHES = _forms(r"""
     \frac{\log 10-1}{\ln 10-1}  \frac{\log e-1}{\log e-\log 10}  (\lfloor\log 10\rfloor-1)  \binom{n}{n}
@@ -41,6 +42,8 @@ WRAPPERS = _forms(r"""
     \{x : @\}  \begin{cases} @ \end{cases}  \begin{pmatrix} @ \end{pmatrix}  \max\{@\}  \max(@)  \min{@}  \gcd(@)
     f(@)  |@|  x = @  f(x) = @  \text{Area} = @  @ = x  m+n = @  (x, y) = (@)  @^\circ  @\%  @ \text{ cm}  @ \pmod{1}
     @ \bmod 1000  not @  either @  \neg (@)  @, 0  @, k \in \mathbb{Z}  @_{10}  \sqrt{(@)^2}  \lfloor @ \rfloor
+    @ (@)  @ (\approx @)  @ (\text{or } @)  \frac{@}{1} (@)  \textcolor{red}{@}  \underbrace{@}_{\text{total}}  C(@,@)
+    A(@,@)  1+2+\cdots+@ = @  \log_@ @  \SI{@}{\cm}  @^o  \lfloor @S \rfloor = @  @\ \checkmark  \pmatrix{@\cr @}
     \frac{@}{1}  +@  \pm (@)  (A) @  B. @  Option C: @  \overline{@}  \phantom{@}  @ \text{ or so}  @ \text{ is wrong}
     Minimum: @, Maximum: @  @ goats and @ toys  (A) @ (B) @  either @ or @  \int_@^@ dx  @ \text{ if } x = @
 """)

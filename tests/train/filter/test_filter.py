@@ -359,7 +359,7 @@ def test_the_cpu_engines_filter_a_stages_rows_and_a_finished_filter_is_not_repea
     monkeypatch.setattr("rstar2.train.filter.unsolved.open_engines", opened)
     assert run() == [problem.id for problem in PROBLEMS]
     file = counted(tmp_path / "solved", recipe)
-    assert len(unsolved_as_counted(file, rows, recipe, model)) == 6
+    assert len(unsolved_as_counted(file, rows, recipe)) == 6
     with pytest.raises(UserError, match=r"other settings: settings\.seed"):
         unsolved(model, rows, stage_recipe(3, "laptop", [*changes, "seed=9"], over=over),
                  ("http://127.0.0.1:9", None), tmp_path / "solved", tmp_path, seen.append)  # fmt: skip

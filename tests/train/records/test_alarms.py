@@ -129,3 +129,32 @@ def test_rollouts_without_a_verdict_are_told_at_once_with_their_causes(tmp_path:
         "step 2: 9 of 30 held-out rollouts failed or lost a call and were left out: too many for a measurement",
     ]
     assert [alarm.sign for alarm in read_alarms(tmp_path)[2]] == ["failed", "lost", "discarded", "held_out"]
+
+
+def undecided(share: float, **reasons: float) -> dict[str, float]:
+    every = dict.fromkeys(("deadline", "work", "fault"), 0.0) | reasons
+    return {"rstar2/undecided": share, **{f"rstar2/answers/{name}": value for name, value in every.items()}}
+
+
+def test_answers_that_the_grader_could_not_decide_are_told_from_the_first_step_on(tmp_path: Path) -> None:
+    warned: list[str] = []
+    recorder = AlarmRecorder(tmp_path, AlarmSettings(window=3), {}, warned.append)
+    steps = [undecided(0.03, deadline=0.02, fault=0.01), undecided(0.03, work=0.03), *[undecided(0.0)] * 4]
+    for number, step in enumerate(steps, 1):
+        recorder.on_step(number, step)
+    assert warned == [
+        "step 1: the grader could not decide 3.0% of the answers, which earn no reward (deadline 2.0%, fault of the "
+        "grader 1.0%): look at the traces with these rules, and end the run if the model writes such answers on "
+        "purpose (alarms.undecided)"
+    ]
+    assert [(step, [alarm.sign for alarm in found]) for step, found in read_alarms(tmp_path).items()] == [
+        (1, ["undecided"])
+    ]
+
+
+def test_few_undecided_answers_raise_no_alarm_and_old_runs_have_no_such_metric() -> None:
+    settings = AlarmSettings()
+    few = [undecided(settings.undecided, deadline=settings.undecided)] * 10
+    assert alarms(few, settings) == []
+    assert alarms([{"rstar2/pass_rate": 0.5}] * 10, settings) == []
+    assert [each.sign for each in alarms([*few, undecided(0.9, work=0.9)], settings)] == ["undecided"]

@@ -13,7 +13,7 @@ from rstar2.train.records.kept_traces import choose, may_be_kept, write_failed, 
 from rstar2.train.roc import Rollout
 
 
-def made(sample: int, step: int = 1, lost: bool = False, problem: str = "p") -> Trace:
+def made(sample: int, step: int = 1, lost: bool = False, problem: str = "p", verdict: str = "wrong") -> Trace:
     call = ToolCall(status="lost" if lost else "ok", output="")
     return Trace(
         problem_id=problem,
@@ -23,22 +23,28 @@ def made(sample: int, step: int = 1, lost: bool = False, problem: str = "p") -> 
         response_mask=[1],
         turns=[Turn(text="x", start=0, end=1, calls=[call])],
         finish="answer",
+        verdict=verdict,
         reward=0.0,
         step=step,
     )
 
 
-def test_a_share_of_the_rollouts_carries_its_trace_and_those_that_lost_a_call_always() -> None:
+def test_a_share_of_the_rollouts_carries_its_trace_and_those_that_lost_a_call_or_are_undecided_always() -> (
+    None
+):
     traces = [made(n, problem=f"p{n % 50}") for n in range(2000)]
     carried = [may_be_kept(trace, 0.25, seed=1) for trace in traces]
     assert sum(carried) == pytest.approx(500, abs=100)
     assert carried == [may_be_kept(trace, 0.25, seed=1) for trace in traces], "same seed, same rollouts"
     assert all(may_be_kept(made(n, lost=True), 1e-9, seed=1) for n in range(20))
+    assert all(may_be_kept(made(n, verdict="timeout"), 1e-9, seed=1) for n in range(20))
     assert not any(may_be_kept(made(n, lost=True), 0.0, seed=1) for n in range(20)), "0 keeps none"
 
 
-def test_as_many_as_asked_for_are_kept_and_every_failed_one() -> None:
-    rollouts = [Rollout.from_trace(made(n, lost=n in (5, 6))) for n in range(100)]
+def test_as_many_as_asked_for_are_kept_and_every_one_that_lost_a_call_or_is_undecided() -> None:
+    rollouts = [
+        Rollout.from_trace(made(n, lost=n == 5, verdict="timeout" if n == 6 else "wrong")) for n in range(100)
+    ]
     carried = list(range(0, 60))
     kept = choose(rollouts, carried, 10, seed=1, step=3)
     assert {5, 6} <= set(kept) <= set(carried)

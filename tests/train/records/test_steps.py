@@ -13,7 +13,7 @@ import pytest
 
 from rstar2.train.records.curves import curve
 from rstar2.train.records.panels import PANELS
-from rstar2.train.records.raw_metrics import FailedRollout, raw_metrics
+from rstar2.train.records.raw_metrics import MISSED, FailedRollout, raw_metrics
 from rstar2.train.records.steps import (
     COLUMNS,
     as_csv,
@@ -79,6 +79,27 @@ def test_numbers_about_the_policy_cover_the_rollouts_with_a_verdict() -> None:
     assert (made["rstar2/lost_rollouts"], made["rstar2/failed_rollouts/engine"]) == (2, 1)
     assert (made["rstar2/rollouts"], made["rstar2/failed_tokens"]) == (5, 5000)
     assert made["rstar2/calls/lost"] == 1, "of all calls, those of lost rollouts included"
+
+
+def test_answers_that_earn_nothing_are_counted_by_their_reason(tmp_path: Path) -> None:
+    reasons = ("wrong", "no_answer", "not_understood", "deadline", "deadline", "work", "fault")
+    judged = [rollout(1, missed="fault"), *(rollout(0, missed=reason) for reason in reasons)]
+    lost = rollout(0, {"lost": 1}, lost_calls=1, missed="deadline")
+    made = raw_metrics([*judged, lost], [0, 1], [[*range(9)]], RocSettings())
+    shares = {reason: made[f"rstar2/answers/{reason}"] for reason in MISSED}
+    assert shares == {
+        "wrong": 1 / 8, "no_answer": 1 / 8, "not_understood": 1 / 8, "deadline": 2 / 8, "work": 1 / 8, "fault": 1 / 8,
+        "invalid": 0,
+    }  # fmt: skip
+    assert made["rstar2/undecided"] == 4 / 8
+    assert made["rstar2/reward"] == made["rstar2/pass_rate"] == 1 / 8, "an undecided answer earns nothing"
+    (tmp_path / "stage1").mkdir()
+    (tmp_path / "stage1" / "metrics-1.jsonl").write_text(line(1, **made))
+    [row] = csv.DictReader(io.StringIO(as_csv(run_steps(tmp_path))))
+    assert (row["undecided"], row["answers_deadline"], row["answers_no_answer"]) == ("0.5", "0.25", "0.125")
+    curves = {panel.name: dict(panel.curves(run_steps(tmp_path))) for panel in PANELS}
+    assert list(curves["undecided"]) == ["all", "deadline", "too much work", "fault of the grader"]
+    assert list(curves["no reward"]) == ["wrong", "no answer", "not understood"]
 
 
 def test_what_covers_kept_rollouts_alone_is_labelled_so() -> None:

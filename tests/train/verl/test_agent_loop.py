@@ -66,13 +66,13 @@ async def test_it_is_kept_unless_no_traces_are_and_the_group_fails(
     assert found == [("sum", 3, 12, "4", "error")] * kept
 
 
-async def test_a_fault_of_the_grader_is_no_wrong_answer(
+async def test_a_rollout_that_could_not_be_graded_whatever_its_answer_has_no_verdict(
     codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rstar2.eval.grader.grade import GRADER_FAULTS, Verdict
+    from rstar2.eval.grader.grade import PREVENTED, Verdict
     from rstar2.train.verl import agent_loop
 
-    for rule in GRADER_FAULTS:
+    for rule in PREVENTED:
 
         class Grader:
             async def agrade(self, gold: str, text: str, rule: str = rule) -> Verdict:
@@ -84,7 +84,39 @@ async def test_a_fault_of_the_grader_is_no_wrong_answer(
         with pytest.raises(agent_loop.GraderFault, match=rule) as caught:
             await made.run({"temperature": 1.0}, **ROW)
         assert caught.value.trace.tokens > 0
-    assert len(list(training_traces(tmp_path))) == len(GRADER_FAULTS)
+    assert len(list(training_traces(tmp_path))) == len(PREVENTED)
+
+
+@pytest.mark.allows_grader_defects
+async def test_an_answer_that_the_grader_could_not_decide_earns_nothing_and_is_counted_apart(
+    codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from rstar2.eval.grader.grade import INTERNAL_ERROR, WORKER_ENDED, Verdict
+    from rstar2.train.verl import agent_loop
+    from rstar2.train.verl.rollout_fields import rollout_of, trace_of
+
+    verdicts = {
+        "deadline": Verdict("timeout", None, "deadline"),
+        "work": Verdict("unparsed", "x!", "not verified: too much work"),
+        "fault": Verdict("unparsed", None, INTERNAL_ERROR),
+    }
+    for why, verdict in {**verdicts, "fault ": Verdict("unparsed", None, WORKER_ENDED)}.items():
+
+        class Grader:
+            async def agrade(self, gold: str, text: str, verdict: Verdict = verdict) -> Verdict:
+                return verdict
+
+        monkeypatch.setattr(agent_loop, "_grader", Grader)
+        # A share at which no trace is drawn: these are kept for what they are.
+        made: Any = loop(codec, tmp_path / "traces", 1e-12)
+        made.server_manager, made._reward = DyingServer(codec, dead=True), "paper"
+        output = await made.run({"temperature": 1.0}, **ROW)
+        rollout, trace = rollout_of(output.extra_fields), trace_of(output.extra_fields)
+        assert (output.reward_score, rollout.correct, rollout.missed) == (0.0, False, why.strip())
+        assert rollout.undecided
+        assert trace is not None
+        assert trace.rule == verdict.rule
+        assert f"could not decide the answer of problem sum, sample 3: {verdict.rule}" in caplog.text
 
 
 async def test_of_a_servers_own_error_the_cause_is_told_and_not_the_way_to_it(

@@ -28,7 +28,7 @@ SAMPLES = 4
 
 
 def trace_of(outcome: str) -> Trace:
-    """A rollout that is right (1), wrong (0), or wrong and has lost a call (x)."""
+    """A rollout that is right (1), wrong (0), wrong and has lost a call (x), or that the grader cannot decide (d)."""
     status = "lost" if outcome == "x" else "ok"
     calls = [ToolCall(status=status, output="the judge is away", wall_s=0.1)]
     return Trace(
@@ -38,7 +38,8 @@ def trace_of(outcome: str) -> Trace:
         response_mask=[1, 0, 1],
         turns=[Turn(text="a call", start=0, end=1, calls=calls), Turn(text="an answer", start=2, end=3)],
         finish="answer",
-        verdict="correct" if outcome == "1" else "wrong",
+        verdict={"1": "correct", "d": "timeout"}.get(outcome, "wrong"),
+        rule="deadline" if outcome == "d" else "integer",
         reward=float(outcome == "1"),
     )
 
@@ -136,7 +137,7 @@ def queue(verls_queue: Any) -> Any:
 @pytest.mark.usefixtures("queue")
 def test_rollouts_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> None:
     """VERL alone would report 4 correct of 12 for aime: those that failed and those that lost a call as wrong."""
-    found = validated(tmp_path, {"aime": ["11f0", "0x01", "1ff1"], "math": ["1111", "0000"]})
+    found = validated(tmp_path, {"aime": ["11f0", "0x01", "1ff1"], "math": ["1111", "00d0"]})
     # Problem by problem: 2 of 3, 1 of 3, 2 of 2.
     assert found["val-core/aime/acc/mean@4"] == pytest.approx((2 / 3 + 1 / 3 + 1) / 3)
     assert found["val-core/math/acc/mean@4"] == 0.5
@@ -147,6 +148,7 @@ def test_rollouts_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> 
     assert held_out_accuracy(found) == pytest.approx((2 / 3 + 0.5) / 2)
     counts = [found[f"rstar2/held_out_{name}"] for name in ("rollouts", "lost", "failed")]
     assert counts == [20, 1, 3]
+    assert found["rstar2/held_out_undecided"] == 1 / 16, "not correct, but counted apart"
 
 
 @pytest.mark.usefixtures("queue")

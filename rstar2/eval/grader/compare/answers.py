@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from dataclasses import dataclass
 
+from rstar2.eval.grader.certificate import Fact
 from rstar2.eval.grader.compare import assignments, matrices, relations
-from rstar2.eval.grader.compare.bound_letters import (
-    depends_on_whole_numbers,
-    has_condition,
-    may_be_other_parameters,
-    same_families,
-    same_numbers,
-    with_letter_of,
-)
 from rstar2.eval.grader.compare.intervals import (
     FLIPPED,
     as_interval,
     is_backwards,
     is_region,
+    may_be_point,
     region_of,
     same_region,
 )
+from rstar2.eval.grader.compare.letters import (
+    family_letter,
+    has_condition,
+    other_arguments,
+    other_letter,
+    same_numbers,
+    says_numbers,
+    shift,
+    with_letters,
+)
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
-from rstar2.eval.grader.compare.notations import may_be_meant
-from rstar2.eval.grader.compare.one_answer import one_answer
+from rstar2.eval.grader.compare.one_answer import as_share, one_answer
 from rstar2.eval.grader.compare.quantities import (
     are_parts_of_a_sum,
     has_congruence,
@@ -33,101 +36,363 @@ from rstar2.eval.grader.compare.quantities import (
     same_residues,
 )
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import Node, walk
+from rstar2.eval.grader.parse.nodes import Node, renamed, walk
 from rstar2.eval.grader.parse.units import same_words
-from rstar2.eval.grader.values.equality import equal
+from rstar2.eval.grader.values.equality import Identity, identity
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 from rstar2.eval.grader.values.letters import functions, variables
 
 Items = tuple[Node, ...]
-Outcome = tuple[bool, str]
-"""(equal, the rule that decided)."""
+_SETS = (
+    nodes.Relation | nodes.Listing | nodes.Brackets | nodes.SetOf | nodes.SetOperation | nodes.NumberSet
+)  # fmt: skip
+"""What may describe a set of numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What comparing two answers came to."""
+
+    equal: bool
+    rule: str
+    """The rule that decided."""
+    fact: Fact | None = None
+    """Why they are equal; None if they differ."""
 
 
 def compare(gold: Node, pred: Node) -> Outcome:
-    """Whether a prediction equals the gold answer, and by which rule; NoValue where it cannot be verified."""
-    outcome, doubt = (False, ""), None
-    for answer in one_answer(pred, _same):
+    """Compare a prediction with the gold answer; NoValue if it is not decided whether they are equal."""
+    outcome, doubt = Outcome(False, ""), None
+    for either in one_answer(pred, lambda a, b: _Comparison().same(a, b)):
+        answer = either if "percent" in functions(gold) else as_share(either)
         try:
-            outcome = _compare_whole(gold, answer)
+            outcome = _whole_answers(gold, answer)
+            if (
+                not outcome.equal
+                and answer is not either
+                and _is_whole(gold)
+                and _Comparison().same(gold, either)
+            ):
+                raise NoValue("a percentage, or the number before its sign")
         except NoValue as error:
             doubt = error
-        if outcome[0]:
+        if outcome.equal:
             return outcome
     if doubt:
         raise doubt
     return outcome
 
 
-def _compare_whole(gold: Node, pred: Node) -> Outcome:
-    golds, preds = _with_signs(gold), _with_signs(pred)
-    gold, pred = golds[0], preds[0]
-    named_alike = with_letter_of(gold, pred)
-    outcome = _compare(gold, named_alike)
-    both_have_letters = bool(variables(gold) and variables(pred))
-    if (outcome[0] or both_have_letters) and not same_numbers(gold, named_alike):
+def _is_whole(node: Node) -> bool:
+    """Whether an answer is written as a whole number."""
+    return isinstance(node, nodes.Number) and node.value.denominator == 1
+
+
+def _whole_answers(gold: Node, pred: Node) -> Outcome:
+    gold_open, pred_open = has_open_signs(gold), has_open_signs(pred)
+    gold, pred = flattened(gold), flattened(pred)
+    names = other_letter(gold, pred)
+    renamed_pred = renamed(pred, names)
+    outcome = _Comparison(family_letter(gold, renamed_pred)).compared(gold, renamed_pred)
+    if not outcome.equal:
+        _refuse_undecided(gold, pred, gold_open or pred_open)
+    if (outcome.equal or (variables(gold) and variables(pred))) and not same_numbers(gold, renamed_pred):
         raise NoValue("the numbers that a letter may be")
-    if outcome[0]:
-        return outcome
-    if has_condition(gold) or has_condition(pred):
-        raise NoValue("a condition")
-    if may_be_other_parameters(gold, named_alike):
-        raise NoValue("letters that may be chosen otherwise")
-    if are_parts_of_a_sum(gold) or are_parts_of_a_sum(pred):
-        raise NoValue("a quantity in several units")
-    if has_congruence(gold) and has_congruence(pred) and nodes.Listing in {type(gold), type(pred)}:
-        raise NoValue("congruences in another form")
-    if _about_regions(gold, pred) and (depends_on_whole_numbers(gold) or depends_on_whole_numbers(pred)):
-        raise NoValue("bounds on whole numbers")
-    same_members = same_families(gold, named_alike)
-    if same_members is not None:
-        return same_members, "family"
-    other = with_letter_of(gold, pred, certain=False)
-    if other is not pred and _same(gold, other):
-        raise NoValue("a letter that may stand for every whole number")
-    if any(_same(*pair) for pair in product(golds, preds) if pair != (gold, pred)):
-        raise NoValue("several ± that may belong together")
-    if may_be_meant(gold, pred, _same):
-        raise NoValue("another notation")
+    if outcome.fact is not None and names:
+        letters = tuple((old, nodes.Symbol(new)) for old, new in names.items())
+        return Outcome(True, outcome.rule, Fact("letters", gold, pred, (outcome.fact,), letters=letters))
     return outcome
 
 
-def _with_signs(node: Node) -> list[Node]:
-    """The answer with its ± written out; twice where there are two ways to do it, the usual one first."""
-    ways = (False, True) if has_open_signs(node) else (False,)
-    return [flattened(node, other_signs=way) for way in ways]
+def _refuse_undecided(gold: Node, pred: Node, open_signs: bool) -> None:
+    """Raise NoValue if two answers that differ as they are written may still say the same."""
+    if has_condition(gold) or has_condition(pred):
+        raise NoValue("a condition")
+    if says_numbers(gold) or says_numbers(pred):
+        raise NoValue("letters that stand for many numbers")
+    if are_parts_of_a_sum(gold) or are_parts_of_a_sum(pred):
+        raise NoValue("a quantity in several units")
+    if open_signs:
+        raise NoValue("several ± that may belong together")
 
 
-def _same(a: Node, b: Node) -> bool:
-    return _compare(a, b)[0]
+class _Comparison:
+    """Compares answers by their kinds, and records which comparisons of parts came out equal."""
 
+    def __init__(self, family: str | None = None) -> None:
+        self._family = family
+        """The letter that stands for every integer in both answers, so that k may be shifted."""
+        self._facts: list[Fact] = []
+        """The facts that the comparison in progress has come to."""
 
-def _compare(a: Node, b: Node) -> Outcome:
-    if isinstance(a, nodes.Text) or isinstance(b, nodes.Text):
-        return _texts(a, b), "text"
-    if a == b:
-        return True, "identical"
-    if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation) and has_congruence(a, b):
-        return relations.same_congruences(a, b, _same), "residue"
-    if _about_regions(a, b):
+    def same(self, a: Node, b: Node) -> bool:
+        """Whether two answers, or parts of answers, are equal; NoValue if that is not decided."""
+        return self.compared(a, b).equal
+
+    def compared(self, a: Node, b: Node) -> Outcome:
+        """Compare two answers, or parts of answers."""
+        kind = _kind(a, b)
+        letters = other_arguments(a, b) if kind == "relation" else {}
+        if letters:
+            return self._with_letters(a, b, letters)
+        facts, self._facts = self._facts, []
+        try:
+            decided = self._decided(kind, a, b)
+            outcome = decided if isinstance(decided, Outcome) else Outcome(bool(decided), kind)
+            how = decided if isinstance(decided, Identity) else None
+            fact = Fact(kind, a, b, tuple(self._facts), how) if outcome.equal else None
+        finally:
+            self._facts = facts
+        if fact is not None:
+            self._facts.append(fact)
+            return Outcome(True, outcome.rule, fact)
+        letters = shift(a, b, self._family) if kind == "expression" and self._family else {}
+        return self._with_letters(a, b, letters) if letters else outcome
+
+    def _with_letters(self, a: Node, b: Node, letters: dict[str, Node]) -> Outcome:
+        """Compare two answers with letters of the second one replaced that may be chosen freely."""
+        facts, self._facts = self._facts, []
+        try:
+            outcome = self.compared(a, with_letters(b, letters))
+        finally:
+            self._facts = facts
+        if outcome.fact is None:
+            return outcome
+        fact = Fact("letters", a, b, (outcome.fact,), letters=tuple(letters.items()))
+        self._facts.append(fact)
+        return Outcome(True, outcome.rule, fact)
+
+    def _decided(self, kind: str, a: Node, b: Node) -> bool | Outcome | Identity | None:
+        match kind:
+            case "identical":
+                return True
+            case "text":
+                return _same_texts(a, b)
+            case "interval":
+                return self._same_sets(a, b)
+            case "name":
+                return self._value_against_relation(a, b)
+            case "list" | "set":
+                return self._same_lists(a, b)
+            case "matrix":
+                return self._same_matrices(a, b)
+            case "unit":
+                return same_quantities(a, b, self.same)
+            case "ratio":
+                return same_ratios(a, b, self.same)
+            case "base":
+                return _same_numerals(a, b)
+        match a, b:
+            case (nodes.Relation(), nodes.Relation()) if kind == "residue":
+                return relations.same_congruences(a, b, self.same)
+            case nodes.Relation(), nodes.Relation():
+                return relations.same_equations(a, b, self.same)
+            case nodes.Brackets(), nodes.Brackets():
+                return self._same_tuples(a, b)
+        if kind == "residue":
+            return same_residues(a, b, self.same)
+        return None if kind in {"tuple", "number set"} else _same_values(a, b)
+
+    # --- lists, sets and tuples ---
+
+    def _same_lists(self, a: Node, b: Node) -> bool:
+        kinds = {type(a), type(b)}
+        if kinds == {nodes.SetOf, nodes.Brackets}:
+            members, point = (_items(a), b) if isinstance(a, nodes.SetOf) else (_items(b), a)
+            if assignments.names_of(members):
+                return self.same(nodes.Listing(members), point)  # {x = 1, y = 2} is the point (1, 2)
+            return len(members) == 1 and self.same(members[0], point)
+        one, other = _items(a), _items(b)
+        if any(part == nodes.Symbol("dots") for item in (*one, *other) for part in walk(item)):
+            if len(one) != len(other):
+                raise NoValue("members that are left out")
+            return in_order(one, other, self.same)
+        titles, other_titles = _titles(one), _titles(other)
+        if titles and other_titles and nodes.Brackets not in kinds:
+            return self._same_titled_lists(one, titles, other, other_titles)
+        names = titles or other_titles
+        if not (titles and other_titles) and not assignments.in_usual_order(names):
+            raise NoValue("which value is which")
+        if nodes.Brackets in kinds:
+            return not assignments.is_one_variable(names) and in_order(one, other, self.same)
+        if not names or assignments.is_one_variable(names):
+            return unordered(one, other, self.same)
+        worded = any(isinstance(name, nodes.Quantity) or len(getattr(name, "name", "")) > 3 for name in names)
+        if nodes.SetOf in kinds:
+            return worded and unordered(one, other, self.same)
+        return self._same_in_order_only(one, other)
+
+    def _same_in_order_only(self, one: Items, other: Items) -> bool:
+        """Whether members are equal in order; NoValue if they are in another one."""
+        if in_order(one, other, self.same):
+            return True
+        if unordered(one, other, self.same):
+            raise NoValue("which value is which")
+        return False
+
+    def _same_titled_lists(self, one: Items, titles: Items, other: Items, other_titles: Items) -> bool:
+        """Whether lists whose members have names, or are counted, have the same members with the same titles.
+
+        NoValue if the titles do not say which member belongs to which.
+        """
+        if isinstance(one[0], nodes.Quantity) == isinstance(other[0], nodes.Quantity):
+            return unordered(one, other, self.same)
+        words, other_words = ([_words_of(title) for title in side] for side in (titles, other_titles))
+        if not any(same_words(left, right) for left in words for right in other_words):
+            return self._same_in_order_only(one, other)
+        pairs = [
+            (item, other_item)
+            for item, word in zip(one, words, strict=True)
+            for other_item, other_word in zip(other, other_words, strict=True)
+            if same_words(other_word, word)
+        ]
+        if not len(pairs) == len(one) == len(other):
+            return False
+        return in_order([pair[0] for pair in pairs], [pair[1] for pair in pairs], self.same)
+
+    def _same_tuples(self, a: nodes.Brackets, b: nodes.Brackets) -> bool:
+        kinds = {(side.opening, side.closing) for side in (a, b)}
+        vectors = kinds <= {("(", ")"), ("<", ">")}
+        pythonic = kinds == {("(", ")"), ("[", "]")} and len(a.items) > 2
+        if len(kinds) > 1 and not vectors and not pythonic:
+            return False
+        return in_order(a.items, b.items, self.same)
+
+    def _same_matrices(self, a: Node, b: Node) -> bool:
+        one, other = (matrices.table_of(node) or matrices.written_table(node) for node in (a, b))
+        if one is not None and other is not None:
+            return [len(row) for row in one] == [len(row) for row in other] and in_order(
+                sum(one, ()), sum(other, ()), self.same
+            )
+        table, written = (one, b) if one is not None else (other, a)
+        if table is None:
+            raise NoValue("not a matrix")
+        entries = matrices.vector(table)
+        if entries is None:
+            return False
+        match written:
+            case nodes.Brackets(items=items) if written.opening + written.closing in {"()", "[]", "<>"}:
+                return in_order(entries, items, self.same)
+        return len(entries) == 1 and self.same(entries[0], written)
+
+    # --- sets of numbers ---
+
+    def _same_sets(self, a: Node, b: Node) -> bool:
         if has_congruence(a, b):
             raise NoValue("a congruence in an inequality")
-        return _regions(a, b), "interval"
+        for pair, other in ((a, b), (b, a)):
+            if is_backwards(pair):
+                # Empty sets are all equal, but the point (5, 2) is none of them.
+                if is_backwards(other) or not region_of(other)[1]:
+                    raise NoValue("a pair that is no interval")
+                return False
+        try:
+            (name, region), (other_name, other_region) = region_of(a), region_of(b)
+        except NoValue:
+            return self._same_sets_with_letters(a, b)
+        is_list = any(isinstance(node, nodes.Listing) and not node.alternatives for node in (a, b))
+        if is_list and not (region and other_region):
+            raise NoValue("bounds that may exclude each other")
+        if name is not None and other_name is not None and not assignments.same_name(name, other_name):
+            return False
+        if not same_region(region, other_region):
+            return False
+        says_so = isinstance(b, nodes.Brackets) or (isinstance(b, nodes.Relation) and b.operators == ("in",))
+        if may_be_point(a) and not says_so:
+            raise NoValue("a point or an interval")
+        return True
+
+    def _same_sets_with_letters(self, a: Node, b: Node) -> bool:
+        """Whether sets whose ends are expressions in variables are written alike; NoValue if they are not solved."""
+        a, b = (
+            node.sides[1] if isinstance(node, nodes.Relation) and node.operators == ("in",) else node
+            for node in (a, b)
+        )
+        if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation):
+            if relations.same_relations(a, b, self.same):
+                return True
+            raise NoValue("inequalities in another form")
+        interval, other = as_interval(a), as_interval(b)
+        if interval and other:
+            pairs = [(interval, other), *_turned(a, b, interval, other)]
+            return any(self._same_tuples(*pair) for pair in pairs)
+        match a, b:
+            case nodes.SetOperation(), nodes.SetOperation() if a.kind == b.kind:
+                straight = in_order((a.left, a.right), (b.left, b.right), self.same)
+                return straight or (
+                    a.kind != "minus" and in_order((a.left, a.right), (b.right, b.left), self.same)
+                )
+            case nodes.Listing(), nodes.Listing():
+                if (a.together and b.alternatives) or (a.alternatives and b.together):
+                    raise NoValue("bounds that hold together, or one of them")
+                return unordered(a.items, b.items, self.same)
+            case nodes.NumberSet(), nodes.NumberSet():
+                return a == b
+        raise NoValue("a set that is not solved")
+
+    # --- a relation against a value ---
+
+    def _value_against_relation(self, a: Node, b: Node) -> bool | Outcome:
+        """Compare a relation with something that is none: the name is dropped.
+
+        Only a gold answer still has a chain with ≈, and any of its values may be the answer.
+        """
+        (name, value), (other_name, other_value) = assignments.named(a), assignments.named(b)
+        relation, plain = (a, b) if isinstance(a, nodes.Relation) else (b, a)
+        assert isinstance(relation, nodes.Relation)
+        if relation.operators != ("in",) and not set(relation.operators) <= assignments.EQUALS:
+            return False
+        if "~" in relation.operators and any(self.same(side, plain) for side in relation.sides):
+            return True
+        if name is None and other_name is None:
+            if relation is b and assignments.states_a_value(b):
+                return self.compared(a, b.sides[-1])
+            raise NoValue("an equation that is not solved")
+        names = getattr(name or other_name, "items", ())
+        if not assignments.in_usual_order(names):
+            raise NoValue("which value is which")
+        solutions = assignments.names_of(plain.items) if isinstance(plain, nodes.Listing) else []
+        if solutions and not names and variables(value if name is not None else other_value):
+            raise NoValue("an equation that is not solved")
+        return self.compared(value, other_value)
+
+
+def _kind(a: Node, b: Node) -> str:
+    """What two answers are compared as; also the name of the rule that decides."""
+    kinds = {type(a), type(b)}
+    if nodes.Text in kinds:
+        return "text"
+    if a == b:
+        return "identical"
+    if kinds == {nodes.Relation} and has_congruence(a, b):
+        return "residue"
+    if (is_region(a) or is_region(b)) and isinstance(a, _SETS) and isinstance(b, _SETS):
+        return "interval"
     if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation):
-        return relations.same_equations(a, b, _same), "relation"
-    if isinstance(a, nodes.Relation) or isinstance(b, nodes.Relation):
-        return _one_relation(a, b)
-    if isinstance(a, nodes.Listing | nodes.SetOf) or isinstance(b, nodes.Listing | nodes.SetOf):
-        return _lists(a, b)
-    if isinstance(a, nodes.Brackets) and isinstance(b, nodes.Brackets) and not matrices.written_table(a):
-        return _brackets(a, b), "tuple"
-    if matrices.has_matrix(a) or matrices.has_matrix(b) or matrices.written_table(a):
-        return _matrices(a, b), "matrix"
-    return _values(a, b)
+        return "relation"
+    if nodes.Relation in kinds:
+        return "name"
+    if nodes.SetOf in kinds or nodes.Listing in kinds:
+        return "set" if nodes.SetOf in kinds else "list"
+    if matrices.written_table(a) or matrices.has_matrix(a) or matrices.has_matrix(b):
+        return "matrix"
+    for kind, rule in (
+        (nodes.Quantity, "unit"),
+        (nodes.Ratio, "ratio"),
+        (nodes.Based, "base"),
+        (nodes.Residue, "residue"),
+        (nodes.Brackets, "tuple"),
+        (nodes.NumberSet, "number set"),
+    ):
+        if kind in kinds:
+            return rule
+    if "percent" in functions(a) | functions(b):
+        return "percent"
+    return "expression" if variables(a) | variables(b) else "number"
 
 
-def _texts(a: Node, b: Node) -> bool:
-    """Words equal the same words only. What was not understood is never called different."""
+def _same_texts(a: Node, b: Node) -> bool:
+    """Whether words are the same. What was not understood is never called different."""
     if isinstance(a, nodes.Text) and isinstance(b, nodes.Text):
         if a.words == b.words:
             return True
@@ -137,225 +402,13 @@ def _texts(a: Node, b: Node) -> bool:
     raise NoValue("not understood")
 
 
-def _lists(a: Node, b: Node) -> Outcome:
-    one, other = _items(a), _items(b)
-    kinds = {type(a), type(b)}
-    if kinds == {nodes.SetOf, nodes.Brackets}:
-        return False, "set"
-    if any(part == nodes.Symbol("dots") for item in (*one, *other) for part in walk(item)):
-        if len(one) != len(other):
-            raise NoValue("members that are left out")
-        return in_order(one, other, _same), "list"
-    names = _titles(one), _titles(other)
-    if not all(names) and not assignments.in_usual_order(names[0] or names[1]):
-        raise NoValue("which value is which")
-    if nodes.Brackets in kinds:
-        roots = any(len(given) > 1 and len(set(given)) == 1 for given in names)
-        return not roots and in_order(assignments.unnamed(one), assignments.unnamed(other), _same), "list"
-    if names[0] and names[1]:
-        return _both_named(one, other, names), "list"
-    ordered = any(names) and not assignments.one_variable(names[0] or names[1])
-    worded = any(
-        isinstance(name, nodes.Quantity) or len(getattr(name, "name", "")) > 3
-        for name in names[0] or names[1]
-    )
-    one, other = assignments.unnamed(one), assignments.unnamed(other)
-    if ordered and worded:
-        if nodes.SetOf not in kinds and not in_order(one, other, _same) and unordered(one, other, _same):
-            raise NoValue("which value is which")
-        return unordered(one, other, _same), "list"
-    if ordered and nodes.SetOf in kinds:
-        return False, "set"
-    if ordered:
-        return in_order(one, other, _same), "list"
-    return unordered(one, other, _same), "set" if nodes.SetOf in kinds else "list"
+def _same_numerals(a: Node, b: Node) -> bool:
+    """Whether numerals are equal; a number whose base is not stated never equals one with a base.
 
-
-def _both_named(one: Items, other: Items, names: tuple[list[Node], list[Node]]) -> bool:
-    """Lists whose members have names or are counted; NoValue where the names do not say which belongs to which."""
-    words = [[_words_of(name) for name in side] for side in names]
-    counted = [isinstance(side[0], nodes.Quantity) for side in names]
-    if counted[0] == counted[1]:
-        return unordered(one, other, _same)
-    values, others = assignments.unnamed(one), assignments.unnamed(other)
-    if any(same_words(left, right) for left in words[0] for right in words[1]):
-        pairs = [
-            next((v for v, word in zip(others, words[1], strict=True) if same_words(word, title)), None)
-            for title in words[0]
-        ]
-        matched = [pair for pair in pairs if pair is not None]
-        return len(matched) == len(values) == len(others) and in_order(values, matched, _same)
-    if not in_order(values, others, _same) and unordered(values, others, _same):
-        raise NoValue("which value is which")
-    return in_order(values, others, _same)
-
-
-def _words_of(name: Node) -> str:
-    return name.unit if isinstance(name, nodes.Quantity) else str(getattr(name, "name", ""))
-
-
-def _titles(items: tuple[Node, ...]) -> list[Node]:
-    """What the members are named or counted in, if all are named, or all are counted in different things."""
-    counted = [item for item in items if isinstance(item, nodes.Quantity)]
-    if len(counted) == len(items) > 1 and len({item.unit for item in counted}) == len(items):
-        return list(counted)
-    return assignments.names_of(items)
-
-
-def _items(node: Node) -> tuple[Node, ...]:
-    """The members of a list, set or tuple; a single value is a list of one."""
-    if isinstance(node, nodes.Listing | nodes.SetOf | nodes.Brackets):
-        return node.items
-    return (node,)
-
-
-def _brackets(a: nodes.Brackets, b: nodes.Brackets) -> bool:
-    kinds = {(side.opening, side.closing) for side in (a, b)}
-    vectors = kinds <= {("(", ")"), ("<", ">")}
-    pythonic = kinds == {("(", ")"), ("[", "]")} and len(a.items) > 2
-    if len(kinds) > 1 and not vectors and not pythonic:
-        return False
-    return in_order(a.items, b.items, _same)
-
-
-def _about_regions(a: Node, b: Node) -> bool:
-    certain = is_region(a), is_region(b)
-    possible = (
-        nodes.Relation | nodes.Listing | nodes.Brackets | nodes.SetOf | nodes.SetOperation | nodes.NumberSet
-    )
-    return any(certain) and isinstance(a, possible) and isinstance(b, possible)
-
-
-def _regions(a: Node, b: Node) -> bool:
-    for pair, other in ((a, b), (b, a)):
-        if is_backwards(pair):
-            # Empty sets are all equal, but the point (5, 2) is none of them.
-            if is_backwards(other) or not region_of(other)[1]:
-                raise NoValue("a pair that is no interval")
-            return False
-    try:
-        (name, first), (other_name, second) = region_of(a), region_of(b)
-    except NoValue:
-        return _unsolved_regions(a, b)
-    if any(isinstance(node, nodes.Listing) and not node.alternatives for node in (a, b)) and not (
-        first and second
-    ):
-        raise NoValue("bounds that may exclude each other")
-    if name is not None and other_name is not None and not assignments.same_name(name, other_name):
-        return False
-    return same_region(first, second)
-
-
-def _unsolved_regions(a: Node, b: Node) -> bool:
-    """Sets whose ends are expressions in variables, compared as they are written."""
-    a, b = (
-        node.sides[1] if isinstance(node, nodes.Relation) and node.operators == ("in",) else node
-        for node in (a, b)
-    )
-    if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation):
-        if relations.same_relations(a, b, _same):
-            return True
-        raise NoValue("inequalities in another form")
-    one, other = as_interval(a), as_interval(b)
-    if one and other:
-        return _brackets(one, other) or any(_brackets(*pair) for pair in _turned(a, b, one, other))
-    if isinstance(a, nodes.SetOperation) and isinstance(b, nodes.SetOperation) and a.kind == b.kind:
-        straight = in_order((a.left, a.right), (b.left, b.right), _same)
-        return straight or (a.kind != "minus" and in_order((a.left, a.right), (b.right, b.left), _same))
-    if isinstance(a, nodes.Listing) and isinstance(b, nodes.Listing):
-        if (a.together and b.alternatives) or (a.alternatives and b.together):
-            raise NoValue("bounds that hold together, or one of them")
-        return unordered(a.items, b.items, _same)
-    if isinstance(a, nodes.NumberSet) and isinstance(b, nodes.NumberSet):
-        return a == b
-    raise NoValue("a set that is not solved")
-
-
-def _turned(
-    a: Node, b: Node, one: nodes.Brackets, other: nodes.Brackets
-) -> Iterator[tuple[nodes.Brackets, nodes.Brackets]]:
-    """The same pair with a < x read as a bound on the other of its two names."""
-    for node, against in ((a, other), (b, one)):
-        if isinstance(node, nodes.Relation) and len(node.sides) == 2:
-            turned = as_interval(nodes.Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))
-            if turned is not None:
-                yield turned, against
-
-
-def _one_relation(a: Node, b: Node) -> Outcome:
-    """A relation against something that is none: the name is dropped.
-
-    Only a gold answer still has a chain with ≈, and any of its values may be given.
+    Letters may be digits: 1a_{16} is read as a product.
     """
-    (name, left), (other, right) = assignments.named(a), assignments.named(b)
-    if name is None and other is None and isinstance(b, nodes.Relation) and assignments.states_a_value(b):
-        return _compare(a, b.sides[-1])
-    if name is None and other is None:
-        approximate = [
-            node for node in (a, b) if isinstance(node, nodes.Relation) and set(node.operators) == {"~"}
-        ]
-        if not approximate:
-            return _unsolved(a, b), "relation"
-        plain = b if isinstance(a, nodes.Relation) else a
-        return any(_same(side, plain) for side in approximate[0].sides), "relation"
-    relation, plain, value = (a, right, left) if name is not None else (b, left, right)
-    solutions = assignments.names_of(_items(plain)) if isinstance(plain, nodes.Listing) else []
-    if solutions and variables(value) and not isinstance(name or other, nodes.Brackets):
-        return _unsolved(a, b), "relation"
-    assert isinstance(relation, nodes.Relation)
-    if "~" in relation.operators and any(_same(side, plain) for side in relation.sides):
-        return True, "relation"
-    names = getattr(name or other, "items", ())
-    if not assignments.in_usual_order(names):
-        raise NoValue("which value is which")
-    if names and isinstance(plain, nodes.Listing):
-        return _lists(assignments.expanded(name, left) or left, assignments.expanded(other, right) or right)
-    return _compare(left, right)
-
-
-def _unsolved(a: Node, b: Node) -> bool:
-    """False where values do not solve an equation; NoValue where they do, or where it may state one of them."""
-    relation, plain = (a, b) if isinstance(a, nodes.Relation) else (b, a)
-    assert isinstance(relation, nodes.Relation)
-    if not set(relation.operators) <= assignments.EQUALS:
-        return False
-    letter = assignments.only_letter(relation)
-    may_be_named = letter is None or not assignments.is_linear(relation)
-    for item in _items(plain):
-        name, value = assignments.named(item)
-        letter = letter if name is None else name
-        if name is None and may_be_named and _same(relation.sides[-1], value):
-            break  # what x^2 is may be asked for in x^2 = 5
-        if isinstance(value, nodes.Relation):
-            break
-        if letter not in set(walk(relation)) or not relations.holds_for(relation, letter, value):
-            return False
-    raise NoValue("an equation that is not solved")
-
-
-def _matrices(a: Node, b: Node) -> bool:
-    one, other = (matrices.table_of(node) or matrices.written_table(node) for node in (a, b))
-    if one is not None and other is not None:
-        return [len(row) for row in one] == [len(row) for row in other] and in_order(
-            sum(one, ()), sum(other, ()), _same
-        )
-    table, plain = (one, b) if one is not None else (other, a)
-    if table is None:
-        raise NoValue("not a matrix")
-    entries = matrices.vector(table)
-    if entries is None:
-        return False
-    match plain:
-        case nodes.Brackets(items=items) if plain.opening + plain.closing in {"()", "[]", "<>"}:
-            return in_order(entries, items, _same)
-    return len(entries) == 1 and _same(entries[0], plain)
-
-
-def _without_base(a: Node, b: Node) -> bool:
-    """A numeral against a number whose base is not stated: in question if the digits agree, different otherwise.
-
-    Letters may be its digits: 1a_{16} is read as a product.
-    """
+    if isinstance(a, nodes.Based) and isinstance(b, nodes.Based):
+        return a.value == b.value
     numeral, plain = (a, b) if isinstance(a, nodes.Based) else (b, a)
     assert isinstance(numeral, nodes.Based)
     if isinstance(plain, nodes.Number) and str(plain.value) == numeral.digits:
@@ -365,23 +418,40 @@ def _without_base(a: Node, b: Node) -> bool:
     return False
 
 
-def _values(a: Node, b: Node) -> Outcome:
-    kinds = {type(a), type(b)}
-    if nodes.Quantity in kinds:
-        return same_quantities(a, b, _same), "unit"
-    if nodes.Ratio in kinds:
-        return same_ratios(a, b, _same), "ratio"
-    if nodes.Based in kinds and kinds != {nodes.Based}:
-        return _without_base(a, b), "base"
-    if nodes.Residue in kinds:
-        return same_residues(a, b, _same), "residue"
-    if nodes.Brackets in kinds or nodes.NumberSet in kinds:
-        return False, "tuple" if nodes.Brackets in kinds else "set"
-    if isinstance(a, nodes.Based) and isinstance(b, nodes.Based):
-        return a.value == b.value, "base"
-    signs = tuple(functions(node) & {"percent", "degree"} for node in (a, b))
-    if all(signs) and signs[0].isdisjoint(signs[1]):
+def _same_values(a: Node, b: Node) -> Identity | None:
+    signs, other_signs = (functions(node) & {"percent", "degree"} for node in (a, b))
+    if signs and other_signs and signs.isdisjoint(other_signs):
         raise NoValue("a percentage against an angle")
-    if "percent" in signs[0] | signs[1]:
-        return equal(a, b), "percent"
-    return equal(a, b), "expression" if variables(a) | variables(b) else "number"
+    if any(isinstance(part, nodes.Quantity) for node in (a, b) for part in walk(node)):
+        raise NoValue("a unit within a formula")
+    return identity(a, b)
+
+
+def _words_of(title: Node) -> str:
+    return title.unit if isinstance(title, nodes.Quantity) else str(getattr(title, "name", ""))
+
+
+def _titles(items: Items) -> Items:
+    """What the members are named or counted in, if all are named, or all are counted in different things."""
+    counted = [item for item in items if isinstance(item, nodes.Quantity)]
+    if len(counted) == len(items) > 1 and len({item.unit for item in counted}) == len(items):
+        return items
+    return tuple(assignments.names_of(items))
+
+
+def _items(node: Node) -> Items:
+    """The members of a list, set or tuple; a single value is a list of one."""
+    if isinstance(node, nodes.Listing | nodes.SetOf | nodes.Brackets):
+        return node.items
+    return (node,)
+
+
+def _turned(
+    a: Node, b: Node, interval: nodes.Brackets, other: nodes.Brackets
+) -> Iterator[tuple[nodes.Brackets, nodes.Brackets]]:
+    """The same pair with a < x read as a bound on the other of its two names."""
+    for node, against in ((a, other), (b, interval)):
+        if isinstance(node, nodes.Relation) and len(node.sides) == 2:
+            turned = as_interval(nodes.Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))
+            if turned is not None:
+                yield turned, against

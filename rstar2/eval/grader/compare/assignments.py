@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import AnyNode, Node, is_unknown, negative, number, walk, with_parts
-from rstar2.eval.grader.parse.vocabulary import OF_ANOTHER
+from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk
+from rstar2.eval.grader.parse.vocabulary import DECORATIONS, GREEK, OF_ANOTHER
 from rstar2.eval.grader.values.equality import equal
 from rstar2.eval.grader.values.functions import ANGLES
 from rstar2.eval.grader.values.guarded_numbers import NoValue
@@ -17,7 +18,9 @@ from rstar2.eval.grader.values.letters import variables
 EQUALS = frozenset({"=", "~"})
 _OF_VALUES = ANGLES | {"det", "Re", "Im", "arg"}
 """Functions whose values are asked for, while a root or a logarithm is a step on the way to what it is of."""
-_LINEAR = nodes.Number | nodes.Symbol | nodes.Sum | nodes.Product | nodes.Quotient
+_DOTS = nodes.Symbol("dots")
+_MAX_PARTS = 1000
+"""Sums and products of which dots leave out more parts are not worked out."""
 
 
 def named(node: Node) -> tuple[Node | None, Node]:
@@ -65,15 +68,25 @@ def names_quantity(node: Node) -> bool:
     match node:
         case nodes.Product(factors=parts):
             is_power = math.gcd(*Counter(parts).values()) > 1  # AB·AB, but not AB·AC
-            return bool(parts) and not is_power and all(map(names_quantity, parts))
+            if bool(parts) and not is_power and all(map(names_quantity, parts)):
+                return True
+            return _is_squared_length(parts) or _joins_letters(node)
         case nodes.Ratio(parts=parts):
             return all(map(names_quantity, parts))
         case nodes.Quotient(over=over, under=under):
-            return over != under and names_quantity(over) and names_quantity(under)
+            named_parts = over != under and names_quantity(over) and names_quantity(under)
+            return named_parts or _joins_letters(node)
         case nodes.Sum(terms=terms):
             bare = [_without_numbers(term) for term in terms]
             lone = {term.name for term in bare if isinstance(term, nodes.Symbol)}
-            return len(set(bare)) > 1 and all(map(names_quantity, bare)) and not lone & _applied(node)
+            named_terms = len(set(bare)) > 1 and all(map(names_quantity, bare)) and not lone & _applied(node)
+            return named_terms or _joins_letters(node)
+        case nodes.Call(name="floor" | "ceil", args=(inner,)) | nodes.Residue(value=inner):
+            return bool(variables(inner))
+        case nodes.Power(base=nodes.Apply(name=name), exponent=nodes.Number()):
+            return name in DECORATIONS
+        case nodes.Power(base=base, exponent=nodes.Number()) if not isinstance(base, nodes.Symbol):
+            return names_quantity(base) or _joins_letters(base)
         case nodes.Call(name="abs" | "norm", args=(inner,)) if names_quantity(inner):
             return not (
                 isinstance(inner, nodes.Symbol) and inner.name.islower() and inner.name not in {"z", "w"}
@@ -83,6 +96,66 @@ def names_quantity(node: Node) -> bool:
         case nodes.Call(name=name, args=args):
             return bool(variables(node)) if name in _OF_VALUES else any(map(_has_several_letters, args))
     return is_name(node)
+
+
+def _joins_letters(node: Node) -> bool:
+    """Whether an expression joins several letters, and no number is added to it or is a factor of it: x^2 + y^2.
+
+    It cannot be solved for one letter, so that its value is what is asked for.
+    """
+    letters = variables(node)
+    if len(letters) < 2 or not all(len(name) == 1 or name in GREEK for name in letters):
+        return False
+    match node:
+        case nodes.Sum(terms=parts):
+            return all(variables(part) for part in parts)
+        case nodes.Product(factors=parts):
+            return all(variables(part) and not isinstance(part, nodes.Call) for part in parts)
+        case nodes.Quotient(over=over, under=under):
+            return bool(variables(over) and variables(under))
+    return False
+
+
+def _is_squared_length(factors: tuple[Node, ...]) -> bool:
+    """Whether factors are the square of a length between two points: AB^2."""
+    match factors:
+        case (
+            nodes.Symbol(name=one),
+            nodes.Power(base=nodes.Symbol(name=other), exponent=nodes.Number(value=power)),
+        ):
+            return one.isupper() and other.isupper() and power == 2
+    return False
+
+
+def _adds_up(side: Node, value: Node) -> bool:
+    """Whether the dots in 1 + 2 + ... + 15 leave out parts with equal steps, so that the whole is `value`."""
+    match side:
+        case nodes.Sum(terms=parts) | nodes.Product(factors=parts) if parts.count(_DOTS) == 1:
+            place = parts.index(_DOTS)
+            numbers = [part.value for part in parts if isinstance(part, nodes.Number)]
+        case _:
+            return False
+    if len(numbers) != len(parts) - 1 or place < 2 or place == len(parts) - 1:
+        return False
+    join = math.prod if isinstance(side, nodes.Product) else sum
+    steps = _steps(numbers[0], numbers[-1], numbers[1] - numbers[0], 1)
+    if numbers[0]:
+        steps += _steps(numbers[0], numbers[-1], Fraction(0), numbers[1] / numbers[0])
+    for row in filter(None, steps):
+        is_written = (
+            row[:place] == numbers[:place] and row[len(row) - len(numbers) + place :] == numbers[place:]
+        )
+        if is_written and equal(nodes.Number(Fraction(join(row))), value):
+            return True
+    return False
+
+
+def _steps(first: Fraction, last: Fraction, step: Fraction, ratio: Fraction | int) -> list[list[Fraction]]:
+    """The numbers from the first to the last, each the one before it times `ratio` plus `step`, if there are few."""
+    row = [first]
+    while row[-1] != last and len(row) < _MAX_PARTS:
+        row.append(row[-1] * ratio + step)
+    return [row] if row[-1] == last else []
 
 
 def _without_numbers(term: Node) -> Node:
@@ -132,44 +205,19 @@ def _function(name: Node) -> str:
     return name.name if all(isinstance(arg, nodes.Symbol) and arg.name.islower() for arg in name.args) else ""
 
 
-def are_independent(*relations: nodes.Relation) -> bool:
-    """Whether each unknown function stands there with one argument, which is nothing else: not a_n and a_{n+1}."""
-    found = {part for node in relations for part in walk(node) if isinstance(part, nodes.Apply)}
-    general = [part.name for part in found if variables(part)]
-    decorated = {name for part in found for name in variables(part) if len(part.name.rstrip("_")) > 1}
-    return len(general) == len(set(general)) and not any(decorated & _letters(node) for node in relations)
-
-
-def with_plain_letters(node: AnyNode) -> AnyNode:
-    """What is no value of an unknown function itself, with each such value in it as a letter of its own."""
-    return with_parts(
-        node,
-        lambda part: nodes.Symbol(str(part)) if isinstance(part, nodes.Apply) else with_plain_letters(part),
-    )
-
-
 def states_a_value(node: nodes.Relation) -> bool:
     """Whether an equation says what an expression amounts to, as m + n = 33 does.
 
-    x^2 + y^2 = 1 is a curve, unless it is calculated, as in x^2 + y^2 = 9 + 16 = 25; and 2x = 42 is to be solved.
+    2x = 42 is to be solved, unless it has several letters and is calculated, as in 2x + 2y = 9 + 16 = 25.
     """
     value = node.sides[-1]
     if not set(node.operators) <= EQUALS or variables(value) or value == number(0):
         return False
+    match node.sides[0], value:
+        case nodes.Power(base=nodes.Symbol(name=name)), nodes.Matrix():
+            return name.isupper()
     calculated = len(node.sides) > 2 and len(variables(node.sides[0])) > 1
-    return calculated or names_quantity(node.sides[0])
-
-
-def only_letter(node: nodes.Relation) -> Node | None:
-    """The one letter of an equation, which it is to be solved for; None where there are more, or it is a capital."""
-    letters = {name for side in node.sides for name in variables(side)}
-    (letter,) = letters if len(letters) == 1 else ("",)
-    return nodes.Symbol(letter) if letter.islower() else None
-
-
-def is_linear(node: nodes.Relation) -> bool:
-    """Whether an equation has no powers and no functions, as 2x = 42."""
-    return all(isinstance(part, _LINEAR) for side in node.sides for part in walk(side))
+    return calculated or names_quantity(node.sides[0]) or _adds_up(node.sides[0], value)
 
 
 def in_usual_order(names: Sequence[Node]) -> bool:
@@ -185,26 +233,13 @@ def in_usual_order(names: Sequence[Node]) -> bool:
     return letters == sorted(letters)
 
 
-def expanded(name: Node | None, value: Node) -> Node | None:
-    """(a, b) = (1, 2) as a = 1, b = 2."""
-    match name, value:
-        case nodes.Brackets(items=names), nodes.Brackets(items=values) if len(names) == len(values):
-            pairs = zip(names, values, strict=True)
-            return nodes.Listing(tuple(nodes.Relation(pair, ("=",)) for pair in pairs))
-    return None
-
-
 def names_of(items: Sequence[Node]) -> list[Node]:
-    """The names the members are given, if all of them are given one."""
-    found = [named(item)[0] for item in items]
-    return [name for name in found if name is not None] if all(found) else []
+    """The names of the members, if all of them have one."""
+    names = [named(item)[0] for item in items]
+    return [name for name in names if name is not None] if all(names) else []
 
 
-def unnamed(items: Sequence[Node]) -> tuple[Node, ...]:
-    return tuple(named(item)[1] for item in items)
-
-
-def one_variable(names: Sequence[Node]) -> bool:
+def is_one_variable(names: Sequence[Node]) -> bool:
     """Whether the names are one variable, as in x = 1, x = 2 or x_1 = 1, x_2 = 2."""
-    given = {name.name if isinstance(name, nodes.Apply | nodes.Symbol) else str(name) for name in names}
-    return len(given) == 1
+    letters = {name.name if isinstance(name, nodes.Apply | nodes.Symbol) else str(name) for name in names}
+    return len(letters) == 1

@@ -10,15 +10,18 @@ from typing import Any
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number
 from rstar2.eval.grader.values.equality import infinite, real_value
-from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.guarded_numbers import NoValue, current_budget
 
+_LARGEST_END = 10**30
+_PIECE = 5
+"""The cost of sorting a piece among others."""
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 INFINITY = nodes.Symbol("infinity")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An interval; a point where both ends are the same."""
+    """An interval; a point if both ends are the same."""
 
     low: Any
     high: Any
@@ -36,7 +39,7 @@ Region = tuple[Piece, ...]
 
 
 def same_region(a: Region, b: Region) -> bool:
-    """Whether two regions have the same ends, to thirty digits."""
+    """Whether two regions have the same ends."""
     if len(a) != len(b):
         return False
     return all(
@@ -73,6 +76,15 @@ def is_backwards(node: Node) -> bool:
         return False
 
 
+def may_be_point(node: Node) -> bool:
+    """Whether it is a pair such as (3, 5), which is the point as well as the interval."""
+    return (
+        isinstance(node, nodes.Brackets)
+        and (node.opening, node.closing) == ("(", ")")
+        and not any(infinite(end) for end in node.items)
+    )
+
+
 def region_of(node: Node) -> tuple[Node | None, Region]:
     """The variable, if one is named, and the numbers described; NoValue for no set, or ends that are not numbers."""
     match node:
@@ -97,16 +109,16 @@ def region_of(node: Node) -> tuple[Node | None, Region]:
 
 
 def _several(
-    found: list[tuple[Node | None, Region]], alternatives: bool, together: bool
+    sets: list[tuple[Node | None, Region]], alternatives: bool, together: bool
 ) -> tuple[Node | None, Region]:
-    """Several sets of numbers as one: bounds on a variable hold together where they can, and intervals are joined.
+    """Several sets of numbers as one: bounds on a variable hold together if they can, and intervals are joined.
 
-    NoValue where that may be meant otherwise: x < 3 and x > 5, or (0, 2) and (1, 3).
+    NoValue if that may be meant otherwise: x < 3 and x > 5, or (0, 2) and (1, 3).
     """
-    names = {name for name, _ in found}
+    names = {name for name, _ in sets}
     if len(names) != 1:
         raise NoValue("several variables")
-    (name,), regions = names, [region for _, region in found]
+    (name,), regions = names, [region for _, region in sets]
     union, intersection = (reduce(partial(_combined, kind), regions) for kind in ("union", "intersection"))
     if alternatives or len(regions) == 1:
         return name, union
@@ -190,8 +202,9 @@ def _piece(low: Node, high: Node, has_low: bool, has_high: bool) -> Piece:
 
 
 def _normal(pieces: list[Piece]) -> Region:
-    """Sorted, without empty pieces, and joined where they touch."""
+    """Sorted, without empty pieces, and joined if they touch."""
     joined: list[Piece] = []
+    current_budget().spend(_PIECE * len(pieces))
     for piece in sorted((one for one in pieces if not one.empty), key=lambda one: (one.low, not one.has_low)):
         last = joined[-1] if joined else None
         if last and (piece.low < last.high or (piece.low == last.high and (piece.has_low or last.has_high))):
@@ -227,5 +240,8 @@ def _complement(region: Region) -> Region:
 
 
 def _close(a: Any, b: Any) -> bool:
+    """Whether two ends, which are known to forty digits, are the same; NoValue if they are too large to tell."""
     size = max(abs(a), abs(b))
-    return bool(a == b or (size < type(a)("inf") and abs(a - b) <= size * type(a)(10) ** -30))
+    if size < a.context.inf and size > _LARGEST_END:
+        raise NoValue("ends too large to be told apart")
+    return bool(a == b or (size < a.context.inf and abs(a - b) <= size * a.context.mpf(10) ** -36))

@@ -17,11 +17,11 @@ MAX_SIGNS = 4
 """Answers with more independent ± are not verified."""
 
 Same: TypeAlias = Callable[[Node, Node], bool]
-"""Whether two answers are equal; raises NoValue where that cannot be verified."""
+"""Whether two answers are equal; raises NoValue if that cannot be verified."""
 
 
 def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether all pairs are equal; one certain difference decides even where another pair is uncertain."""
+    """Whether all pairs are equal; one certain difference decides even if another pair is uncertain."""
     if len(one) != len(other):
         return False
     doubt: NoValue | None = None
@@ -55,25 +55,31 @@ def _without(members: Sequence[Node], by: Sequence[Node]) -> list[Node]:
 def _covered(members: Sequence[Node], by: Sequence[Node], same: Same) -> bool:
     doubt: NoValue | None = None
     for member in members:
-        found = False
+        matched = False
         for candidate in by:
             try:
-                found = found or same(member, candidate)
+                matched = matched or same(member, candidate)
             except NoValue as error:
                 doubt = error
-        if not found:
+        if not matched:
             if doubt:
                 raise doubt
             return False
     return True
 
 
-def flattened(node: Node, *, other_signs: bool = False) -> Node:
-    """The answer with ± written out and lists in lists opened; `other_signs` reads ± in a tuple unlike `_both`."""
+def flattened(node: Node) -> Node:
+    """The answer with ± written out, lists in lists opened, and (x, y) = (1, 2) as x = 1, y = 2."""
+    match node:
+        case nodes.Relation(
+            sides=(nodes.Brackets(items=names), nodes.Brackets(items=values)), operators=("=",)
+        ) if len(names) == len(values) and not any(isinstance(part, nodes.PlusMinus) for part in walk(node)):
+            pairs = zip(names, values, strict=True)
+            node = nodes.Listing(tuple(nodes.Relation(pair, ("=",)) for pair in pairs))
     if isinstance(node, nodes.SetOf):
-        return nodes.SetOf(tuple(part for item in node.items for part in _opened(item, other_signs)))
+        return nodes.SetOf(tuple(part for item in node.items for part in _opened(item)))
     items = node.items if isinstance(node, nodes.Listing) else (node,)
-    parts = [part for item in items for part in _opened(item, other_signs)]
+    parts = [part for item in items for part in _opened(item)]
     if len(parts) == 1:
         return parts[0]
     opened = tuple(parts)
@@ -88,46 +94,45 @@ def has_open_signs(node: Node) -> bool:
     )
 
 
-def _opened(node: Node, other_signs: bool) -> list[Node]:
+def _opened(node: Node) -> list[Node]:
     match node:
         case nodes.Listing(items=items):
-            return [part for item in items for part in _opened(item, other_signs)]
+            return [part for item in items for part in _opened(item)]
         case nodes.Relation(sides=(name, nodes.Listing(items=values)), operators=("=",)):
-            relations = tuple(nodes.Relation((name, value), ("=",)) for value in values)
-            return _opened(nodes.Listing(relations), other_signs)
+            return [part for value in values for part in _opened(nodes.Relation((name, value), ("=",)))]
         case nodes.SetOf():
-            return [flattened(node, other_signs=other_signs)]
+            return [flattened(node)]
         case nodes.SetOperation(kind="union"):
-            left, right = (flattened(side, other_signs=other_signs) for side in (node.left, node.right))
+            left, right = flattened(node.left), flattened(node.right)
             if isinstance(left, nodes.SetOf) and isinstance(right, nodes.SetOf):
                 return [nodes.SetOf((*left.items, *right.items))]
-    return _both(node, other_signs)
+    return _with_each_sign(node)
 
 
-def _both(node: Node, other_signs: bool) -> list[Node]:
-    """One node for every choice of signs; one for each of the two signs where they belong together.
+def _with_each_sign(node: Node) -> list[Node]:
+    """One node for every choice of signs; one for each of the two signs if they belong together.
 
-    They do where a ∓ says so, and in (1 ± √2, 3 ± √2), whose coordinates are computed from one another; but
-    (±1, ±2) are four points.
+    They do if a ∓ says so, and in (1 ± √2, 3 ± √2), whose coordinates are computed from one another; but (±1, ±2) are
+    four points.
     """
-    found = [part for part in walk(node) if isinstance(part, nodes.PlusMinus)]
-    if not found:
+    signed = [part for part in walk(node) if isinstance(part, nodes.PlusMinus)]
+    if not signed:
         return [node]
-    together = len(found) == 1 or any(part.flipped for part in found)
-    if isinstance(node, nodes.Brackets) and not together:
-        together = other_signs != any(part.left != number(0) for part in found)
-    if not together and len(found) > MAX_SIGNS:
+    together = len(signed) == 1 or any(part.flipped for part in signed)
+    if isinstance(node, nodes.Brackets):
+        together = together or any(part.left != number(0) for part in signed)
+    if not together and len(signed) > MAX_SIGNS:
         raise NoValue("too many signs")
     # One sign for all is repeated; what is left over is not used.
-    choices = product((1, -1), repeat=1 if together else len(found))
-    return [_chosen(node, list(choice) * len(found)) for choice in choices]
+    choices = product((1, -1), repeat=1 if together else len(signed))
+    return [_with_signs(node, list(choice) * len(signed)) for choice in choices]
 
 
-def _chosen(node: Node, signs: list[int]) -> Node:
+def _with_signs(node: Node, signs: list[int]) -> Node:
     """The node with its ± replaced, in the order in which they stand, by the signs."""
     if not isinstance(node, nodes.PlusMinus):
-        return with_parts(node, lambda part: _chosen(part, signs))
-    left = _chosen(node.left, signs)
+        return with_parts(node, lambda part: _with_signs(part, signs))
+    left = _with_signs(node.left, signs)
     sign = signs.pop(0) * (-1 if node.flipped else 1)
-    right = _chosen(node.right, signs)
+    right = _with_signs(node.right, signs)
     return nodes.Sum((left, right if sign > 0 else negative(right)))

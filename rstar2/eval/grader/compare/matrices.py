@@ -21,7 +21,7 @@ def has_matrix(node: Node) -> bool:
 
 
 def table_of(node: Node) -> Table | None:
-    """The cells of an expression, None for a scalar; NoValue where sizes do not fit or cells would be too large."""
+    """The cells of an expression, None for a scalar; NoValue if sizes do not fit or cells would be too large."""
     sizes = [max(len(part.rows), len(part.rows[0])) for part in walk(node) if isinstance(part, Matrix)]
     if not sizes:
         return None

@@ -1,6 +1,6 @@
-r"""The one answer a prediction states; NoValue where it offers several.
+r"""The one answer a prediction states; NoValue if it offers several.
 
-The gold answer is given, but a model that is rewarded for being graded correct may write any text, and would find one
+The gold answer is fixed, but a model that is rewarded for being graded correct may write any text, and would find one
 that is accepted for many gold answers. So a prediction is brought to one value before it is compared: a chain such as
 `x = \frac{1}{3} \approx 0.333` may hold an exact value and its decimal and nothing else, all that stands between equals
 signs has to agree.
@@ -39,10 +39,10 @@ _STRUCTURE = (
 
 
 def one_answer(pred: Node, same: Same) -> list[Node]:
-    """The prediction with one value where it has chains: as it is exact, and, where it differs, as it is rounded."""
-    found = [part for part in walk(pred) if isinstance(part, nodes.Relation | nodes.Call)]
-    chains = [part.operators for part in found if isinstance(part, nodes.Relation)]
-    if not chains and not any(isinstance(part, nodes.Call) and part.name in _DOUBLE for part in found):
+    """The prediction with one value for each of its chains: the exact one and, if it differs, the rounded one."""
+    parts = [part for part in walk(pred) if isinstance(part, nodes.Relation | nodes.Call)]
+    chains = [part.operators for part in parts if isinstance(part, nodes.Relation)]
+    if not chains and not any(isinstance(part, nodes.Call) and part.name in _DOUBLE for part in parts):
         return [pred]
     exact = _with_one_value(pred, same, rounded=False)
     if not any("~" in operators for operators in chains):
@@ -61,7 +61,7 @@ def _with_one_value(node: Node, same: Same, rounded: bool) -> Node:
 
 
 def _reduced(chain: nodes.Relation, same: Same, rounded: bool) -> Node:
-    """A chain of = and ≈ as one equation, or one value where nothing in it is a name."""
+    """A chain of = and ≈ as one equation, or one value if nothing in it is a name."""
     known = any(map(_is_constant, chain.sides))
     groups = [
         [side for side in group if _is_constant(side) or not (known or is_name(side))]
@@ -96,7 +96,7 @@ def _is_constant(node: Node) -> bool:
 
 
 def _agreed(values: list[Node], same: Same) -> Node:
-    """The last of the values that equals signs join; NoValue where another one, but for working, differs from it."""
+    """The last of the values that equals signs join; NoValue if another one, but for working, differs from it."""
     last = values[-1]
     for value in values[:-1]:
         # Before a residue stand congruent numbers.
@@ -117,7 +117,7 @@ def _is_working(node: Node) -> bool:
 
 
 def _options(exact: Node, other: Node) -> list[Node]:
-    """What may be the answer where two values are called approximately equal; NoValue where they are not."""
+    """What may be the answer if two values are called approximately equal; NoValue if they are not."""
     if not (_is_constant(exact) and _is_constant(other)):
         return [exact]
     pairs = _pairs(exact, other)
@@ -185,7 +185,7 @@ def _may_be_integer(node: Node) -> bool:
 
 
 def _in_one_reading(node: Node) -> Node:
-    """The expression with signs left as they are only where both readings say the same or one of them is meant."""
+    """The expression with signs left as they are only if both readings say the same or one of them is meant."""
     used = functions(node)
     several = len(used & _DOUBLE) > 1
     if "degree" in used and (several or _degrees(node) not in {0, 1}):
@@ -193,7 +193,9 @@ def _in_one_reading(node: Node) -> Node:
     if "log" in used and (several or not _is_safe_in_logs(node)):
         calculus = variables(node) or used & TRANSCENDENTAL or Symbol("e") in set(walk(node))
         node = _renamed(node, "ln" if calculus and not used & ROUNDING else "log10")
-    return _percentage(node) if "percent" in used else node
+    if "percent" in used and not _is_percentage(node):
+        return _replaced(node, "percent", plain=False)
+    return node
 
 
 def _without_signs(node: Node, *, plain: bool = False) -> Node:
@@ -209,15 +211,20 @@ def _counted_in(sign: str, node: Node) -> Node:
     return nodes.Quotient(nodes.Product((node, number(180))), Symbol("pi"))
 
 
-def _percentage(node: Node) -> Node:
-    """A percentage, unless two integers are possible: 100 % is 1, 200 % is 200, in a calculation 5 % is 0.05."""
-    if not _is_percentage(node):
-        return _replaced(node, "percent", plain=False)
-    try:
-        hundredths = whole_number(nodes.Quotient(_replaced(node, "percent", plain=True), number(100)))
-    except NoValue:
-        return _replaced(node, "percent", plain=True)
-    return node if hundredths is None else _replaced(node, "percent", plain=hundredths != 1)
+def as_share(node: Node) -> Node:
+    """The answer with percentages as hundredths, but for those of whole numbers below 100, which may be meant by it.
+
+    The answer to "how many percent" is 45 or 45 %. 120 % and 0.5 % are 1.2 and 0.005, unless the gold answer is a
+    percentage too.
+    """
+    if "percent" not in functions(node):
+        return node
+    if isinstance(node, _STRUCTURE):
+        return with_parts(node, as_share)
+    with contextlib.suppress(NoValue):
+        if 0 < abs(whole_number(_replaced(node, "percent", plain=True)) or 0) < 100:
+            return node
+    return _replaced(node, "percent", plain=False)
 
 
 def _is_percentage(node: Node) -> bool:
@@ -235,7 +242,7 @@ def _is_percentage(node: Node) -> bool:
 
 
 def _degrees(node: Node) -> int | None:
-    """How often the degree sign is a factor of an expression; None where it is not the same in all terms."""
+    """How often the degree sign is a factor of an expression; None if it is not the same in all terms."""
     if "degree" not in functions(node):
         return 0
     match node:
@@ -259,8 +266,8 @@ def _degrees(node: Node) -> int | None:
 
 
 def _common(terms: tuple[Node, ...]) -> int | None:
-    found = {_degrees(term) for term in terms}
-    return found.pop() if len(found) == 1 else None
+    counts = {_degrees(term) for term in terms}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _replaced(node: Node, sign: str, *, plain: bool) -> Node:
@@ -286,7 +293,7 @@ def _renamed(node: Node, name: str) -> Node:
 def _is_safe_in_logs(node: Node) -> bool:
     """Whether an expression cannot be one integer with natural and another with decimal logarithms.
 
-    So it is where logarithms of positive numbers are only added, multiplied and divided with algebraic numbers and
+    So it is if logarithms of positive numbers are only added, multiplied and divided with algebraic numbers and
     with pi. With e, log(-1) or what else tells ln 10 from 1, as with floors or roots of sums, it may be 1 in one
     reading and 7 in the other.
     """

@@ -23,14 +23,14 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
                 turned = nodes.Quotient(nodes.Product((degrees, nodes.Symbol("pi"))), number(180))
                 return units.measure(unit) == units.measure("radian") and same(value, turned)
     values = [node.value if isinstance(node, nodes.Quantity) else node for node in (a, b)]
-    given = [node.unit for node in (a, b) if isinstance(node, nodes.Quantity)]
-    written = [unit for unit in given if not units.no_unit(unit)]
+    unit_texts = [node.unit for node in (a, b) if isinstance(node, nodes.Quantity)]
+    written = [unit for unit in unit_texts if not units.no_unit(unit)]
     if len(written) < 2 or units.same_words(*written):
         if same(values[0], values[1]):
-            if given == ["K"]:
+            if unit_texts == ["K"]:
                 raise NoValue("kelvins, or thousands")
             return True
-        if len(given) == 1 and any(map(variables, values)) and _may_hold_units(values, same):
+        if len(unit_texts) == 1 and any(map(variables, values)) and _may_hold_units(values, same):
             raise NoValue("letters that may be a unit")
         return False
     one, other = (units.measure(unit) for unit in written)
@@ -48,7 +48,7 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
 
 
 def _with_letter_unit(node: Node) -> Node:
-    """5m as five metres, 5m/s and 5 m s^{-1} as a speed and 9pm as a time, where the other side has a unit."""
+    """5m as five metres, 5m/s and 5 m s^{-1} as a speed and 9pm as a time, if the other side has a unit."""
     match node:
         case nodes.Product(
             factors=(nodes.Number() as hour, nodes.Symbol(name="a" | "p" as half), nodes.Symbol("m"))
@@ -83,9 +83,9 @@ def _unit_letters(node: Node, sign: int) -> tuple[list[Node], list[str]]:
 
 def _may_hold_units(values: list[Node], same: Same) -> bool:
     """Whether letters of a value may be a unit: 60 k m / h, of which k is none, or the same number times letters."""
-    found = [_unit_letters(value, 1) for value in values]
-    numbers = [[factor for factor in factors if not variables(factor)] for factors, _ in found]
-    return any(letters for _, letters in found) or same(
+    split = [_unit_letters(value, 1) for value in values]
+    numbers = [[factor for factor in factors if not variables(factor)] for factors, _ in split]
+    return any(letters for _, letters in split) or same(
         *(nodes.Product((number(1), *factors)) for factors in numbers)
     )
 
@@ -104,8 +104,11 @@ def _time_of_day(node: Node, is_clock: bool) -> Node:
 def same_ratios(a: Node, b: Node, same: Same) -> bool:
     """Whether two ratios, or times of day, are the same; a number is its ratio to 1.
 
-    NoValue where a time and a ratio agree as ratios: 12:16 may be meant as 3:4.
+    NoValue if a time and a ratio agree as ratios: 12:16 may be meant as 3:4; and for 3 to 4 against a number, as it
+    may be a range, or odds.
     """
+    if any(isinstance(node, nodes.Ratio) and node.worded for node in (a, b)) and type(a) is not type(b):
+        raise NoValue("a ratio in words")
     one, other = (node.parts if isinstance(node, nodes.Ratio) else (node, number(1)) for node in (a, b))
     clocks = [isinstance(node, nodes.Ratio) and node.clock for node in (a, b)]
     if len(one) != len(other):
@@ -133,9 +136,9 @@ def are_parts_of_a_sum(node: Node) -> bool:
     """Whether a list may be one quantity in several units, as 5 feet and 3 inches."""
     if not isinstance(node, nodes.Listing):
         return False
-    found = [units.measure(item.unit) if isinstance(item, nodes.Quantity) else None for item in node.items]
-    known = [each for each in found if each is not None]
-    return len(known) == len(found) == len(set(known)) and len({powers for _, powers in known}) == 1
+    measures = [units.measure(item.unit) if isinstance(item, nodes.Quantity) else None for item in node.items]
+    known = [each for each in measures if each is not None]
+    return len(known) == len(measures) == len(set(known)) and len({powers for _, powers in known}) == 1
 
 
 def same_residues(a: Node, b: Node, same: Same) -> bool:
@@ -149,6 +152,10 @@ def same_residues(a: Node, b: Node, same: Same) -> bool:
     if not residue.is_remainder:
         if variables(residue):
             raise NoValue("numbers up to multiples of another")
+        if same(residue.value, plain) and not equal(
+            nodes.Residue(residue.value, residue.modulus, True), plain
+        ):
+            raise NoValue("a number that is no remainder")
         return same(residue.value, plain)
     if equal(residue, plain):
         return True

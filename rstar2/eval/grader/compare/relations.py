@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from rstar2.eval.grader.compare import assignments
-from rstar2.eval.grader.compare.bound_letters import with_arguments_of
 from rstar2.eval.grader.compare.listings import Same, in_order
 from rstar2.eval.grader.compare.quantities import has_congruence
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import Node, negative, walk
-from rstar2.eval.grader.values.equality import equal, proportional
+from rstar2.eval.grader.parse.nodes import Node, negative, number, walk
+from rstar2.eval.grader.values.equality import proportional
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 from rstar2.eval.grader.values.letters import variables
 
@@ -16,13 +15,24 @@ _ORDER = {">": "<", ">=": "<="}
 
 
 def same_equations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
-    """Whether two equations say the same; NoValue where they are only known to be written differently."""
-    return same_relations(a, b, same) or _told_apart(a, b, same)
+    """Whether two equations say the same; NoValue unless they do, or give one name two values or one value two names.
+
+    Equations may be written in many other forms.
+    """
+    if same_relations(a, b, same):
+        return True
+    (name, value), (other, other_value) = assignments.named(a), assignments.named(b)
+    if name is None or other is None:
+        raise NoValue("an equation in another form")
+    solved = not any(side in walk(part) for side in (name, other) for part in (value, other_value))
+    constant = type(name) is type(other) and not (variables(value) or variables(other_value))
+    if solved and (constant or _same_names(name, other, same)):
+        return False
+    raise NoValue("an equation in another form")
 
 
 def same_relations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
     """Whether two relations are written alike, or one is a multiple of the other; if not, they need not differ."""
-    b = with_arguments_of(a, b)
     (name, left), (other, right) = assignments.named(a), assignments.named(b)
     if name is not None and other is not None:
         if _same_names(name, other, same):
@@ -30,9 +40,6 @@ def same_relations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
                 return True
         elif not (assignments.is_name(name) or assignments.is_name(other)):
             raise NoValue("the value of something else")
-    if isinstance(name, nodes.Brackets) and isinstance(other, nodes.Brackets):
-        one, two = assignments.expanded(name, left), assignments.expanded(other, right)
-        return bool(one and two and same(one, two))
     a, b = _ascending(a), _ascending(b)
     if a.operators != b.operators and set(a.operators) | set(b.operators) != assignments.EQUALS:
         return False
@@ -52,34 +59,8 @@ def _same_names(a: Node, b: Node, same: Same) -> bool:
     return same(a, b)
 
 
-def _told_apart(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
-    """False where something solves one equation and not the other; NoValue where that is not known.
-
-    What solves an equation such as y = 2x is put into the other one.
-    """
-    b = with_arguments_of(a, b)
-    pairs = assignments.named(a), assignments.named(b)
-    (name, left), (other, right) = pairs
-    if not set(a.operators) | set(b.operators) <= assignments.EQUALS or not assignments.are_independent(a, b):
-        raise NoValue("relations in another form")
-    letters = [{letter for side in node.sides for letter in variables(side)} for node in (a, b)]
-    if letters[0].isdisjoint(letters[1]) and max(map(len, letters)) > 1:
-        raise NoValue("an equation in other letters")
-    match name, other:
-        case nodes.Brackets(items=one), nodes.Brackets(items=two) if set(one) == set(two):
-            return False  # their values have been compared name by name
-        case nodes.Node(), nodes.Node() if _same_names(name, other, same):
-            if not any(name in walk(value) for value in (left, right)) and not same(left, right):
-                return False
-    for (letter, value), equation in zip(pairs, (b, a), strict=True):
-        is_solved = letter is not None and assignments.is_name(letter) and letter not in walk(value)
-        if is_solved and not holds_for(equation, letter, value):
-            return False
-    raise NoValue("an equation in another form")
-
-
 def same_congruences(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
-    """Whether two congruences say the same; NoValue where they are not written as the residues of one name.
+    """Whether two congruences say the same; NoValue if they are not written as the residues of one name.
 
     They are no equations: x = 2 (mod 5) is neither x = 2 nor 3x = 6 (mod 6), and what is divided changes the modulus.
     """
@@ -119,13 +100,35 @@ def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
     """Whether two equations or inequalities say the same: one is a multiple of the other."""
     if a.operators[0] not in {"=", "!=", "<", "<="} or not (variables(a) & variables(b)):
         return False
-    differences = [nodes.Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
-    sign = proportional(differences[0], differences[1])
+    differences: list[Node] = [nodes.Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
+    if a.operators[0] == "=" and min(len(variables(one)) for one in differences) > 1:
+        differences = [_as_fraction(one)[0] for one in differences]
+    try:
+        sign = proportional(differences[0], differences[1])
+    except NoValue:
+        return False  # a side that is no expression, such as a tuple
     return sign is not None and (sign > 0 or a.operators[0] in {"=", "!="})
 
 
-def holds_for(equation: nodes.Relation, letter: Node | None, value: Node) -> bool:
-    """Whether an equation is true where a letter has a value, for all others."""
-    assert letter is not None
-    found = assignments.with_plain_letters(nodes.replaced(equation, {letter: value}))
-    return all(equal(found.sides[0], side) for side in found.sides[1:])
+def _as_fraction(node: Node) -> tuple[Node, Node]:
+    """An expression as a numerator and a denominator, of which only the denominators with letters are cleared.
+
+    A curve such as y/x = 2 is compared by its numerator: it lacks only points at which it is not defined.
+    """
+    match node:
+        case nodes.Quotient(over=over, under=under) if variables(under):
+            (one, below), (other, above) = _as_fraction(over), _as_fraction(under)
+            return nodes.Product((one, above)), nodes.Product((below, other))
+        case nodes.Product(factors=factors):
+            parts = [_as_fraction(factor) for factor in factors]
+            return nodes.Product(tuple(over for over, _ in parts)), nodes.Product(
+                tuple(under for _, under in parts)
+            )
+        case nodes.Sum(terms=(first, *rest)):
+            total, common = _as_fraction(first)
+            for term in rest:
+                over, under = _as_fraction(term)
+                total = nodes.Sum((nodes.Product((total, under)), nodes.Product((over, common))))
+                common = nodes.Product((common, under))
+            return total, common
+    return node, number(1)

@@ -8,14 +8,18 @@ as words.
       answer     = listing END
       listing    = relation { separator { separator } relation } [ separator ]
       separator  = "," | ";" | "&" | \\ | \land | \lor | and | or | where | with | such that | if | when ...
-      relation   = [ label ":" ] side { operator side }                    at least two labels, or none
+      relation   = [ label ":" ] side { operator side } | point            at least two labels, or none
+      point      = capital [ "'" ] "(" sum { "," sum } ")"                 not F(x, y)
       operator   = [ \not ] ( "=" | ":=" | "!=" | "<" | "<=" | ">" | ">=" | \in | \notin | \approx | \equiv ... )
-      side       = ( name before "=" | set ) [ residue | { ":" sum } ] [ scale ] [ unit ] | set money
+      side       = ( name before "=" | set ) [ residue | { ":" sum } | to sum ] [ scale ] [ unit ]
+                 | [ code of a currency ] set [ money ] [ unit ]
       name       = word | letter "(" letter ")"
       set        = sum [ ( \choose | \over ) sum ] { ( \cup | \cap | \setminus ) sum }
       residue    = ( \pmod | \bmod | \mod | mod ) ( "{" sum "}" | "(" sum ")" | sum ) | "(" mod sum ")"
-      unit       = word { word | "/" | "^" [ "-" ] digit } [ side ]        a second quantity: 1 hour 30 minutes
+      unit       = measure { measure | "/" | times } [ side ]              a second quantity: 1 hour 30 minutes
                  | ( "C" | "F" ) behind a degree | \Omega behind a number | ( am | pm ) behind minutes
+      measure    = ( word | ( "(" | "[" | "{" ) unit ( ")" | "]" | "}" ) | \frac "{" unit "}" "{" unit "}" )
+                   [ "^" [ "-" ] digit ]
       collection = ( "(" | "[" | "]" ) relation { ( "," | ";" ) relation } ( ")" | "]" | "[" )
                  | \{ [ letter [ \in set ] ( "|" | ":" ) ] listing \} | \emptyset
                  | \langle sum { "," sum } \rangle | \mathbb{R} ... | money factor

@@ -6,6 +6,8 @@ The rules `answer` to `collection` of the grammar in `rstar2.eval.grader.parse`.
 from __future__ import annotations
 
 import re
+from collections.abc import Set
+from fractions import Fraction
 
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.arithmetic import is_unit_word
@@ -15,16 +17,18 @@ from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, w
 from rstar2.eval.grader.parse.numerals import numeral
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, TokenStream
 from rstar2.eval.grader.parse.units import (
+    CURRENCY_CODES,
     DEGREES,
     HALF_DAYS,
     MONEY,
     PERCENTS,
     SCALES,
     TEMPERATURES,
-    is_remark,
+    is_understood,
     measure,
+    same_words,
 )
-from rstar2.eval.grader.parse.vocabulary import DENIAL
+from rstar2.eval.grader.parse.vocabulary import DENIAL, UNKNOWN_FUNCTIONS
 
 _OPERATORS = {
     "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", "=<": "<=", ">=": ">=", "!=": "!=",
@@ -44,15 +48,18 @@ _KINDS = frozenset(
 )
 """Words that, behind an expression with letters, say something of these."""
 _DEGREES_OF = re.compile(r"^deg(?:rees?)? ")
+_MAX_LABEL = 10
+"""A label has at most this many words."""
 _NO_LABEL = re.compile(r"\b(?:ans|answers?|final|result|so|thus|hence|therefore)\b")
 """Words before a colon that announce the answer and are no part of it."""
 
 
 class Answer(Expression):
-    """Reads a whole answer from its tokens."""
+    """Reads a whole answer from its tokens. `nouns` are plurals that numbers may count beside the usual ones."""
 
-    def __init__(self, tokens: list[Token]) -> None:
+    def __init__(self, tokens: list[Token], nouns: Set[str] = frozenset()) -> None:
         super().__init__(TokenStream(tokens))
+        self._nouns = nouns
         self._money = ""
         """What the sign of money before a value stands for; empty where there is none."""
         self._labels = 0
@@ -77,6 +84,11 @@ class Answer(Expression):
             items.append(self._relation())
         if len(items) == 1:
             return items[0]
+        items, is_excluded = _excluded(items)
+        if is_excluded:
+            return nodes.Listing(tuple(items), together=True)
+        if not joints.isdisjoint(_AND) and (joined := _added(items)) is not None:
+            return joined
         return nodes.Listing(tuple(items), not joints.isdisjoint(_OR), together=not joints.isdisjoint(_AND))
 
     def _separators(self) -> bool:
@@ -101,7 +113,7 @@ class Answer(Expression):
     def _relation(self) -> Node:
         label = self._label()
         if not label:
-            return self._chain()
+            return self._named_point() or self._chain()
         self._labels += 1
         return nodes.Relation((nodes.Symbol(label), self._chain()), ("=",))
 
@@ -114,6 +126,10 @@ class Answer(Expression):
         match sides[-1]:
             case nodes.Residue(value=value, modulus=modulus) if is_congruence:
                 sides[-1] = nodes.Residue(value, modulus)
+        match sides, operators:
+            case [name, nodes.SetOf(items=values)], ["notin"] if values:
+                excluded = tuple(nodes.Relation((name, value), ("!=",)) for value in values)
+                return nodes.Listing(excluded, together=True) if len(values) > 1 else excluded[0]
         return nodes.Relation(tuple(sides), tuple(operators)) if operators else sides[0]
 
     def _operator(self) -> str | None:
@@ -130,14 +146,14 @@ class Answer(Expression):
     # --- one side ---
 
     def _side(self) -> Node:
-        self._money = ""
+        self._money = self._currency_code()
         node = self._set_expression()
         money = MONEY.get(self._tokens.take().text, "") if self._tokens.at("command", *MONEY) else ""
         if money or self._money:
             if money and self._money and money != self._money:
                 raise ParseError("two currencies")
             money, self._money = money or self._money, ""
-            return nodes.Quantity(self._scaled(node), money)
+            return self._amount(self._scaled(node), money)
         if self._tokens.at("command", "pmod", "bmod", "mod") or self._tokens.at("word", "mod"):
             return self._residue(node)
         if self._tokens.at("sign", "(") and self._tokens.peek().text in {"mod", "bmod"}:
@@ -147,7 +163,55 @@ class Answer(Expression):
             return nodes.Residue(congruent.value, congruent.modulus)
         if self._tokens.at("sign", ":") and self._tokens.peek().text != "=":
             node = self._ratio(node)
+        elif self._tokens.next.is_words and self._tokens.next.text.lower() in {"to", "is to"}:
+            self._tokens.take()
+            return nodes.Ratio((node, self._sum()), clock=False, worded=True)
         return self._with_unit(node)
+
+    def _currency_code(self) -> str:
+        """What a code such as USD before an amount stands for; empty if there is none."""
+        ahead = self._tokens.peek()
+        is_amount = ahead.kind == "number" or (ahead.kind == "command" and ahead.text in MONEY)
+        if not (
+            self._tokens.next.is_words and self._tokens.next.text.rstrip(".") in CURRENCY_CODES and is_amount
+        ):
+            return ""
+        return CURRENCY_CODES[self._tokens.take().text.rstrip(".")]
+
+    def _amount(self, value: Node, money: str) -> Node:
+        """A sum of money, with words behind it that name the currency again or say what it is paid for."""
+        words = self._unit_words()
+        is_money = not words or same_words(words, money) or measure(words) == measure(money)
+        is_other = measure(words) is not None and not words.startswith("per ")
+        if not is_money and (is_other or not is_understood(words, self._nouns, one=False)):
+            raise ParseError("words that are no unit")
+        return nodes.Quantity(value, money)
+
+    def _named_point(self) -> Node | None:
+        """A point with its name, as A(3, -2); None if something else stands there."""
+        tokens, name = self._tokens, self._tokens.next.text
+        start = 1 + (tokens.peek().text == "'")
+        if not (re.fullmatch("[A-Z]", name) and tokens.next.is_words and tokens.peek(start).text == "("):
+            return None
+        depth, ahead, has_comma, letters = 0, start, False, list[bool]()
+        while True:
+            token = tokens.peek(ahead)
+            if token.kind == "end":
+                return None
+            depth += {"(": 1, ")": -1}.get(token.text, 0)
+            if depth == 0:
+                break
+            has_comma |= depth == 1 and token.text == ","
+            if token.kind in {"number", "word"}:
+                letters.append(token.kind == "word")
+            ahead += 1
+        behind = tokens.peek(ahead + 1)
+        ends = behind.kind == "end" or behind.text in {",", ";"} or behind.text in _BETWEEN
+        if not (has_comma and ends) or (name in UNKNOWN_FUNCTIONS and any(letters)):
+            return None
+        tokens.place += start
+        point = self._collection()
+        return nodes.Relation((nodes.Symbol(name), point), ("=",)) if point is not None else None
 
     def _set_expression(self) -> Node:
         node = self._named_side() or self._sum()
@@ -191,6 +255,8 @@ class Answer(Expression):
         ahead = 1
         while self._tokens.peek(ahead).is_words:
             ahead += 1
+            if ahead > _MAX_LABEL:
+                return ""
         words = [self._tokens.peek(i).text for i in range(ahead)]
         if not any(len(word) > 3 or (len(word) > 2 and word[1:].islower()) for word in words):
             return ""
@@ -232,20 +298,22 @@ class Answer(Expression):
         unit = self._unit_words()
         if not unit:
             return node
-        if is_remark(unit):
+        sign, rest = _sign_in_words(unit.lower())
+        scale = TEMPERATURES.get(_DEGREES_OF.sub("", unit.lower()))
+        words = f"items {rest}" if sign else unit
+        if not scale and not is_understood(words.rstrip(), self._nouns, one=_is_part(node)):
             raise ParseError("words that are no unit")
         if not any(isinstance(part, nodes.Number) for part in walk(node)):
             raise ParseError("a unit without a number")
         letters = {part.name for part in walk(node) if isinstance(part, nodes.Symbol) and is_unknown(part)}
         if letters and measure(unit) is None and not (letters | _KINDS).isdisjoint(unit.lower().split()):
             raise ParseError("words about letters")
-        if unit.lower() in PERCENTS:
-            return nodes.Call("percent", (node,))
-        if unit.lower() in DEGREES:
-            return nodes.Call("degree", (node,))
-        scale = TEMPERATURES.get(_DEGREES_OF.sub("", unit.lower()))
         if scale and (len(unit) > 1 or _has_degrees(node)):
             return nodes.Quantity(_without_degrees(node), scale)
+        if sign:
+            return nodes.Call(sign, (node,))
+        if unit.startswith("of "):
+            return node
         if self._tokens.next.kind == "number":
             return self._compound(nodes.Quantity(node, unit))
         return nodes.Quantity(node, unit)
@@ -277,19 +345,48 @@ class Answer(Expression):
             return True
         # am and pm are letters of a product, except behind a time of day, which ends in front of them.
         is_unit = token.text.lower() in HALF_DAYS or is_unit_word(token)
-        return token.kind == "word" and token.text not in _BETWEEN and is_unit
+        return (
+            token.kind == "word" and token.text not in _BETWEEN and is_unit and not self._tokens.inside_word
+        )
 
     def _unit_words(self) -> str:
-        taken = [self._tokens.take().text] if self._starts_unit() else []
-        while taken:
+        """The words behind a value, with the powers, products and quotients of units as plain text."""
+        taken = list[str]()
+        while True:
             between = self._tokens.next.text.lower() in _BETWEEN
-            if (self._tokens.next.is_words and not between) or self._tokens.at("sign", "/"):
+            if (
+                self._starts_unit()
+                or (taken and self._tokens.next.is_words and not between)
+                or (taken and self._tokens.at("sign", "/"))
+            ):
                 taken.append(self._tokens.take().text)
-            elif self._tokens.at("sign", "^", "**"):
+            elif taken and self._tokens.at("sign", "^", "**"):
                 taken.append(self._unit_power())
+            elif self._at_grouped_unit():
+                taken.append(self._grouped_unit())
+            elif taken and self._at_times_unit():
+                self._tokens.take()
             else:
-                break
-        return " ".join(taken)
+                return " ".join(taken)
+
+    def _at_times_unit(self) -> bool:
+        """Whether a sign of multiplication between two units stands here."""
+        signs = self._tokens.at("sign", "*") or self._tokens.at("command", "cdot", "times")
+        return signs and self._tokens.peek().kind == "text"
+
+    def _grouped_unit(self) -> str:
+        is_fraction = self._tokens.accept("command", "frac")
+        parts = list[str]()
+        for _ in range(1 + is_fraction):
+            closing = {"{": "}", "(": ")", "[": "]"}.get(self._tokens.take().text, "")
+            parts.append(self._unit_words())
+            self._tokens.expect("sign", closing)
+        unit = " / ".join(parts)
+        if self._tokens.at("sign", "^", "**"):
+            if " " in unit or "/" in unit:
+                raise ParseError("a power of several units")
+            unit += f" {self._unit_power()}"
+        return unit
 
     def _unit_power(self) -> str:
         self._tokens.take()
@@ -375,16 +472,24 @@ class Answer(Expression):
         with self._tokens.enclosed():
             node = self._such_that()
             if node is None:
-                listed = self._listing()
-                node = nodes.SetOf(listed.items if isinstance(listed, nodes.Listing) else (listed,))
+                is_group = self._tokens.at("sign", "{")
+                match self._listing():
+                    case nodes.Listing(items=items):
+                        node = nodes.SetOf(items)
+                    case nodes.SetOf() as group if is_group:
+                        node = group
+                    case member:
+                        node = nodes.SetOf((member,))
             self._tokens.expect("command", "}")
         return node
 
     def _such_that(self) -> Node | None:
         """The condition of { x | condition }, which says what the set is, with the numbers among which x is."""
         start, name = self._tokens.place, self._tokens.take()
-        domain = self._domain() if self._tokens.accept("command", "in") else "R"
+        has_domain = self._tokens.accept("command", "in")
+        domain = self._domain() if has_domain else "R"
         divided = self._tokens.accept("sign", "|", ":") or self._tokens.accept("command", "mid", "colon")
+        divided = divided or (has_domain and self._tokens.accept("sign", ","))
         if name.kind != "word" or len(name.text) > 1 or not divided:
             self._tokens.place = start
             return None
@@ -399,13 +504,63 @@ class Answer(Expression):
     def _domain(self) -> str:
         """What stands between \\in and the bar of { x \\in S | condition }, without braces."""
         written = ""
-        while not (self._tokens.at("sign", "|", ":") or self._tokens.at("command", "mid", "colon", "}")):
+        while not (self._tokens.at("sign", "|", ":", ",") or self._tokens.at("command", "mid", "colon", "}")):
             token = self._tokens.take()
             if token.kind == "end":
                 break
             is_sign = token.kind == "command" and len(token.text) > 1
             written += f"\\{token.text}" if is_sign else token.text
         return written.replace("{", "").replace("}", "")
+
+
+def _sign_in_words(unit: str) -> tuple[str, str]:
+    """`percent` or `degree` if the words behind a number begin with it, and the words behind that."""
+    for sign, names in (("percent", PERCENTS), ("degree", DEGREES)):
+        if unit in names:
+            return sign, ""
+        first, _, rest = unit.partition(" ")
+        if first in names:
+            return sign, rest
+    return "", ""
+
+
+def _excluded(items: list[Node]) -> tuple[list[Node], bool]:
+    """What x \\neq 1, 3 excludes, each as a relation of its own; and whether the list is one of that kind."""
+    match items[0]:
+        case nodes.Relation(sides=(name, _), operators=("!=",)) if is_unknown(name):
+            values = items[1:]
+            if not any(isinstance(item, nodes.Relation | nodes.Brackets | nodes.SetOf) for item in values):
+                return [items[0], *(nodes.Relation((name, value), ("!=",)) for value in values)], True
+    return items, False
+
+
+def _added(items: list[Node]) -> Node | None:
+    """5 feet and 3 inches as one quantity; None for a list whose units do not get smaller, or measure other things."""
+    sizes = list[Fraction]()
+    total = list[Node]()
+    for item in items:
+        size = measure(item.unit) if isinstance(item, nodes.Quantity) else None
+        first = measure(items[0].unit) if isinstance(items[0], nodes.Quantity) else None
+        if not isinstance(item, nodes.Quantity) or size is None or first is None or size[1] != first[1]:
+            return None
+        sizes.append(size[0] / first[0])
+        total.append(nodes.Product((item.value, nodes.Number(sizes[-1]))))
+    if sizes != sorted(set(sizes), reverse=True):
+        return None
+    assert isinstance(items[0], nodes.Quantity)
+    return nodes.Quantity(nodes.Sum(tuple(total)), items[0].unit)
+
+
+def _is_part(node: Node) -> bool:
+    """Whether a number is at most one, so that what it counts may be in the singular: 1 apple, 3/8 pizza."""
+    match node:
+        case nodes.Number(value=value):
+            return abs(value) <= 1
+        case nodes.Quotient(over=nodes.Number(value=over), under=nodes.Number(value=under)):
+            return abs(over) <= abs(under)
+        case nodes.Call(name="percent"):
+            return True
+    return False
 
 
 def _has_degrees(node: Node) -> bool:

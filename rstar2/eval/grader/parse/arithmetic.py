@@ -12,7 +12,7 @@ from rstar2.eval.grader.parse import nodes, vocabulary
 from rstar2.eval.grader.parse.nodes import Node, negative, number
 from rstar2.eval.grader.parse.numerals import MAX_DIGITS, based, numeral
 from rstar2.eval.grader.parse.tokens import ParseError, Token, TokenStream
-from rstar2.eval.grader.parse.units import is_unit
+from rstar2.eval.grader.parse.units import is_unit, measure
 
 FUNCTION_THEN_LETTER = re.compile(r"(sin|cos|tan|cot|sec|csc|log|ln|sqrt|exp)[a-z]")
 """A function and its argument typed without a space, as in sinx."""
@@ -40,6 +40,10 @@ class Arithmetic(ABC):
     @abstractmethod
     def _listing(self) -> Node:
         """What the braces of an argument may hold."""
+
+    @abstractmethod
+    def _arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
+        """Expressions separated by commas, up to what closes them."""
 
     # --- sums ---
 
@@ -101,11 +105,17 @@ class Arithmetic(ABC):
     def _side_by_side(self, left: Node) -> Node:
         """What follows without a sign: a mixed number's fraction, or a factor."""
         tokens = self._tokens
-        whole = isinstance(left, nodes.Number) and left.value.denominator == 1 and not left.digits
+        digits = tokens.peek(-1).kind == "number"  # (-2) 9/2 is a product
+        whole = digits and isinstance(left, nodes.Number) and left.value.denominator == 1 and not left.digits
         if whole and tokens.next.kind == "number":
             return self._mixed(left)
-        if tokens.next.kind == "number" and not isinstance(
-            left, nodes.Quotient | nodes.Symbol | nodes.Power | nodes.Call | nodes.Apply
+        if isinstance(left, nodes.Number) and tokens.at("sign", "{") and tokens.peek().kind == "number":
+            raise ParseError("two numbers side by side")
+        last = left.factors[-1] if isinstance(left, nodes.Product) else left
+        if (
+            tokens.next.kind == "number"
+            and last != nodes.Symbol("dots")
+            and not isinstance(left, nodes.Quotient | nodes.Symbol | nodes.Power | nodes.Call | nodes.Apply)
         ):
             raise ParseError("two numbers side by side")
         is_fraction = tokens.at("command", "frac")
@@ -133,9 +143,12 @@ class Arithmetic(ABC):
         if token.kind == "word":
             if token.text in {"C", "F"} and self._after_degrees():
                 return False  # a temperature
-            return token.text not in {"and", "or", "mod", "base"} and not is_unit_word(token)
+            is_unit = is_unit_word(token) and not self._tokens.inside_word
+            return token.text not in {"and", "or", "mod", "base", "to"} and not is_unit
         if token.kind == "text":
             return is_upright_function(self._tokens)
+        if self._at_grouped_unit():
+            return False
         if token.kind == "sign":
             return (
                 (token.text == "(" and self._tokens.peek().text not in {"mod", "bmod"})
@@ -148,6 +161,16 @@ class Arithmetic(ABC):
         if token.text == "begin":
             return self._tokens.peek().text == "{" and self._tokens.peek(2).text in vocabulary.MATRICES
         return token.text in _FIRST_COMMANDS and not self._at_ohms()
+
+    def _at_grouped_unit(self) -> bool:
+        """Whether upright units in brackets, or a fraction of them, stand here: 5 (\\text{m}^2)."""
+        if self._tokens.at("sign", "{", "(", "["):
+            unit = self._tokens.peek()
+        elif self._tokens.at("command", "frac") and self._tokens.peek().text == "{":
+            unit = self._tokens.peek(2)
+        else:
+            return False
+        return unit.kind == "text" and measure(unit.text) is not None
 
     def _at_ohms(self) -> bool:
         """Whether the next token is an omega right behind a number."""
@@ -169,7 +192,7 @@ class Arithmetic(ABC):
                     raise ParseError("a factorial of steps that are not supported")
                 node = nodes.Call(name, (node,))
             elif tokens.accept("sign", "'") or tokens.accept("command", "prime"):
-                node = _primed(node)
+                node = self._applied(_primed(node))
             elif tokens.accept("sign", "%") or tokens.accept("command", "%"):
                 if tokens.next.kind == "number" or tokens.at("sign", "("):
                     raise ParseError("a remainder as programs write it")
@@ -181,13 +204,20 @@ class Arithmetic(ABC):
 
     def _raised(self, base: Node) -> Node:
         tokens = self._tokens
+        if isinstance(base, nodes.SetOf) and len(base.items) == 1:
+            base = base.items[0]  # {x + 1}^2, whose braces group
         if tokens.accept("command", *_DEGREE):
             return nodes.Call("degree", (base,))
         if tokens.at("sign", "{") and tokens.peek().text in _DEGREE and tokens.peek(2).text == "}":
             tokens.place += 3
             return nodes.Call("degree", (base,))
         if tokens.accept("command", "prime"):
-            return _primed(base)
+            return self._applied(_primed(base))
+        if isinstance(base, nodes.Symbol) and base.name in vocabulary.UNKNOWN_FUNCTIONS:
+            written = "".join(tokens.peek(ahead).text for ahead in range(5))
+            if written.startswith("{-1}("):
+                tokens.place += 4
+                return self._applied(nodes.Symbol(f"{base.name}^-1"))
         if isinstance(base, nodes.Matrix | nodes.Brackets) and (
             tokens.next.text in {"T", "top"}
             or (tokens.at("sign", "{") and tokens.peek().text in {"T", "top"})
@@ -201,6 +231,15 @@ class Arithmetic(ABC):
             if tokens.accept("sign", "^"):
                 exponent = self._raised(exponent)
         return nodes.Power(base, negative(exponent) if negated else exponent)
+
+    def _applied(self, function: Node) -> Node:
+        """A derivative or an inverse function with its argument: f'(2), f^{-1}(3)."""
+        name = function.name if isinstance(function, nodes.Symbol) else ""
+        if name.rstrip("'").removesuffix("^-1") in vocabulary.UNKNOWN_FUNCTIONS and self._tokens.accept(
+            "sign", "("
+        ):
+            return nodes.Apply(name, self._arguments(")"))
+        return function
 
     def _after_degrees(self) -> bool:
         """Whether a sign of degrees stands just before the next token."""
@@ -269,9 +308,10 @@ def _opens_group(after: Token) -> bool:
 
 
 def _is_proper(node: Node) -> bool:
+    """Whether it is a fraction between 0 and 1, as a mixed number has one."""
     match node:
-        case nodes.Quotient(over=nodes.Number(), under=nodes.Number()):
-            return True
+        case nodes.Quotient(over=nodes.Number(value=over), under=nodes.Number(value=under)):
+            return 0 < over < under
     return False
 
 

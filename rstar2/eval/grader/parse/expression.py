@@ -43,6 +43,9 @@ class Expression(Arithmetic):
         if is_upright_function(self._tokens):
             self._tokens.take()
             return self._function(token.text)
+        if token.kind == "text" and len(token.text) == 1:
+            self._tokens.take()
+            return self._letter(token.text)
         if token.kind == "command":
             return self._command()
         if token.kind == "sign":
@@ -162,7 +165,7 @@ class Expression(Arithmetic):
         power: Node | None = None
         base: Node | None = None
         if self._tokens.accept("sign", "_"):
-            base = self._argument(whole_number=True)
+            base = self._argument(whole_number=not self._is_base_with_argument())
         if self._tokens.accept("sign", "^"):
             negated = self._tokens.accept("sign", "-")
             power = self._argument(whole_number=True)
@@ -172,6 +175,9 @@ class Expression(Arithmetic):
         args = self._function_arguments()
         if name == "sqrt":
             node: Node = nodes.Call("root", (*args, number(2)))
+        elif name == "cis":
+            turned = nodes.Product((nodes.Symbol("i"), nodes.Call("sin", args)))
+            node = nodes.Sum((nodes.Call("cos", args), turned))
         elif base is not None and name == "log":
             node = nodes.Call("logarithm", (*args, base))
         elif base is not None:
@@ -179,6 +185,17 @@ class Expression(Arithmetic):
         else:
             node = nodes.Call(vocabulary.RENAMED.get(name, name), args)
         return node if power is None else nodes.Power(node, power)
+
+    def _is_base_with_argument(self) -> bool:
+        """Whether the digits behind an underscore hold the argument too: in \\log_28, TeX lowers one digit."""
+        token = self._tokens.next
+        if token.kind != "number" or not token.text.isdigit() or len(token.text) == 1:
+            return False
+        start = self._tokens.place
+        self._tokens.place += 1
+        has_argument = self._starts_factor()
+        self._tokens.place = start
+        return not has_argument
 
     def _function_arguments(self) -> tuple[Node, ...]:
         if self._tokens.accept("sign", "("):

@@ -169,6 +169,8 @@ class Ratio(Node):
 
     parts: tuple[Node, ...]
     clock: bool
+    worded: bool = field(default=False, compare=False)
+    """Whether it was written as 3 to 2, which may also be a range."""
 
 
 @dataclass(frozen=True, slots=True)

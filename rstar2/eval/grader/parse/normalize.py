@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from rstar2.eval.grader.parse.notation import rewritten, with_combinations, with_scripts
 from rstar2.eval.grader.parse.vocabulary import GREEK
 
+_ORNAMENTS = "✓✔☑✅■□▪▫◻◼◽◾▮▯▢∎⬛⬜★☆⭐🌟✨🎉🎊🎯👍🏆🙂😀😊☺♥❤♦◆◇●○\ufe0f"
+"""Signs around an answer that do not change it. Other pictures are not left out: a cross says that it is wrong."""
 _SIGNS = {
-    "-": "−–—‒﹣－‐‑", "*": "×⋅·∗∙•✕", "/": "÷∕⁄", "|": "∣｜", ",": "，、", ".": "。", "'": "′’‘", '"': "“”„«»",
+    "-": "−–—‒﹣－‐‑➖", "+": "➕", "*": "×⋅·∗∙•✕", "/": "÷∕⁄", "|": "∣｜", ",": "，、", ".": "。",
+    "'": "′’‘", '"': "“”„«»", ":": "∶",
     "<": "≪", ">": "≫", r"\le ": "≤≦⩽", r"\ge ": "≥≧⩾", r"\ne ": "≠", r"\equiv ": "≡", r"\approx ": "≈≃≅",
     r"\to ": "→⟶", r"\implies ": "⇒⟹", r"\pm ": "±", r"\mp ": "∓", r"\infty ": "∞", r"^\circ ": "°º˚",
     r"\euro ": "€", r"\pounds ": "£￡", r"\yen ": "¥￥", r"\textrupee ": "₹", r"^\circ C": "℃", r"^\circ F": "℉",
@@ -27,6 +31,7 @@ _OVERLINED = re.compile("((?:\\d[\u0304\u0305])+)")
 _SELECTORS = re.compile("[\ufe00-\ufe0f]")
 """Marks that choose how the sign before them is drawn."""
 _HALF_DAY = re.compile(r"(?<![A-Za-z\\])([AaPp])\. ?([Mm])(?:\.|(?![A-Za-z]))")
+_TYPED_DOTS = re.compile(r"(?<=[-+*,])\s*\.\.\.\s*(?=[-+*,])")
 _FONT = re.compile(r"\\(text|math(?:bf|rm|it|bb|sf|tt)|textbf|boldsymbol|bm) ([A-Za-z])")
 _MICRO = re.compile(r"\\mu\s*\\(?:text|mathrm)\s*\{\s*m\s*\}|\\(?:text|mathrm)\s*\{\s*\\mu\s*m\s*\}")
 _BRACED_THOUSANDS = re.compile(r"(?<![\d.}])(\d{1,3})((?:\{,\}\d{3})+)(?!\d)")
@@ -41,13 +46,15 @@ _ROW_SKIP = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|cm|mm)\s*\]")
 _LAYOUT = re.compile(
     r"\\(?:left|right|middle)(?:\s*\.)?(?![A-Za-z])|\\[bB]ig{1,2}[lrm]?(?![A-Za-z])"
     r"|\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|nonumber|notag|tiny|small|large|Large|bf|rm|it|cal|tt|sf|sl|pmb)"
-    r"(?![A-Za-z])|\\(?:hspace|vspace|phantom|hphantom|vphantom|label|tag|color|textcolor)\*?\s*\{[^{}]*\}"
+    r"(?![A-Za-z])"
     r"|\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|split|math|displaymath|center|cases)\*?\}"
 )
 _SPACING = re.compile(
     r"(?<!\\)\\(?:[,;:> ]|q?quad|enspace(?![A-Za-z])|thinspace(?![A-Za-z])|space(?![A-Za-z]))|~|\\$"
 )
 _SPACED_THOUSANDS = re.compile(r"(?<![\w.,}])(\d{1,3})((?: \d{3})+)(?![\d,/])")
+_ABOUT = re.compile(r"^[\s$]*~(?=\s*[-+]?\s*(?:\\?\$\s*)?(?:\d|\.\d|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z])))")
+"""A tilde that begins an answer, and says that the number behind it is about right."""
 _BLANKS = ' \t\r\n\v\f"`*'
 """What may stand on both sides of an answer and is no part of it."""
 
@@ -56,10 +63,10 @@ def clean(text: str) -> str:
     """The same answer with Unicode signs as LaTeX commands, and without delimiters, sizes and spacing."""
     # Most answers are short and have few of these signs: a search for a sign costs less than one for a pattern.
     cleaned = text if text.isascii() else _as_commands(text)
-    cleaned = cleaned.replace("+/-", r"\pm ")
+    cleaned = _ABOUT.sub(r"\\sim ", cleaned.replace("+/-", r"\pm "))
     if "\\" in cleaned:
-        cleaned = _without_layout(cleaned)
-    cleaned = cleaned.replace("$", " ")
+        cleaned = _without_layout(rewritten(cleaned))
+    cleaned = with_combinations(with_scripts(cleaned.replace("$", " ")))
     if "{" in cleaned:
         cleaned = _BRACED_THOUSANDS.sub(lambda match: match.group().replace("{,}", ""), cleaned)
         cleaned = cleaned.replace("{,}", ",").replace("{:}", ":")
@@ -79,7 +86,7 @@ def clean(text: str) -> str:
         cleaned = _MICRO.sub(r"\\text{micrometer}", cleaned)
     if "." in cleaned:
         cleaned = re.sub(r"(?<=\d\.)\((\d+)\)", r"\\overline{\1}", cleaned)
-        cleaned = _HALF_DAY.sub(r"\1\2", cleaned)
+        cleaned = _TYPED_DOTS.sub(r"\\ldots ", _HALF_DAY.sub(r"\1\2", cleaned))
     if "/" in cleaned:
         cleaned = re.sub(r"/\s*(?=[,;]|$)", "", cleaned)
     cleaned = re.sub(r"\s+", " ", cleaned.replace("per cent", "percent"))
@@ -88,6 +95,7 @@ def clean(text: str) -> str:
 
 def _as_commands(text: str) -> str:
     """The text with signs outside ASCII as what is typed for them."""
+    text = text.strip(_ORNAMENTS + _BLANKS) or text
     typed = _RAISED_RUN.sub(lambda run: "^{" + "".join(map(_RAISED.__getitem__, run.group())) + "}", text)
     typed = _LOWERED_RUN.sub(lambda run: "_{" + "".join(map(_LOWERED.__getitem__, run.group())) + "}", typed)
     typed = _OVERLINED.sub(_overlined, _SELECTORS.sub("", unicodedata.normalize("NFC", typed)))
@@ -104,11 +112,19 @@ def _without_layout(text: str) -> str:
     return re.sub(r",\s*\\!\s*", "{,}", plain).replace(r"\!", "")
 
 
+_SHORT_ANSWER = re.compile(
+    r"yes (?:it|they|he|she|we|you|there|thi|that) (?:is|are|doe|do|can|will|has|have)"
+    r"|no (?:it|they|he|she|we|you|there|thi|that) (?:(?:is|are|do|doe|can|will|has|have) not"
+    r"|(?:is|are|do|does|wo|has|have|ca)n't|cannot)"
+)
+"""Yes or no, with a clause that only repeats it."""
+
+
 def key(text: str) -> str:
     """A form in which only spacing, sizes and delimiters are lost, for comparing texts as they stand."""
     plain = re.sub(r"\\(?:left|right)(?![a-z])(?:\s*\.)?|\\[!,;:]|(?<!\\)\$|\\displaystyle", "", text)
     plain = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", plain)
-    return re.sub(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+", "", plain).rstrip(".")
+    return re.sub(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+|(?<!\.)\.\s*$", "", plain)
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -123,6 +139,8 @@ def words(text: str) -> tuple[str, ...]:
         word[:-1] if len(word) > 3 and word.endswith("s") else word
         for word in re.findall(r"\\?[^\W_]+(?:'[a-z]+)?|[^\w\s{}().,;:!?\"']", plain.casefold())
     )
+    if found[:1] in {("yes",), ("no",)} and _SHORT_ANSWER.fullmatch(" ".join(found)):
+        found = found[:1]
     kept = tuple(word for word in found if word not in {"the", "a", "an"}) or found
     return kept if plain.count("{") == plain.count("}") else ("{", *kept)
 
@@ -167,7 +185,7 @@ def _character(character: str) -> str:
     if character in _CHARACTERS:
         return _CHARACTERS[character]
     category = unicodedata.category(character)
-    if category in {"Cf", "So"}:
+    if category == "Cf":
         return ""
     if category == "Nd":
         return str(unicodedata.decimal(character))

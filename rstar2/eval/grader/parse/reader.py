@@ -7,14 +7,16 @@ the same words.
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 
 from rstar2.eval.grader.parse.answer import Answer
 from rstar2.eval.grader.parse.conditions import split_condition
-from rstar2.eval.grader.parse.nodes import Node, NumberSet, Relation, SetOf, Symbol, Text, number
+from rstar2.eval.grader.parse.nodes import Listing, Node, NumberSet, Relation, SetOf, Symbol, Text, number
 from rstar2.eval.grader.parse.normalize import clean, words
 from rstar2.eval.grader.parse.numerals import based, repeating
+from rstar2.eval.grader.parse.phrasing import Aside, rephrased, spelled_out, split_aside
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, tokenize
-from rstar2.eval.grader.parse.vocabulary import DENIAL, NUMBER_WORDS, OF_ANOTHER, ORDINAL_WORDS, SHORT_WORDS
+from rstar2.eval.grader.parse.vocabulary import DENIAL, OF_ANOTHER, ORDINAL_WORDS, SHORT_WORDS
 
 MAX_CHARS = 6000
 """Longer answers are not understood."""
@@ -23,7 +25,6 @@ _CONCLUSIONS = {"implies", "Rightarrow", "Longrightarrow", "therefore", "rightar
 _LETTERED_NUMERAL = re.compile(
     r"((?=[A-Z]*\d|[A-F]{2,})[0-9A-Z]+)_(?:\{\s*)?(\d{1,2})(?:\s*\})?|([0-9A-Za-z]+) (?:in )?base (\w+)"
 )
-_LEADING = re.compile(r"^(?:=|\\approx(?![A-Za-z])|\\simeq(?![A-Za-z]))\s*")
 _WRAPPER = re.compile(r"\\(?:text\w*|mathrm|mathbb|mbox)\s*\{|\\mathbb(?![A-Za-z])")
 _ASIDE = re.compile(r"_(?:\{[^{}]*\}|\w)|\([^()]*\)")
 _CALCULATED = re.compile(
@@ -38,23 +39,28 @@ _ORDINAL = re.compile(
 _ORDINAL_WORD = re.compile(r"(?:the )?([a-z]+)")
 _SHOWN_PERIOD = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*(?:\.\.\.|\\l?dots)")
 _PHRASES: dict[tuple[str, ...], Node] = {
-    **{(word,): number(value) for word, value in NUMBER_WORDS.items()},
     ("all", "real", "number"): NumberSet("R"),
     ("all", "real"): NumberSet("R"),
     ("all", "integer"): NumberSet("Z"),
-    ("no", "solution"): SetOf(()),
-    ("no", "real", "solution"): SetOf(()),
-    ("empty", "set"): SetOf(()),
     ("infinity",): Symbol("infinity"),
 }
 """Words that name a number or a set."""
+_NO_SOLUTION = re.compile(
+    r"empty set|(?:there (?:is|are) |(?:it|equation|system|inequality) (?:has|have) |(?:has|have) )?"
+    r"no (?:real |integer |such |valid |possible )?(?:solution|root|value)"
+    r"(?: (?:exist|to (?:this |it )?(?:equation|system|inequality)))?"
+)
+"""Words, without articles and plurals, that say that there is no solution."""
 _SHOWN_PERIOD_CHARS = 60
 
 
-def read(text: str) -> list[Node]:
-    """What a text may mean: one reading, or two where a comma may group digits or separate numbers."""
+def read(text: str, nouns: Set[str] = frozenset()) -> list[Node]:
+    """What a text may mean: one reading, or two if a comma may group digits or separate numbers.
+
+    `nouns` are plurals that numbers may count beside the usual ones, as the gold answer's.
+    """
     ways = (True, False) if re.search(r"\d,\d{3}(?!\d)", text) else (True,)
-    return [_read(text, thousands) for thousands in ways]
+    return [_read(text, thousands, nouns) for thousands in ways]
 
 
 def understood(text: str) -> bool:
@@ -68,26 +74,30 @@ def understood(text: str) -> bool:
     return True
 
 
-def _read(text: str, thousands: bool) -> Node:
+def _read(text: str, thousands: bool, nouns: Set[str]) -> Node:
     try:
-        return parse(text, thousands)
+        return parse(text, thousands, nouns)
     except ConditionError:
         return Text(words(text), plain=False)
     except (ParseError, RecursionError):
-        value = _last_side(text, thousands)
+        value = _last_side(text, thousands, nouns)
         if value is not None:
             return value
-        found = words(text[:MAX_CHARS])
+        if len(text) > MAX_CHARS:
+            return Text((), plain=False)
+        found = words(text)
         if found in _PHRASES:
             return _PHRASES[found]
+        if _NO_SOLUTION.fullmatch(" ".join(found)):
+            return SetOf(())
         if found and found[-1] in ORDINAL_WORDS:
-            ordinal = _ORDINAL_WORD.fullmatch(_WRAPPER.sub("", clean(text[:MAX_CHARS])).strip(" }").lower())
+            ordinal = _ORDINAL_WORD.fullmatch(_WRAPPER.sub("", clean(text)).strip(" }").lower())
             if ordinal and ordinal[1] in ORDINAL_WORDS:
                 return number(ORDINAL_WORDS[ordinal[1]])
         return Text(found, plain=all(word.isalpha() for word in found))
 
 
-def _last_side(text: str, thousands: bool) -> Node | None:
+def _last_side(text: str, thousands: bool, nouns: Set[str]) -> Node | None:
     """The value at the end of an equation whose left side is outside the grammar."""
     left, equals, right = text.rpartition("=")
     if (
@@ -102,13 +112,13 @@ def _last_side(text: str, thousands: bool) -> Node | None:
     ):
         return None
     try:
-        value = parse(right, thousands)
+        value = parse(right, thousands, nouns)
     except (ParseError, RecursionError):
         return None
     return Relation((Symbol("it"), value), ("=",))
 
 
-def parse(text: str, thousands: bool = True) -> Node:
+def parse(text: str, thousands: bool = True, nouns: Set[str] = frozenset()) -> Node:
     """Read LaTeX, plain text or Python-like mathematics, with or without `$`.
 
     `thousands` reads 1,234 outside brackets as one number. ParseError where the text is outside the grammar, too long
@@ -116,16 +126,34 @@ def parse(text: str, thousands: bool = True) -> Node:
     """
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
-    cleaned = _LEADING.sub("", clean(text))
+    cleaned = rephrased(clean(text))
     rest, condition = split_condition(cleaned)
     if condition is not None:
-        node = _parsed(rest, thousands)
+        node = _parsed(rest, thousands, nouns)
         if condition.fits(node):
             return condition.noted_in(node)
-    return _parsed(cleaned, thousands)
+    match split_aside(cleaned):
+        case Aside() as aside:
+            return _with_aside(aside, thousands, nouns) or _parsed(cleaned, thousands, nouns)
+        case str(with_unit):
+            return _parsed(with_unit, thousands, nouns)
+    return _parsed(cleaned, thousands, nouns)
 
 
-def _parsed(cleaned: str, thousands: bool) -> Node:
+def _with_aside(aside: Aside, thousands: bool, nouns: Set[str]) -> Node | None:
+    """A value and what an answer says that it is, as an equation; None if one of them is no single value."""
+    try:
+        value, other = (_parsed(side, thousands, nouns) for side in (aside.value, aside.other))
+    except ParseError:
+        return None
+    if isinstance(value, Listing) or isinstance(other, Listing | Relation):
+        return None
+    if isinstance(value, Relation):
+        return Relation((*value.sides, other), (*value.operators, aside.operator))
+    return Relation((value, other), (aside.operator,))
+
+
+def _parsed(cleaned: str, thousands: bool, nouns: Set[str]) -> Node:
     cleaned = _ORDINAL.sub(_without_suffix, cleaned)
     numeral = _LETTERED_NUMERAL.fullmatch(cleaned)
     if numeral:
@@ -133,13 +161,14 @@ def _parsed(cleaned: str, thousands: bool) -> Node:
     shown = _SHOWN_PERIOD.fullmatch(cleaned[:_SHOWN_PERIOD_CHARS])
     if shown:
         return repeating(f"{shown[1]}.{shown[2]}", shown[3])
+    cleaned = spelled_out(cleaned) or cleaned
     if cleaned.lower() in SHORT_WORDS:
         raise ParseError("a word")
     tokens = tokenize(cleaned, thousands)
     conclusion = max(
         (i for i, t in enumerate(tokens) if t.kind == "command" and t.text in _CONCLUSIONS), default=-1
     )
-    return Answer(_unions(tokens[conclusion + 1 :])).read()
+    return Answer(_unions(tokens[conclusion + 1 :]), nouns).read()
 
 
 def _without_suffix(match: re.Match[str]) -> str:

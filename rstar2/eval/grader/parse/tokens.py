@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
+from rstar2.eval.grader.parse.units import measure
 from rstar2.eval.grader.parse.vocabulary import COMMANDS
 
 MAX_TOKENS = 1500
@@ -52,7 +53,12 @@ _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
 _DEPTH = {"(": 1, "[": 1, r"\{": 1, ")": -1, "]": -1, r"\}": -1}
 _UNIT_LETTERS = frozenset("mgshlLNJVWAK")
 """Letters that are units where they stand upright after a number."""
+_BEFORE_UNITS = frozenset({"}", ")", "(", "[", "/", "pi", "cdot", "^", "{", "frac"})
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
+_PLAIN_UPRIGHT = re.compile(r"\\(?:text(?:rm|normal)?|mathrm|mbox|rm|operatorname\*?)\s*\{")
+_MAX_UNIT_TOKENS = 30
+"""Units with more tokens are not understood."""
+_UNIT_SIGNS = frozenset("/^*-{}()123456")
 
 
 def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
@@ -81,7 +87,7 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
         if kind == "wrap":
             content, position = _group(cleaned, position)
             after_value = bool(tokens) and (
-                tokens[-1].kind in {"number", "text"} or tokens[-1].text in {"}", "/", "pi"}
+                tokens[-1].kind in {"number", "text"} or tokens[-1].text in _BEFORE_UNITS
             )
             tokens.extend(_wrapped(match.group(), content, after_value))
             continue
@@ -131,9 +137,22 @@ def _wrapped(command: str, content: str, after_value: bool) -> list[Token]:
             return [Token("text", nouns.strip()), Token("word", last)]
         return [Token("text", stripped)]
     inner = tokenize(stripped)
+    if after_value and _PLAIN_UPRIGHT.fullmatch(command) and _is_unit(inner):
+        return [Token("text", token.text) if token.kind == "word" else token for token in inner]
     if len(inner) == 1 or not command.startswith((r"\mathbf", r"\bold", r"\bm", r"\mathrm")):
         return inner
     return [Token("sign", "{"), *inner, Token("sign", "}")]
+
+
+def _is_unit(tokens: list[Token]) -> bool:
+    """Whether tokens are units, with the signs that join them, as in \\mathrm{kg\\cdot m^2}."""
+    if len(tokens) > _MAX_UNIT_TOKENS:
+        return False
+    words = [token.text for token in tokens if token.is_words]
+    others = [token.text for token in tokens if not token.is_words]
+    joined = all(text in _UNIT_SIGNS or text in {"cdot", "frac", "tfrac"} for text in others)
+    known = all(measure(word) is not None and (len(word) > 1 or word in _UNIT_LETTERS) for word in words)
+    return bool(words) and joined and known
 
 
 class TokenStream:
@@ -144,6 +163,7 @@ class TokenStream:
         self._bars_outside: list[bool] = []
         self.place = 0
         """Index of the next token. Setting it back reads tokens again."""
+        self._rest_at = -1
         self.inside_bars = False
         """Whether a | would close an absolute value rather than open one."""
 
@@ -167,6 +187,12 @@ class TokenStream:
         """Take only the first characters of the next token; the others are the next token."""
         token = self.next
         self._tokens[self.place] = Token(token.kind, token.text[used:])
+        self._rest_at = self.place
+
+    @property
+    def inside_word(self) -> bool:
+        """Whether the next token is the rest of a run of letters, such as km in nkm, and so no word by itself."""
+        return self._rest_at == self.place
 
     def at(self, kind: str, *texts: str) -> bool:
         """Whether the next token is of that kind and one of those texts."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from fractions import Fraction
+from functools import lru_cache
 
-from rstar2.eval.grader.parse.vocabulary import NUMBER_WORDS
+from rstar2.eval.grader.parse.nouns import is_counted
 
 Measure = tuple[Fraction, tuple[tuple[str, int], ...]]
 """A factor to the basic unit, and the powers of the basic units, sorted."""
@@ -13,13 +15,18 @@ Measure = tuple[Fraction, tuple[tuple[str, int], ...]]
 _SIZES = {
     "metre": {"mm millimeter millimetre": "1/1000", "cm centimeter centimetre": "1/100", "m meter metre": "1",
               "km kilometer kilometre": "1000", "megam": "1000000", "micrometer micrometre micron": "1/1000000",
-              "nanometer nanometre": "1/1000000000",
+              "nanometer nanometre nm": "1/1000000000", "dm decimeter decimetre": "1/10",
               "in inch": "0.0254", "ft foot feet": "0.3048", "yd yard": "0.9144", "mi mile": "1609.344"},
-    "second": {"s sec second": "1", "min minute": "60", "h hr hour": "3600", "day": "86400", "week": "604800"},
-    "month": {"month": "1", "yr year": "12"},
+    "second": {"s sec second": "1", "min minute": "60", "h hr hour": "3600", "day": "86400", "week": "604800",
+               "ms millisecond": "1/1000", "microsecond": "1/1000000", "nanosecond": "1/1000000000"},
+    "month": {"month": "1", "yr year": "12", "decade": "120", "century": "1200"},
+    "byte": {"byte": "1", "kb kilobyte": "1000", "mb megabyte": "1000000", "gb gigabyte": "1000000000",
+             "tb terabyte": "1000000000000"},
+    "calorie": {"calorie cal": "1", "kcal kilocalorie": "1000"},
     "gram": {"mg milligram": "1/1000", "g gram": "1", "kg kilogram": "1000", "megag": "1000000",
              "oz ounce": "28.349523125", "lb pound": "453.59237"},
-    "litre": {"ml milliliter millilitre": "1/1000", "l liter litre": "1", "megal": "1000000"},
+    "litre": {"ml milliliter millilitre": "1/1000", "cl centiliter centilitre": "1/100",
+              "dl deciliter decilitre": "1/10", "l liter litre": "1", "megal": "1000000"},
     "cup": {"cup": "1", "pint": "2", "quart": "4", "gal gallon": "16"},
     "dollar": {"cent": "1/100", "dollar buck usd": "1"},
     "radian": {"rad radian": "1"}, "hertz": {"hz hertz": "1"}, "am": {"am a.m": "1"}, "pm": {"pm p.m": "1"},
@@ -30,7 +37,7 @@ _SIZES = {
     "newton": {"newton": "1000", "kn kilonewton": "1000000"}, "joule": {"joule": "1000", "kj kilojoule": "1000000"},
     "watt": {"watt": "1000", "kw kilowatt": "1000000"}, "volt": {"volt": "1000", "kv kilovolt": "1000000"},
     "pascal": {"pa pascal": "1000", "kpa kilopascal": "1000000"}, "ohm": {"ohm": "1000", "kiloohm": "1000000"},
-    **{name: {name: "1"} for name in ("ton", "rupee")},
+    **{name: {name: "1"} for name in ("ton", "rupee", "acre", "hectare", "decibel", "teaspoon", "tablespoon")},
 }  # fmt: skip
 """Of each basic unit, the words for it and its multiples, and how many of it they are."""
 _MADE_OF: dict[str, dict[str, int]] = {
@@ -45,6 +52,9 @@ _CAPITALS = {
     "N": "newton", "J": "joule", "V": "volt", "W": "watt", "A": "ampere", "K": "kelvin",
     "C": "celsius", "F": "fahrenheit", "Omega": "ohm",
 }  # fmt: skip
+_POINT = re.compile(r"(?<=[a-z])\.(?=\s|$)")
+_PER_SECOND = re.compile(r"\bms(?= \^-)")
+"""ms^{-1}, which is always m/s."""
 _MEGA = re.compile(r"\bM(?=[mgAlL]\b)")
 """Mm and MA are a thousand million times mm and mA, from which only the size of a letter tells them."""
 _CAPITAL = re.compile(rf"\b(?:{'|'.join(_CAPITALS)})\b")
@@ -58,6 +68,11 @@ _SPEEDS = {"mph": ("mile", "hour"), "kph": ("kilometer", "hour"), "kmh": ("kilom
 HALF_DAYS = frozenset({"am", "pm"})
 MONEY = {"money": "dollar", "euro": "euro", "pounds": "sterling", "yen": "yensign", "textrupee": "rupee"}
 """Commands for signs of money, and the unit each stands for."""
+CURRENCY_CODES = {
+    "USD": "dollar", "US": "dollar", "EUR": "euro", "GBP": "sterling", "JPY": "yen", "CNY": "yuan", "RMB": "yuan",
+    "INR": "rupee", "Rs": "rupee",
+}  # fmt: skip
+"""Codes before an amount, and the unit each stands for."""
 _MAY_BE = {
     "sterling": {"pound", "pound sterling", "british pound"},
     "yensign": {"yen", "jpy", "yuan", "renminbi", "rmb", "cny"},
@@ -66,7 +81,7 @@ _MAY_BE = {
 TEMPERATURES = {"c": "celsius", "celsius": "celsius", "centigrade": "celsius"} | {
     "f": "fahrenheit", "fahrenheit": "fahrenheit",
 }  # fmt: skip
-DEGREES = frozenset({"degree", "degrees", "deg"})
+DEGREES = frozenset({"degree", "degrees", "deg", "deg.", "degs"})
 PERCENTS = frozenset({"percent", "percentage", "pct", "per cent", "percents", "percentage points"})
 SCALES = {
     "hundred": 100,
@@ -78,24 +93,30 @@ SCALES = {
 }
 _AMBIGUOUS = frozenset(
     {"m", "g", "s", "h", "l", "am", "pm", "in", "mi", "min", "sec", "cu"}
-    | {"pa", "kn", "kj", "kv", "kw", "ma", "amp"}
+    | {
+        "pa",
+        "kn",
+        "kj",
+        "kv",
+        "kw",
+        "ma",
+        "amp",
+        "ms",
+        "nm",
+        "dm",
+        "cl",
+        "dl",
+        "kb",
+        "mb",
+        "gb",
+        "tb",
+        "cal",
+        "us",
+    }
 )
 """Read as variables or functions unless they stand in `\\text{}`."""
-_FRACTIONS = (
-    r"(?:half|halve|third|fourth|fifth|sixth|eighth|ninth|tenth|twelfth|hundredth|thousandth|millionth)s?"
-)
-_REMARK = re.compile(
-    r"(?:or|and|is|are|was|does|do|not|minus|plus|divided|below|above|under|less|more|fewer|but|than|too|squared|cubed"
-    r"|twice|reciprocal|factorials?|if|when|where|unless|except"
-    r"|excluding|without|provided|only|maybe|perhaps|possibly|probably|almost|nearly|approximately|off|basis"
-    r"|at (?:least|most))\b|(?:raised|doubled|tripled|halved|negated|inverted|reversed)(?= to\b| by\b|$)"
-    r"|(?:times|to) \w|per (?:hundred|thousand|mille?)\b"
-    r"|(?:.* )?(?:wrong\w*|incorrect\w*|false\w*|invalid\w*|rejected|impossible|fails?|failed|denied)$"
-    r"|score$|(?:.* )?(?:root \w+|pi|gross|lakhs?|crore|infinity|plus|minus"
-    rf"|{_FRACTIONS}(?= of\b|$)|(?:{'|'.join(SCALES)})s|{'|'.join(NUMBER_WORDS)})(?![\w-])"
-)
-"""Words that change a number, or begin a remark about it, rather than say what it counts."""
-_PLAIN = frozenset({"unit", "sq unit"})
+_SIZE_WORDS = re.compile(r"\b(?:square|sq|cubic|cu|squared|cubed)\b|[\^{}\s.]|[23]")
+_UNIT_WORDS = re.compile(r"[a-z][a-z'-]*|\S")
 _AREA = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _PART = re.compile(r"([a-z.]+|/)(?:\s*\^?\s*\{?\s*([-+]?\d)\s*\}?)?")
 
@@ -104,26 +125,36 @@ def is_unit(word: str) -> bool:
     """Whether a bare run of letters after a number is a unit, and not a product of variables."""
     lowered = word.lower()
     named = DEGREES | PERCENTS | SCALES.keys() | _SPEEDS.keys() | _AREA.keys()
-    if word in {"AM", "PM", "kPa"}:
+    if word in {"AM", "PM", "kPa", "KB", "MB", "GB", "TB"}:
         return True
     return lowered not in _AMBIGUOUS and (lowered in named or _lookup(lowered) is not None)
 
 
-def is_remark(words: str) -> bool:
-    """Whether words after a number say something else than what it measures or counts: 3 and a half, 42 or more."""
-    return _REMARK.match(words.lower()) is not None
+def is_understood(words: str, nouns: Set[str], *, one: bool) -> bool:
+    """Whether words behind a number say only what it measures or counts; see `nouns.is_counted`."""
+    if measure(words) is not None or no_unit(words) or words.lower() in DEGREES | PERCENTS | SCALES.keys():
+        return True
+    spelled = _UNIT_WORDS.findall(words.lower().replace(".", ""))
+    spelled = ["per" if word == "/" else word for word in spelled]
+    units = {word for word in spelled if word not in {"in", "per"} and measure(word) is not None}
+    return bool(spelled) and is_counted(spelled, nouns | units, one=one)
 
 
 def no_unit(text: str) -> bool:
     """Whether the words say only that there are units."""
-    return _singular(text.lower().replace("square ", "").replace("cubic ", "").strip(" ^{}23")) in _PLAIN
+    return _SIZE_WORDS.sub("", text.lower()) in {"unit", "units"}
 
 
+@lru_cache(maxsize=1024)
 def measure(text: str) -> Measure | None:
     """What a unit such as `cm^2`, `miles per hour` or `square feet` measures; None where a word is unknown."""
     factor, powers = Fraction(1), dict[str, int]()
     sign, pending = 1, 0
-    for word, written in _PART.findall(_spelled(text)):
+    spelled = _spelled(text)
+    parts = _PART.findall(spelled)
+    if all(word in {"/", "per"} for word, _ in parts) or _PART.sub("", spelled).strip(" ·.{}()-"):
+        return None
+    for word, written in parts:
         if word in {"/", "per"}:
             sign = -1
             continue
@@ -151,6 +182,7 @@ def same_words(one: str, other: str) -> bool:
 def _spelled(text: str) -> str:
     spelled = _MEGA.sub("mega", text)
     lowered = _CAPITAL.sub(lambda letter: _CAPITALS[letter.group()], spelled).lower()
+    lowered = _POINT.sub("", _PER_SECOND.sub("m s", lowered))
     for short, (over, under) in _SPEEDS.items():
         lowered = re.sub(rf"\b{short}\b", f"{over} per {under}", lowered)
     return re.sub(r"\b(squared|cubed)\b", lambda match: "^2" if match[1] == "squared" else "^3", lowered)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 
-def _set(names: str) -> frozenset[str]:
+def name_set(names: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(names.split())
 
 
@@ -13,38 +14,38 @@ def _counted(start: int, names: str) -> dict[str, int]:
     return {name: value for value, name in enumerate(names.split(), start)}
 
 
-FUNCTIONS = _set("""
+FUNCTIONS = name_set("""
     sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth sech csch ln log lg exp min max gcd lcm
-    det Re Im arg sgn sign abs floor ceil sqrt binom factorial asin acos atan
+    det Re Im arg sgn sign abs floor ceil sqrt binom factorial asin acos atan cis
 """)
 """Names of functions that take what follows as their argument."""
 
-TYPED_FUNCTIONS = _set("sqrt abs floor ceil binom factorial asin acos atan Abs exp")
+TYPED_FUNCTIONS = name_set("sqrt abs floor ceil binom factorial asin acos atan Abs exp")
 """Functions as people and Python type them, without a backslash."""
 
 RENAMED = {"lg": "log10", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "sign": "sgn", "Abs": "abs"}
 INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 
-UNKNOWN_FUNCTIONS = _set("f g h F G H P Q phi varphi Gamma")
+UNKNOWN_FUNCTIONS = name_set("f g h F G H P Q phi varphi Gamma")
 """Letters that, before a parenthesis, are functions rather than factors."""
 
 CONSTANTS = {"pi": "pi", "infty": "infinity", "infinity": "infinity", "oo": "infinity", "inf": "infinity"}
 """Typed names of the constants that have more than one letter."""
 
-LETTERS = _set("""
+LETTERS = name_set("""
     alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi omicron rho sigma
     tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar
     angle triangle parallel star aleph nabla partial
 """)
 """Commands, or typed words, that stand for one letter."""
 
-GREEK = _set("""
+GREEK = name_set("""
     alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi
     psi omega
 """)
 
-DOTS = _set("ldots dots cdots dotsc dotsb vdots ddots")
-DECORATIONS = _set("vec hat bar tilde overline overrightarrow underline widehat dot")
+DOTS = name_set("ldots dots cdots dotsc dotsb vdots ddots")
+DECORATIONS = name_set("vec hat bar tilde overline overrightarrow underline widehat dot")
 PAIRED = {
     "lvert": ("rvert", "abs"),
     "lfloor": ("rfloor", "floor"),
@@ -52,12 +53,16 @@ PAIRED = {
     "lVert": ("rVert", "norm"),
 }
 """Opening commands: what closes them, and the function they stand for."""
-MATRICES = _set("pmatrix bmatrix Bmatrix vmatrix Vmatrix matrix smallmatrix array")
+MATRICES = name_set("""
+    pmatrix bmatrix Bmatrix vmatrix Vmatrix matrix smallmatrix psmallmatrix bsmallmatrix Bsmallmatrix array
+""")
 
-NOT_NAMES = _set("end item over choose limsup liminf hline boxed stackrel overset underset frac sqrt binom")
+NOT_NAMES = name_set(
+    "end item over choose limsup liminf hline boxed stackrel overset underset frac sqrt binom"
+)
 """Commands that need something, and so are no names by themselves."""
 
-COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | _set("""
+COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | name_set("""
     cdot times ast div pm mp lt gt le leq leqslant ge geq geqslant ne neq in notin approx sim simeq cong equiv
     doteq cup cap setminus backslash emptyset varnothing langle rangle lvert rvert lVert rVert lfloor rfloor lceil
     rceil land lor wedge vee circ degree prime sum prod int iint oint begin money implies iff to mid colon not pmod
@@ -66,7 +71,7 @@ COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | _
 """)
 """Every command the grammar reads, to tell one from a command with a letter joined to it."""
 
-SHORT_WORDS = _set("""
+SHORT_WORDS = name_set("""
     yes no odd all any one two six ten dne nil not may mon tue wed thu fri sat sun jan feb mar apr jun jul aug sep
     oct nov dec red bob sam tom jim joe ann amy
 """)
@@ -97,3 +102,8 @@ ORDINAL_WORDS = _counted(1, """
     fifteenth sixteenth seventeenth eighteenth nineteenth twentieth
 """)  # fmt: skip
 """Ordinal numbers written out."""
+
+TENS = dict(zip(
+    ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"), range(20, 100, 10), strict=True,
+))  # fmt: skip
+"""Multiples of ten written out, behind which a digit may stand."""

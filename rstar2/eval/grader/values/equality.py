@@ -29,7 +29,9 @@ from rstar2.eval.grader.parse.nodes import (
 from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.guarded_numbers import (
     MAX_SPREAD_BITS,
+    BeyondGuards,
     Constant,
+    NotACount,
     Notes,
     NoValue,
     Setting,
@@ -47,6 +49,7 @@ from rstar2.eval.grader.values.points import (
     Point,
     complex_points,
     has_kinks,
+    has_plain_counts,
     has_steps,
     is_piecewise,
     only_for_whole_numbers,
@@ -78,9 +81,10 @@ LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
 """Expressions that have values at fewer of the points that were tried are not verified."""
 FIRST_TRIES, TRIES_PER_POINT = 40, 8
 """Points are drawn until there are enough at which both expressions have a value, or this many were tried."""
-MAX_ONE_SIDED, MAX_ONE_SIDED_PIECEWISE = 6, 0.25
+MAX_ONE_SIDED, MAX_UNDEFINED = 6, 0.25
 """For each point of agreement there may be this many at which only one of the expressions has a value. Fewer if one is
-piecewise: e^(ln(x - 3)) has values only where |x - 3| is x - 3."""
+piecewise, or a letter is whole, and the other is undefined there: e^(ln(x - 3)) has values only where |x - 3| is x - 3,
+and 2n/(1 + (-1)^n) only where (-1)^n n is n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +336,7 @@ def _at_whole_points(
     edged = has_steps(a, b) or has_kinks(a, b)
     needed = EDGED_POINTS if edged else 2 * SMOOTH_POINTS
     real = Symbol("i") not in {*walk(a), *walk(b)}
-    points = _points_of_agreement(((point, real) for point in source), needed, a, b, setting)
+    points = _points_of_agreement(((point, real) for point in source), needed, a, b, setting, MAX_UNDEFINED)
     if points is None:
         return None
     enough = len(points) >= (LEAST_EDGED_POINTS if edged else LEAST_POINTS)
@@ -369,12 +373,13 @@ def _at_real_points(
     needed, least = (EDGED_POINTS, LEAST_EDGED_POINTS) if edged else (SMOOTH_POINTS, LEAST_POINTS)
     if few:
         needed = least = LEAST_POINTS
+    undefined = MAX_UNDEFINED if is_piecewise(a, b) else MAX_ONE_SIDED
     complex_values = Symbol("i") in {*walk(a), *walk(b)}
     points = None
     for real in (False,) if complex_values else (True, False):
         source = real_points(point_source(a, b, "real"), a, b, names, positive)
         points = _points_of_agreement(
-            ((point, real or only) for point, only in source), needed, a, b, setting
+            ((point, real or only) for point, only in source), needed, a, b, setting, undefined
         )
         if points is None:
             return None
@@ -383,7 +388,7 @@ def _at_real_points(
     else:
         raise NoValue("not defined where it was tried")
     free = complex_points(point_source(a, b, "complex"), a, b, names)
-    others = _points_of_agreement(((point, False) for point in free), LEAST_POINTS, a, b, setting)
+    others = _points_of_agreement(((point, False) for point in free), LEAST_POINTS, a, b, setting, undefined)
     if others is None:
         if not (functions(a) | functions(b)) & (STEPS | OF_COMPLEX - LENGTHS):
             raise NoValue("a letter that may stand for a complex number")
@@ -392,15 +397,22 @@ def _at_real_points(
 
 
 def _points_of_agreement(
-    source: Iterable[tuple[Point, bool]], needed: int, a: Node, b: Node, setting: Setting
+    source: Iterable[tuple[Point, bool]],
+    needed: int,
+    a: Node,
+    b: Node,
+    setting: Setting,
+    undefined_share: float,
 ) -> tuple[Point, ...] | None:
     """Returns up to `needed` points at which both have the same value; None if they differ at one.
 
-    Each point comes with whether only real values count there. NoValue if only one of them has a value at most of the
-    points, and SeveralValues if a power of a negative number may have been meant otherwise.
+    Each point comes with whether only real values count there. NoValue if only one of them has a value at many of the
+    points: for each point of agreement, the other may be undefined at `undefined_share` and too large, or count in the
+    wrong order, at `MAX_ONE_SIDED`. SeveralValues if a power of a negative number may have been meant otherwise.
     """
     points: dict[tuple[Constant, ...], Point] = {}
-    one_sided = 0
+    undefined = beyond = 0
+    counts = has_plain_counts(a) and has_plain_counts(b)
     doubt: SeveralValues | None = None
     for tries, (point, real) in enumerate(source):
         if len(points) == needed or tries >= FIRST_TRIES + TRIES_PER_POINT * len(points):
@@ -416,24 +428,30 @@ def _points_of_agreement(
         except SeveralValues as error:
             doubt = error
         except NoValue:
-            one_sided += _has_value(a, here) != _has_value(b, here)
+            reasons = [_reason_for_no_value(node, here) for node in (a, b)]
+            if None in reasons:
+                reason = reasons[0] or reasons[1]
+                known = isinstance(reason, BeyondGuards) or (counts and isinstance(reason, NotACount))
+                beyond += reason is not None and known
+                undefined += reason is not None and not known
         else:
             points[tuple(point.values())] = point
     if doubt:
         raise doubt
-    if one_sided > (MAX_ONE_SIDED_PIECEWISE if is_piecewise(a, b) else MAX_ONE_SIDED) * len(points):
+    if undefined > undefined_share * len(points) or beyond > MAX_ONE_SIDED * len(points):
         raise NoValue("an expression that has a value where the other one has none")
     return tuple(points.values())
 
 
-def _has_value(node: Node, setting: Setting) -> bool:
+def _reason_for_no_value(node: Node, setting: Setting) -> NoValue | None:
+    """Why an expression has no value at a point; None if it has one."""
     try:
         evaluate(node, setting)
     except TooMuchWork:
         raise
-    except NoValue:
-        return False
-    return True
+    except NoValue as error:
+        return error
+    return None
 
 
 def _agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:

@@ -14,6 +14,8 @@ from fractions import Fraction
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.values.functions import ANGLES, call
 from rstar2.eval.grader.values.guarded_numbers import (
+    BeyondGuards,
+    NotACount,
     Notes,
     NoValue,
     Setting,
@@ -152,8 +154,10 @@ def _series(node: nodes.Series, setting: Setting) -> Value:
     if is_unsolved(node):
         return _unknown_series(node, setting)
     low, high = whole((evaluate(node.low, setting), evaluate(node.high, setting)))
-    if not low - 1 <= high <= low + MAX_TERMS:
-        raise NoValue("a sum with too many terms, or whose last term comes before its first")
+    if high < low - 1:
+        raise NotACount("a sum whose last term comes before its first")
+    if high > low + MAX_TERMS:
+        raise BeyondGuards("a sum with too many terms")
     total: Value = Fraction(0 if node.kind == "sum" else 1)
     for i in range(low, high + 1):
         setting.budget.spend(_TERM)

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import reduce
 
-from rstar2.eval.grader.values.guarded_numbers import MAX_BITS, MAX_LOG10, NoValue, Setting, Value, whole
+from rstar2.eval.grader.values.guarded_numbers import (
+    MAX_BITS,
+    MAX_LOG10,
+    BeyondGuards,
+    NotACount,
+    NoValue,
+    Setting,
+    Value,
+    whole,
+)
 
 MAX_ARGUMENT = 10_000
 """The largest argument of a factorial or binomial coefficient."""
@@ -44,11 +53,11 @@ def _plain(name: str, value: Value, setting: Setting) -> Value:
     if setting.real and name in {"ln", "log10"} and setting.as_real(value) < 0:
         raise NoValue("not real")
     if abs(setting.context.mag(argument)) > (16 if name in _EXPONENTIAL else 4 * MAX_LOG10) and argument:
-        raise NoValue("too large")
+        raise BeyondGuards("too large")
     if name in _EXPONENTIAL:
         setting.notes.note(3 * int(abs(argument)))  # tanh is as near to 1 as e^-2x to 0
     if name in ANGLES and setting.context.mag(argument) > 300:
-        raise NoValue("too large")
+        raise BeyondGuards("too large")
     result = setting.library(getattr(setting.context, name), argument, cost=12)
     if name in ANGLES and abs(argument) > 0.1 and not setting.context.im(argument):
         noise = setting.context.mpf(10) ** (8 - setting.context.dps) * max(1, abs(argument))
@@ -94,8 +103,10 @@ def _whole_root(value: int, order: int) -> int | None:
 
 def _factorial(setting: Setting, value: Value) -> Value:
     if isinstance(value, Fraction) and value.denominator == 1:
-        if not 0 <= value <= MAX_ARGUMENT or math.lgamma(int(value) + 1) > MAX_BITS * math.log(2):
-            raise NoValue("too large")
+        if value < 0:
+            raise NotACount("a factorial of a negative number")
+        if value > MAX_ARGUMENT or math.lgamma(int(value) + 1) > MAX_BITS * math.log(2):
+            raise BeyondGuards("too large")
         setting.budget.spend(float(value / 10))
         return Fraction(math.factorial(int(value)))
     return _gamma(setting, setting.context.factorial, value)
@@ -105,17 +116,19 @@ def _gamma(setting: Setting, function: Callable[..., Value], *values: Value) -> 
     """A factorial or binomial coefficient of numbers that are not whole."""
     arguments = [setting.inexact(value) for value in values]
     if any(abs(argument) > MAX_ARGUMENT for argument in arguments):
-        raise NoValue("too large")
+        raise BeyondGuards("too large")
     if setting.context.dps > MAX_GAMMA_DIGITS:
-        raise NoValue("too many digits of a factorial")
+        raise BeyondGuards("too many digits of a factorial")
     return setting.library(function, *arguments, cost=40 * len(arguments))
 
 
 def _double_factorial(setting: Setting, value: Value) -> Value:
     """n (n - 2) (n - 4)…, down to 1 or 2."""
     (number,) = whole((value,))
-    if not 0 <= number <= MAX_ARGUMENT:
-        raise NoValue("too large")
+    if number < 0:
+        raise NotACount("a factorial of a negative number")
+    if number > MAX_ARGUMENT:
+        raise BeyondGuards("too large")
     setting.budget.spend(number)
     return Fraction(math.prod(range(number, 0, -2)))
 
@@ -125,7 +138,7 @@ def _binomial(setting: Setting, top: Value, bottom: Value) -> Value:
     if not (isinstance(top, Fraction) and isinstance(bottom, Fraction)):
         return _gamma(setting, setting.context.binomial, top, bottom)
     if top.denominator == bottom.denominator == 1 and (top < 0 or bottom < 0):
-        raise NoValue("a binomial coefficient of negative numbers")
+        raise NotACount("a binomial coefficient of negative numbers")
     if top.denominator == bottom.denominator == 1 and top <= MAX_ARGUMENT:
         setting.budget.spend(min(int(bottom), int(top)) / 5)
         return Fraction(math.comb(int(top), int(bottom)))

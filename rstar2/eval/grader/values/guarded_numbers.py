@@ -37,6 +37,14 @@ class SeveralValues(NoValue):
     """The expression has several values, and it is not known which one is meant."""
 
 
+class BeyondGuards(NoValue):
+    """The expression may have a value, but one that is too large, or that takes too many terms, to be computed."""
+
+
+class NotACount(NoValue):
+    """A factorial or binomial coefficient of negative numbers: the letters in it do not stand in the right order."""
+
+
 class TooMuchWork(NoValue):
     """The budget of this grading is used up."""
 
@@ -165,7 +173,7 @@ class Setting:
         elif value:
             size = abs(self.context.mag(value))
             if size > MAX_LOG10 * 4:
-                raise NoValue("too large")
+                raise BeyondGuards("too large")
             self.notes.note(size)
         return value
 
@@ -173,7 +181,7 @@ class Setting:
         """Pay for an exact number by its size: the product of the sizes, as in school, and more to reduce it."""
         bits = value.numerator.bit_length() + value.denominator.bit_length()
         if bits > MAX_BITS:
-            raise NoValue("too large")
+            raise BeyondGuards("too large")
         if bits > _EXACT_BITS:
             self.budget.spend((bits / 1000) ** 2 * (0.5 if reduced else 0.06))
 
@@ -182,7 +190,7 @@ class Setting:
         if not isinstance(a, Fraction) and a and b:
             spread = self.context.mag(a) - self.context.mag(b)
             if abs(spread) > MAX_SPREAD_BITS:
-                raise NoValue("too far apart to add")
+                raise BeyondGuards("too far apart to add")
         return a + b
 
     def multiply(self, a: Value, b: Value) -> Value:
@@ -212,7 +220,7 @@ class Setting:
         if self.real and context.re(a) < 0 and not is_whole:
             raise NoValue("not real")
         if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:
-            raise NoValue("too large")
+            raise BeyondGuards("too large")
         return self.library(context.power, a, b, cost=12)
 
     def as_real(self, value: Value) -> Value:
@@ -239,7 +247,7 @@ def _exact_power(base: Fraction, exponent: int) -> Fraction:
         return base if exponent % 2 else Fraction(1)
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if bits * abs(exponent) > MAX_BITS:
-        raise NoValue("too large")
+        raise BeyondGuards("too large")
     return base**exponent
 
 

@@ -29,6 +29,7 @@ from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.functions import ANGLES
 from rstar2.eval.grader.values.guarded_numbers import Constant, NoValue, Setting, mpmath_context
 from rstar2.eval.grader.values.letters import functions, variables
+from rstar2.eval.grader.values.rational import degree
 from rstar2.eval.grader.values.secret import keyed_random
 
 Point: TypeAlias = Mapping[str, Constant]
@@ -54,6 +55,8 @@ _MIXED_SIZES = (4, 8, 16, 40)
 """The same if other letters are real, as in x^n."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals that real letters are drawn from, in turn."""
+_FAR, _JUST_BELOW = 10**6, Fraction(1, 10**15)
+"""How far letters below a step go, and how near to a jump."""
 _CENTRES_TO, _MAX_CENTRES = 10**60, 8
 """Larger constants of an expression, and further ones, are not tried as values of letters."""
 
@@ -81,15 +84,39 @@ def _fingerprint(node: Node) -> str:
 
 
 def whole_letters(a: Node, b: Node) -> set[str]:
-    """Returns the letters that stand for whole numbers: j, k, m, n, and those that something is counted by."""
-    letters = (variables(a) | variables(b)) & _USUALLY_WHOLE
-    for node in (a, b):
-        for part in walk(node):
-            if isinstance(part, Call) and part.name in _COUNTING:
-                letters |= {name for arg in part.args for name in _bare_letters(arg)}
-            if isinstance(part, Series) and part.kind in {"sum", "prod"}:
-                letters |= variables(part.low) | variables(part.high)
-    return letters & (variables(a) | variables(b))
+    """Returns the letters that stand for whole numbers: j, k, m, n, and those that something is counted by.
+
+    Both expressions have to count by them, or the other one is rational: x is no whole number just because gcd(x, x)
+    is written for |x|.
+    """
+    counted = [_counted(node) for node in (a, b)]
+    letters = counted[0] & counted[1]
+    for ours, other in zip(counted, (b, a), strict=True):
+        if degree(other) is not None:
+            letters |= ours
+    either = variables(a) | variables(b)
+    return (letters | _USUALLY_WHOLE) & either
+
+
+def _counted(node: Node) -> set[str]:
+    """The letters by which an expression counts: those in factorials and the like, and in the bounds of sums."""
+    letters = set[str]()
+    for part in walk(node):
+        if isinstance(part, Call) and part.name in _COUNTING:
+            letters |= {name for arg in part.args for name in _bare_letters(arg)}
+        if isinstance(part, Series) and part.kind in {"sum", "prod"}:
+            letters |= variables(part.low) | variables(part.high)
+    return letters
+
+
+def has_plain_counts(node: Node) -> bool:
+    """Whether factorials and binomial coefficients are of plain sizes, such as 2n - k, rather than of (-1)^n."""
+    return all(
+        degree(arg) is not None
+        for part in walk(node)
+        if isinstance(part, Call) and part.name in _COUNTING
+        for arg in part.args
+    )
 
 
 def _bare_letters(node: Node) -> set[str]:
@@ -132,10 +159,7 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
         sizes: tuple[int, ...] = _MIXED_SIZES
     else:
         sizes = _SERIES_SIZES if bounded else _SIZES
-    edged = has_steps(a, b) or has_kinks(a, b)
-    if bounded and not edged:
-        sizes += (200,)  # of few points, so that it can be afforded
-    centres = _numbers_in(a, b) if edged else []
+    centres = _numbers_in(a, b) if has_steps(a, b) or has_kinks(a, b) else []
     for turn in count():
         size = sizes[turn % len(sizes)]
         point: dict[str, Constant] = {
@@ -166,7 +190,8 @@ def real_points(
                 if all(corner[name] > 0 for name in positive):
                     yield corner, True
     centres = _numbers_in(a, b) if stepped or has_kinks(a, b) else []
-    ranges = (*_RANGES, (0, 10 * math.ceil(max(centres)))) if centres else _RANGES
+    widest = max((_FAR if stepped else 0), *(10 * math.ceil(centre) for centre in centres), 0)
+    ranges = (*_RANGES, (0, widest)) if centres else _RANGES
     for turn in count():
         low, high = ranges[turn % len(ranges)] if turn % 4 != 2 else ranges[-1]
         point: dict[str, Constant] = {name: _broken(random, low, high) for name in names}
@@ -181,7 +206,8 @@ def real_points(
             name = random.choice(names)
             centre = random.choice(centres) * random.choice((1, 1, -1))
             if stepped and turn % 6 != 1:
-                point[name] = centre * Fraction(random.randint(-6, 6), random.choice((1, 1, 2)))
+                multiple = centre * Fraction(random.randint(-6, 6), random.choice((1, 1, 2)))
+                point[name] = multiple - random.choice((0, 0, _JUST_BELOW))
             else:
                 point[name] = centre + _broken(random, 0, 1) * random.choice((1, -1))
             if name in positive:

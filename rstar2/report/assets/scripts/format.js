@@ -30,11 +30,3 @@ function verdictTone(verdict) {
   if (verdict === "correct" || verdict === "wrong") return verdict;
   return ["no answer", "ungraded", "engine failed"].includes(verdict) ? "none" : "unsure";
 }
-
-const VERDICT_TEXTS = {
-  unparsed: "could not verify",
-  timeout: "could not verify (timeout)",
-  invalid: "could not verify",
-};
-
-const verdictText = (verdict) => VERDICT_TEXTS[verdict] ?? verdict;

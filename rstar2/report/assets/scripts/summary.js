@@ -40,6 +40,9 @@ function summaryCards(summary, quoted) {
       "could not verify",
       "an answer that the grader could not decide; it is not counted as correct, and not as known to be wrong",
     ),
+    ...Object.entries(summary.could_not_verify ?? {}).map(([cause, count]) =>
+      card(formatCount(count), `could not verify: ${cause.replaceAll("_", " ")}`)
+    ),
     summary.left_out
       ? card(
         formatCount(summary.left_out),

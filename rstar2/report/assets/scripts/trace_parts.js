@@ -55,7 +55,7 @@ function verdictBar(row, detail) {
   return element(
     "div",
     { class: "verdict", "data-tone": verdictTone(row.verdict) },
-    element("strong", {}, verdictText(row.verdict)),
+    element("strong", {}, row.verdict),
     element(
       "span",
       { class: "pair" },

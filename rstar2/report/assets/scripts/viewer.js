@@ -82,7 +82,7 @@ class Viewer {
     const { filters, rows } = this;
     const tally = new Map();
     for (const trace of this.traces) {
-      const verdict = verdictText(rows.verdict[trace]);
+      const verdict = rows.verdict[trace];
       tally.set(verdict, (tally.get(verdict) ?? 0) + 1);
     }
     const chips = [...tally].sort().map(([verdict, number]) => {
@@ -128,7 +128,7 @@ class Viewer {
 
   fits(trace) {
     const { verdicts, failedCalls, words, problem: picked } = this.filters;
-    return (!verdicts.size || verdicts.has(verdictText(this.rows.verdict[trace]))) &&
+    return (!verdicts.size || verdicts.has(this.rows.verdict[trace])) &&
       (!failedCalls || this.rows.failed[trace] > 0) &&
       (picked === null || this.problemOf(trace).id === picked) &&
       (this.problemTexts[this.rows.problem[trace]].includes(words) || this.textSearch.found.has(trace));
@@ -181,7 +181,7 @@ class Viewer {
 
   rowNode(trace, place) {
     const row = this.row(trace);
-    const verdict = verdictText(row.verdict);
+    const verdict = row.verdict;
     const answer = row.extracted ? `answer ${row.extracted}` : verdict;
     const failed = row.failed ? element("span", { class: "bad" }, ` (${row.failed} failed)`) : null;
     return element(

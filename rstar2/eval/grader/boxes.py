@@ -1,0 +1,165 @@
+r"""Finds the boxed answer of a turn: its last `\boxed{}` that the words around it do not deny.
+
+Boxes side by side, as in `\boxed{1}, \boxed{2}`, are one answer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_ANSWER = 20_000
+"""A longer answer is cut, and will not be understood."""
+REMARK_CHARS = 80
+"""Characters beside an answer in which a remark about it is looked for."""
+BOX = re.compile(r"(?:\\(?:boxed|fbox)|(?<![\\A-Za-z])boxed(?=\{))\s*(?=[{\d])")
+_BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
+_EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s,;$&]|\\[()\[\]]|\\q?quad\b|\\[,;:! ]|\b(?:and|or|maybe|perhaps|possibly|else)\b"
+    r"|\\text\{\s*(?:and|or|,)?\s*\})*"
+)
+_HEDGE_BETWEEN = re.compile(
+    r"[$\\()\[\]\s]*/[$\\()\[\]\s]*"
+    r"|[^.;\n]*?\b(?:or|versus|vs\.?)(?:\s+(?:also|else|maybe|perhaps|possibly|rather|even|the|other|one)\b)*[\s$\\(]*",
+    re.IGNORECASE,
+)
+"""Between two boxes: words that offer both, or a sign that divides them."""
+_POWER_BEHIND = re.compile(r" ?\^ ?\{? ?[-\d]")
+_FORMULA_BEFORE = re.compile(
+    r"\\(?:sqrt(?:\[[^\[\]]*\])?|[dt]?frac(?:\s*\{[^{}]*\}|\d)?|ln|log|exp|sin|cos|tan)\s*\{\s*$|\^\s*\{?\s*$"
+    r"|(?:^|[$(\[>])\s*[-\u2212]$|=\s*[-\u2212]\s*$|(?<![\w.])\d+(?:\.\d+)?$|[\d)}][-+*/]$|\\(?:cdot|times|div|pm|sqrt)\s*$"
+)
+"""In front of a box: what applies to it, so that it holds only part of a formula."""
+_FORMULA_BEHIND = re.compile(
+    r"[-+*/](?:\d|\\(?!text|boxed)[A-Za-z]|\(|[A-Za-z](?![A-Za-z]))|[xyznkie](?![A-Za-z])|_ ?\{? ?\d|\.\d"
+    r"| ?\\(?:cdot|times|div|pi|sqrt|[dt]?frac|binom|pm)(?![A-Za-z])"
+)
+_DELIMITER = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
+_OPERATOR_BEFORE, _OPERATOR_BEHIND = re.compile(r"[-+*/] ?$"), re.compile(r" ?[-+*/] ?(?!\\text)[^\s$]")
+"""Signs between a box and what stands beside it, where both are in one formula."""
+_GAP_CHARS = 60
+_IN_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|[$~]|\\(?=[ ,;:])")
+_NOUN_AND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*(?:,|,?\s+and)\s*$")
+_NOUN_BEHIND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*[.,!\n]")
+_NO_NOUN = frozenset(
+    "was were are not but wrong right correct incorrect too first then later before now finally instead again last so"  # noqa: SIM905
+    " hence thus therefore because since initially earlier afterwards maybe perhaps also respectively else wait sorry"
+    " actually rather either neither nor and yes again once twice only just still here there that this which what"
+    " because when where while good bad true false".split()
+)
+"""Words behind a box that do not say what it counts."""
+_NEGATED = re.compile(
+    r"(?:\bnot|n't|\bnever|\brather than|\binstead of|\bother than)[\s}]+(?:equal(?:\s+to)?\s+|exactly\s+)?[$({\\]*$",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(
+    r"[\s$*)\]}\\,]{0,6}(?:which\s+)?(?:is|was|would be|must be|seems|looks|can|could)(?:\s+\w+ly|\s+just|\s+also)?"
+    r"(?:\s+(?:wrong|incorrect|false|invalid|impossible)\b|(?:n't|\s*not)(?:\s+be)?"
+    r"(?:\s*[.!,;\n]|\s*$|\s+(?:the|my|our|a|an)\s+(?:\w+\s+)?(?:answer|solution|result)\b|\s+(?:right|correct|true|valid|it)\b))",
+    re.IGNORECASE,
+)
+"""Words behind an answer that deny it."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box, or a row of boxes that is one answer."""
+
+    content: str
+    """What is boxed; empty if there are only empty boxes, or boxes that are denied."""
+    start: int
+    """Where it begins in its text."""
+    end: int
+    closed: bool = True
+    """Whether it is written as LaTeX asks: with its backslash, and its last brace closed."""
+    whole: bool = True
+    """False if the box is raised to a power, negated, added to something and so on: it is no answer by itself."""
+
+
+def last_box(text: str) -> Box | None:
+    """Returns the last box, or the row of boxes that ends with it; None if there is no box at all."""
+    starts = list(BOX.finditer(text))[-20:]
+    nothing = Box("", len(text), len(text))
+    if not starts:
+        return nothing if _EMPTY_BOX.search(text) else None
+    content, end, closed = _braced(text, starts[-1].end())
+    while is_denied(text, starts[-1].start(), end):
+        starts.pop()
+        if not starts:
+            return nothing
+        content, end, closed = _braced(text, starts[-1].end())
+    noun = _counted(text[end : end + _GAP_CHARS] + "\n", _NOUN_BEHIND)
+    contents, last, left = [content.strip()], "", starts[-1].start()
+    closed = closed and text[left] == "\\"
+    for match in reversed(starts[:-1]):
+        content, stop, _ = _braced(text, match.end())
+        gap = text[stop:left] if stop <= left else None
+        if gap is None or len(gap) > _GAP_CHARS:
+            break
+        counted = _counted(gap, _NOUN_AND) if noun else ""
+        if counted:
+            last = last or rf"{contents.pop()}\text{{ {noun}}}"
+            content = rf"{content.strip()}\text{{ {counted}}}"
+        elif not _side_by_side(gap):
+            break
+        contents.insert(0, content.strip())
+        left = match.start()
+    joined = ", ".join(dict.fromkeys([*contents, *filter(None, [last])]))
+    return Box(joined, left, end, closed, not _is_part_of_a_formula(text, left, end))
+
+
+def is_denied(text: str, start: int, end: int) -> bool:
+    """Whether words around an answer say that it is none: `not 42`, `42 is wrong`."""
+    before = text[max(0, start - REMARK_CHARS) : start]
+    return _NEGATED.search(before) is not None or _DENIED.match(text[end : end + REMARK_CHARS]) is not None
+
+
+def _is_part_of_a_formula(turn: str, start: int, end: int) -> bool:
+    """Whether a box is raised to a power, negated, added to something and so on, and is no answer by itself."""
+    before = turn[max(0, start - _GAP_CHARS) : start]
+    if _POWER_BEHIND.match(turn, end) or _FORMULA_BEHIND.match(turn, end) or _FORMULA_BEFORE.search(before):
+        return True
+    left, right = before.rpartition("\n")[2], turn[end : end + _GAP_CHARS].partition("\n")[0]
+    in_formula = all(len(_DELIMITER.findall(side)) % 2 for side in (left, right))
+    return in_formula and bool(_OPERATOR_BEFORE.search(before) or _OPERATOR_BEHIND.match(turn, end))
+
+
+def _counted(gap: str, pattern: re.Pattern[str]) -> str:
+    """The noun that stands behind a box, as in \\boxed{1} papers and \\boxed{2} bins; empty if there is none."""
+    found = pattern.match(_IN_TEXT.sub(r"\1", gap))
+    return found[1] if found and _NO_NOUN.isdisjoint(found[1].lower().split()) else ""
+
+
+def _side_by_side(gap: str) -> bool:
+    """Whether what stands between two boxes only lists them."""
+    if _HEDGE_BETWEEN.fullmatch(gap):
+        return True
+    listed = "\n" not in gap or re.search(r"[,;]|\band\b|\bor\b", gap) is not None
+    return listed and _BETWEEN_BOXES.fullmatch(gap) is not None
+
+
+def _braced(text: str, start: int) -> tuple[str, int, bool]:
+    """What the braces that open at `start` hold, where they end, and whether they are closed.
+
+    Braces that are never closed end with the line.
+    """
+    if text[start] != "{":
+        bare = _BARE_NUMBER.match(text, start)
+        assert bare is not None
+        return bare.group(), bare.end(), True
+    depth, position = 0, start
+    limit = min(len(text), start + MAX_ANSWER)
+    while position < limit:
+        character = text[position]
+        if character == "\\":
+            position += 1
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start + 1 : position], position + 1, True
+        position += 1
+    line = text[start + 1 : limit].partition("\n")[0]
+    return line, start + 1 + len(line), False

@@ -1,0 +1,148 @@
+r"""The final turn of an output: the only text in which an answer is looked for.
+
+`final_turn` cuts it out of what a model wrote, or out of a whole conversation as a chat template writes it. It leaves
+out the prompt, tool output, tool calls, reasoning that has ended, and whatever follows the end of the turn. Every
+reading rule and every search for an answer starts from it. All steps are linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rstar2.eval.grader.boxes import BOX
+from rstar2.formats.calls import after_reasoning, without_calls
+
+MAX_TEXT = 100_000
+"""Only this many characters at the end of an output are read."""
+
+_HEADER = re.compile(
+    r"<\|im_start\|>\s*(?P<chatml>[\w.]+)"  # Qwen, Hermes, rStar2
+    r"|<\|start_header_id\|>\s*(?P<llama>\w+)\s*<\|end_header_id\|>"
+    r"|<start_of_turn>\s*(?P<gemma>\w+)"
+    r"|<\|start_of_role\|>\s*(?P<granite>\w+)[^<>]{0,40}<\|end_of_role\|>"
+    r"|<\|start\|>(?P<harmony>[\w.]{1,60})[^<>]{0,80}(?:<\|channel\|>[^<>]{0,80})?<\|message\|>"
+    r"|<\|(?P<plain>system|user|assistant|tool|observation|tool_response)\|>"  # GLM, Phi
+    r"|<\uff5c(?P<deepseek>User|Assistant)\uff5c>"
+    r"|(?P<mistral>\[/INST\])"
+)
+"""What begins a turn in the chat templates of common models, with the role that writes it."""
+_MODEL = frozenset(("assistant", "model", "Assistant", "[/INST]"))
+"""The roles of the model itself."""
+_END_OF_TURN = re.compile(
+    r"<\|(?:im_end|im_start|eot_id|eom_id|end_of_text|endoftext|end|return|call)\|>|<eos>|<(?:start|end)_of_turn>"
+    # In the templates of Mistral and DeepSeek tool output, and then the same turn, goes on behind it.
+    r"|</s>(?!\s*\[TOOL_RESULTS\])|<\uff5cend[^<>]{1,40}\uff5c>(?!\s*<\uff5ctool)"
+)
+_OUTPUT_TAG = (
+    r"(?:(?:tool|function|code|execution|python)_?(?:response|output|result)s?|interpreter|observation)"
+)
+_OUTPUT_MARK = re.compile(
+    rf"<(?P<tag>{_OUTPUT_TAG})>|</(?P<tag_end>{_OUTPUT_TAG})>|\[(?P<end>/?)TOOL_RESULTS\]"
+    r"|<\uff5c(?P<deepseek>tool\u2581outputs?)\u2581(?P<side>begin|end)\uff5c>|(?P<fence>```+)(?P<label>\w*)"
+)
+"""Marks around tool output inside a turn: tags, and the fence ```` ```output ````, which a bare fence closes."""
+_OUTPUT_LABELS = frozenset(("output", "outputs", "tool_output", "tool_outputs"))
+_FENCE, _MISTRAL = "```", "[TOOL_RESULTS]"
+_BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\d(\[*])")
+"""Markdown's bold, whose stars are no powers."""
+_BULLET = re.compile(r"^(?:> *|[-\u2013*\u2022] +(?=[A-Za-z]))")
+"""What begins a quote or a list in Markdown."""
+
+
+def final_turn(output: str) -> str:
+    """The model's last turn without tool output, tool calls and reasoning that has ended.
+
+    If nothing follows reasoning that holds a box, the reasoning is the turn. Stars of bold text and the sign of a quote
+    or a list at the beginning are left out.
+    """
+    turn = without_calls(last_turn(output), "\n")
+    rest = after_reasoning(turn)
+    if rest.strip() or not BOX.search(turn):
+        turn = rest
+    return _BULLET.sub("", _BOLD.sub(r"\1", turn).strip())
+
+
+def last_turn(output: str) -> str:
+    """The model's last turn, with its tool calls and its reasoning, but without tool output."""
+    text = output[-MAX_TEXT:]
+    start, end = 0, len(text)
+    for header in _HEADER.finditer(text):
+        if header[header.lastgroup or 0] in _MODEL:
+            start, end = header.end(), len(text)
+        else:
+            end = min(end, header.start())
+    return _up_to_its_end(_without_tool_output(_up_to_its_end(text[start:end])))
+
+
+def _up_to_its_end(turn: str) -> str:
+    """A turn up to its end-of-turn token; such tokens in front of all text do not count."""
+    end = _END_OF_TURN.search(turn)
+    while end is not None and not turn[: end.start()].strip():
+        turn = turn[end.end() :]
+        end = _END_OF_TURN.search(turn)
+    return turn[: end.start()] if end else turn
+
+
+def _without_tool_output(turn: str) -> str:
+    """What the model wrote after the last tool output; if that is nothing, what it wrote before the first.
+
+    Text between two outputs is left out, since an output may hold the marks of outputs itself.
+    """
+    outputs = list(_tool_outputs(turn))
+    if not outputs:
+        return turn
+    after = turn[max(end for _, end in outputs) :]
+    return _after_cut_group(after) if after.strip() else turn[: min(start for start, _ in outputs)]
+
+
+def _after_cut_group(text: str) -> str:
+    """The text behind the last brace that closes what was opened before the text, such as a box around tool output."""
+    depth, start = 0, 0
+    for brace in re.finditer(r"(?<!\\)[{}]", text):
+        depth += 1 if brace[0] == "{" else -1
+        if depth < 0:
+            depth, start = 0, brace.end()
+    return text[start:]
+
+
+def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
+    """Where the tool outputs of a turn begin and end.
+
+    An output that is never closed lasts to the end of the turn. A closing mark without an opening one ends an output
+    that began before it: the one before, whose text held a closing mark, or one that began before the turn. If outputs
+    of one kind are nested, each has to be closed.
+    """
+    kind, start, depth = "", 0, 0
+    fenced, in_code = False, False
+    for mark in _OUTPUT_MARK.finditer(turn):
+        opening, closing = _sides(mark)
+        if kind:
+            depth += (opening == kind) - (closing == kind)
+            if depth == 0:
+                yield start, mark.end()
+                kind, fenced = "", fenced or closing == _FENCE
+        elif opening:
+            kind, start, depth, in_code = opening, mark.start(), 1, False
+        elif closing == _FENCE:
+            # After a fenced output, a bare fence that closes no program's code may be the end of that output.
+            if fenced and not in_code:
+                yield start, mark.end()
+            in_code = False
+        elif closing:
+            yield start, mark.end()
+        else:
+            in_code = True
+    if kind:
+        yield start, len(turn)
+
+
+def _sides(mark: re.Match[str]) -> tuple[str | None, str | None]:
+    """The kind of output that a mark opens, and the kind that it closes; neither for a fence around code."""
+    if mark["fence"]:
+        return (_FENCE if mark["label"] in _OUTPUT_LABELS else None), (None if mark["label"] else _FENCE)
+    if mark["deepseek"]:
+        return (mark["deepseek"], None) if mark["side"] == "begin" else (None, mark["deepseek"])
+    if mark["end"] is not None:
+        return (None, _MISTRAL) if mark["end"] else (_MISTRAL, None)
+    return mark["tag"], mark["tag_end"]

@@ -1,0 +1,305 @@
+r"""LaTeX commands that decorate an answer or belong to a package, rewritten into what the grammar reads.
+
+`\textcolor{red}{5}` becomes `5`, `\SI{5}{\metre\per\second}` becomes `5\text{ metre per second}`, `{}^{5}C_2` becomes
+`\binom{5}{2}`, and a matrix in plain TeX becomes an environment. Everything is text, and a command whose arguments do
+not fit stays as it is, so that the grammar does not understand it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rstar2.eval.grader.parse.vocabulary import name_set
+
+MAX_COMMANDS = 60
+"""A text with more of these commands is left as it is."""
+_NAMES = {
+    "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "vert": "|",
+    "colon": ":", "surd": r"\sqrt", "sfrac": r"\frac", "xfrac": r"\frac", "flatfrac": r"\frac",
+    "cr": r"\\", "tabularnewline": r"\\", "textdegree": r"^\circ ", "textdollar": r"\$", "dollar": r"\$",
+    "texteuro": r"\euro ", "textsterling": r"\pounds ", "textyen": r"\yen ", "percent": r"\%",
+    "textpercent": r"\%", "slash": "/", "textminus": "-", "isin": r"\in ", "plusmn": r"\pm ", "infin": r"\infty ",
+    "empty": r"\emptyset ", "reals": r"\R ", "Reals": r"\R ", "dotsm": r"\cdots ", "dotsi": r"\cdots ",
+    "dotso": r"\ldots ", "mathellipsis": r"\ldots ", "textellipsis": r"\ldots ", "cis": r"\operatorname{cis}",
+    "amp": "&", "textsuperscript": "^", "textsubscript": "_",
+}  # fmt: skip
+"""Commands without arguments, and what they are another name of."""
+_IGNORED = name_set(
+    "huge Huge LARGE footnotesize scriptsize normalsize normalfont boldmath unboldmath bfseries itshape upshape"
+    " rmfamily sffamily ttfamily strut mathstrut null relax noindent hfill hfil par allowbreak nobreak protect"
+    " centering medspace thickspace negthinspace negmedspace negthickspace displaylimits"
+)
+"""Commands without arguments that only change how an answer looks."""
+_CONTENT = {
+    "colorbox": (2, 1), "fcolorbox": (3, 2), "textcolor": (2, 1), "bbox": (1, 0), "ensuremath": (1, 0),
+    "makebox": (1, 0), "framebox": (1, 0), "raisebox": (2, 1), "scalebox": (2, 1), "resizebox": (3, 2),
+    "smash": (1, 0), "uline": (1, 0), "uuline": (1, 0), "hl": (1, 0), "circled": (1, 0), "textcircled": (1, 0),
+    "tcbox": (1, 0), "tcboxmath": (1, 0), "mathop": (1, 0), "mathord": (1, 0), "mathrel": (1, 0),
+    "mathbin": (1, 0), "mathinner": (1, 0), "mathclap": (1, 0), "strong": (1, 0), "vcenter": (1, 0), "num": (1, 0),
+}  # fmt: skip
+"""Commands that show one of their arguments: how many they have, and which one is shown."""
+_DROPPED = {
+    "phantom": 1, "hphantom": 1, "vphantom": 1, "hspace": 1, "vspace": 1, "label": 1, "tag": 1, "mspace": 1,
+    "color": 1, "rule": 2,
+}  # fmt: skip
+"""Commands that show none of their arguments, and how many they have."""
+_BRACES = {"underbrace": "_", "overbrace": "^", "underbracket": "_", "overbracket": "^"}
+"""Commands with a label, and the sign before it."""
+_QUANTITIES, _UNITS = frozenset({"SI", "qty"}), frozenset({"si", "unit"})
+_TABLES = frozenset({"matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix"})
+_WITH_ARGUMENTS = {*_CONTENT, *_DROPPED, *_BRACES, *_QUANTITIES, *_UNITS, *_TABLES, "ang", "set", "Set"}
+_COMMAND = re.compile(
+    rf"\\({'|'.join(sorted({*_NAMES, *_IGNORED, *_WITH_ARGUMENTS}, key=len, reverse=True))})(?![A-Za-z])\*?"
+)
+_OPTION = re.compile(r"\s*\[[^\[\]]*\]")
+_LABEL = re.compile(
+    r"(?:\\(?:text\w*|mathrm|mbox)|[\s{}.!:]|\\[ ,;]"
+    r"|\b(?:the|our|final|answer|total|result|solution|value|sum|area|volume|number|of|ways|cases|outcomes|units?)\b)*",
+    re.IGNORECASE,
+)
+"""A label that says what a number is, rather than how often something in it is repeated."""
+_PREFIXES = {
+    "milli",
+    "centi",
+    "deci",
+    "kilo",
+    "mega",
+    "giga",
+    "tera",
+    "micro",
+    "nano",
+    "pico",
+    "hecto",
+    "deca",
+}
+_SIGNS = {"degree": r"^\circ ", "percent": r"\%", "%": r"\%"}
+_UNIT_MACRO = re.compile(r"\\([A-Za-z]+)|\\?([^\\]+)")
+_UPRIGHT_GROUP = re.compile(r"\\rm\s*\{|\{\s*\\rm(?![A-Za-z])\s*")
+_SKIP = re.compile(r"\\(?:kern|hskip|mkern|mskip)\s*-?[\d.]+\s*(?:pt|em|ex|mu|cm|mm)")
+
+_MARK = (
+    r"\\(?:checkmark|blacksquare|square|Box|qed|qedsymbol|qedhere|bigstar|blacklozenge|Diamond)(?![A-Za-z])"
+)
+_SPACE = r"(?:\s|~|\\[ ,;:!]|\\q?quad(?![A-Za-z])|\$)"
+_LAST_MARKS = re.compile(
+    rf"(?<=\S)(?:{_SPACE}*(?:{_MARK}|\\(?:text\w*|mathrm|mbox)\s*\{{(?:\s|\$)*{_MARK}(?:\s|\$)*\}}))+{_SPACE}*$"
+)
+_FIRST_MARKS = re.compile(rf"^(?:{_SPACE}*{_MARK})+(?=\s*\S)")
+
+_SCRIPT = r"(?:\{\s*\w{1,6}\s*\}|\w)"
+_UPRIGHT = r"\\(?:mathrm|text\w*|operatorname|mathbf|mathsf|rm)\s*"
+_CHOICE = rf"(?:{_UPRIGHT}\{{\s*(?P<upright>[ACP])\s*\}}|(?P<letter>[ACP]))"
+_BEFORE_LETTER = re.compile(
+    rf"(?P<empty>\{{\s*\}}\s*)?[\^_]\s*(?P<top>{_SCRIPT})\s*{_CHOICE}\s*_\s*(?P<bottom>{_SCRIPT})(?![\w^])"
+)
+_BEHIND_LETTER = re.compile(
+    rf"(?<![A-Za-z\\^_]){_CHOICE}\s*(?:_\s*(?P<a>\{{\s*\d+\s*\}}|\d)\s*\^\s*(?P<b>\{{\s*\d+\s*\}}|\d)"
+    r"|\^\s*(?P<c>\{\s*\d+\s*\}|\d)\s*_\s*(?P<d>\{\s*\d+\s*\}|\d))(?![\w^])"
+)
+_APPLIED = re.compile(
+    rf"(?<![A-Za-z\\])(?:{_UPRIGHT}\{{\s*(?P<upright>C|P|nCr|nPr)\s*\}}|(?P<letter>nCr|nPr|comb|perm|binomial|C|P))"
+    r"\s*\(\s*(?P<top>[\w+-]{1,9})\s*,\s*(?P<bottom>[\w+-]{1,9})\s*\)"
+)
+_BETWEEN = re.compile(
+    rf"(?<![\w.^_{{\\])(?P<top>\d{{1,4}})\s*{_CHOICE.replace('[ACP]', '[CP]')}\s*(?P<bottom>\d{{1,4}})(?![\w.]|\s*[_^])"
+)
+_SLANTED = re.compile(
+    r"(?:\{\s*\}\s*)?\^\s*(?:\{\s*(\d+)\s*\}|(\d))\s*/\s*(?:\{\s*\}\s*)?_\s*(?:\{\s*(\d+)\s*\}|(\d))"
+)
+_SMALL_O = rf"(?:o|{_UPRIGHT}\{{\s*o\s*\}}|{_UPRIGHT}o)"
+_DEGREE = re.compile(
+    rf"(?<=[\d}})])\s*(?:\{{\s*\}}\s*)?\^\s*(?:{_SMALL_O}|\{{\s*{_SMALL_O}\s*\}}|\{{\s*\\rm\s+o\s*\}}"
+    r"|\{\s*\^\s*\\circ\s*\}|\^\s*\\circ|\{\s*\{\s*\\circ\s*\}\s*\})(?![A-Za-z])"
+    r"|(?<=[\d}])\s*\{\s*\}\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})"
+    r"|(?<=\d)\s*\{\s*(?:\{\s*\}\s*)?\^\s*(?:\\circ\s*|\{\s*\\circ\s*\}\s*)\}|(?<=\d)\s*\\circ(?=\s*(?:$|[,.)]))"
+)
+r"""60^o, 60^{\text{o}}, 60{^\circ} and 60\circ."""
+_SEPARATED = re.compile(
+    r"(?<=[\d)}])\s*\\q?quad\s*(?=[A-Za-z](?:_\w)?\s*=)|(?<=\d)\s*\\q?quad\s*(?=-?\d)|(?<=\))\s*\\q?quad\s*(?=\()"
+)
+_EQUATION = re.compile(r"[^=&<>]{1,40}&?\s*=\s*&?[^=&<>]+")
+_STARRED = re.compile(r"\\(begin|end)\s*\{([pbBvV]?matrix)\*\}(?:\s*\[[lcr]\])?")
+_SYSTEM = re.compile(
+    r"(?:\\left\s*)?(?:\\\{\s*)?\\begin\{(array\}\s*\{[lcr| ]*|aligned|align\*?|matrix|gathered|cases)\}"
+    r"((?:(?!\\(?:begin|end)\{).)*)\\end\{\w+\*?\}(?:\s*\\right\s*\.)?",
+    re.DOTALL,
+)
+
+
+def rewritten(text: str) -> str:
+    """The text without decoration, and with the commands of packages and of plain TeX as those of the grammar."""
+    text = _FIRST_MARKS.sub("", _LAST_MARKS.sub("", _SKIP.sub(" ", text)))
+    text = re.sub(r"\{\s*(\\[,;:])\s*\}", r"\1", text)
+    text = _STARRED.sub(r"\\\1{\2}", text)
+    text = _SEPARATED.sub(", ", _UPRIGHT_GROUP.sub(r"\\mathrm{", text))
+    commands = list(_COMMAND.finditer(text))
+    if len(commands) > MAX_COMMANDS:
+        return text
+    for match in reversed(commands):
+        replacement = _replacement(match[1], text, match.end())
+        if replacement is not None:
+            shown, end = replacement
+            text = text[: match.start()] + shown + text[end:]
+    return _SYSTEM.sub(_as_cases, text)
+
+
+def with_scripts(text: str) -> str:
+    """The text with combinations, slanted fractions and degrees that are written by raising and lowering signs."""
+    if "^" in text:
+        text = _SLANTED.sub(lambda match: _fraction(match[1] or match[2], match[3] or match[4]), text)
+    if "_" in text:
+        text = _BEHIND_LETTER.sub(_chosen_by_scripts, _BEFORE_LETTER.sub(_chosen_before, text))
+    return _DEGREE.sub(r"^\\circ ", text) if "o" in text or "circ" in text else text
+
+
+def with_combinations(text: str) -> str:
+    """The text with C(5,2), P(5,2) and 5C2 as what they count. A pair that counts nothing is left as a point."""
+    if "C" in text or "P" in text or "comb" in text or "perm" in text or "binomial" in text:
+        text = _BETWEEN.sub(_chosen_applied, _APPLIED.sub(_chosen_applied, text))
+    return text
+
+
+def _replacement(name: str, text: str, end: int) -> tuple[str, int] | None:
+    """What a command and its arguments are rewritten to, and where they end; None if the arguments do not fit."""
+    if name in _NAMES:
+        return _NAMES[name], end + 2 * text.startswith("{}", end)
+    if name in _IGNORED:
+        return " ", end
+    while (option := _OPTION.match(text, end)) is not None and name not in _TABLES:
+        end = option.end()
+    counts = {**_DROPPED, **dict.fromkeys(_QUANTITIES, 2)}
+    count = _CONTENT[name][0] if name in _CONTENT else counts.get(name, 1)
+    arguments = list[str]()
+    for _ in range(count):
+        group = braced(text, end)
+        if group is None:
+            return None
+        arguments.append(group[0])
+        end = group[1]
+    return _with_label(name, arguments[0], text, end) if name in _BRACES else (_shown(name, arguments), end)
+
+
+def _shown(name: str, arguments: list[str]) -> str:
+    """What a command with its arguments shows."""
+    if name in _CONTENT:
+        shown = arguments[_CONTENT[name][1]]
+        return re.sub(r"\s", "", shown) if name == "num" else f"{{{shown}}}"
+    if name in _DROPPED:
+        return " "
+    if name in _QUANTITIES:
+        value = re.sub(r"\s", "", arguments[0])
+        return f"{value}{_unit(arguments[1])}"
+    if name in _UNITS:
+        return _unit(arguments[0])
+    if name == "ang":
+        return rf"{arguments[0]}^\circ "
+    if name in _TABLES:
+        return rf"\begin{{{name}}}{arguments[0]}\end{{{name}}}"
+    return rf"\{{{arguments[0]}\}}"
+
+
+def _with_label(name: str, content: str, text: str, end: int) -> tuple[str, int] | None:
+    """The content of a brace, without its label; None if the label is no words and so may belong to the answer."""
+    sign = re.compile(rf"\s*\{_BRACES[name]}\s*").match(text, end)
+    if sign is None:
+        return f"{{{content}}}", end
+    label = braced(text, sign.end())
+    if label is None or _LABEL.fullmatch(label[0]) is None:
+        return None
+    return f"{{{content}}}", label[1]
+
+
+def _unit(written: str) -> str:
+    r"""The argument of \unit as words: \centi\metre\squared as ` centimetre squared`."""
+    words = list[str]()
+    prefix = ""
+    for macro, plain in _UNIT_MACRO.findall(written):
+        if macro in _PREFIXES:
+            prefix = macro
+            continue
+        words.append(prefix + (macro or plain.strip().replace(".", " ")))
+        prefix = ""
+    unit = " ".join(filter(None, [*words, prefix]))
+    if unit in _SIGNS:
+        return _SIGNS[unit]
+    unit = re.sub(r"\b(?:degreeCelsius|degree celsius)\b", "degrees Celsius", unit)
+    return rf"\text{{ {unit} }}" if unit else ""
+
+
+def _as_cases(match: re.Match[str]) -> str:
+    """The rows of an environment that holds equations, as a list; any other environment as it is."""
+    rows = [row.strip(" \n,") for row in match[2].split(r"\\")]
+    rows = [row for row in rows if row]
+    if not rows or not all(map(_EQUATION.fullmatch, rows)):
+        return match.group()
+    return ", ".join(row.replace("&", " ") for row in rows)
+
+
+def braced(text: str, start: int) -> tuple[str, int] | None:
+    """The content of the braces that open at `start`, after spaces, and where they end; None without such braces."""
+    while start < len(text) and text[start].isspace():
+        start += 1
+    if text[start : start + 1] != "{":
+        return None
+    depth, position = 0, start
+    while position < len(text):
+        sign = text[position]
+        if sign == "\\":
+            position += 1
+        elif sign == "{":
+            depth += 1
+        elif sign == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start + 1 : position], position + 1
+        position += 1
+    return None
+
+
+# --- combinations and slanted fractions ---
+
+
+def _fraction(over: str, under: str) -> str:
+    return rf"\frac{{{over}}}{{{under}}}"
+
+
+def _combination(letter: str, top: str, bottom: str) -> str:
+    """The number of combinations, or of arrangements if the letter is P or A, of `bottom` things out of `top`."""
+    if letter in {"C", "nCr", "comb", "binomial"}:
+        return rf"\binom{{{top}}}{{{bottom}}}"
+    return rf"\frac{{({top})!}}{{({top}-({bottom}))!}}"
+
+
+def _chosen_before(match: re.Match[str]) -> str:
+    """{}^{5}C_2; unless what stands before it would be raised or lowered instead."""
+    before = match.string[: match.start()].rstrip()[-1:]
+    if not match["empty"] and (before.isalnum() or before in set(")]}|!'")):
+        return match.group()
+    top, bottom = match["top"].strip("{ }"), match["bottom"].strip("{ }")
+    return _if_counting(match, top, bottom)
+
+
+def _chosen_by_scripts(match: re.Match[str]) -> str:
+    """C_5^2 and C^5_2, of which the larger number is the one that is chosen from."""
+    numbers = sorted(
+        (sign.strip("{ }") for sign in match.group("a", "b", "c", "d") if sign), key=int, reverse=True
+    )
+    return _if_counting(match, *numbers)
+
+
+def _chosen_applied(match: re.Match[str]) -> str:
+    """C(5,2) and 5C2. In P(5,2) = 1/4, P may be a probability or a polynomial."""
+    letter, behind = match["upright"] or match["letter"], match.string[match.end() :].lstrip()
+    if letter == "P" and behind.startswith("="):
+        return match.group()
+    return _if_counting(match, match["top"], match["bottom"])
+
+
+def _if_counting(match: re.Match[str], top: str, bottom: str) -> str:
+    """The number that is meant, if the two are whole numbers that fit, or letters behind C; else what stood there."""
+    letter = match["upright"] or match["letter"]
+    if top.isdecimal() and bottom.isdecimal():
+        fits = int(top) >= int(bottom) and len(top) <= 4
+    else:
+        fits = letter not in {"A", "P"} and top[-1:].isalnum() and re.search("[nmNM]", top) is not None
+    return _combination(letter, top, bottom) if fits else match.group()
