@@ -69,6 +69,9 @@ SAME = [
     (r"\sqrt{x-5000}", r"(x-5000)^{1/2}"),
     (r"\ln(x^2 y)", r"2\ln x + \ln y"),
     (r"\sin^2 x + \cos^2 x", r"1"),
+    (r"(e^{5y}-e^{5y})x", r"xe^{2y}e^{3y}-xe^{5y}"),
+    (r"\binom{n}{j} - \frac{n!}{j!(n-j)!}", r"\frac{n!}{j!(n-j)!} - \binom{n}{j}"),
+    (r"\frac{1+(-1)^n}{2}ye^{5y+6}", r"\frac{ye^{5y+6}+(-1)^n ye^{5y}e^6}{2}"),
 ]
 
 
