@@ -41,12 +41,11 @@ _NO_VALUE = (ArithmeticError, NotImplementedError, TypeError, ValueError)
 """What sympy raises if an expression has no value, or a set of numbers cannot be solved for."""
 
 
-def verify(certificate: dict[str, Any] | None) -> str | None:
+def verify(certificate: Any) -> str | None:
     """Returns why a certificate does not show that two answers are equal; None if it does."""
     try:
         one, other = certificate["letters"]
-        said, other_said = {*one.values()}, {*other.values()}
-        agree = one | other == other | one and (said == other_said or said ^ other_said <= _USUAL)
+        agree = one | other == other | one and {*one.values()} ^ {*other.values()} <= _USUAL
         _need(agree, "letters stand for other numbers")
         _Fact(certificate)
     except (*_NO_VALUE, AttributeError, LookupError) as error:
@@ -90,14 +89,9 @@ class _Point:
 
     def __init__(self, letters: dict[str, Any], reading: Any = (0, 0, 1), real: bool = False) -> None:
         degree, percent, natural = map(int, reading)
-        self.letters, self.real, self.salt, self.base = (
-            letters,
-            real,
-            _DRAW.random(),
-            sympy.E if natural else 10,
-        )
-        one = sympy.pi / 180
-        self.signs = {"radians": one, "degree": one**degree, "percent": Rational(1, 100) ** percent}
+        self.letters, self.real, self.salt = letters, real, _DRAW.random()
+        angle, self.base = sympy.pi / 180, sympy.E if natural else 10
+        self.signs = {"radians": angle, "degree": angle**degree, "percent": Rational(1, 100) ** percent}
 
     def value(self, part: Any) -> Any:
         """The value of a node, those of several in a list, or anything else as it is."""
@@ -142,7 +136,8 @@ class _Point:
         with suppress(*_NO_VALUE):
             one, other = self.value(a), self.value(b)
             if one == other or _rounds(a, other) or _rounds(b, one):
-                return None if one in (sympy.nan, sympy.zoo) else True
+                # Sets are compared by `by_interval`: at one point, x = 5 and x = 6 are both empty.
+                return None if one in (sympy.nan, sympy.zoo) or isinstance(one, sympy.Set) else True
             # sympy computes as many digits as it takes; a part of which it finds hardly any is zero.
             cells = [cell.evalf(30, maxn=500) for cell in sympy.flatten([one - other])]
             if not all(cell.is_finite for cell in cells):
@@ -180,11 +175,10 @@ def _rounds(node: Node, value: Any) -> bool:
 
 def _drawn(name: str, points: Any = ()) -> Any:
     """A random value for a letter: whole if it may have to be, else any real number."""
-    is_whole = name in {*"jkmn"} and all(point[name].is_integer for point in points if name in point)
-    size, sign = _DRAW.choice((6, 20, 99)), _DRAW.choice((1, 1, 1, -1))
-    return (
-        Integer(_DRAW.randint(0, size)) if is_whole else Rational(sign * _DRAW.randint(1, 1009 * size), 1009)
-    )
+    size = _DRAW.choice((6, 20, 99))
+    if name in {*"jkmn"} and all(point[name].is_integer for point in points if name in point):
+        return Integer(_DRAW.randint(0, size))
+    return Rational(_DRAW.choice((1, 1, 1, -1)) * _DRAW.randint(1, 1009 * size), 1009)
 
 
 def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> bool:
@@ -196,22 +190,20 @@ def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> 
         return a == b or any(all(map(_identical, a[1], order)) for order in orders)
     claimed = [{name: Rational(re) + I * Rational(im) for name, (re, im) in each.items()} for each in points]
     agreed = [_Point(point, reading).agree(a, b) for point in claimed]
-    real = bool(names) and ("Symbol", "i") not in {*_walk((a, b))}
+    real, least = bool(names) and ("Symbol", "i") not in {*_walk((a, b))}, _LEAST_POINTS if names else 1
     for _ in range((_TRIES if names else 1) if all(agreed) else 0):
         point = {name: _drawn(name, claimed) for name in names}
         agreed.append(_Point(point, reading, real).agree(a, b))
         if agreed[-1] is False or agreed.count(True) >= len(claimed) + _POINTS:
             break
-    return False not in agreed and agreed.count(True) - len(claimed) >= (_LEAST_POINTS if names else 1)
+    return False not in agreed and agreed.count(True) >= len(claimed) + least
 
 
 def _names(side: Node, is_gold: bool) -> bool:
     """Whether a side of an equation only names a quantity: a letter, f(2), or what gives no letter if it is solved."""
     kind, parts, *_ = side
     letters = _letters(side)
-    unknowns = {
-        part for part in _walk(side) if part[0] == "Apply" or (part[0] == "Symbol" and part[1] in letters)
-    }
+    unknowns = {each for each in _walk(side) if each[0] in {"Apply", "Symbol"} and each[1] not in _CONSTANTS}
     if kind in {"Symbol", "Apply"}:
         return len(unknowns) > 0
     if is_gold and any(name[0].islower() for name in {*letters} - {"angle", "triangle"}):
@@ -260,10 +252,13 @@ class _Fact:
         kinds, lists = {a[0], b[0]}, {"Listing", "SetOf", "Brackets"}
         sides = [side[1] if side[0] in lists else (side,) for side in (a, b)]
         titles = [
-            {item[1][0] if item[0] == "Relation" else item[0] == "Quantity" and item[2] for item in side}
+            {
+                item[1][0] if item[0] == "Relation" else item[2] if item[0] == "Quantity" else None
+                for item in side
+            }
             for side in sides
         ]
-        alone = [False not in each and len(each) > 1 for each in titles].count(True) == 1
+        alone = [None not in each and len(each) > 1 for each in titles].count(True) == 1
         if "Brackets" in kinds or (alone and "SetOf" not in kinds) or ("Symbol", "dots") in {*_walk((a, b))}:
             return (alone or kinds != {"SetOf", "Brackets"}) and self.same(*sides)
         pairs = [pair for pair in product(*sides) if self.same(*pair)]

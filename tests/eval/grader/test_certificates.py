@@ -162,6 +162,8 @@ FALSE_BY_STRUCTURE = [
     ("relation", "f(2)=5", "f(3)=5"),
     ("name", "x>5", "5"),
     ("name", "x=5", "6"),
+    ("ratio", "x=5", "x=6"),
+    ("matrix", "0<x<1", "0<x\\le 1"),
     ("unit", "5\\text{ m}", "5\\text{ km}"),
     ("unit", "5\\text{ m}", "5\\text{ kg}"),
     ("unit", "9:00\\text{ am}", "9:00\\text{ pm}"),
