@@ -271,7 +271,8 @@ class _Fact:
         turned = tuple(zip(*one, strict=True)) if "Brackets" in {a[0], b[0]} else one
         return self.same(one, other) or self.same(turned, other) or _identical(a, b)
 
-    by_ratio = by_matrix
+    def by_ratio(self, a: Node, b: Node) -> bool:
+        return self.same(a, b) or _identical(a, b)
 
     def by_relation(self, a: Node, b: Node) -> bool:
         """Written alike, one name with one value, or multiples of each other."""
@@ -339,7 +340,7 @@ class _Fact:
         values = [side[2][0] if side[:2] == ("Call", "degree") else side for side in (a, b)]
         sides = [side if side[0] == "Quantity" else ("Quantity", side, "", "1", ()) for side in values]
         (_, one, words, *size), (_, other, other_words, *other_size) = sides
-        alike = not words or not other_words or size == other_size or {words, other_words} in _SAME_MONEY
+        alike = size == other_size or (not words) != (not other_words) or {words, other_words} in _SAME_MONEY
         return (alike and self.same(one, other)) or _identical(a, b, (), (1, 0, 1))
 
     def by_letters(self, a: Node, b: Node) -> bool:

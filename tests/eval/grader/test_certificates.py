@@ -163,6 +163,8 @@ FALSE_BY_STRUCTURE = [
     ("name", "x>5", "5"),
     ("name", "x=5", "6"),
     ("ratio", "x=5", "x=6"),
+    ("ratio", "[0,1)", "[0,1]"),
+    ("unit", "3:00", "3"),
     ("matrix", "0<x<1", "0<x\\le 1"),
     ("unit", "5\\text{ m}", "5\\text{ km}"),
     ("unit", "5\\text{ m}", "5\\text{ kg}"),
