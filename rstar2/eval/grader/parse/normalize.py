@@ -127,18 +127,25 @@ def key(text: str) -> str:
     return re.sub(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+|(?<!\.)\.\s*$", "", plain)
 
 
+_MARKS = frozenset("()!'")
+"""Signs that are punctuation among words, but change the value of a formula."""
+
+
 def words(text: str) -> tuple[str, ...]:
     """The words of a textual answer, without commands, punctuation, case, articles and plurals.
 
-    An answer whose braces do not match, which was cut off, begins with a brace.
+    Brackets, factorials and primes count as words if there are numbers, signs or single letters, as in (k!) cm. An
+    answer whose braces do not match, which was cut off, begins with a brace.
     """
     plain = re.sub(
         r"\\(?:text\w*|mathrm|mathbf|mathit|mbox|operatorname)\s*|\\[,;:! ]|\\q?quad", " ", clean(text)
     )
     found = tuple(
         word[:-1] if len(word) > 3 and word.endswith("s") else word
-        for word in re.findall(r"\\?[^\W_]+(?:'[a-z]+)?|[^\w\s{}().,;:!?\"']", plain.casefold())
+        for word in re.findall(r"\\?[^\W_]+(?:'[a-z]+)?|[^\w\s{}.,;:?\"]", plain.casefold())
     )
+    if all(len(word) > 1 and word.isalpha() for word in found if word not in _MARKS):
+        found = tuple(word for word in found if word not in _MARKS)
     if found[:1] in {("yes",), ("no",)} and _SHORT_ANSWER.fullmatch(" ".join(found)):
         found = found[:1]
     kept = tuple(word for word in found if word not in {"the", "a", "an"}) or found

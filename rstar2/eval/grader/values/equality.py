@@ -28,6 +28,7 @@ from rstar2.eval.grader.parse.nodes import (
 )
 from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.guarded_numbers import (
+    BUDGET,
     MAX_SPREAD_BITS,
     BeyondGuards,
     Constant,
@@ -71,6 +72,9 @@ MAX_FLOAT = 10**300
 _LOW_DIGITS, _HIGH_DIGITS = 40, 80
 _SMALL_BITS = 100
 """80 digits tell apart what is computed from numbers of at most this size."""
+_FOR_LARGE_VALUES = 0.6
+"""Beyond the first points of agreement, large values are compared only while more than this share of the budget is
+left: it takes up to 200 times as long as for small ones, and there are other points."""
 _MORE_DIGITS = (0, 150, 300, 600, 1200, 2400)
 """If there are larger ones, three times their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit,
 their difference has 101 digits less, and cos(10^-100) differs from 1 in its 201st. Few lengths are used, as a context
@@ -205,8 +209,8 @@ def proportional(a: Node, b: Node) -> Fraction | None:
     """
     names = sorted(variables(a) | variables(b))
     with limited_work():
-        rational = plan(a, b)
-        context = mpmath_context(_LOW_DIGITS)
+        rational = None if {Symbol("pi"), Symbol("e")} & {*walk(a), *walk(b)} else plan(a, b)
+        context, precise = mpmath_context(_LOW_DIGITS), mpmath_context(_HIGH_DIGITS + _MORE_DIGITS[1])
         ratios: list[Value] = []
         several_values = False
         random = point_source(a, b, "ratio")
@@ -215,16 +219,27 @@ def proportional(a: Node, b: Node) -> Fraction | None:
                 (point, False) for point in rational_points(random, names, rational.bits)
             )
             needed = rational.points + 1
+            least = needed
         else:
-            points = real_points(random, a, b, names, set())
-            needed = EDGED_POINTS if has_kinks(a, b) or has_steps(a, b) else SMOOTH_POINTS
+            whole = whole_letters(a, b)
+            real = real_points(random, a, b, names, set())
+            points = ((point, True) for point in whole_points(random, a, b, names, whole)) if whole else real
+            edged = has_kinks(a, b) or has_steps(a, b)
+            needed = EDGED_POINTS if edged or whole else SMOOTH_POINTS
+            least = LEAST_EDGED_POINTS if edged else LEAST_POINTS
+        agree, undefined = True, 0
+        used: list[Point] = []
         for point, _ in islice(points, needed * TRIES_PER_POINT):
-            setting = Setting(point, context, real=rational is None)
+            # With 40 digits, y = 10^40 x + √2 is as good as y = 10^40 x + √3.
+            digits = precise if len(ratios) < LEAST_POINTS else context
+            setting = Setting(point, digits, real=rational is None)
             try:
                 top, bottom = evaluate(a, setting), evaluate(b, setting)
             except TooMuchWork:
                 raise
             except NoValue:
+                reasons = [_reason_for_no_value(node, setting) for node in (a, b)]
+                undefined += None in reasons and not any(isinstance(one, BeyondGuards) for one in reasons)
                 continue
             finally:
                 several_values |= setting.notes.several_values
@@ -233,14 +248,16 @@ def proportional(a: Node, b: Node) -> Fraction | None:
             if top == 0 or bottom == 0:
                 return None
             ratios.append(_ratio(top, bottom, setting))
-            if ratios[-1] != ratios[0] and not _nearly(ratios[-1], ratios[0], context):
+            used.append(point)
+            agree = _nearly(ratios[-1], ratios[0], digits)
+            if not agree or len(ratios) == needed:
                 break
-            if len(ratios) == needed:
-                break
-    if ratios and (ratios[-1] == ratios[0] or _nearly(ratios[-1], ratios[0], context)):
-        enough = needed if rational is not None else LEAST_POINTS
-        if len(ratios) >= enough and context.im(ratios[0]) == 0:
-            return Fraction(1 if context.re(ratios[0]) > 0 else -1)
+    if ratios and agree and len(ratios) >= least and context.im(ratios[0]) == 0:
+        if undefined > (MAX_UNDEFINED if is_piecewise(a, b) else MAX_ONE_SIDED) * len(ratios):
+            raise NoValue("an expression that has a value where the other one has none")
+        if any(_vanishes(node, tuple(used), Setting({}, context)) for node in (a, b)):
+            raise NoValue("formulas that are zero wherever they were tried")
+        return Fraction(1 if context.re(ratios[0]) > 0 else -1)
     if several_values or len(ratios) < 2:
         raise NoValue("not defined where it was tried")
     return None
@@ -253,14 +270,16 @@ def _ratio(top: Value, bottom: Value, setting: Setting) -> Value:
 
 
 def _nearly(one: Value, other: Value, context: Any) -> bool:
-    """Whether two ratios, of which at least one is not exact, agree to thirty digits."""
+    """Whether two ratios agree, exactly or, if one of them is not exact, to three quarters of the digits in use."""
     if isinstance(one, Fraction) and isinstance(other, Fraction):
         return one == other
     first, second = (
-        context.mpf(each.numerator) / each.denominator if isinstance(each, Fraction) else each
+        context.mpf(each.numerator) / each.denominator
+        if isinstance(each, Fraction)
+        else context.convert(each)
         for each in (one, other)
     )
-    return bool(abs(first - second) <= abs(second) * context.mpf(10) ** -30)
+    return bool(abs(first - second) <= abs(second) * context.mpf(10) ** (-context.dps * 3 // 4))
 
 
 def _readings(a: Node, b: Node) -> Iterator[Setting]:
@@ -353,13 +372,26 @@ def _at_whole_points(
 
 
 def _vanishes(node: Node, points: tuple[Point, ...], setting: Setting) -> bool:
-    """Whether a formula with a coefficient or product in it is zero at all points: n over 9000 is, for small n."""
-    lasting = any(
-        isinstance(part, Series) or (isinstance(part, Call) and part.name == "binom") for part in walk(node)
+    """Whether a coefficient or product in a formula is zero at all points: n over 9000 is, for small n."""
+    lasting = [
+        part
+        for part in dict.fromkeys(walk(node))
+        if isinstance(part, Series) or (isinstance(part, Call) and part.name == "binom")
+    ]
+    return any(
+        all(_is_zero(part, replace(setting, symbols=point, notes=Notes())) for point in points)
+        for part in lasting
     )
-    return lasting and all(
-        evaluate(node, replace(setting, symbols=point, notes=Notes())) == 0 for point in points
-    )
+
+
+def _is_zero(node: Node, setting: Setting) -> bool:
+    """Whether an expression has the value zero; False if it has none, as the body of a sum has."""
+    try:
+        return bool(evaluate(node, setting) == 0)
+    except TooMuchWork:
+        raise
+    except NoValue:
+        return False
 
 
 def _at_real_points(
@@ -462,16 +494,21 @@ def _agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool
     """
     setting = replace(setting, notes=Notes())
     first = _difference(a, b, setting)
+    context, notes = setting.context, setting.notes
+    if first is True and notes.bits:
+        # Exact values may be those of rounded parts: ⌊3 - π/10^40⌋ is 3 to 40 digits.
+        first = context.zero, context.one, True
     if isinstance(first, bool):
         return first
     low, scale, is_real = first
     if setting.real and not is_real:
         raise NoValue("not real here")
-    context, notes = setting.context, setting.notes
     if briefly and notes.bits <= _SMALL_BITS and low <= scale * context.mpf(10) ** -25:
         return True
     noise_of_largest = context.mpf(2) ** notes.largest * context.mpf(10) ** (15 - _LOW_DIGITS)
     same = bool(low <= max(context.mpf(10) ** -15 * max(scale, 1), noise_of_largest))
+    if same and briefly and setting.budget.left < BUDGET * _FOR_LARGE_VALUES:
+        raise NoValue("too much work to tell large values apart here")
     if same:
         lost = notes.bits * 3 // 10 if notes.bits > _SMALL_BITS else 0
         more = _more_digits(3 * lost)

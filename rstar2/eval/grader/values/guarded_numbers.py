@@ -211,13 +211,16 @@ class Setting:
             power = _exact_power(base, exponent.numerator)
             self._pay(power, reduced=False)
             return power
+        if exponent == 0 and base != 0:
+            return Fraction(1)
         a, b = self.inexact(base), self.inexact(exponent)
         if a == 0:
             if self.context.re(b) <= 0:
                 raise NoValue("a power of zero")
             return Fraction(0)
         context = self.context
-        is_whole = context.isint(b)
+        # Rounded to the digits in use, every large fraction is whole.
+        is_whole = exponent.denominator == 1 if isinstance(exponent, Fraction) else context.isint(b)
         if context.im(a) == 0 and context.re(a) < 0 and not is_whole:
             self.notes.several_values = True
         if self.real and context.re(a) < 0 and not is_whole:

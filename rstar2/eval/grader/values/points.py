@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 from rstar2.eval.grader.parse.nodes import (
+    Apply,
     Call,
     Node,
     Number,
@@ -46,19 +47,26 @@ _COUNTING = frozenset({"factorial", "double_factorial", "binom", "gcd", "lcm"})
 """Functions whose letters are whole numbers, whatever they are called."""
 _USUALLY_WHOLE = frozenset("jkmn")
 _DIGITS = 40
-_DENOMINATOR = 1009
-_SIZES = (6, 20, 200, 2000, 1 << 20)
+_DENOMINATORS, _FINE_DENOMINATORS, _FINE_TURNS = (1000, 2000), (1 << 40, 1 << 41), range(0, 12, 2)
+"""The denominators of broken numbers are drawn from these ranges. No fixed one is used: sin(2018πx) is zero at all
+fractions over 2018. Fine ones, at a few of the points, have large prime factors, so that no factorial makes whole
+numbers of them."""
+_SIZES = (6, 20, 200, 2000, 1 << 20, 1 << 64)
 """The largest whole numbers that letters are set to, in turn."""
 _SERIES_SIZES = (6, 12, 25, 60)
 """The same if a letter is the bound of a sum or product, which is added up."""
 _MIXED_SIZES = (4, 8, 16, 40)
 """The same if other letters are real, as in x^n."""
+_STEPPED_SIZES = (300, 3000)
+"""Further ones if there are steps beside real letters: ⌊n/100⌋ is its own square up to 199."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals that real letters are drawn from, in turn."""
-_FAR, _JUST_BELOW = 10**6, Fraction(1, 10**15)
-"""How far letters below a step go, and how near to a jump."""
-_CENTRES_TO, _MAX_CENTRES = 10**60, 8
-"""Larger constants of an expression, and further ones, are not tried as values of letters."""
+_NEGATIVE_TURN = 6
+"""Beside letters for whole numbers, real ones are negative at one of this many points: x^(n/2) has few values there."""
+_FAR_DIGITS, _JUST_BELOW = 20, Fraction(1, 10**15)
+"""How many digits letters below a step have, and how near to a jump they go."""
+_CENTRES_TO, _MAX_CENTRES, _NEARLY = 10**60, 8, 10**6
+"""Constants of an expression are tried as values of letters: the smallest and the largest of those up to a size."""
 
 
 def rational_points(random: Random, names: list[str], bits: int) -> Iterator[Point]:
@@ -149,29 +157,72 @@ def _is_plainly_positive(base: Node) -> bool:
 
 
 def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[str]) -> Iterator[Point]:
-    """Endless points of whole numbers of all sizes, in any order; the other letters are real and positive."""
+    """Endless points of whole numbers of all sizes, in any order; the other letters are real, and seldom negative.
+
+    If an expression has corners or jumps, about half of the points have a letter near or at a constant in it.
+    """
     bounded = any(
         isinstance(part, Series) and variables(part.low) | variables(part.high)
         for node in (a, b)
         for part in walk(node)
     )
-    if not whole.issuperset(names):
-        sizes: tuple[int, ...] = _MIXED_SIZES
+    others = [name for name in names if name not in whole]
+    stepped = has_steps(a, b)
+    if others:
+        sizes = (*_MIXED_SIZES, *_STEPPED_SIZES) if stepped and not bounded else _MIXED_SIZES
     else:
         sizes = _SERIES_SIZES if bounded else _SIZES
-    centres = _numbers_in(a, b) if has_steps(a, b) or has_kinks(a, b) else []
+    centres = _numbers_in(a, b) if stepped or has_kinks(a, b) else []
+    divided = [arg for arg in _divided(a, b) if variables(arg) & whole] if stepped and not bounded else []
+    may_be_fine = not _has_unknown_parts(a, b)
     for turn in count():
         size = sizes[turn % len(sizes)]
-        point: dict[str, Constant] = {
-            name: Fraction(random.randint(1, size), 1 if name in whole else random.choice((2, 3, 5, 7)))
-            for name in names
-        }
-        if centres and turn % 2:
-            name, centre = random.choice(sorted(whole)), random.choice(centres)
-            multiple = centre.numerator * random.randint(1, 9)
-            value = random.choice((centre.numerator, multiple)) + random.choice((0, 0, -1, 1))
-            point[name] = Fraction(max(1, value))
-        yield point
+        widest = random.choice((size, 1000, 10**_FAR_DIGITS)) if stepped else size
+        fine = may_be_fine and turn in _FINE_TURNS
+        point = {name: Fraction(random.randint(1, size)) for name in names if name in whole}
+        if stepped and not bounded and len(point) > 1 and turn % 4 == 0:
+            common = random.randint(2, 1000)  # gcd(m, n) is no gcd(m, n, 12)
+            point = {name: value * common for name, value in point.items()}
+        point |= {name: _broken(random, 0, widest, fine=fine) for name in others}
+        if centres and random.random() < 0.5:
+            name, centre = random.choice(names), random.choice(centres)
+            if name in whole:
+                multiple = centre.numerator * random.randint(1, 9)
+                value = random.choice((centre.numerator, multiple)) + random.choice((0, 0, -1, 1))
+                point[name] = Fraction(max(1, value))
+            else:
+                point[name] = centre * random.randint(1, 6) + _broken(random, 0, 1)
+        if divided and turn % 2:
+            point |= _with_multiple(random, random.choice(divided), whole, random.choice(centres), point)
+        if turn % _NEGATIVE_TURN == 1:
+            point |= {name: -point[name] for name in others if len(others) == 1 or random.random() < 0.6}
+        yield dict(point)
+
+
+def _divided(a: Node, b: Node) -> Iterator[Node]:
+    """What the values of two expressions depend on by its divisors: n + 2 in gcd(n + 2, 59) and in (n + 2) mod 59."""
+    for node in (a, b):
+        for part in walk(node):
+            if isinstance(part, Call) and part.name in {"gcd", "lcm"}:
+                yield from part.args
+            elif isinstance(part, Residue):
+                yield part.value
+
+
+def _with_multiple(
+    random: Random, arg: Node, whole: set[str], number: Fraction, point: Mapping[str, Fraction]
+) -> dict[str, Fraction]:
+    """A letter and the value with which an argument, if it is linear in it, is a multiple of a number."""
+    name = random.choice(sorted(variables(arg) & whole))
+    with contextlib.suppress(NoValue):
+        first, second = (
+            evaluate(arg, Setting({**point, name: Fraction(place)}, mpmath_context(_DIGITS)))
+            for place in (1, 2)
+        )
+        if isinstance(first, Fraction) and isinstance(second, Fraction) and first != second:
+            value = 1 + round((number.numerator * random.randint(1, 99) - first) / (second - first))
+            return {name: Fraction(max(1, value))}
+    return {}
 
 
 def real_points(
@@ -190,11 +241,14 @@ def real_points(
                 if all(corner[name] > 0 for name in positive):
                     yield corner, True
     centres = _numbers_in(a, b) if stepped or has_kinks(a, b) else []
-    widest = max((_FAR if stepped else 0), *(10 * math.ceil(centre) for centre in centres), 0)
-    ranges = (*_RANGES, (0, widest)) if centres else _RANGES
+    widest = max(0, *(10 * math.ceil(centre) for centre in centres), 0)
+    may_be_fine = not _has_unknown_parts(a, b)
     for turn in count():
+        far = max(widest, 10 ** random.randint(3, _FAR_DIGITS)) if stepped else widest
+        ranges = (*_RANGES, (0, far)) if centres else _RANGES
         low, high = ranges[turn % len(ranges)] if turn % 4 != 2 else ranges[-1]
-        point: dict[str, Constant] = {name: _broken(random, low, high) for name in names}
+        fine = may_be_fine and turn in _FINE_TURNS
+        point: dict[str, Constant] = {name: _broken(random, low, high, fine=fine) for name in names}
         negative = False
         if turn % 3 == 2:
             for name in names:
@@ -248,8 +302,12 @@ def has_steps(a: Node, b: Node) -> bool:
 
 
 def is_piecewise(a: Node, b: Node) -> bool:
-    """Whether an expression is written with |…|, minima, floors or the like, so that other formulas agree in places."""
-    return bool((functions(a) | functions(b)) & (LENGTHS | STEPS))
+    """Whether an expression is written with |…|, minima, floors, (-1)^x or the like, so that others agree in places."""
+    return bool((functions(a) | functions(b)) & (LENGTHS | STEPS)) or any(
+        isinstance(part, Power) and _has_whole_argument(part, variables(part))
+        for node in (a, b)
+        for part in walk(node)
+    )
 
 
 def has_kinks(a: Node, b: Node) -> bool:
@@ -269,16 +327,24 @@ def _is_kinked(part: Node) -> bool:
     return False
 
 
+def _has_unknown_parts(a: Node, b: Node) -> bool:
+    """Whether an expression has parts such as f(x), whose values are found by writing their arguments."""
+    return any(isinstance(part, Apply | Series) for node in (a, b) for part in walk(node))
+
+
 def _numbers_in(a: Node, b: Node) -> list[Fraction]:
     """The constants in two expressions, the quotients of two of them, and 1."""
     values = {abs(value) for node in (a, b) for value in _constants(node)}
-    sizes = sorted(value for value in values if 0 < value <= _CENTRES_TO)[:_MAX_CENTRES]
+    sizes = sorted(value for value in values if 0 < value <= _CENTRES_TO)
+    if len(sizes) > _MAX_CENTRES:
+        sizes = sizes[: _MAX_CENTRES // 2] + sizes[-_MAX_CENTRES // 2 :]
     quotients = {over / under for over in sizes for under in sizes if 1 not in {over, under}}
     return sorted({Fraction(1), *sizes, *quotients})
 
 
 def _constants(node: Node) -> Iterator[Fraction]:
-    """The rational values of the largest parts without letters, such as 10^6 in |x - 10^6|."""
+    """The values of the largest parts without letters, such as 10^6 in |x - 10^6|; irrational ones nearly."""
+    context = mpmath_context(_DIGITS)
     pending: list[Any] = [node]
     while pending:
         part = pending.pop()
@@ -288,11 +354,15 @@ def _constants(node: Node) -> Iterator[Fraction]:
             pending.extend([getattr(part, name) for name in part.__slots__])
         elif isinstance(part, Node):
             with contextlib.suppress(NoValue):
-                value = evaluate(part, Setting({}, mpmath_context(_DIGITS)))
+                value = evaluate(part, Setting({}, context))
                 if isinstance(value, Fraction):
                     yield value
+                elif context.im(value) == 0 and abs(value) < _CENTRES_TO:
+                    yield Fraction(int(context.re(value) * _NEARLY), _NEARLY)
 
 
-def _broken(random: Random, low: int, high: int) -> Fraction:
+def _broken(random: Random, low: int, high: int, *, fine: bool = False) -> Fraction:
     """A fraction that is no whole number, between two whole numbers."""
-    return low + Fraction(random.randrange((high - low) * _DENOMINATOR) * 2 + 1, 2 * _DENOMINATOR)
+    denominator = random.randint(*(_FINE_DENOMINATORS if fine else _DENOMINATORS))
+    numerator = random.randrange((high - low) * denominator)
+    return low + Fraction(numerator + (numerator % denominator == 0), denominator)
