@@ -27,7 +27,8 @@ _LABEL = re.compile(
 _WHOLE_TEXT = re.compile(r"\s*\\text\w*\s*\{([^{}]*)\}\s*")
 _FINAL = re.compile(r"final\s+answer\b\**\s*(?:(?:is|are|would be|should be)\b|[:=\uff1a\n])", re.IGNORECASE)
 _STATED = re.compile(
-    r"\bans(?:wers?)?\b(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?\s*[:=\uff1a]?|####",
+    r"\bans(?:wers?)?\b(?!\}[}$])(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?"
+    r"\s*[:=\uff1a]?|####",
     re.IGNORECASE,
 )
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
@@ -49,7 +50,11 @@ _QUANTITY = re.compile(
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
 _TOTAL = re.compile(rf"(?<![!<>])=\s*({NUMBER.pattern})")
-_SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z])!)(?=[\s\"*]|$)|\n")
+_SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z$])!|(?<=\\\))!)(?=[\s\"*]|$)|\n")
+_LAST_WORD = re.compile(
+    r"[\s,]+(?:now|again|indeed|finally|overall|exactly|here|too|instead)$", re.IGNORECASE
+)
+"""A word at the end of a sentence that says nothing of the answer in front of it."""
 _CHOSEN = re.compile(
     r"\b(?:option|choice)\s*\**\(?([A-J])\)?\**(?=\s+is\b)|\b(?:option|choice)\s+is\s*:?\s*\**\(?([A-J])\)?\**(?=[\s.,]|$)",
     re.IGNORECASE,
@@ -147,15 +152,17 @@ def _stated(pattern: re.Pattern[str], text: str) -> str | None:
 def _from_sentence(text: str) -> str | None:
     """The answer in the sentence that `text` starts with."""
     start = re.sub(
-        r"^(?:[\s:=*\"']|is\b|the answer is\b|either\b|between\b)+", "", text[:2000], flags=re.IGNORECASE
+        r"^(?:[\s:=*\"'}]|is\b|the answer is\b|either\b|between\b)+", "", text[:2000], flags=re.IGNORECASE
     )
     block = _formula_at(start)
     end = _SENTENCE_END.search(start, block)
-    sentence = start[: end.start()] if end else start
+    sentence = _LAST_WORD.sub("", start[: end.start()] if end else start)
     if _LISTED_CHOICE.match(sentence):
         return sentence
     rest = re.split(r",\s|\s(?:because|since|as|which|so|for|but)\s", sentence[block:], maxsplit=1)[0]
     clause = sentence[:block] + rest
+    if is_denied(sentence, 0, len(clause)):
+        return sentence
     tail = re.split(r"\b(?:is|are|equals|be|either|between)\s", sentence)[-1]
     for candidate in (sentence, clause, tail):
         if understood(candidate) or _QUANTITY.fullmatch(candidate):
@@ -206,13 +213,20 @@ def _last_formula_or_number(text: str) -> str | None:
         if number is None or is_denied(text, *number.span()):
             return None
         total = _last_match(_TOTAL, text, text.rfind("\n", 0, number.start()) + 1)
-        found = number_at(text, *(total.span(1) if total else number.span()))
-        return found and _with_alternative(text, number.start(), found)
+        stated = number_at(text, *(total.span(1) if total else number.span()))
+        return stated and _with_alternative(text, number.start(), stated)
     content, start, end = formula
     number = _last_match(NUMBER, text, end)
     if number and _ASSERTED.search(text, max(0, number.start() - 20), number.start()):
         return number.group()
-    return None if is_denied(text, start, end) else _with_alternative(text, start, content)
+    if is_denied(text, start, end):
+        return None
+    if NUMBER.fullmatch(content):
+        delimiter = end - start - len(content)
+        plain = text[: start - delimiter] + content + text[end:]
+        stated = number_at(plain, start - delimiter, end - 2 * delimiter)
+        return stated and _with_alternative(text, start, stated)
+    return _with_alternative(text, start, content)
 
 
 def _without_punctuation(text: str) -> str:
