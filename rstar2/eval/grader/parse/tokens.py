@@ -51,7 +51,7 @@ _TOKEN = re.compile(
 )
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
 _DEPTH = {"(": 1, "[": 1, r"\{": 1, ")": -1, "]": -1, r"\}": -1}
-_UNIT_LETTERS = frozenset("mgshlLNJVWAK")
+_UNIT_LETTERS = frozenset("mgshlLNJVWAKT")
 """Letters that are units where they stand upright after a number."""
 _BEFORE_UNITS = frozenset({"}", ")", "(", "[", "/", "pi", "cdot", "^", "{", "frac"})
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
