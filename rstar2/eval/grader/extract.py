@@ -68,6 +68,12 @@ _ALTERNATIVE = re.compile(
 )
 """Another answer, and `or`, in front of one."""
 _CODE = re.compile(r"__|\blambda\b|\bimport\b|\w\(['\"]")
+_GIVES_UP = re.compile(
+    r"\b(?:(?:can(?:no|')t|can not|could not|couldn't|unable to|(?:do not|don't) know how to)"
+    r" (?:solve|answer|find|determine|figure|compute|do)|I (?:do not|don't) know|no idea|gave up|give up)\b",
+    re.IGNORECASE,
+)
+"""Words with which a model states no answer, so that a number in front of them is none."""
 _ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
 
 
@@ -210,7 +216,7 @@ def _last_formula_or_number(text: str) -> str | None:
     formula = _last_formula(text)
     if formula is None:
         number = None if _CODE.search(text) else _last_match(NUMBER, text)
-        if number is None or is_denied(text, *number.span()):
+        if number is None or is_denied(text, *number.span()) or _GIVES_UP.search(text, number.end()):
             return None
         total = _last_match(_TOTAL, text, text.rfind("\n", 0, number.start()) + 1)
         stated = number_at(text, *(total.span(1) if total else number.span()))

@@ -156,6 +156,7 @@ WORDS_BESIDE_A_NUMBER: list[Case] = [
             "The answer is $120$, which is wrong.",
             r"120\ \text{is incorrect}",
             "120 (wrong)",
+            "The problem mentions 120 things. I cannot solve it.",
             r"120\,\text{quadrillion}",
         )
     ),
