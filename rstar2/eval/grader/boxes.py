@@ -130,8 +130,8 @@ def _is_part_of_a_formula(turn: str, start: int, end: int) -> bool:
 
 def _counted(gap: str, pattern: re.Pattern[str]) -> str:
     """The noun that stands behind a box, as in \\boxed{1} papers and \\boxed{2} bins; empty if there is none."""
-    found = pattern.match(_IN_TEXT.sub(r"\1", gap))
-    return found[1] if found and _NO_NOUN.isdisjoint(found[1].lower().split()) else ""
+    noun = pattern.match(_IN_TEXT.sub(r"\1", gap))
+    return noun[1] if noun and _NO_NOUN.isdisjoint(noun[1].lower().split()) else ""
 
 
 def _side_by_side(gap: str) -> bool:

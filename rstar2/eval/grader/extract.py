@@ -119,10 +119,10 @@ def _find(turn: str) -> str | None:
         is_denied(turn, *chosen.span()) or _OR_BEFORE.search(turn[: chosen.start()][-REMARK_CHARS:])
     ):
         return chosen[1] or chosen[2]
-    found = _stated(_STATED, turn) or _last_formula_or_number(turn)
-    if found is None and len(turn) <= BARE_CHARS and "\n" not in turn:
+    answer = _stated(_STATED, turn) or _last_formula_or_number(turn)
+    if answer is None and len(turn) <= BARE_CHARS and "\n" not in turn:
         return turn
-    return found
+    return answer
 
 
 def _from_box(content: str) -> str:
@@ -139,8 +139,8 @@ def _from_box(content: str) -> str:
 
 
 def _last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
-    found = deque(pattern.finditer(text, start), maxlen=1)
-    return found[0] if found else None
+    last = deque(pattern.finditer(text, start), maxlen=1)
+    return last[0] if last else None
 
 
 def _with_alternative(text: str, start: int, answer: str) -> str:
@@ -187,7 +187,7 @@ def _formula_at(text: str) -> int:
 
 def _last_formula(text: str) -> tuple[str, int, int] | None:
     """The content of the last formula between delimiters, where that begins, and where the formula ends."""
-    found, position, unclosed = None, 0, set[str]()
+    formula, position, unclosed = None, 0, set[str]()
     while (opening := _OPENING.search(text, position)) is not None:
         sign, position = opening.group(), opening.end()
         if opening.start() and text[opening.start() - 1] == "\\" and sign.startswith("$"):
@@ -199,9 +199,9 @@ def _last_formula(text: str) -> tuple[str, int, int] | None:
             unclosed.add(sign)
             continue
         if text[position:end].strip():
-            found = text[position:end], position, end + len(sign)
+            formula = text[position:end], position, end + len(sign)
         position = end + len(sign)
-    return found
+    return formula
 
 
 def _is_money(text: str, start: int, end: int) -> bool:

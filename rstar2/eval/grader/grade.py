@@ -87,16 +87,16 @@ INTERNAL_ERROR = "not verified: internal error"
 PREVENTED = (POOL_CLOSED, WORKER_STUCK)
 """Rules of verdicts that were not reached whatever the answer is."""
 
-Given = str | int | float | None
+AnswerValue = str | int | float | None
 """A gold answer or a model's output as a caller may have it."""
 
 
-def as_text(value: Given) -> str | None:
+def as_text(value: AnswerValue) -> str | None:
     """A number as Python prints it; text and None as they are."""
     return value if value is None or isinstance(value, str) else str(value)
 
 
-def grade(gold: Given, pred: Given) -> Verdict:
+def grade(gold: AnswerValue, pred: AnswerValue) -> Verdict:
     """Compare a model's output, or a bare answer, with the gold answer.
 
     Pure: no process and no deadline. It never raises, and one budget bounds all the work that it takes. Limits,
@@ -116,7 +116,7 @@ def grade(gold: Given, pred: Given) -> Verdict:
     return Verdict("unparsed", extracted, "not verified: a limit, an integral or a long sum")
 
 
-def gold_fault(gold: Given) -> str | None:
+def gold_fault(gold: AnswerValue) -> str | None:
     """Returns why no output can be graded correct against a gold answer; None if the answer itself, boxed, is."""
     text = as_text(gold)
     if text is None or not text.strip():

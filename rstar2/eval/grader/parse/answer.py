@@ -61,11 +61,11 @@ class Answer(Expression):
         super().__init__(TokenStream(tokens))
         self._nouns = nouns
         self._money = ""
-        """What the sign of money before a value stands for; empty where there is none."""
+        """What the sign of money before a value stands for; empty if there is none."""
         self._labels = 0
 
     def read(self) -> Node:
-        """The whole of the tokens as one node; ParseError where something is left over or does not fit."""
+        """Returns all tokens as one node. Raises ParseError if something is left over or does not fit."""
         node = self._listing()
         if self._labels == 1:
             raise ParseError("a label before a single value is no part of the answer")
@@ -259,7 +259,7 @@ class Answer(Expression):
         return None
 
     def _label(self) -> str:
-        """The words before a colon, as in Minimum: 1, in small letters; empty where there is no label."""
+        """The words before a colon, as in Minimum: 1, in small letters; empty if there is no label."""
         if not self._tokens.next.is_words:
             return ""
         ahead = 1

@@ -121,8 +121,8 @@ def _last_side(text: str, thousands: bool, nouns: Set[str]) -> Node | None:
 def parse(text: str, thousands: bool = True, nouns: Set[str] = frozenset()) -> Node:
     """Read LaTeX, plain text or Python-like mathematics, with or without `$`.
 
-    `thousands` reads 1,234 outside brackets as one number. ParseError where the text is outside the grammar, too long
-    or too deep.
+    `thousands` reads 1,234 outside brackets as one number. Raises ParseError if the text is outside the grammar, too
+    long or too deep.
     """
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
@@ -172,7 +172,7 @@ def _parsed(cleaned: str, thousands: bool, nouns: Set[str]) -> Node:
 
 
 def _without_suffix(match: re.Match[str]) -> str:
-    """21 for 21st; a ParseError where it is the suffix of another number, as in 21th."""
+    """21 for 21st. Raises ParseError if the suffix is that of another number, as in 21th."""
     digits, suffix = match[1], match[2] or match[3]
     last = "0" if digits[-2:-1] == "1" else digits[-1]
     if suffix != {"1": "st", "2": "nd", "3": "rd"}.get(last, "th"):

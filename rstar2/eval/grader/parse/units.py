@@ -134,7 +134,7 @@ def no_unit(text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def measure(text: str) -> Measure | None:
-    """What a unit such as `cm^2`, `miles per hour` or `square feet` measures; None where a word is unknown."""
+    """What a unit such as `cm^2`, `miles per hour` or `square feet` measures; None if a word is unknown."""
     factor, powers = Fraction(1), dict[str, int]()
     sign, pending = 1, 0
     spelled = _spelled(text)
@@ -148,10 +148,10 @@ def measure(text: str) -> Measure | None:
         if word in _AREA:
             pending = _AREA[word]
             continue
-        found = _lookup(word)
-        if found is None:
+        known = _lookup(word)
+        if known is None:
             return None
-        name, size = found
+        name, size = known
         power = sign * int(written or pending or 1)
         for basic, times in _MADE_OF.get(name, {name: 1}).items():
             powers[basic] = powers.get(basic, 0) + power * times
