@@ -20,7 +20,7 @@ from rstar2.eval.grader.parse.reader import understood
 BARE_CHARS = 200
 """A text up to this length may itself be the answer."""
 _LABEL = re.compile(
-    r"\s*\\(?:text\w*|mathrm|mbox)\s*\{(?![^{}]*\b(?:not|no|or|[Oo]ption|[Cc]hoice)\b)[^{}]*(?:\b(?:is|are|USD)|[:=])\s*\}"
+    r"\s*\\(?:text\w*|mathrm|mbox)\s*\{(?![^{}]*\b(?:not|no|or|wrong|plus|minus|times|less|squared|[Oo]ption|[Cc]hoice)\b)[^{}]*(?:\b(?:is|are|USD)|[:=])\s*\}"
     r"|(?!.*\b(?:not|no|or|[Oo]ption|[Cc]hoice)\b)[A-Za-z][A-Za-z ]{2,40}:(?=\s*[-\d\\$(])"
 )
 """Words in front of a boxed value, as in \\text{The probability is } 1/2."""
@@ -31,6 +31,12 @@ _STATED = re.compile(
     r"\s*[:=\uff1a]?|####",
     re.IGNORECASE,
 )
+_STATED_IN_BOX = re.compile(
+    r"(?:^|[,;.])[^\d=<>/^+]{0,60}?\bans(?:wers?)?\b\s*\}?\s*(?:(?:is|are|equals)\b|[:=]|(?=\(?[A-J]\)?\W{0,3}$))",
+    re.IGNORECASE,
+)
+"""Words before an answer in a box, as in \\text{The answer is } 42. With a number or a sign in front of them, they
+may name another value, as in \\text{1/answer}."""
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
 _PROSE = re.compile(
     r"(?<![\\A-Za-z{])(?:[A-Za-z]{3,}|(?:[Ss]o|[Ii]s|[Ii]t|[Ww]e)\b)|\d\s*[.,]?\s+\S*\$|\$\s|[:=#]"
@@ -135,7 +141,7 @@ def _from_box(content: str) -> str:
     label = _LABEL.match(content)
     if label is not None and understood(content[label.end() :]):
         return content[label.end() :]
-    return _stated(_STATED, content) or content
+    return _stated(_STATED_IN_BOX, content) or content
 
 
 def _last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:

@@ -31,7 +31,7 @@ _NOT_ITSELF = re.compile(
     r"(?:\b(?:cannot be|can't be|anything but|everything but|except(?: for)?|almost|nearly|at least|at most|up to"
     r"|(?:less|more|greater|fewer|larger|smaller|other) than|twice|double|triple|base|mod|modulo"
     r"|(?:half|third|quarter|multiple|divisor|factor|power|root|square|cube|inverse|reciprocal) of)"
-    r"|(?:(?<=[\w)\]}])|(?<=[\w)\]}] ))(?:!=|[<>\u2260\u2264\u2265]))\s?$",
+    r"|(?:(?<=[\w)\]}])|(?<=[\w)\]}] )|^\s*)(?:!=|[<>\u2260\u2264\u2265]))\s?$",
     re.IGNORECASE,
 )
 """Words in front of a number that is not the answer, but something beside it."""

@@ -23,6 +23,7 @@ _KIND = re.compile(
     re.IGNORECASE,
 )
 """Words that name the kind of what stands behind them, as in `The set {1, 2}`."""
+_EXACTLY = re.compile(rf"^(?:{_TEXT})?(?:exactly|precisely|a total of)\s*\}}?\s*(?=[-\d\\])", re.IGNORECASE)
 _NAME_OF_LINE = re.compile(r"^(?:\\ell(?![A-Za-z])|[Ll])\s*:\s*(?=[^:=]*=[^:=]*$)")
 _EVERY = re.compile(
     rf"^(?:{_TEXT})?(?:for )?all (?:real )?(?:numbers? |values? (?:of )?)?\}}?\s*"
@@ -85,7 +86,7 @@ class Aside:
 
 def rephrased(cleaned: str) -> str:
     """The answer without words that only say what kind of thing it is, and with others as formulas."""
-    text = _NAME_OF_LINE.sub("", _KIND.sub("", _LEADING.sub("", cleaned)))
+    text = _NAME_OF_LINE.sub("", _KIND.sub("", _LEADING.sub("", _EXACTLY.sub("", cleaned))))
     if "all" in text[:30]:
         text = _EVERY.sub("", text)
         exception = _EXCEPT.match(text)
