@@ -219,9 +219,12 @@ def _by_type(gold_text: str, extracted: str, golds: list[Node], preds: list[Node
     small = _SMALL_LETTER.fullmatch(extracted) if letters[0] else None
     if small and small[1].upper() == letters[0]:
         return Verdict("unparsed", extracted, "not verified: an option in a small letter")
+    both_grouped = golds[0] != golds[-1] and preds[0] != preds[-1]
     for gold, pred in product(golds, preds):
         if pred is not preds[0] and not _has_members(gold):
             continue  # a list, and a number whose digits are grouped, would be two answers
+        if both_grouped and gold is golds[-1] and pred is preds[-1]:
+            continue  # 5,555 and 5,555,555 would both be the set {5, 555}
         try:
             outcome = compare(gold, pred)
         except (NoValue, RecursionError) as error:

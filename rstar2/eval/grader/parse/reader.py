@@ -59,7 +59,9 @@ def read(text: str, nouns: Set[str] = frozenset()) -> list[Node]:
 
     `nouns` are plurals that numbers may count beside the usual ones, as the gold answer's.
     """
-    ways = (True, False) if re.search(r"\d,\d{3}(?!\d)", text) else (True,)
+    # No list has 000 as a member.
+    may_group = re.search(r"\d,\d{3}(?!\d)", text) and not re.search(r"\d,0\d\d(?!\d)", text)
+    ways = (True, False) if may_group else (True,)
     return [_read(text, thousands, nouns) for thousands in ways]
 
 
