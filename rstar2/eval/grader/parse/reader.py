@@ -16,7 +16,7 @@ from rstar2.eval.grader.parse.normalize import clean, words
 from rstar2.eval.grader.parse.numerals import based, repeating
 from rstar2.eval.grader.parse.phrasing import Aside, rephrased, spelled_out, split_aside
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, tokenize
-from rstar2.eval.grader.parse.vocabulary import CALCULATED, DENIAL, OF_ANOTHER, ORDINAL_WORDS, SHORT_WORDS
+from rstar2.eval.grader.parse.vocabulary import ANOTHER_VALUE, DENIAL, OF_ANOTHER, ORDINAL_WORDS, SHORT_WORDS
 
 MAX_CHARS = 6000
 """Longer answers are not understood."""
@@ -108,7 +108,7 @@ def _last_side(text: str, thousands: bool, nouns: Set[str]) -> Node | None:
         or DENIAL.search(left)
         or _CALCULATED.search(_ASIDE.sub("", left))
         or OF_ANOTHER.match(_WRAPPER.sub("", left).strip(" $"))
-        or CALCULATED.search(_WRAPPER.sub("", left))
+        or ANOTHER_VALUE.search(_WRAPPER.sub("", left))
         or left.count("{") != left.count("}")
         or re.search(r"__|['\"!<>]\s*$|['\"]", left)
         or not left.strip("$ ")

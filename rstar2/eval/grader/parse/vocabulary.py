@@ -91,9 +91,9 @@ OF_ANOTHER = re.compile(
 )
 """How the name of something begins that is calculated from the quantity named behind it."""
 
-CALCULATED = re.compile(
-    r"\b(?:not|wrong|incorrect|false|times|plus|minus|less|squared|cubed|divided|multiplied|doubled|halved|tripled"
-    r"|log(?:arithm)?)\b|\d\s*[-+*/^]",
+ANOTHER_VALUE = re.compile(
+    r"\b(?:(?:not|wrong|incorrect|false)(?: the| my| our| an?)? (?:answer|result|solution|value)"
+    r"|times|plus|minus|less|squared|cubed|divided|multiplied|doubled|halved|tripled|log(?:arithm)?)\b|\d\s*[-+*/^]",
     re.IGNORECASE,
 )
 """Words in the name of something that is not the answer, or from which the answer has still to be calculated."""
