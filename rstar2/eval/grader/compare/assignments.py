@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk
-from rstar2.eval.grader.parse.vocabulary import DECORATIONS, GREEK, OF_ANOTHER
+from rstar2.eval.grader.parse.vocabulary import ANOTHER_VALUE, DECORATIONS, GREEK, OF_ANOTHER
 from rstar2.eval.grader.values.equality import equal
 from rstar2.eval.grader.values.functions import ANGLES
 from rstar2.eval.grader.values.guarded_numbers import NoValue
@@ -57,7 +57,9 @@ def is_name(node: Node) -> bool:
     """Whether a side only names what the other side gives: x, a_3, f(x), (p, q, r), AB, NO/BO."""
     if isinstance(node, nodes.Brackets):
         return bool(node.items) and all(isinstance(item, nodes.Symbol | nodes.Apply) for item in node.items)
-    return is_unknown(node) and not (isinstance(node, nodes.Symbol) and OF_ANOTHER.match(node.name))
+    if isinstance(node, nodes.Symbol) and (OF_ANOTHER.match(node.name) or ANOTHER_VALUE.search(node.name)):
+        return False
+    return is_unknown(node)
 
 
 def names_quantity(node: Node) -> bool:
