@@ -54,8 +54,8 @@ def command(
     rule: Annotated[
         Literal["paper", "boxed", "release", "lenient"],
         typer.Option(
-            help="Where to read the answer. paper: the box in <answer> of a finished turn. boxed: any box of a "
-            "finished turn. release: the last box however the turn ended, else any answer. lenient: any answer."
+            help="Where to read the answer. paper: the last box in <answer> of a finished turn. boxed: the last box "
+            "of a finished turn. release: the last box however the turn ended, else any answer. lenient: any answer."
         ),
     ] = "lenient",
     strict: Annotated[
@@ -65,20 +65,21 @@ def command(
         bool,
         typer.Option(
             "--verify",
-            help="Check the certificate of each correct verdict by code of its own; exit 1 if one is not confirmed.",
+            help="Check the certificate of each correct verdict with an independent program; the exit code is 1 if "
+            "one is not confirmed.",
         ),
     ] = False,
 ) -> None:
     """Grade answers that another program produced.
 
-    Each line of FILE.jsonl is an object with `gold` and `pred` (a bare
-    answer or a whole model output); either may be a number or null. An
-    optional `finish` says how the output ended: answer, max_turns, max_tokens,
-    stopped, error.
-    The output has one line for each, in order: `id`, `verdict` (correct, wrong,
-    unparsed, timeout or invalid), the `extracted` answer and the `rule` that
-    decided. A row that cannot be graded is invalid, and is reported. With
-    --verify, a correct row also has `verified`: true, or what is not confirmed.
+    Each line of FILE.jsonl is an object with `gold` and `pred` (a bare answer
+    or a whole model output), as text or numbers. An optional `finish` says how
+    the output ended: answer, max_turns, max_tokens, stopped, error.
+
+    The output has one line for each row, in order: `id`, `verdict` (correct,
+    wrong, unparsed, timeout or invalid), the `extracted` answer and the `rule`
+    that decided. A row that cannot be graded is invalid and is reported. With
+    --verify, a correct row also has `verified`: true, or why it is not confirmed.
     """
     from collections import Counter
 
@@ -95,7 +96,7 @@ def command(
     with (
         writer(output, source) as write,
         GraderPool(workers, timeout) as pool,
-        # Else what is written to standard output would be shown above the bar, even where that is a file.
+        # Otherwise rows written to standard output would be shown above the bar, even if that is a file.
         Progress(console=err, transient=True, redirect_stdout=False) as progress,
     ):
         task = progress.add_task("grading", total=len(rows))

@@ -71,11 +71,11 @@ def _rstar2(environment: dict[str, str], *words: str) -> subprocess.CompletedPro
 def test_rows_are_graded_with_the_extra_for_it(environment: dict[str, str], tmp_path: Path) -> None:
     rows = [
         {"gold": 3, "pred": "3"},
-        {"gold": "\\frac{\\pi}{4}", "pred": "\\int_0^1 \\frac{1}{1+x^2} dx"},
+        {"gold": "\\frac{\\pi}{4}", "pred": "\\arctan 1"},
     ]
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ran = _rstar2(environment, "grade", str(source), "--timeout", "60")
+    ran = _rstar2(environment, "grade", str(source), "--verify", "--timeout", "60")
     assert ran.returncode == 0, ran.stderr
     assert [json.loads(line)["verdict"] for line in ran.stdout.splitlines()] == ["correct", "correct"]
     assert "100.0%" in ran.stderr

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from rstar2.eval.grader.parse.vocabulary import name_set
+
 MAX_ANSWER = 20_000
 """A longer answer is cut, and will not be understood."""
 REMARK_CHARS = 80
@@ -42,21 +44,22 @@ _GAP_CHARS = 60
 _IN_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|[$~]|\\(?=[ ,;:])")
 _NOUN_AND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*(?:,|,?\s+and)\s*$")
 _NOUN_BEHIND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*[.,!\n]")
-_NO_NOUN = frozenset(
-    "was were are not but wrong right correct incorrect too first then later before now finally instead again last so"  # noqa: SIM905
-    " hence thus therefore because since initially earlier afterwards maybe perhaps also respectively else wait sorry"
-    " actually rather either neither nor and yes again once twice only just still here there that this which what"
-    " because when where while good bad true false".split()
-)
+_NO_NOUN = name_set("""
+    was were are not but wrong right correct incorrect too first then later before now finally instead again last so
+    hence thus therefore because since initially earlier afterwards maybe perhaps also respectively else wait sorry
+    actually rather either neither nor and yes again once twice only just still here there that this which what
+    because when where while good bad true false
+""")
 """Words behind a box that do not say what it counts."""
 _NEGATED = re.compile(
     r"(?:\bnot|n't|\bnever|\brather than|\binstead of|\bother than)[\s}]+(?:equal(?:\s+to)?\s+|exactly\s+)?[$({\\]*$",
     re.IGNORECASE,
 )
 _DENIED = re.compile(
-    r"[\s$*)\]}\\,]{0,6}(?:which\s+)?(?:is|was|would be|must be|seems|looks|can|could)(?:\s+\w+ly|\s+just|\s+also)?"
-    r"(?:\s+(?:wrong|incorrect|false|invalid|impossible)\b|(?:n't|\s*not)(?:\s+be)?"
-    r"(?:\s*[.!,;\n]|\s*$|\s+(?:the|my|our|a|an)\s+(?:\w+\s+)?(?:answer|solution|result)\b|\s+(?:right|correct|true|valid|it)\b))",
+    r"[\s$*)\]}\\,]{0,6}(?:text\w*\s*\{\s*)?(?:\((?:wrong|incorrect|false|invalid)\b"
+    r"|(?:which\s+)?(?:is|was|would be|must be|seems|looks|can|could)(?:\s+\w+ly|\s+just|\s+also)?"
+    r"(?:\s+(?:wrong|incorrect|false|invalid|impossible)\b|(?:n't|\s*not)(?:\s+be)?(?:\s*[.!,;\n]|\s*$"
+    r"|\s+(?:the|my|our|a|an)\s+(?:\w+\s+)?(?:answer|solution|result)\b|\s+(?:right|correct|true|valid|it)\b)))",
     re.IGNORECASE,
 )
 """Words behind an answer that deny it."""
@@ -127,8 +130,8 @@ def _is_part_of_a_formula(turn: str, start: int, end: int) -> bool:
 
 def _counted(gap: str, pattern: re.Pattern[str]) -> str:
     """The noun that stands behind a box, as in \\boxed{1} papers and \\boxed{2} bins; empty if there is none."""
-    found = pattern.match(_IN_TEXT.sub(r"\1", gap))
-    return found[1] if found and _NO_NOUN.isdisjoint(found[1].lower().split()) else ""
+    noun = pattern.match(_IN_TEXT.sub(r"\1", gap))
+    return noun[1] if noun and _NO_NOUN.isdisjoint(noun[1].lower().split()) else ""
 
 
 def _side_by_side(gap: str) -> bool:

@@ -20,16 +20,23 @@ from rstar2.eval.grader.parse.reader import understood
 BARE_CHARS = 200
 """A text up to this length may itself be the answer."""
 _LABEL = re.compile(
-    r"\s*\\(?:text\w*|mathrm|mbox)\s*\{(?![^{}]*\b(?:not|no|or|[Oo]ption|[Cc]hoice)\b)[^{}]*(?:\b(?:is|are|USD)|[:=])\s*\}"
+    r"\s*\\(?:text\w*|mathrm|mbox)\s*\{(?![^{}]*\b(?:not|no|or|wrong|plus|minus|times|less|squared|[Oo]ption|[Cc]hoice)\b)[^{}]*(?:\b(?:is|are|USD)|[:=])\s*\}"
     r"|(?!.*\b(?:not|no|or|[Oo]ption|[Cc]hoice)\b)[A-Za-z][A-Za-z ]{2,40}:(?=\s*[-\d\\$(])"
 )
 """Words in front of a boxed value, as in \\text{The probability is } 1/2."""
 _WHOLE_TEXT = re.compile(r"\s*\\text\w*\s*\{([^{}]*)\}\s*")
 _FINAL = re.compile(r"final\s+answer\b\**\s*(?:(?:is|are|would be|should be)\b|[:=\uff1a\n])", re.IGNORECASE)
 _STATED = re.compile(
-    r"\bans(?:wers?)?\b(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?\s*[:=\uff1a]?|####",
+    r"\bans(?:wers?)?\b(?!\}[}$])(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?"
+    r"\s*[:=\uff1a]?|####",
     re.IGNORECASE,
 )
+_STATED_IN_BOX = re.compile(
+    r"(?:^|[,;.])[^\d=<>/^+]{0,60}?\bans(?:wers?)?\b\s*\}?\s*(?:(?:is|are|equals)\b|[:=]|(?=\(?[A-J]\)?\W{0,3}$))",
+    re.IGNORECASE,
+)
+"""Words before an answer in a box, as in \\text{The answer is } 42. With a number or a sign in front of them, they
+may name another value, as in \\text{1/answer}."""
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
 _PROSE = re.compile(
     r"(?<![\\A-Za-z{])(?:[A-Za-z]{3,}|(?:[Ss]o|[Ii]s|[Ii]t|[Ww]e)\b)|\d\s*[.,]?\s+\S*\$|\$\s|[:=#]"
@@ -49,7 +56,11 @@ _QUANTITY = re.compile(
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
 _TOTAL = re.compile(rf"(?<![!<>])=\s*({NUMBER.pattern})")
-_SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z])!)(?=[\s\"*]|$)|\n")
+_SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z$])!|(?<=\\\))!)(?=[\s\"*]|$)|\n")
+_LAST_WORD = re.compile(
+    r"[\s,]+(?:now|again|indeed|finally|overall|exactly|here|too|instead)$", re.IGNORECASE
+)
+"""A word at the end of a sentence that says nothing of the answer in front of it."""
 _CHOSEN = re.compile(
     r"\b(?:option|choice)\s*\**\(?([A-J])\)?\**(?=\s+is\b)|\b(?:option|choice)\s+is\s*:?\s*\**\(?([A-J])\)?\**(?=[\s.,]|$)",
     re.IGNORECASE,
@@ -63,6 +74,12 @@ _ALTERNATIVE = re.compile(
 )
 """Another answer, and `or`, in front of one."""
 _CODE = re.compile(r"__|\blambda\b|\bimport\b|\w\(['\"]")
+_GIVES_UP = re.compile(
+    r"\b(?:(?:can(?:no|')t|can not|could not|couldn't|unable to|(?:do not|don't) know how to)"
+    r" (?:solve|answer|find|determine|figure|compute|do)|I (?:do not|don't) know|no idea|gave up|give up)\b",
+    re.IGNORECASE,
+)
+"""Words with which a model states no answer, so that a number in front of them is none."""
 _ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
 
 
@@ -108,10 +125,10 @@ def _find(turn: str) -> str | None:
         is_denied(turn, *chosen.span()) or _OR_BEFORE.search(turn[: chosen.start()][-REMARK_CHARS:])
     ):
         return chosen[1] or chosen[2]
-    found = _stated(_STATED, turn) or _last_formula_or_number(turn)
-    if found is None and len(turn) <= BARE_CHARS and "\n" not in turn:
+    answer = _stated(_STATED, turn) or _last_formula_or_number(turn)
+    if answer is None and len(turn) <= BARE_CHARS and "\n" not in turn:
         return turn
-    return found
+    return answer
 
 
 def _from_box(content: str) -> str:
@@ -124,12 +141,12 @@ def _from_box(content: str) -> str:
     label = _LABEL.match(content)
     if label is not None and understood(content[label.end() :]):
         return content[label.end() :]
-    return _stated(_STATED, content) or content
+    return _stated(_STATED_IN_BOX, content) or content
 
 
 def _last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
-    found = deque(pattern.finditer(text, start), maxlen=1)
-    return found[0] if found else None
+    last = deque(pattern.finditer(text, start), maxlen=1)
+    return last[0] if last else None
 
 
 def _with_alternative(text: str, start: int, answer: str) -> str:
@@ -147,15 +164,17 @@ def _stated(pattern: re.Pattern[str], text: str) -> str | None:
 def _from_sentence(text: str) -> str | None:
     """The answer in the sentence that `text` starts with."""
     start = re.sub(
-        r"^(?:[\s:=*\"']|is\b|the answer is\b|either\b|between\b)+", "", text[:2000], flags=re.IGNORECASE
+        r"^(?:[\s:=*\"'}]|is\b|the answer is\b|either\b|between\b)+", "", text[:2000], flags=re.IGNORECASE
     )
     block = _formula_at(start)
     end = _SENTENCE_END.search(start, block)
-    sentence = start[: end.start()] if end else start
+    sentence = _LAST_WORD.sub("", start[: end.start()] if end else start)
     if _LISTED_CHOICE.match(sentence):
         return sentence
     rest = re.split(r",\s|\s(?:because|since|as|which|so|for|but)\s", sentence[block:], maxsplit=1)[0]
     clause = sentence[:block] + rest
+    if is_denied(sentence, 0, len(clause)):
+        return sentence
     tail = re.split(r"\b(?:is|are|equals|be|either|between)\s", sentence)[-1]
     for candidate in (sentence, clause, tail):
         if understood(candidate) or _QUANTITY.fullmatch(candidate):
@@ -174,7 +193,7 @@ def _formula_at(text: str) -> int:
 
 def _last_formula(text: str) -> tuple[str, int, int] | None:
     """The content of the last formula between delimiters, where that begins, and where the formula ends."""
-    found, position, unclosed = None, 0, set[str]()
+    formula, position, unclosed = None, 0, set[str]()
     while (opening := _OPENING.search(text, position)) is not None:
         sign, position = opening.group(), opening.end()
         if opening.start() and text[opening.start() - 1] == "\\" and sign.startswith("$"):
@@ -186,9 +205,9 @@ def _last_formula(text: str) -> tuple[str, int, int] | None:
             unclosed.add(sign)
             continue
         if text[position:end].strip():
-            found = text[position:end], position, end + len(sign)
+            formula = text[position:end], position, end + len(sign)
         position = end + len(sign)
-    return found
+    return formula
 
 
 def _is_money(text: str, start: int, end: int) -> bool:
@@ -203,16 +222,23 @@ def _last_formula_or_number(text: str) -> str | None:
     formula = _last_formula(text)
     if formula is None:
         number = None if _CODE.search(text) else _last_match(NUMBER, text)
-        if number is None or is_denied(text, *number.span()):
+        if number is None or is_denied(text, *number.span()) or _GIVES_UP.search(text, number.end()):
             return None
         total = _last_match(_TOTAL, text, text.rfind("\n", 0, number.start()) + 1)
-        found = number_at(text, *(total.span(1) if total else number.span()))
-        return found and _with_alternative(text, number.start(), found)
+        stated = number_at(text, *(total.span(1) if total else number.span()))
+        return stated and _with_alternative(text, number.start(), stated)
     content, start, end = formula
     number = _last_match(NUMBER, text, end)
     if number and _ASSERTED.search(text, max(0, number.start() - 20), number.start()):
         return number.group()
-    return None if is_denied(text, start, end) else _with_alternative(text, start, content)
+    if is_denied(text, start, end):
+        return None
+    if NUMBER.fullmatch(content):
+        delimiter = end - start - len(content)
+        plain = text[: start - delimiter] + content + text[end:]
+        stated = number_at(plain, start - delimiter, end - 2 * delimiter)
+        return stated and _with_alternative(text, start, stated)
+    return _with_alternative(text, start, content)
 
 
 def _without_punctuation(text: str) -> str:

@@ -35,14 +35,15 @@ _END_OF_TURN = re.compile(
     r"|</s>(?!\s*\[TOOL_RESULTS\])|<\uff5cend[^<>]{1,40}\uff5c>(?!\s*<\uff5ctool)"
 )
 _OUTPUT_TAG = (
-    r"(?:(?:tool|function|code|execution|python)_?(?:response|output|result)s?|interpreter|observation)"
+    r"(?i:(?:tool|function|code|execution|python)_?(?:response|output|result)s?"
+    r"|interpreter|observation|stdout|stderr)"
 )
 _OUTPUT_MARK = re.compile(
     rf"<(?P<tag>{_OUTPUT_TAG})>|</(?P<tag_end>{_OUTPUT_TAG})>|\[(?P<end>/?)TOOL_RESULTS\]"
     r"|<\uff5c(?P<deepseek>tool\u2581outputs?)\u2581(?P<side>begin|end)\uff5c>|(?P<fence>```+)(?P<label>\w*)"
 )
 """Marks around tool output inside a turn: tags, and the fence ```` ```output ````, which a bare fence closes."""
-_OUTPUT_LABELS = frozenset(("output", "outputs", "tool_output", "tool_outputs"))
+_OUTPUT_LABELS = frozenset(("output", "outputs", "tool_output", "tool_outputs", "stdout", "stderr"))
 _FENCE, _MISTRAL = "```", "[TOOL_RESULTS]"
 _BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\d(\[*])")
 """Markdown's bold, whose stars are no powers."""

@@ -87,16 +87,16 @@ INTERNAL_ERROR = "not verified: internal error"
 PREVENTED = (POOL_CLOSED, WORKER_STUCK)
 """Rules of verdicts that were not reached whatever the answer is."""
 
-Given = str | int | float | None
+AnswerValue = str | int | float | None
 """A gold answer or a model's output as a caller may have it."""
 
 
-def as_text(value: Given) -> str | None:
+def as_text(value: AnswerValue) -> str | None:
     """A number as Python prints it; text and None as they are."""
     return value if value is None or isinstance(value, str) else str(value)
 
 
-def grade(gold: Given, pred: Given) -> Verdict:
+def grade(gold: AnswerValue, pred: AnswerValue) -> Verdict:
     """Compare a model's output, or a bare answer, with the gold answer.
 
     Pure: no process and no deadline. It never raises, and one budget bounds all the work that it takes. Limits,
@@ -116,7 +116,7 @@ def grade(gold: Given, pred: Given) -> Verdict:
     return Verdict("unparsed", extracted, "not verified: a limit, an integral or a long sum")
 
 
-def gold_fault(gold: Given) -> str | None:
+def gold_fault(gold: AnswerValue) -> str | None:
     """Returns why no output can be graded correct against a gold answer; None if the answer itself, boxed, is."""
     text = as_text(gold)
     if text is None or not text.strip():
@@ -219,9 +219,12 @@ def _by_type(gold_text: str, extracted: str, golds: list[Node], preds: list[Node
     small = _SMALL_LETTER.fullmatch(extracted) if letters[0] else None
     if small and small[1].upper() == letters[0]:
         return Verdict("unparsed", extracted, "not verified: an option in a small letter")
+    both_grouped = golds[0] != golds[-1] and preds[0] != preds[-1]
     for gold, pred in product(golds, preds):
         if pred is not preds[0] and not _has_members(gold):
             continue  # a list, and a number whose digits are grouped, would be two answers
+        if both_grouped and gold is golds[-1] and pred is preds[-1]:
+            continue  # 5,555 and 5,555,555 would both be the set {5, 555}
         try:
             outcome = compare(gold, pred)
         except (NoValue, RecursionError) as error:

@@ -28,13 +28,21 @@ _OPERATOR_BEHIND = re.compile(
 _WORD_BEFORE_SIGN = re.compile(r"[A-Za-z,:=]\s*(?:minus|negative) $|^\s*(?:minus|negative) $", re.IGNORECASE)
 _SCALE = re.compile(rf" (?:{'|'.join(SCALES.keys() - {'dozen'})})\b", re.IGNORECASE)
 _NOT_ITSELF = re.compile(
-    r"(?:(?:cannot be|can't be|anything but|everything but|except(?: for)?|almost|nearly"
-    r"|(?:less|more|greater|fewer|larger|smaller|other) than)"
-    r"|(?:(?<=[\w)\]}])|(?<=[\w)\]}] ))(?:!=|[<>\u2260\u2264\u2265]))\s?$",
+    r"(?:\b(?:cannot be|can't be|anything but|everything but|except(?: for)?|almost|nearly|at least|at most|up to"
+    r"|(?:less|more|greater|fewer|larger|smaller|other) than|twice|double|triple|base|mod|modulo"
+    r"|(?:half|third|quarter|multiple|divisor|factor|power|root|square|cube|inverse|reciprocal) of)"
+    r"|(?:(?<=[\w)\]}])|(?<=[\w)\]}] )|^\s*)(?:!=|[<>\u2260\u2264\u2265]))\s?$",
     re.IGNORECASE,
 )
 """Words in front of a number that is not the answer, but something beside it."""
-_WORDS_BEHIND = re.compile(r" ?\\(?:text\w*|mbox|mathrm) ?\{([^{}]*)\}")
+_CHANGED = re.compile(
+    r" (?:and (?:a|an|one|two|three) (?:half|third|quarter|fourth)|or (?:more|less|fewer|so)\b|(?:more|less) than\b"
+    r"|(?:plus|minus|mod|modulo|divided by|multiplied by|times|over|choose) (?!(?:the|a|an|that|this)\b)\S"
+    r"|(?:in|to) (?:base|binary|octal|hex\w*)\b)",
+    re.IGNORECASE,
+)
+"""Words behind a number that make another one of it."""
+_WORDS_BEHIND = re.compile(r"(?: |\\[ ,;:]|~)*\\(?:text\w*|mbox|mathrm) ?\{([^{}]*)\}")
 _WORD_AT_END = re.compile(r" ([a-z][a-z-]+)(?=[.,;!?\n]|\s*$)")
 _AT_END = name_set("""
     too now then again instead here indeed only however finally respectively thus more less fewer back change profit
@@ -46,17 +54,19 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z(])")
 
 
 def number_at(text: str, start: int, end: int) -> str | None:
-    """The number at a place of a text with what stands beside it; None where the words say that it is not that number.
+    """Returns the number at a place of a text with its sign and scale, or the expression that it is part of.
 
-    Where it is part of an expression it is that, or None if the expression is not understood.
+    Returns None if words beside it say that it is not that number, or if the expression is not understood.
     """
     before = _TAG.sub(" ", text[max(0, start - _NEAR_CHARS) : start])
     behind = text[end : end + _NEAR_CHARS]
     if _OPERATOR_BEFORE.search(before) or _OPERATOR_BEHIND.match(behind):
         expression = _expression_around(text, start, end)
         return expression if understood(expression) else None
+    if _NOT_ITSELF.search(before) or _CHANGED.match(behind):
+        return None
     words = _WORDS_BEHIND.match(behind)
-    if _NOT_ITSELF.search(before) or (words and not is_understood(words[1].strip(), frozenset(), one=False)):
+    if words and not is_understood(words[1].strip(), frozenset(), one=False):
         return None
     scale, last = _SCALE.match(behind), _WORD_AT_END.match(behind)
     if last and not scale and last[1] not in _AT_END and not is_understood(last[1], frozenset(), one=True):

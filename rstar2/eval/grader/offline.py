@@ -13,7 +13,7 @@ from typing import Any, TextIO, get_args
 from pydantic import ValidationError
 
 from rstar2.errors import UserError, first_few
-from rstar2.eval.grader.grade import Given, Verdict, as_text
+from rstar2.eval.grader.grade import AnswerValue, Verdict, as_text
 from rstar2.eval.grader.pool import GraderPool
 from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
 from rstar2.files import output_file, read_objects
@@ -35,9 +35,9 @@ class OfflineRow:
     line: int
     """Its number, from 1."""
     id: dict[str, Any]
-    """`id` as the line has it, empty without one; before it `line` where there is a fault."""
-    gold: Given = None
-    pred: Given = None
+    """`line` if the row has a fault, and then the `id` of the row if it has one."""
+    gold: AnswerValue = None
+    pred: AnswerValue = None
     finish: Finish = "answer"
     """How the output ended."""
     fault: str = ""
@@ -83,7 +83,7 @@ def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[Of
 
 
 def _as_row(value: dict[str, Any]) -> dict[str, Any]:
-    """A trace as a row; as it is where it is none, so that its faults are told."""
+    """A trace as a row; anything else as it is, so that its faults are reported."""
     try:
         trace = Trace.model_validate(value)
     except ValidationError:
@@ -100,7 +100,7 @@ def _fault(row: dict[str, Any], names: tuple[str, str]) -> str:
     for name in names:
         if name not in row:
             return f"`{name}` is missing; the row has {first_few(list(row)) or 'no keys'}"
-        if isinstance(row[name], bool) or not isinstance(row[name], Given):
+        if isinstance(row[name], bool) or not isinstance(row[name], AnswerValue):
             return f"`{name}` is {type(row[name]).__name__}, not text, a number or null"
     if (row.get("finish") or "answer") not in get_args(Finish):
         return f"`finish` is {row['finish']!r}, not one of {', '.join(get_args(Finish))}"
@@ -116,7 +116,7 @@ def graded(
     confirmed.
     """
 
-    def pair(row: OfflineRow) -> tuple[Given, Given]:
+    def pair(row: OfflineRow) -> tuple[AnswerValue, AnswerValue]:
         return row.gold, part_to_grade(as_text(row.pred) or "", reading, row.finish)
 
     for start in range(0, len(rows), BATCH):

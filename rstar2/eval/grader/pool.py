@@ -29,7 +29,7 @@ from rstar2.eval.grader.grade import (
     POOL_CLOSED,
     WORKER_ENDED,
     WORKER_STUCK,
-    Given,
+    AnswerValue,
     Verdict,
     as_text,
     grade_quickly,
@@ -187,16 +187,16 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
             worker.stop()
         self._threads.shutdown()
 
-    def grade(self, gold: Given, pred: Given) -> Verdict:
+    def grade(self, gold: AnswerValue, pred: AnswerValue) -> Verdict:
         """Grade one answer; if the quick rules do not decide, waits for a worker, which has a deadline itself."""
         gold, pred = as_text(gold), as_text(pred)
         return _graded_quickly(gold, pred) or self._grade_in_worker(gold, pred)
 
-    def grade_many(self, pairs: Iterable[tuple[Given, Given]]) -> list[Verdict]:
+    def grade_many(self, pairs: Iterable[tuple[AnswerValue, AnswerValue]]) -> list[Verdict]:
         """Grade (gold, pred) pairs on all workers; the verdicts come in the order of the pairs."""
         return list(self._threads.map(lambda pair: self.grade(*pair), list(pairs)))
 
-    async def agrade(self, gold: Given, pred: Given) -> Verdict:
+    async def agrade(self, gold: AnswerValue, pred: AnswerValue) -> Verdict:
         """Grade one answer without blocking the event loop."""
         gold, pred = as_text(gold), as_text(pred)
         loop = asyncio.get_running_loop()

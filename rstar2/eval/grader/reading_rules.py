@@ -46,8 +46,8 @@ def benchmark_part(output: str, finish: Finish) -> tuple[str, ReadingRule]:
     if not finished(output, finish):
         return _boxed(final_turn(output)), "boxed"
     strict: tuple[ReadingRule, ...] = ("paper", "boxed")
-    found = next((rule for rule in strict if part_to_grade(output, rule, finish)), None)
-    return output, found or "lenient"
+    strictest = next((rule for rule in strict if part_to_grade(output, rule, finish)), None)
+    return output, strictest or "lenient"
 
 
 def _answer_block(turn: str) -> str:

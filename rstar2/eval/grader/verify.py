@@ -14,35 +14,41 @@ from itertools import product
 from typing import Any
 
 import sympy
-from sympy import I, Integer, Rational, S, oo
+from sympy import I, Integer, Intersection, Rational, S, Union, oo
 
 Node = Any
-"""A tuple of a kind and its fields, as ("Number", "1/2", 0, 0)."""
+"""A tuple of a kind, which begins with a capital letter, and its fields, as ("Number", "1/2", 0, 0)."""
 _POINTS, _LEAST_POINTS, _TRIES, _MAX_TERMS, _MAX_BITS = 10, 3, 200, 2000, 300_000
 _DRAW = random.SystemRandom()
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": I, "infinity": oo, "none": Rational(7, 3)}
 _BUILT: dict[str, Callable[..., Any]] = {
-    "Number": lambda value, *_: Rational(value), "Based": lambda value, *_: Rational(value), "Matrix": sympy.Matrix,
-    "Sum": lambda terms: sum(terms[1:], terms[0]), "Product": sympy.prod, "Quotient": lambda over, under: over / under,
+    "Number": lambda value, *_: Rational(value), "Based": Integer, "Matrix": sympy.Matrix, "Product": sympy.prod,
+    "Sum": lambda terms: sum(terms[1:], terms[0]), "Quotient": lambda over, under: over / under,
     "Residue": lambda value, modulus, alone: value % modulus if alone else sympy.Matrix([value % modulus, modulus]),
-    "Ratio": lambda parts, is_clock: sympy.Matrix([part / parts[0] for part in parts]),
+    "Ratio": lambda parts: parts[0] / parts[1] if len(parts) == 2 else sympy.Matrix(parts) / parts[0],
+    "Brackets": lambda ends, kind: sympy.Interval(*map(_end, ends), kind[0] == "(", kind[1] == ")"),
+    "SetOf": lambda items: sympy.FiniteSet(*map(_end, items)), "NumberSet": {"R": S.Reals}.__getitem__,
+    "SetOperation": lambda kind, a, b: {"union": a | b, "intersection": a & b, "minus": a - b}[kind],
+    "Listing": lambda sets, either: (Union if either or Intersection(*sets) is S.EmptySet else Intersection)(*sets),
+    "Relation": lambda sides, signs: _solutions(sides, signs),
 }  # fmt: skip
-_SYNONYMS = ({"sterling", "pound"}, {"yensign", "yen", "jpy", "yuan", "renminbi", "rmb", "cny"})
+"""What the values of the fields of a node come to; intervals and inequalities are sets of real numbers."""
+_SAME_MONEY = [{"sterling", name} for name in ("pound", "pound sterling", "british pound")]
+_SAME_MONEY += [{"yensign", name} for name in ("yen", "jpy", "yuan", "renminbi", "rmb", "cny")]
 _USUAL = {"integer", "real", "natural number", "positive integer", "nonnegative integer"}
-_FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_ASKED_FOR = {"sin", "cos", "tan", "cot", "sec", "csc", "det", "re", "im", "arg", "floor", "ceiling"}
+_NO_VALUE = (ArithmeticError, NotImplementedError, TypeError, ValueError)
+"""What sympy raises if an expression has no value, or a set of numbers cannot be solved for."""
 
 
-def verify(certificate: dict[str, Any] | None) -> str | None:
+def verify(certificate: Any) -> str | None:
     """Returns why a certificate does not show that two answers are equal; None if it does."""
-    if certificate is None:
-        return "there is no certificate"
     try:
         one, other = certificate["letters"]
-        said, other_said = {*one.values()}, {*other.values()}
-        agree = one | other == other | one and (said == other_said or said ^ other_said <= _USUAL)
+        agree = one | other == other | one and {*one.values()} ^ {*other.values()} <= _USUAL
         _need(agree, "letters stand for other numbers")
         _Fact(certificate)
-    except _FAULTS as error:
+    except (*_NO_VALUE, AttributeError, LookupError) as error:
         return f"not confirmed: {error}" if type(error) is ValueError else f"malformed: {error!r}"
     return None
 
@@ -56,17 +62,20 @@ def _frozen(part: Any) -> Node:
     return tuple(map(_frozen, part)) if isinstance(part, list) else part
 
 
-def _walk(node: Node) -> Iterator[Node]:
-    if isinstance(node, tuple):
-        yield from [node] if node and isinstance(node[0], str) else []
-        for part in node:
-            yield from _walk(part)
+def _is_node(part: Any) -> bool:
+    return isinstance(part, tuple) and part != () and isinstance(part[0], str) and part[0][:1].isupper()
+
+
+def _walk(part: Any) -> Iterator[Node]:
+    if isinstance(part, tuple):
+        yield from [part] if _is_node(part) else []
+        for each in part:
+            yield from _walk(each)
 
 
 def _letters(*nodes: Node) -> list[str]:
-    parts = list(_walk(nodes))
-    bound = {part[2] for part in parts if part[0] == "Series"}
-    return sorted({part[1] for part in parts if part[0] == "Symbol"} - bound - _CONSTANTS.keys())
+    bound = {part[2] for part in _walk(nodes) if part[0] == "Series"}
+    return sorted({part[1] for part in _walk(nodes) if part[0] == "Symbol"} - bound - _CONSTANTS.keys())
 
 
 def _replaced(node: Node, new: dict[Node, Node]) -> Node:
@@ -75,40 +84,37 @@ def _replaced(node: Node, new: dict[Node, Node]) -> Node:
     return node
 
 
-class _Evaluation:
+class _Point:
     """Exact values of expressions at a point. What is unknown gets a value that its arguments and the salt decide."""
 
-    def __init__(self, point: dict[str, Any], reading: Any = (0, 0, 1), real: bool = False) -> None:
-        self.point, self.real, self.salt = point, real, _DRAW.random()
-        self.degree, self.percent, self.natural_log = reading
+    def __init__(self, letters: dict[str, Any], reading: Any = (0, 0, 1), real: bool = False) -> None:
+        degree, percent, natural = map(int, reading)
+        self.letters, self.real, self.salt = letters, real, _DRAW.random()
+        angle, self.base = sympy.pi / 180, sympy.E if natural else 10
+        self.signs = {"radians": angle, "degree": angle**degree, "percent": Rational(1, 100) ** percent}
 
-    def value(self, node: Any) -> Any:
-        """The value of a node; those of several in a list."""
-        if not isinstance(node, tuple) or not node or not isinstance(node[0], str):
-            return [self.value(part) for part in node] if isinstance(node, tuple) else node
-        value = self._value(*node)
+    def value(self, part: Any) -> Any:
+        """The value of a node, those of several in a list, or anything else as it is."""
+        if not _is_node(part):
+            return [self.value(each) for each in part] if isinstance(part, tuple) else part
+        value = self._value(*part)
         _need(not (self.real and getattr(value, "is_real", None) is False), "not real")
         return value
 
     def _value(self, kind: str, name: Any, *rest: Any) -> Any:
         if kind == "Symbol":
-            return self.point[name] if name in self.point else _CONSTANTS[name]
+            return self.letters[name] if name in self.letters else _CONSTANTS[name]
         if kind == "Quantity":
-            basic = [self.point[unit] ** power for unit, power in rest[2]]
-            return self.value(name) * Rational(rest[1]) * sympy.prod(basic)
-        if kind == "Series" and name in {"sum", "prod"} and "infinity" not in f"{rest[1:3]}":
+            units = [self.letters[unit] ** power for unit, power in rest[2]]
+            return self.value(name) * Rational(rest[1]) * sympy.prod(units)
+        if kind == "Series":
             start, end = self.value(rest[1:3])
             _need(start.is_integer and end.is_integer and end - start <= _MAX_TERMS, "no finite sum")
             numbers = [{("Symbol", rest[0]): ("Number", i)} for i in range(start, end + 1)]
             parts = [self.value(_replaced(rest[3], number)) for number in numbers]
             return sum(parts, Integer(0)) if name == "sum" else sympy.prod(parts)
-        if kind == "Series":
-            rest = _replaced(rest[1:], {("Symbol", rest[0]): ("Symbol", "none")})
-        degree, is_angle = self.degree, kind == "Call" and name in {"sin", "cos", "tan", "cot", "sec", "csc"}
-        self.degree = degree or is_angle
         one, *others = [self.value(part) for part in (name, *rest)]
-        self.degree = degree
-        if kind in {"Apply", "Series"}:
+        if kind in {"Apply", "Unsolved"}:
             parts = [sympy.N(part, 30) for part in sympy.flatten(others)]
             return Rational(random.Random(f"{self.salt}{name}{parts}").randint(1 << 40, 1 << 41), 1 << 40)
         if kind == "Power":
@@ -118,23 +124,20 @@ class _Evaluation:
         return self._call(name, *others[0]) if kind == "Call" else _BUILT[kind](one, *others)
 
     def _call(self, name: str, one: Any, *rest: Any) -> Any:
-        if name in {"degree", "percent"}:
-            size = sympy.pi / 180 if name == "degree" else Rational(1, 100)
-            return one * size if (self.degree if name == "degree" else self.percent) else one
-        if name in {"ln", "log", "log10", "logarithm"}:
-            is_natural = name == "ln" or (name == "log" and self.natural_log)
-            return sympy.log(one) / sympy.log(*rest or [sympy.E if is_natural else 10])
         if name in {"factorial", "factorial2", "binomial"}:
             counts = all(number >= 0 or not number.is_integer for number in (one, *rest))
             _need(counts and abs((one, *rest)[-1]) <= 10_000, "a count that is negative, or too large")
-        return one.det() if name == "det" else getattr(sympy, name)(one, *rest)
+        if name == "logarithm":
+            return sympy.log(one, self.base)
+        return one * self.signs[name] if name in self.signs else getattr(sympy, name)(one, *rest)
 
     def agree(self, a: Node, b: Node) -> bool | None:
         """Whether two expressions have the same value; None if one of them has none."""
-        with suppress(*_FAULTS):
+        with suppress(*_NO_VALUE):
             one, other = self.value(a), self.value(b)
             if one == other or _rounds(a, other) or _rounds(b, one):
-                return None if one in (sympy.nan, sympy.zoo) else True
+                # Sets are compared by `by_interval`: at one point, x = 5 and x = 6 are both empty.
+                return None if one in (sympy.nan, sympy.zoo) or isinstance(one, sympy.Set) else True
             # sympy computes as many digits as it takes; a part of which it finds hardly any is zero.
             cells = [cell.evalf(30, maxn=500) for cell in sympy.flatten([one - other])]
             if not all(cell.is_finite for cell in cells):
@@ -142,37 +145,20 @@ class _Evaluation:
             return all(part == 0 or part._prec < 20 for cell in cells for part in cell.as_real_imag())
         return None
 
-    def region(self, node: Node) -> Any:
-        """A set of real numbers, with its ends as fractions."""
-        match node:
-            case ("Brackets", (low, high), brackets):
-                ends = self.end(low), self.end(high)
-                _need(ends[0] <= ends[1], "no interval")
-                return sympy.Interval(*ends, brackets[0] == "(", brackets[1] == ")")
-            case ("SetOf", items):
-                return sympy.FiniteSet(*map(self.end, items))
-            case ("NumberSet", "R"):
-                return S.Reals
-            case ("SetOperation", kind, left, right):
-                one, other = self.region(left), self.region(right)
-                return {"union": one | other, "intersection": one & other, "minus": one - other}[kind]
-            case ("Listing", items, alternatives):
-                sets = list(map(self.region, items))
-                both = sympy.Intersection(*sets)
-                return sympy.Union(*sets) if alternatives or both is S.EmptySet else both
-            case ("Relation", (_, numbers), ("in",)):
-                return self.region(numbers)
-            case ("Relation", sides, signs):
-                values = list(map(self.end, sides))
-                pairs = zip(values, values[1:], [{"=": "=="}.get(sign, sign) for sign in signs], strict=False)
-                test = sympy.And(*(sympy.Rel(*pair) for pair in pairs))
-                return test.as_set() if test.free_symbols else S.Reals if test else S.EmptySet
-        raise ValueError("no set of numbers")
 
-    def end(self, node: Node) -> Any:
-        value, scale = self.value(node), 10**40
-        is_number = not value.free_symbols and value.is_finite
-        return Rational(round(value.evalf(60) * scale), scale) if is_number else value
+def _end(value: Any) -> Any:
+    """The end of an interval as a fraction, so that ends can be compared."""
+    is_number = not value.free_symbols and value.is_finite
+    return Rational(round(value.evalf(60) * 10**40), 10**40) if is_number else value
+
+
+def _solutions(sides: list[Any], signs: list[str]) -> Any:
+    """The real numbers for which a chain such as a < x <= b holds."""
+    if signs == ["in"]:
+        return sides[1]
+    ends = list(map(_end, sides))
+    pairs = zip(ends, ends[1:], [{"=": "=="}.get(sign, sign) for sign in signs], strict=False)
+    return S.Reals & sympy.And(*(sympy.Rel(*pair) for pair in pairs)).as_set()
 
 
 def _rounds(node: Node, value: Any) -> bool:
@@ -187,12 +173,12 @@ def _rounds(node: Node, value: Any) -> bool:
     return near or (is_float and float(value) == float(written))
 
 
-def _drawn(name: str, points: list[dict[str, Any]]) -> Any:
+def _drawn(name: str, points: Any = ()) -> Any:
     """A random value for a letter: whole if it may have to be, else any real number."""
-    is_whole = name in {*"jkmn"} and all(point[name].is_integer for point in points if name in point)
-    size, sign = _DRAW.choice((6, 20, 99)), _DRAW.choice((1, 1, 1, -1))
-    broken = Rational(sign * _DRAW.randint(1, 1009 * size), 1009)
-    return Integer(_DRAW.randint(0, size)) if is_whole else broken
+    size = _DRAW.choice((6, 20, 99))
+    if name in {*"jkmn"} and all(point[name].is_integer for point in points if name in point):
+        return Integer(_DRAW.randint(0, size))
+    return Rational(_DRAW.choice((1, 1, 1, -1)) * _DRAW.randint(1, 1009 * size), 1009)
 
 
 def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> bool:
@@ -202,53 +188,36 @@ def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> 
     if a == b or "dots" in names:
         orders = [b[1], b[1][::-1]] if a[0] == b[0] and len(a[1]) == len(b[1]) else []
         return a == b or any(all(map(_identical, a[1], order)) for order in orders)
-    claimed = [
-        {name: Rational(re) + I * Rational(im) for name, (re, im) in point.items()} for point in points
-    ]
-    agreed = [_Evaluation(point, reading).agree(a, b) for point in claimed]
-    real = bool(names) and ("Symbol", "i") not in {*_walk((a, b))}
+    claimed = [{name: Rational(re) + I * Rational(im) for name, (re, im) in each.items()} for each in points]
+    agreed = [_Point(point, reading).agree(a, b) for point in claimed]
+    real, least = bool(names) and ("Symbol", "i") not in {*_walk((a, b))}, _LEAST_POINTS if names else 1
     for _ in range((_TRIES if names else 1) if all(agreed) else 0):
         point = {name: _drawn(name, claimed) for name in names}
-        agreed.append(_Evaluation(point, reading, real).agree(a, b))
+        agreed.append(_Point(point, reading, real).agree(a, b))
         if agreed[-1] is False or agreed.count(True) >= len(claimed) + _POINTS:
             break
-    return False not in agreed and agreed.count(True) - len(claimed) >= (_LEAST_POINTS if names else 1)
+    return False not in agreed and agreed.count(True) >= len(claimed) + least
 
 
-def _core(node: Node) -> Node:
-    """k for k + 3 or -k + 3, which go through all whole numbers as k does."""
-    if node[0] == "Sum" and node[1][1][0] == "Number" and Fraction(node[1][1][1]).denominator == 1:
-        node = node[1][0]
-    return node[1][1] if node[0] == "Product" and node[1][0][:2] == ("Number", "-1") else node
+def _names(side: Node, is_gold: bool) -> bool:
+    """Whether a side of an equation only names a quantity: a letter, f(2), or what gives no letter if it is solved."""
+    kind, parts, *_ = side
+    letters = _letters(side)
+    unknowns = {each for each in _walk(side) if each[0] in {"Apply", "Symbol"} and each[1] not in _CONSTANTS}
+    if kind in {"Symbol", "Apply"}:
+        return len(unknowns) > 0
+    if is_gold and any(name[0].islower() for name in {*letters} - {"angle", "triangle"}):
+        return False
+    is_length = parts == "Abs" and (letters in (["w"], ["z"]) or letters < ["a"])
+    is_asked_for = kind == "Residue" or parts in _ASKED_FOR or is_length
+    is_scaled = kind in {"Sum", "Product"} and "Number" in {part[0] for part in parts}
+    return len(unknowns) > (0 if is_asked_for else 1) and not is_scaled
 
 
-def _title(item: Node) -> Node:
-    """What a member of a list is called, or counted in."""
-    return item[1][0] if item[0] == "Relation" else item[2] if item[0] == "Quantity" else None
-
-
-def _head(name: Node) -> str:
-    """The letter of a function of letters, as f in f(x), or of y, which may be one."""
-    function = name[0] == "Apply" and all(arg[0] == "Symbol" for arg in name[2])
-    return name[1] if function or name == ("Symbol", "y") else ""
-
-
-def _hours(time: Node) -> Any:
-    """The hour of a day, with minutes as fractions."""
-    if time[0] == "Product":  # 9 am, read as a product
-        time = ("Quantity", time[1][0], "".join(letter[1] for letter in time[1][1:]))
-    value, half = (time[1], time[2].lower()) if time[0] == "Quantity" else (time, "")
-    parts = value[1] if value[0] == "Ratio" else (value,)
-    hours = sum(Rational(part[1]) / 60**i for i, part in enumerate(parts))
-    return hours % 12 + 12 * (half == "pm") if half else hours
-
-
-def _tables(node: Node) -> list[Node]:
-    """The rows of a matrix or of nested brackets, also as columns; the entry of a matrix that has just one."""
-    items = node[1] if node[0] in {"Matrix", "Brackets"} else ()
-    rows = [row[1] if row[0] == "Brackets" else row if node[0] == "Matrix" else (row,) for row in items]
-    is_entry = len(rows) == len(rows[0]) == 1 if rows else False
-    return [tuple(rows), tuple(zip(*rows, strict=True)), *(rows[0] if is_entry else ())] if rows else [node]
+def _table(node: Node) -> Node:
+    """The rows of a matrix or of nested brackets; a tuple is a column, and an entry is a matrix by itself."""
+    rows = node[1] if node[0] in {"Matrix", "Brackets"} else (node,)
+    return tuple(row if node[0] == "Matrix" else row[1] if row[0] == "Brackets" else (row,) for row in rows)
 
 
 class _Fact:
@@ -267,69 +236,72 @@ class _Fact:
         return a == b or frozenset((a, b)) in self.proven or (both and all(map(self.same, a, b)))
 
     def by_identical(self, a: Node, b: Node) -> bool:
-        return bool(a == b or a[:2] == b[:2] == ("Text", b[1]))
+        return self.same(a, b)
 
-    by_integer = by_text = by_choice = by_identical
+    by_integer = by_text = by_choice = by_base = by_tuple = by_identical
 
     def by_number(self, a: Node, b: Node) -> bool:
         return _identical(a, b, self.data["points"], self.data["reading"])
 
     by_expression = by_percent = by_number
 
-    def by_base(self, a: Node, b: Node) -> bool:
-        return bool(a[0] == b[0] == "Based" and a[1] == b[1])
-
-    def by_tuple(self, a: Node, b: Node) -> bool:
-        vectors = {a[2], b[2]} == {"()", "<>"} or ({a[2], b[2]} == {"()", "[]"} and len(a[1]) > 2)
-        return (a[2] == b[2] or vectors) and self.same(a[1], b[1])
-
     def by_list(self, a: Node, b: Node) -> bool:
         """In order if one of the two is a tuple, leaves out members, or alone has names; else by a matching."""
+        if self.same(a, b):
+            return True
         kinds, lists = {a[0], b[0]}, {"Listing", "SetOf", "Brackets"}
-        if kinds == {"SetOf", "Brackets"}:
-            members, point = (a[1], b) if a[0] == "SetOf" else (b[1], a)
-            return self.same(members, (point,)) or self.same(("Listing", members, False), point)
         sides = [side[1] if side[0] in lists else (side,) for side in (a, b)]
-        titles = [set(map(_title, side)) for side in sides]
+        titles = [
+            {
+                item[1][0] if item[0] == "Relation" else item[2] if item[0] == "Quantity" else None
+                for item in side
+            }
+            for side in sides
+        ]
         alone = [None not in each and len(each) > 1 for each in titles].count(True) == 1
-        ordered = ("Symbol", "dots") in {*_walk((a, b))} or (alone and "SetOf" not in kinds)
-        if ordered or "Brackets" in kinds:
-            return self.same(*sides)
+        if "Brackets" in kinds or (alone and "SetOf" not in kinds) or ("Symbol", "dots") in {*_walk((a, b))}:
+            return (alone or kinds != {"SetOf", "Brackets"}) and self.same(*sides)
         pairs = [pair for pair in product(*sides) if self.same(*pair)]
         return all({pair[i] for pair in pairs} == {*sides[i]} for i in (0, 1))
 
     by_set = by_list
 
     def by_matrix(self, a: Node, b: Node) -> bool:
-        pairs = product(_tables(a), _tables(b))
-        return any(self.same(*pair) for pair in pairs) or _identical(a, b)
+        one, other = _table(a), _table(b)
+        turned = tuple(zip(*one, strict=True)) if "Brackets" in {a[0], b[0]} else one
+        return self.same(one, other) or self.same(turned, other) or _identical(a, b)
+
+    def by_ratio(self, a: Node, b: Node) -> bool:
+        return self.same(a, b) or _identical(a, b)
 
     def by_relation(self, a: Node, b: Node) -> bool:
         """Written alike, one name with one value, or multiples of each other."""
-        signs, equal = {*a[2], *b[2]}, {*a[2], *b[2]} <= {"=", "~"}
-        if self.same(a[1:], b[1:]) or (signs <= {"!="} and self.same(a[1], b[1][::-1])):
+        if self.same(a[1:], b[1:]) or ({*a[2], *b[2]} <= {"!="} and self.same(a[1], b[1][::-1])):
             return True
         for (x, *_, value), (y, *_, other) in product((a[1], a[1][::-1]), (b[1], b[1][::-1])):
-            heads = [_head(x), _head(y)]
-            function = all(heads) and ("y" in heads or heads[0] == heads[1])
-            if equal and (function or self.same(x, y)) and self.same(value, other):
+            heads = [
+                name[1]
+                for name in (x, y)
+                if name == ("Symbol", "y")
+                or (name[0] == "Apply" and {arg[0] for arg in name[2]} == {"Symbol"})
+            ]
+            is_function = len(heads) == 2 and ("y" in heads or heads[0] == heads[1])
+            if {*a[2], *b[2]} <= {"=", "~"} and (is_function or self.same(x, y)) and self.same(value, other):
                 return True
         if not _letters(a) or a[2] != b[2] or a[2] not in {("=",), ("!=",)} or "Residue" in f"{a}{b}":
             return False
-        here = _Evaluation({name: sympy.Symbol(name) for name in _letters(a, b)})
+        here = _Point({name: sympy.Symbol(name) for name in _letters(a, b)})
         zeros = [here.value(left) - here.value(right) for left, right in (a[1], b[1])]
         if min(len(zero.free_symbols) for zero in zeros) > 1:  # curves, whose denominators do not matter
             zeros = [sympy.fraction(sympy.together(zero))[0] for zero in zeros]
-        points = [{name: _drawn(name.name, []) for name in zeros[0].free_symbols} for _ in range(_POINTS)]
+        points = [{name: _drawn(name.name) for name in zeros[0].free_symbols} for _ in range(_POINTS)]
         ratios = [(zeros[0] / zeros[1]).subs(point).evalf(30) for point in points]
         return ratios[0] != 0 and all(abs(ratio / ratios[0] - 1) < 1e-20 for ratio in ratios)
 
     def by_residue(self, a: Node, b: Node) -> bool:
-        """The same congruence, or the same residues; a number may stand for its class."""
-        if a[0] == "Relation":
-            return self.by_relation(a, b)
-        (residue, plain), alone = (a, b) if a[0] == "Residue" else (b, a), a[0] != b[0]
-        is_class = alone and not _letters(residue) and not residue[3]
+        """The same remainders, by the same number; a number may stand for its class."""
+        residue, plain = (a, b) if a[0] == "Residue" else (b, a)
+        is_class = plain[0] != "Residue" and not _letters(residue) and not residue[3]
         return _identical(a, b) or (is_class and self.same(residue[1], plain))
 
     def by_interval(self, a: Node, b: Node) -> bool:
@@ -338,49 +310,49 @@ class _Fact:
         a, b, equal = _replaced(a, names), _replaced(b, names), 0
         letters = _letters(a, b) or [""]
         for free, _ in product(letters, range(8 if len(letters) > 1 else 1)):
-            point = {name: _drawn(name, []) for name in letters} | {free: sympy.Symbol("x", real=True)}
-            with suppress(*_FAULTS):
-                if _Evaluation(point).region(a) != _Evaluation(point).region(b):
+            point = {name: _drawn(name) for name in letters} | {free: sympy.Symbol("x", real=True)}
+            with suppress(*_NO_VALUE):
+                one, other = _Point(point).value((a, b))
+                _need(not one.free_symbols and one is not S.EmptySet, "no set of numbers")
+                if one != other:
                     return False
-                equal += 1
+                equal += isinstance(one, sympy.Set)
         return equal > 0
 
     def by_name(self, a: Node, b: Node) -> bool:
-        """An equation gives a name, or something with letters, the value of the other answer."""
+        """The certificate's name is one side of an equation, or equal to the other one, which is the other answer."""
         (_, sides, signs), plain = (a, b) if a[0] == "Relation" else (b, a)
-        ends = [(sides[0], sides[-1]), (sides[-1], sides[0])] if {*signs} <= {"=", "~"} else []
-        pairs = ends if signs != ("in",) else [(sides[0], sides[1])]
-        for name, value in pairs:
-            is_name = _letters(*sides) or "Apply" in f"{name}" or value[0] == "Residue"
-            is_true = is_name or _identical(name, value) or _identical(name, value, (), (1, 1, 1))
-            if is_true and self.same(value, plain):
+        if "~" in signs and sides in a:
+            return any(self.same(side, plain) for side in sides)
+        name, ways = _frozen(self.data["name"]), [sides, sides[::-1]]
+        for *chain, value in ways if {*signs} == {"="} else ways[:1] if signs == ("in",) else []:
+            claim = ("Residue", name, *value[2:]) if value[0] == "Residue" else name
+            equal = any(_identical(claim, value, (), (sign, sign, 1)) for sign in (0, 1))
+            stated = (
+                equal or _names(name, sides in a) if name in chain else equal and "dots" in _letters(*chain)
+            )
+            if stated and self.same(value, plain):
                 return True
-        return "~" in signs and any(self.same(side, plain) for side in sides)
+        return False
 
     def by_unit(self, a: Node, b: Node) -> bool:
         """Equal in basic units or in the same unit, or only one has a unit."""
-        sides = [side if side[0] == "Quantity" else ("Quantity", side, "", "1", ()) for side in (a, b)]
+        values = [side[2][0] if side[:2] == ("Call", "degree") else side for side in (a, b)]
+        sides = [side if side[0] == "Quantity" else ("Quantity", side, "", "1", ()) for side in values]
         (_, one, words, *size), (_, other, other_words, *other_size) = sides
-        if {"am", "pm"} & {words.lower(), other_words.lower()}:
-            return _hours(a) == _hours(b) or (self.same(one, other) and not (words and other_words))
-        if "celsius" in f"{size}{other_size}" or "fahrenheit" in f"{size}{other_size}":
-            one, other = (side[2][0] if side[:2] == ("Call", "degree") else side for side in (one, other))
-        both = {words.lower().removesuffix("s"), other_words.lower().removesuffix("s")}
-        alike = not words or not other_words or size == other_size or any(both <= each for each in _SYNONYMS)
-        return (alike and self.same(one, other)) or _identical(a, b, (), (True, False, True))
-
-    def by_ratio(self, a: Node, b: Node) -> bool:
-        alone = ("Number", "1", 0, 0)
-        one, other = (side if side[0] == "Ratio" else ("Ratio", (side, alone), False) for side in (a, b))
-        return self.same(one[1], other[1]) or (not (one[2] or other[2]) and _identical(one, other))
+        alike = size == other_size or (not words) != (not other_words) or {words, other_words} in _SAME_MONEY
+        return (alike and self.same(one, other)) or _identical(a, b, (), (1, 0, 1))
 
     def by_letters(self, a: Node, b: Node) -> bool:
         """Whole numbers' letters, or a function's arguments, were renamed one to one; k may be shifted or turned."""
         (fact,), new = self.because, {name: _frozen(node) for name, node in self.data["replaced"]}
         whole = {*"klmn", *(name for said in self.data.get("letters", ()) for name in said)}
         arguments = _letters(b[1][0], fact.pred[1][0]) if b[0] == fact.pred[0] == "Relation" else []
-        cores = {_core(node) if name in whole else node for name, node in new.items()}
-        one_to_one = len(cores) == len(new) and all(core[0] == "Symbol" for core in cores)
+        for name, node in new.items():
+            letter = sympy.Symbol(*_letters(node))
+            value = _Point({letter.name: letter}).value(node)
+            is_shift = value.diff(letter) ** 2 == 1 and value.subs(letter, 0).is_integer
+            _need(value == letter or (name in whole and is_shift), "a letter is not renamed")
         renamed = _replaced(b, {("Symbol", name): node for name, node in new.items()})
         is_free = {*new} <= {*whole, *arguments} and len(_letters(renamed)) == len(_letters(b))
-        return one_to_one and is_free and (fact.gold, fact.pred) == (a, renamed)
+        return is_free and (fact.gold, fact.pred) == (a, renamed)

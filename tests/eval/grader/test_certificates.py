@@ -99,6 +99,12 @@ EQUAL = {
     "name": [
         ("x=\\frac38", "0.375"),
         ("12", "m+n=12.0"),
+        ("12", "AB^2=12"),
+        ("12", "\\lfloor 10S\\rfloor=12"),
+        ("12", "100m+n=12"),
+        ("12", "|AB|=12"),
+        ("28", "1+2+\\cdots+7=28"),
+        ("S=5", "5"),
         ("x\\in\\{1,2\\}", "\\{2,1\\}"),
     ],
     "unit": [
@@ -156,6 +162,10 @@ FALSE_BY_STRUCTURE = [
     ("relation", "f(2)=5", "f(3)=5"),
     ("name", "x>5", "5"),
     ("name", "x=5", "6"),
+    ("ratio", "x=5", "x=6"),
+    ("ratio", "[0,1)", "[0,1]"),
+    ("unit", "3:00", "3"),
+    ("matrix", "0<x<1", "0<x\\le 1"),
     ("unit", "5\\text{ m}", "5\\text{ km}"),
     ("unit", "5\\text{ m}", "5\\text{ kg}"),
     ("unit", "9:00\\text{ am}", "9:00\\text{ pm}"),
@@ -165,6 +175,7 @@ FALSE_BY_STRUCTURE = [
     ("residue", "x\\equiv 2\\pmod 5", "x\\equiv 3\\pmod 5"),
     ("residue", "2\\pmod 5", "2\\pmod 7"),
     ("matrix", "\\begin{pmatrix}1&2\\end{pmatrix}", "\\begin{pmatrix}2&1\\end{pmatrix}"),
+    ("matrix", "\\begin{pmatrix}1&2\\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
     ("text", "\\text{red fox}", "\\text{blue fox}"),
 ]
 
@@ -209,7 +220,7 @@ def changed(fact: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             part[1] += "x"
             yield "a letter", other
     if fact["gold"] != fact["pred"]:
-        yield "the rule", {**fact, "rule": "identical"}
+        yield "the rule", {**fact, "rule": "identical", "because": []}
     if isinstance(fact["gold"], str):
         yield "the text", {**fact, "gold": fact["gold"] + "1"}
     needed = [each for each in fact["because"] if each["gold"] != each["pred"]]
@@ -256,6 +267,28 @@ def test_what_a_rule_does_not_show_is_refused(rule: str, gold: str, pred: str) -
     assert verify(Fact(rule, one, other).certificate())
     # Nor does a fact about something else help.
     assert verify(Fact(rule, one, other, (Fact("identical", one, one),)).certificate())
+
+
+@pytest.mark.parametrize(
+    ("gold", "pred", "name"),
+    [
+        ("5", "2S=5", "2S"),
+        ("5", "2S=5", "S"),
+        ("5", "N-1=5", "N-1"),
+        ("5", "x^2=5", "x^2"),
+        ("5", "\\sqrt{x}=5", "\\sqrt{x}"),
+        ("5", "|x|=5", "|x|"),
+        ("5", "3+1=5", "3+1"),
+        ("5", "x=5", "y"),
+        ("5", "1+2+\\cdots+9=5", "1+2+3"),
+        ("m+n=5", "5", "m+n"),
+        ("x^2+y^2=1", "1", "x^2+y^2"),
+    ],
+)
+def test_an_equation_whose_other_side_is_no_name_is_refused(gold: str, pred: str, name: str) -> None:
+    one, other, side = (read(text)[0] for text in (gold, pred, name))
+    assert verify(Fact("name", one, other, name=side).certificate())
+    assert verify(Fact("name", one, other).certificate())
 
 
 @pytest.mark.parametrize("broken", [None, {}, {"rule": "number"}, {"rule": [], "letters": 3}])

@@ -133,6 +133,56 @@ LAST_NUMBERS: list[Case] = [
     ("7", r"\boxed{7}^2", UNPARSED),
     ("7", r"\boxed{7}^\circ", CORRECT),
 ]
+LABELS_IN_A_BOX: list[Case] = [
+    ("120", r"\boxed{\text{The answer is } 120}", CORRECT),
+    ("120", r"\boxed{\text{Number of ways}=120}", CORRECT),
+    ("120", r"\boxed{\text{exactly }120}", CORRECT),
+    *(
+        ("120", rf"\boxed{{{content}}}", NOT_CORRECT)
+        for content in (
+            r"\text{the answer times two} = 120",
+            r"\text{the answer plus 1} = 120",
+            r"\text{the answer squared} = 120",
+            r"\text{log of the answer} = 120",
+            r"\text{not the answer} = 120",
+            r"\text{wrong answer} = 120",
+            r"\text{1/answer} = 120",
+            r"\text{answer} > 120",
+            r"\text{Answer minus ten: }120",
+            r"\frac12\text{Area} = 120",
+            r"\text{total less }5 = 120",
+        )
+    ),
+]
+WORDS_BESIDE_A_NUMBER: list[Case] = [
+    ("5000000", "The total is $5$ million.", CORRECT),
+    ("5", "The answer is $5$ now.", CORRECT),
+    ("5", "The answer is 5 again.", CORRECT),
+    ("5", "So the answer is $5$!", CORRECT),
+    ("5", "The answer is $5$ as required.", CORRECT),
+    ("4.2 J/mol", r"4.2\,\text{ J/mol}", CORRECT),
+    *(
+        ("120", output, UNPARSED)
+        for output in (
+            "The answer is $120$ quadrillion.",
+            "The answer is 120 and a half.",
+            r"The answer is \(120\) factorial.",
+            "<answer>120 or more</answer>",
+            "Answer: $120$ squared",
+            "The answer is $120$ in hexadecimal.",
+            "The answer is $120$ plus one.",
+            "The answer is at least 120.",
+            "The answer is more than $120$.",
+            "The answer is half of $120$.",
+            "The answer is $120$, which is wrong.",
+            r"120\ \text{is incorrect}",
+            "120 (wrong)",
+            "The problem mentions 120 things. I cannot solve it.",
+            r"120\,\text{quadrillion}",
+        )
+    ),
+]
+"""Texts in which words beside the number say whether it is the answer."""
 ORDINARY_TEXTS: list[Case] = [
     ("7", "- The number of ways is 7.", CORRECT),
     ("7", "- Let n be the number of cats.\n- 2n = 14\n- n = 7", CORRECT),
@@ -381,7 +431,9 @@ def test_each_way_of_writing_gets_its_verdict_with_and_without_a_box(kind: str) 
 
 
 @pytest.mark.parametrize(
-    "cases", [MARKDOWN, LAST_NUMBERS, ORDINARY_TEXTS], ids=["Markdown", "last numbers", "ordinary texts"]
+    "cases",
+    [MARKDOWN, LABELS_IN_A_BOX, LAST_NUMBERS, WORDS_BESIDE_A_NUMBER, ORDINARY_TEXTS],
+    ids=["Markdown", "labels in a box", "last numbers", "words beside a number", "ordinary texts"],
 )
 def test_an_answer_without_a_box_is_found_with_what_belongs_to_it(cases: list[Case]) -> None:
     assert misjudged(cases, also_boxed=False) == []

@@ -394,6 +394,12 @@ DECORATION: list[Case] = [
     ("B", r"\textcolor{red}{B}", CORRECT),
     ("B", r"\textcolor{B}{C}", NOT_CORRECT),
     ("0.25", "0.25...", NOT_CORRECT),
+    ("120", r"\Aboxed{120}", CORRECT),
+    ("120", r"120\ \lozenge", CORRECT),
+    ("120", r"120\;\text{✓}", CORRECT),
+    ("120", r"\text{Answer: }\mathbf{120}", CORRECT),
+    ("120", r"120\text{ or}", NOT_CORRECT),
+    ("120", r"120 \diamond 3", NOT_CORRECT),
 ]
 COMBINATIONS: list[Case] = [
     *(
@@ -449,6 +455,20 @@ COMBINATIONS: list[Case] = [
     ("1/4", r"P(5,2)=\frac14", CORRECT),
     ("42", "P(7,2)=42", CORRECT),
     ("84", "C(9,3)=85", NOT_CORRECT),
+    ("12", "C_4^2C_2^1", CORRECT),
+    ("12", "{}^{12}{C}_1", CORRECT),
+    ("12", r"\mathcal{C}(12,1)", CORRECT),
+    ("12", "math.comb(12, 1)", CORRECT),
+    (r"\frac27", r"\frac{4C2}{7C2}", CORRECT),
+    (r"\binom{n}{2}", "C_n^2", CORRECT),
+    (r"\binom{n}{2}", "nC2", CORRECT),
+    (r"\binom{n}{k}", r"\mathrm{C}_n^k", CORRECT),
+    (r"\frac{n!}{(n-k)!}", "A_n^k", CORRECT),
+    (r"\frac{n!}{(n-k)!}", "{}^nP_k", CORRECT),
+    (r"\binom{n}{2}", "C_2^n", NOT_CORRECT),
+    (r"\binom{n}{2}", "C_n^3", NOT_CORRECT),
+    ("n(n-1)", "A_n^2", NOT_CORRECT),
+    ("12", "C_4^2C_2^1C_3^1", NOT_CORRECT),
 ]
 BRACES_AND_TABLES: list[Case] = [
     (r"\{4,7\}", r"\lbrace 4,7\rbrace", CORRECT),
@@ -526,6 +546,12 @@ NAMED_POINTS: list[Case] = [
     (r"\{(1,2)\}", "(2,1)", WRONG),
     ("(7,2)", "P(7,2)", NOT_CORRECT),
     ("P(x,y)", "P(x,y)", CORRECT),
+    ("(3,-2)", "P_1(3,-2)", CORRECT),
+    ("(3,-2)", "B(3;-2)", CORRECT),
+    ("P_1(3,-2)", "P_1=(3,-2)", CORRECT),
+    ("P_1(3,-2)", "P_2(3,-2)", NOT_CORRECT),
+    ("(3,-2)", "P_1(3,2)", NOT_CORRECT),
+    ("(1,2),(3,4)", "A_1(1,2), A_2(3,4)", CORRECT),
 ]
 VALUES_SAID_AGAIN: list[Case] = [
     (r"\frac{5}{6}", r"\frac{5}{6} (0.8333...)", CORRECT),
@@ -557,6 +583,13 @@ VALUES_SAID_AGAIN: list[Case] = [
     ("4", "4 (2.5)", WRONG),
     ("10", r"\frac{20}{3}(1.5)", CORRECT),
     (r"\sqrt{5}", r"\text{about }2.236", NOT_CORRECT),
+    ("3.5", r"3.5 (\frac{7}{2})", CORRECT),
+    ("3.5", r"3.5 (\frac{5}{2})", NOT_CORRECT),
+    ("12.25", r"3.5 (\frac{7}{2})", NOT_CORRECT),
+    (r"\frac56", r"\frac56\approx0.833\ldots", CORRECT),
+    (r"\frac56", r"\frac56 (\approx 0.9)", NOT_CORRECT),
+    ("0.9", r"\frac56 \approx 0.9", NOT_CORRECT),
+    ("0.84", r"\frac56 \approx 0.84", NOT_CORRECT),
 ]
 STATED_VALUES: list[Case] = [
     *(
@@ -669,6 +702,9 @@ LOGARITHMS_AND_CIS: list[Case] = [
             r"2\operatorname{cis}",
         )
     ),
+    (r"\log_23", "log2(3)", CORRECT),
+    (r"\log_23", "log10(3)", NOT_CORRECT),
+    ("4", r"\log2(100)", NOT_CORRECT),
 ]
 OTHER_SIDES: list[Case] = [
     *(

@@ -9,7 +9,7 @@ import pytest
 
 from rstar2.errors import UserError
 from rstar2.eval.grader import grade
-from rstar2.eval.grader.grade import Given
+from rstar2.eval.grader.grade import AnswerValue
 from rstar2.eval.grader.offline import OfflineRow, read_rows
 
 GOOD = json.dumps({"id": 1, "gold": "42", "pred": None, "more": 2})
@@ -42,5 +42,5 @@ def test_a_row_keeps_its_id_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gold", "pred"), [(3, "3"), (3, 3), ("1/2", 0.5), (0.1, "0.1"), (1e-7, "1e-7")])
-def test_numbers_are_graded_as_they_are_printed(gold: Given, pred: Given) -> None:
+def test_numbers_are_graded_as_they_are_printed(gold: AnswerValue, pred: AnswerValue) -> None:
     assert grade(gold, pred).correct

@@ -21,6 +21,9 @@ MARKS = {
     "plain tags": ("<tool_result>", "</tool_result>"),
     "function tags": ("<function_response>", "</function_response>"),
     "code tags": ("<code_output>", "</code_output>"),
+    "capital letters": ("<TOOL_RESPONSE>", "</TOOL_RESPONSE>"),
+    "streams": ("<stdout>", "</stdout>"),
+    "a fence around a stream": ("```stdout\n", "\n```\n"),
     "execution tags": ("<execution_results>", "</execution_results>"),
     "ChatML, a tool's turn": (
         "<|im_end|>\n<|im_start|>tool\n",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rstar2.eval.grader.certificate import Fact
 from rstar2.eval.grader.compare import assignments, matrices, relations
@@ -141,6 +141,9 @@ class _Comparison:
             outcome = decided if isinstance(decided, Outcome) else Outcome(bool(decided), kind)
             how = decided if isinstance(decided, Identity) else None
             fact = Fact(kind, a, b, tuple(self._facts), how) if outcome.equal else None
+            if fact is not None and kind == "name":
+                name = assignments.dropped_name(a if isinstance(a, nodes.Relation) else b)
+                fact = replace(fact, name=name)
         finally:
             self._facts = facts
         if fact is not None:
@@ -199,9 +202,8 @@ class _Comparison:
         kinds = {type(a), type(b)}
         if kinds == {nodes.SetOf, nodes.Brackets}:
             members, point = (_items(a), b) if isinstance(a, nodes.SetOf) else (_items(b), a)
-            if assignments.names_of(members):
-                return self.same(nodes.Listing(members), point)  # {x = 1, y = 2} is the point (1, 2)
-            return len(members) == 1 and self.same(members[0], point)
+            if not assignments.names_of(members):  # {x = 1, y = 2} is the point (1, 2)
+                return len(members) == 1 and self.same(members[0], point)
         one, other = _items(a), _items(b)
         if any(part == nodes.Symbol("dots") for item in (*one, *other) for part in walk(item)):
             if len(one) != len(other):

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk
-from rstar2.eval.grader.parse.vocabulary import DECORATIONS, GREEK, OF_ANOTHER
+from rstar2.eval.grader.parse.vocabulary import ANOTHER_VALUE, DECORATIONS, GREEK, OF_ANOTHER
 from rstar2.eval.grader.values.equality import equal
 from rstar2.eval.grader.values.functions import ANGLES
 from rstar2.eval.grader.values.guarded_numbers import NoValue
@@ -57,7 +57,9 @@ def is_name(node: Node) -> bool:
     """Whether a side only names what the other side gives: x, a_3, f(x), (p, q, r), AB, NO/BO."""
     if isinstance(node, nodes.Brackets):
         return bool(node.items) and all(isinstance(item, nodes.Symbol | nodes.Apply) for item in node.items)
-    return is_unknown(node) and not (isinstance(node, nodes.Symbol) and OF_ANOTHER.match(node.name))
+    if isinstance(node, nodes.Symbol) and (OF_ANOTHER.match(node.name) or ANOTHER_VALUE.search(node.name)):
+        return False
+    return is_unknown(node)
 
 
 def names_quantity(node: Node) -> bool:
@@ -127,17 +129,28 @@ def _is_squared_length(factors: tuple[Node, ...]) -> bool:
     return False
 
 
-def _adds_up(side: Node, value: Node) -> bool:
-    """Whether the dots in 1 + 2 + ... + 15 leave out parts with equal steps, so that the whole is `value`."""
+def dropped_name(relation: Node) -> Node | None:
+    """Returns the side of an equation that names a quantity, without dots in it; None if there is none."""
+    name, _ = named(relation)
+    if not isinstance(relation, nodes.Relation):
+        return name
+    if name is not None:
+        return next(filter(is_name, relation.sides[:-1]), name)
+    written_out = _written_out(relation.sides[0], relation.sides[-1])
+    return written_out or (relation.sides[0] if states_a_value(relation) else None)
+
+
+def _written_out(side: Node, value: Node) -> Node | None:
+    """A sum such as 1 + 2 + ... + 15 with what its dots leave out, if its steps are equal and it is `value`."""
     match side:
         case nodes.Sum(terms=parts) | nodes.Product(factors=parts) if parts.count(_DOTS) == 1:
             place = parts.index(_DOTS)
             numbers = [part.value for part in parts if isinstance(part, nodes.Number)]
         case _:
-            return False
+            return None
     if len(numbers) != len(parts) - 1 or place < 2 or place == len(parts) - 1:
-        return False
-    join = math.prod if isinstance(side, nodes.Product) else sum
+        return None
+    is_product = isinstance(side, nodes.Product)
     steps = _steps(numbers[0], numbers[-1], numbers[1] - numbers[0], 1)
     if numbers[0]:
         steps += _steps(numbers[0], numbers[-1], Fraction(0), numbers[1] / numbers[0])
@@ -145,9 +158,10 @@ def _adds_up(side: Node, value: Node) -> bool:
         is_written = (
             row[:place] == numbers[:place] and row[len(row) - len(numbers) + place :] == numbers[place:]
         )
-        if is_written and equal(nodes.Number(Fraction(join(row))), value):
-            return True
-    return False
+        if is_written and equal(nodes.Number(Fraction(math.prod(row) if is_product else sum(row))), value):
+            members = tuple(map(nodes.Number, row))
+            return nodes.Product(members) if is_product else nodes.Sum(members)
+    return None
 
 
 def _steps(first: Fraction, last: Fraction, step: Fraction, ratio: Fraction | int) -> list[list[Fraction]]:
@@ -217,7 +231,7 @@ def states_a_value(node: nodes.Relation) -> bool:
         case nodes.Power(base=nodes.Symbol(name=name)), nodes.Matrix():
             return name.isupper()
     calculated = len(node.sides) > 2 and len(variables(node.sides[0])) > 1
-    return calculated or names_quantity(node.sides[0]) or _adds_up(node.sides[0], value)
+    return calculated or names_quantity(node.sides[0]) or _written_out(node.sides[0], value) is not None
 
 
 def in_usual_order(names: Sequence[Node]) -> bool:

@@ -32,8 +32,9 @@ def table_of(node: Node) -> Table | None:
 
 
 def _exponent(node: Node) -> int:
+    """How often a power multiplies matrices."""
     match node:
-        case Power(exponent=Number(value=value)) if 1 <= value <= 5:
+        case Power(base=base, exponent=Number(value=value)) if 1 <= value <= 5 and has_matrix(base):
             return int(value)
     return 0
 

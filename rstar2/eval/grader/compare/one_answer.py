@@ -163,7 +163,9 @@ def _is_rounding(exact: Node, other: Node) -> bool:
     """Whether the other value is a decimal to which the first is rounded or cut off."""
     if not isinstance(other, nodes.Number) or not other.places:
         return False
-    return bool(abs(_difference(exact, other)) * 10**other.places < 1)
+    last_places = abs(_difference(exact, other)) * 10**other.places
+    is_cut_off = last_places < 1 and abs(constant_value(other)) < abs(constant_value(exact))
+    return bool(last_places * 2 <= 1 or is_cut_off)
 
 
 def _is_integer_near(exact: Node, other: Node) -> bool:

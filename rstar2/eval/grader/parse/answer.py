@@ -61,11 +61,11 @@ class Answer(Expression):
         super().__init__(TokenStream(tokens))
         self._nouns = nouns
         self._money = ""
-        """What the sign of money before a value stands for; empty where there is none."""
+        """What the sign of money before a value stands for; empty if there is none."""
         self._labels = 0
 
     def read(self) -> Node:
-        """The whole of the tokens as one node; ParseError where something is left over or does not fit."""
+        """Returns all tokens as one node. Raises ParseError if something is left over or does not fit."""
         node = self._listing()
         if self._labels == 1:
             raise ParseError("a label before a single value is no part of the answer")
@@ -80,6 +80,8 @@ class Answer(Expression):
         while self._separators():
             joints.add(self._tokens.peek(-1).text.lower())
             if self._tokens.next.kind == "end" or self._tokens.at("sign", "}", ")"):
+                if self._tokens.peek(-1).is_words:
+                    raise ParseError("a word without the answer that it joins")
                 break
             items.append(self._relation())
         if len(items) == 1:
@@ -163,10 +165,16 @@ class Answer(Expression):
             return nodes.Residue(congruent.value, congruent.modulus)
         if self._tokens.at("sign", ":") and self._tokens.peek().text != "=":
             node = self._ratio(node)
-        elif self._tokens.next.is_words and self._tokens.next.text.lower() in {"to", "is to"}:
-            self._tokens.take()
-            return nodes.Ratio((node, self._sum()), clock=False, worded=True)
+        elif self._at_ratio_words():
+            parts = [node]
+            while self._at_ratio_words():
+                self._tokens.take()
+                parts.append(self._sum())
+            return nodes.Ratio(tuple(parts), clock=False, worded=True)
         return self._with_unit(node)
+
+    def _at_ratio_words(self) -> bool:
+        return self._tokens.next.is_words and self._tokens.next.text.lower() in {"to", "is to"}
 
     def _currency_code(self) -> str:
         """What a code such as USD before an amount stands for; empty if there is none."""
@@ -190,7 +198,8 @@ class Answer(Expression):
     def _named_point(self) -> Node | None:
         """A point with its name, as A(3, -2); None if something else stands there."""
         tokens, name = self._tokens, self._tokens.next.text
-        start = 1 + (tokens.peek().text == "'")
+        index = tokens.peek(2).text if tokens.peek().text == "_" and tokens.peek(2).kind == "number" else ""
+        start = 3 if index else 1 + (tokens.peek().text == "'")
         if not (re.fullmatch("[A-Z]", name) and tokens.next.is_words and tokens.peek(start).text == "("):
             return None
         depth, ahead, has_comma, letters = 0, start, False, list[bool]()
@@ -201,7 +210,7 @@ class Answer(Expression):
             depth += {"(": 1, ")": -1}.get(token.text, 0)
             if depth == 0:
                 break
-            has_comma |= depth == 1 and token.text == ","
+            has_comma |= depth == 1 and token.text in {",", ";"}
             if token.kind in {"number", "word"}:
                 letters.append(token.kind == "word")
             ahead += 1
@@ -211,7 +220,8 @@ class Answer(Expression):
             return None
         tokens.place += start
         point = self._collection()
-        return nodes.Relation((nodes.Symbol(name), point), ("=",)) if point is not None else None
+        label = nodes.Apply(f"{name}_", (numeral(index),)) if index else nodes.Symbol(name)
+        return nodes.Relation((label, point), ("=",)) if point is not None else None
 
     def _set_expression(self) -> Node:
         node = self._named_side() or self._sum()
@@ -249,7 +259,7 @@ class Answer(Expression):
         return None
 
     def _label(self) -> str:
-        """The words before a colon, as in Minimum: 1, in small letters; empty where there is no label."""
+        """The words before a colon, as in Minimum: 1, in small letters; empty if there is no label."""
         if not self._tokens.next.is_words:
             return ""
         ahead = 1

@@ -70,7 +70,7 @@ class Condition:
 
 
 def split_condition(cleaned: str) -> tuple[str, Condition | None]:
-    """A cleaned answer without the condition at its end, and that condition; None where there is none."""
+    """A cleaned answer without the condition at its end, and that condition or None."""
     begin = max(0, len(cleaned) - _CHARS)
     if _HINT.search(cleaned, begin) is None:
         return cleaned, None
@@ -95,7 +95,7 @@ def _condition(found: re.Match[str]) -> Condition:
 
 
 def set_name(written: str) -> str:
-    """What the elements of a set are called; the set as it is written where there is no name for them."""
+    """What the elements of a set are called; the set as it is written if there is no name for them."""
     plain = re.sub(r"[ ^_]", "", written).replace(r"\geq", ">=").replace(r"\ge", ">=")
     plain = plain.replace(r"\gt", ">").replace(r"\lt", "<")
     return _NAMES.get(plain, plain)

@@ -27,7 +27,7 @@ class Expression(Arithmetic):
 
     @abstractmethod
     def _collection(self) -> Node | None:
-        """A set, tuple, interval or vector, or money, where one starts; None where none does."""
+        """A set, tuple, interval, vector or sum of money that starts here; None if none does."""
 
     def _operand(self) -> Node:
         collection = self._collection()
@@ -282,7 +282,7 @@ class Expression(Arithmetic):
 
 
 def _before_differential(body: Node) -> tuple[Node, str] | None:
-    """f and the name x, where the body of an integral is f dx."""
+    """f and the name x if the body of an integral is f dx, else None."""
     match body:
         case nodes.Product(factors=(*rest, nodes.Symbol(name="d"), nodes.Symbol(name=variable))):
             if not rest:

@@ -23,18 +23,18 @@ class Number(Node):
 
     value: Fraction
     digits: int = 0
-    """Significant digits, where it was written with a decimal point; else 0."""
+    """Significant digits if it was written with a decimal point, else 0."""
     places: int = 0
     """Digits after the decimal point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol(Node):
-    """A variable, or a named constant where the name is one of `CONSTANTS`."""
+    """A variable, or a constant if the name is one of `CONSTANTS`."""
 
     name: str
     numbers: str = field(default="", compare=False)
-    """What the answer says that it is: `integer`, `positive integer`, `real`…; empty where it says nothing."""
+    """What the answer says that it is: `integer`, `positive integer`, `real`…; empty if it says nothing."""
 
 
 CONSTANTS = frozenset({"pi", "e", "i", "infinity"})

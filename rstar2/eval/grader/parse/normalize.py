@@ -34,6 +34,7 @@ _HALF_DAY = re.compile(r"(?<![A-Za-z\\])([AaPp])\. ?([Mm])(?:\.|(?![A-Za-z]))")
 _TYPED_DOTS = re.compile(r"(?<=[-+*,])\s*\.\.\.\s*(?=[-+*,])")
 _FONT = re.compile(r"\\(text|math(?:bf|rm|it|bb|sf|tt)|textbf|boldsymbol|bm) ([A-Za-z])")
 _MICRO = re.compile(r"\\mu\s*\\(?:text|mathrm)\s*\{\s*m\s*\}|\\(?:text|mathrm)\s*\{\s*\\mu\s*m\s*\}")
+_OHMS = re.compile(r"\\(?:text|mathrm)\s*\{\s*([kM])\s*(?:\}\s*\\Omega(?![A-Za-z])|\\Omega\s*\})")
 _BRACED_THOUSANDS = re.compile(r"(?<![\d.}])(\d{1,3})((?:\{,\}\d{3})+)(?!\d)")
 _ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z])?")
 _ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
@@ -84,6 +85,8 @@ def clean(text: str) -> str:
         cleaned = _FONT.sub(r"\\\1{\2}", cleaned.replace(r"\Bbb", r"\mathbb"))
     if r"\mu" in cleaned:
         cleaned = _MICRO.sub(r"\\text{micrometer}", cleaned)
+    if r"\Omega" in cleaned:
+        cleaned = _OHMS.sub(lambda ohms: rf"\text{{{'kilo' if ohms[1] == 'k' else 'mega'}ohm}}", cleaned)
     if "." in cleaned:
         cleaned = re.sub(r"(?<=\d\.)\((\d+)\)", r"\\overline{\1}", cleaned)
         cleaned = _TYPED_DOTS.sub(r"\\ldots ", _HALF_DAY.sub(r"\1\2", cleaned))

@@ -17,8 +17,9 @@ _NAMES = {
     "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "vert": "|",
     "colon": ":", "surd": r"\sqrt", "sfrac": r"\frac", "xfrac": r"\frac", "flatfrac": r"\frac",
     "cr": r"\\", "tabularnewline": r"\\", "textdegree": r"^\circ ", "textdollar": r"\$", "dollar": r"\$",
-    "texteuro": r"\euro ", "textsterling": r"\pounds ", "textyen": r"\yen ", "percent": r"\%",
-    "textpercent": r"\%", "slash": "/", "textminus": "-", "isin": r"\in ", "plusmn": r"\pm ", "infin": r"\infty ",
+    "textcelsius": r"^\circ C", "texteuro": r"\euro ", "textsterling": r"\pounds ", "textyen": r"\yen ",
+    "percent": r"\%", "textpercent": r"\%", "slash": "/", "textminus": "-", "isin": r"\in ", "plusmn": r"\pm ",
+    "infin": r"\infty ",
     "empty": r"\emptyset ", "reals": r"\R ", "Reals": r"\R ", "dotsm": r"\cdots ", "dotsi": r"\cdots ",
     "dotso": r"\ldots ", "mathellipsis": r"\ldots ", "textellipsis": r"\ldots ", "cis": r"\operatorname{cis}",
     "amp": "&", "textsuperscript": "^", "textsubscript": "_",
@@ -34,7 +35,8 @@ _CONTENT = {
     "colorbox": (2, 1), "fcolorbox": (3, 2), "textcolor": (2, 1), "bbox": (1, 0), "ensuremath": (1, 0),
     "makebox": (1, 0), "framebox": (1, 0), "raisebox": (2, 1), "scalebox": (2, 1), "resizebox": (3, 2),
     "smash": (1, 0), "uline": (1, 0), "uuline": (1, 0), "hl": (1, 0), "circled": (1, 0), "textcircled": (1, 0),
-    "tcbox": (1, 0), "tcboxmath": (1, 0), "mathop": (1, 0), "mathord": (1, 0), "mathrel": (1, 0),
+    "tcbox": (1, 0), "tcboxmath": (1, 0), "tcbhighmath": (1, 0), "Aboxed": (1, 0),
+    "mathop": (1, 0), "mathord": (1, 0), "mathrel": (1, 0),
     "mathbin": (1, 0), "mathinner": (1, 0), "mathclap": (1, 0), "strong": (1, 0), "vcenter": (1, 0), "num": (1, 0),
 }  # fmt: skip
 """Commands that show one of their arguments: how many they have, and which one is shown."""
@@ -78,7 +80,8 @@ _UPRIGHT_GROUP = re.compile(r"\\rm\s*\{|\{\s*\\rm(?![A-Za-z])\s*")
 _SKIP = re.compile(r"\\(?:kern|hskip|mkern|mskip)\s*-?[\d.]+\s*(?:pt|em|ex|mu|cm|mm)")
 
 _MARK = (
-    r"\\(?:checkmark|blacksquare|square|Box|qed|qedsymbol|qedhere|bigstar|blacklozenge|Diamond)(?![A-Za-z])"
+    r"(?:\\(?:checkmark|blacksquare|square|Box|qed|qedsymbol|qedhere|bigstar|blacklozenge|lozenge|Diamond|diamond"
+    r"|blacktriangleleft)(?![A-Za-z])|[✓✔✅■□])"
 )
 _SPACE = r"(?:\s|~|\\[ ,;:!]|\\q?quad(?![A-Za-z])|\$)"
 _LAST_MARKS = re.compile(
@@ -87,21 +90,28 @@ _LAST_MARKS = re.compile(
 _FIRST_MARKS = re.compile(rf"^(?:{_SPACE}*{_MARK})+(?=\s*\S)")
 
 _SCRIPT = r"(?:\{\s*\w{1,6}\s*\}|\w)"
-_UPRIGHT = r"\\(?:mathrm|text\w*|operatorname|mathbf|mathsf|rm)\s*"
-_CHOICE = rf"(?:{_UPRIGHT}\{{\s*(?P<upright>[ACP])\s*\}}|(?P<letter>[ACP]))"
+_UPRIGHT = r"\\(?:mathrm|text\w*|operatorname|mathbf|mathsf|mathcal|rm)\s*"
+_CHOICE = rf"(?:(?:{_UPRIGHT})?\{{\s*(?P<upright>[ACP])\s*\}}|(?P<letter>[ACP]))"
+_END = r"(?![a-z\d^]|[A-Z](?!\s*[_^]))"
+"""What stands behind a combination is no part of it; C_4^2 C_2^1 are two."""
 _BEFORE_LETTER = re.compile(
-    rf"(?P<empty>\{{\s*\}}\s*)?[\^_]\s*(?P<top>{_SCRIPT})\s*{_CHOICE}\s*_\s*(?P<bottom>{_SCRIPT})(?![\w^])"
+    rf"(?P<empty>\{{\s*\}}\s*)?[\^_]\s*(?P<top>{_SCRIPT})\s*{_CHOICE}\s*_\s*(?P<bottom>{_SCRIPT}){_END}"
 )
 _BEHIND_LETTER = re.compile(
     rf"(?<![A-Za-z\\^_]){_CHOICE}\s*(?:_\s*(?P<a>\{{\s*\d+\s*\}}|\d)\s*\^\s*(?P<b>\{{\s*\d+\s*\}}|\d)"
-    r"|\^\s*(?P<c>\{\s*\d+\s*\}|\d)\s*_\s*(?P<d>\{\s*\d+\s*\}|\d))(?![\w^])"
+    rf"|\^\s*(?P<c>\{{\s*\d+\s*\}}|\d)\s*_\s*(?P<d>\{{\s*\d+\s*\}}|\d)){_END}"
+)
+_BEHIND_LETTER_OUT_OF_N = re.compile(
+    rf"(?<![A-Za-z\\^_]){_CHOICE}\s*(?:_\s*(?:n|\{{\s*n\s*\}})\s*\^\s*(?P<a>\{{\s*[kmr\d]\s*\}}|[kmr\d])"
+    rf"|\^\s*(?:n|\{{\s*n\s*\}})\s*_\s*(?P<b>\{{\s*[kmr\d]\s*\}}|[kmr\d])){_END}"
 )
 _APPLIED = re.compile(
-    rf"(?<![A-Za-z\\])(?:{_UPRIGHT}\{{\s*(?P<upright>C|P|nCr|nPr)\s*\}}|(?P<letter>nCr|nPr|comb|perm|binomial|C|P))"
+    rf"(?<![A-Za-z\\])(?:math\.)?(?:(?:{_UPRIGHT})?\{{\s*(?P<upright>C|P|nCr|nPr)\s*\}}|(?P<letter>nCr|nPr|comb|perm|binomial|C|P))"
     r"\s*\(\s*(?P<top>[\w+-]{1,9})\s*,\s*(?P<bottom>[\w+-]{1,9})\s*\)"
 )
 _BETWEEN = re.compile(
-    rf"(?<![\w.^_{{\\])(?P<top>\d{{1,4}})\s*{_CHOICE.replace('[ACP]', '[CP]')}\s*(?P<bottom>\d{{1,4}})(?![\w.]|\s*[_^])"
+    rf"(?<![\w.^_\\])(?<![\^_]\{{)(?P<top>\d{{1,4}}|n)\s*{_CHOICE.replace('[ACP]', '[CP]')}"
+    r"\s*(?P<bottom>\d{1,4}|[kr])(?![\w.]|\s*\}?\s*[_^])"
 )
 _SLANTED = re.compile(
     r"(?:\{\s*\}\s*)?\^\s*(?:\{\s*(\d+)\s*\}|(\d))\s*/\s*(?:\{\s*\}\s*)?_\s*(?:\{\s*(\d+)\s*\}|(\d))"
@@ -130,6 +140,7 @@ def rewritten(text: str) -> str:
     """The text without decoration, and with the commands of packages and of plain TeX as those of the grammar."""
     text = _FIRST_MARKS.sub("", _LAST_MARKS.sub("", _SKIP.sub(" ", text)))
     text = re.sub(r"\{\s*(\\[,;:])\s*\}", r"\1", text)
+    text = re.sub(r"\\(circ|degree|pi)\s*\{\s*\}", r"\\\1 ", text)
     text = _STARRED.sub(r"\\\1{\2}", text)
     text = _SEPARATED.sub(", ", _UPRIGHT_GROUP.sub(r"\\mathrm{", text))
     commands = list(_COMMAND.finditer(text))
@@ -149,6 +160,7 @@ def with_scripts(text: str) -> str:
         text = _SLANTED.sub(lambda match: _fraction(match[1] or match[2], match[3] or match[4]), text)
     if "_" in text:
         text = _BEHIND_LETTER.sub(_chosen_by_scripts, _BEFORE_LETTER.sub(_chosen_before, text))
+        text = _BEHIND_LETTER_OUT_OF_N.sub(_chosen_out_of_n, text)
     return _DEGREE.sub(r"^\\circ ", text) if "o" in text or "circ" in text else text
 
 
@@ -276,6 +288,8 @@ def _chosen_before(match: re.Match[str]) -> str:
     if not match["empty"] and (before.isalnum() or before in set(")]}|!'")):
         return match.group()
     top, bottom = match["top"].strip("{ }"), match["bottom"].strip("{ }")
+    if "n" in (top, bottom) and (match["upright"] or match["letter"]) == "P":
+        return _combination("P", top, bottom) if top == "n" else match.group()
     return _if_counting(match, top, bottom)
 
 
@@ -285,6 +299,13 @@ def _chosen_by_scripts(match: re.Match[str]) -> str:
         (sign.strip("{ }") for sign in match.group("a", "b", "c", "d") if sign), key=int, reverse=True
     )
     return _if_counting(match, *numbers)
+
+
+def _chosen_out_of_n(match: re.Match[str]) -> str:
+    """C_n^2, C_n^k and A_n^k. A_n^2 and P_n^k may be powers or polynomials."""
+    letter, bottom = match["upright"] or match["letter"], (match["a"] or match["b"]).strip("{ }")
+    is_count = letter == "C" or (letter == "A" and bottom.isalpha())
+    return _combination(letter, "n", bottom) if is_count else match.group()
 
 
 def _chosen_applied(match: re.Match[str]) -> str:

@@ -148,6 +148,7 @@ _ADJECTIVES = _COLOURS | name_set("""
     solid plain mixed favorite special common proper improper diagonal vertical horizontal straight curved acute obtuse
     isosceles equilateral scalene unit ice hot cold dry wet spare hard soft sweet fair biased six-sided independent
     pairwise nontrivial trivial two-digit three-digit four-digit two-element three-element ordinary non-empty nonempty
+    five-digit six-digit seven-digit eight-digit three-letter four-letter five-letter
     """)
 """Words in front of a noun."""
 _ENDINGS = name_set("""

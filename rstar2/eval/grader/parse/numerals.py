@@ -26,7 +26,7 @@ def numeral(text: str) -> Node:
 
 
 def repeating(before: str, period: str) -> Number:
-    """The decimal that begins with `before` and repeats `period`; ParseError where one is no digits, or too long."""
+    """The decimal that begins with `before` and repeats `period`. Raises ParseError if one is no digits or too long."""
     whole, _, fixed = before.partition(".")
     digits = f"0{whole}{fixed}".isdigit() and period.isdigit()
     if not digits or len(before) > MAX_DIGITS or len(period) > 100:
@@ -36,7 +36,7 @@ def repeating(before: str, period: str) -> Number:
 
 
 def based(digits: str, base: str) -> Node:
-    """A numeral in the base written beside it; ParseError where that is none, or a digit does not belong to it."""
+    """A numeral in the base written beside it. Raises ParseError if that is no base, or a digit is not one of it."""
     radix = NUMBER_WORDS.get(base.lower(), int(base) if base.isdigit() and len(base) < 3 else 0)
     if not 2 <= radix <= 36 or len(digits) > 200:
         raise ParseError(f"{base!r} is not a base")

@@ -23,6 +23,7 @@ _KIND = re.compile(
     re.IGNORECASE,
 )
 """Words that name the kind of what stands behind them, as in `The set {1, 2}`."""
+_EXACTLY = re.compile(rf"^(?:{_TEXT})?(?:exactly|precisely|a total of)\s*\}}?\s*(?=[-\d\\])", re.IGNORECASE)
 _NAME_OF_LINE = re.compile(r"^(?:\\ell(?![A-Za-z])|[Ll])\s*:\s*(?=[^:=]*=[^:=]*$)")
 _EVERY = re.compile(
     rf"^(?:{_TEXT})?(?:for )?all (?:real )?(?:numbers? |values? (?:of )?)?\}}?\s*"
@@ -48,8 +49,12 @@ _ABOUT = re.compile(
     rf"|(?<=[^\s=({{])\s*(?:{_TEXT}or\s*\}}|\bor\b)\s*\\approx(?![A-Za-z])"
 )
 """Words between a value and its decimal."""
-_CUT_OFF = re.compile(r"=\s*(-?\d*\.\d+)\s*(?:\.\.\.|\\[lc]?dots)$")
+_CUT_OFF = re.compile(r"(?:=|\\approx(?![A-Za-z]))\s*(-?\d*\.\d+)\s*(?:\.\.\.|\\[lc]?dots)$")
 _SCIENTIFIC = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
+_COLON_IN_TEXT = re.compile(r"(?<=\d)\s*\\text\s*\{\s*(?::|-?(to)-)\s*\}\s*(?=\d)")
+_OUT_OF = re.compile(rf"(\d+)\s*(?:{_TEXT})?\bout of\s*\}}?\s*(\d+)")
+_HYPHENED = re.compile(r"(\d[\d,]*) ([a-z]{3,}-[a-z]{3,}(?:[ -][a-z]{2,})*)")
+_PYTHON_LOG = re.compile(r"(?<![\\A-Za-z])log(2|10)(?=\()")
 _TYPED_EXPONENT = re.compile(r"(?<=\d)\\(?:mathrm|text)\s*\{\s*[eE]\s*\}\s*\{\s*([-+]?\d+)\s*\}")
 _BRACED_SIGN = re.compile(r"\{\s*(\\?%|\\[,;:])\s*\}")
 _PLAIN_UNIT = re.compile(r"(?<=\d)\s*([A-Za-z]+(?:\^\{?-?\d\}?)?(?:\s*[/ *]\s*[A-Za-z]+(?:\^\{?-?\d\}?)?)+)$")
@@ -81,7 +86,7 @@ class Aside:
 
 def rephrased(cleaned: str) -> str:
     """The answer without words that only say what kind of thing it is, and with others as formulas."""
-    text = _NAME_OF_LINE.sub("", _KIND.sub("", _LEADING.sub("", cleaned)))
+    text = _NAME_OF_LINE.sub("", _KIND.sub("", _LEADING.sub("", _EXACTLY.sub("", cleaned))))
     if "all" in text[:30]:
         text = _EVERY.sub("", text)
         exception = _EXCEPT.match(text)
@@ -89,11 +94,19 @@ def rephrased(cleaned: str) -> str:
             text = rf"{exception[1] or exception[2] or 'x'} \neq {text[exception.end() :]}"
     if "\\" in text:
         text = _AMONG_REALS.sub("", text)
+        text = _COLON_IN_TEXT.sub(lambda sign: r"\text{ to }" if sign[1] else ":", text)
         text = _BRACED_SIGN.sub(r"\1", _TYPED_EXPONENT.sub(r"e\1", text))
         family = _FAMILY.fullmatch(text)
         if family:
             text = f"{family['before'] or ''}{family['members'].rstrip(' ,')}, {family['letter']}"
     text = _SCIENTIFIC.sub(r" \\times ", _ABOUT.sub(r" \\approx ", text))
+    words = _HYPHENED.fullmatch(text)
+    if words:
+        text = rf"{words[1]}\text{{ {words[2]}}}"
+    if "o" in text:
+        text = _PYTHON_LOG.sub(r"\\log_{\1}", text)
+        share = _OUT_OF.fullmatch(text)
+        text = rf"\frac{{{share[1]}}}{{{share[2]}}}" if share else text
     if _EXACT.search(text):
         text = _CUT_OFF.sub(r"\\approx \1", text)
     unit = _PLAIN_UNIT.search(text)
@@ -132,6 +145,7 @@ def split_aside(text: str) -> Aside | str | None:
         _OTHER_SIGN.fullmatch(aside)
         or _OTHER_SIGN.fullmatch(value)
         or (_EXACT.search(value) and (decimal or _REPEATING.fullmatch(aside)))
+        or (_DECIMAL.fullmatch(value) and re.search(r"/|\\frac", aside))
         or ("\\circ" in value and "\\pi" in aside)
     )
     if not (lead or words or spaced or _is_in_words(value)):

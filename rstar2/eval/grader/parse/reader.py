@@ -16,7 +16,7 @@ from rstar2.eval.grader.parse.normalize import clean, words
 from rstar2.eval.grader.parse.numerals import based, repeating
 from rstar2.eval.grader.parse.phrasing import Aside, rephrased, spelled_out, split_aside
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, tokenize
-from rstar2.eval.grader.parse.vocabulary import DENIAL, OF_ANOTHER, ORDINAL_WORDS, SHORT_WORDS
+from rstar2.eval.grader.parse.vocabulary import ANOTHER_VALUE, DENIAL, OF_ANOTHER, ORDINAL_WORDS, SHORT_WORDS
 
 MAX_CHARS = 6000
 """Longer answers are not understood."""
@@ -28,7 +28,7 @@ _LETTERED_NUMERAL = re.compile(
 _WRAPPER = re.compile(r"\\(?:text\w*|mathrm|mathbb|mbox)\s*\{|\\mathbb(?![A-Za-z])")
 _ASIDE = re.compile(r"_(?:\{[^{}]*\}|\w)|\([^()]*\)")
 _CALCULATED = re.compile(
-    r"^[\s$]*(?:\d+(?!\d|st|nd|rd|th)|[-+√]|\\(?:sqrt|log|ln)(?![A-Za-z]))|[-+*/^]\s*\{?\d|\}\s*\{\s*\d+\s*\}"
+    r"^[\s$]*(?:\d+(?!\d|st|nd|rd|th)|[-+√]|\\(?:sqrt|log|ln)(?![A-Za-z])|\\[dtc]?frac\s*\d)|[-+*/^]\s*\{?\d|\}\s*\{\s*\d+\s*\}"
 )
 """What stands, beside indices and arguments, in an expression from which what it names has still to be worked out."""
 _ORDINAL = re.compile(
@@ -59,7 +59,9 @@ def read(text: str, nouns: Set[str] = frozenset()) -> list[Node]:
 
     `nouns` are plurals that numbers may count beside the usual ones, as the gold answer's.
     """
-    ways = (True, False) if re.search(r"\d,\d{3}(?!\d)", text) else (True,)
+    # No list has 000 as a member.
+    may_group = re.search(r"\d,\d{3}(?!\d)", text) and not re.search(r"\d,0\d\d(?!\d)", text)
+    ways = (True, False) if may_group else (True,)
     return [_read(text, thousands, nouns) for thousands in ways]
 
 
@@ -106,6 +108,7 @@ def _last_side(text: str, thousands: bool, nouns: Set[str]) -> Node | None:
         or DENIAL.search(left)
         or _CALCULATED.search(_ASIDE.sub("", left))
         or OF_ANOTHER.match(_WRAPPER.sub("", left).strip(" $"))
+        or ANOTHER_VALUE.search(_WRAPPER.sub("", left))
         or left.count("{") != left.count("}")
         or re.search(r"__|['\"!<>]\s*$|['\"]", left)
         or not left.strip("$ ")
@@ -121,8 +124,8 @@ def _last_side(text: str, thousands: bool, nouns: Set[str]) -> Node | None:
 def parse(text: str, thousands: bool = True, nouns: Set[str] = frozenset()) -> Node:
     """Read LaTeX, plain text or Python-like mathematics, with or without `$`.
 
-    `thousands` reads 1,234 outside brackets as one number. ParseError where the text is outside the grammar, too long
-    or too deep.
+    `thousands` reads 1,234 outside brackets as one number. Raises ParseError if the text is outside the grammar, too
+    long or too deep.
     """
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
@@ -172,7 +175,7 @@ def _parsed(cleaned: str, thousands: bool, nouns: Set[str]) -> Node:
 
 
 def _without_suffix(match: re.Match[str]) -> str:
-    """21 for 21st; a ParseError where it is the suffix of another number, as in 21th."""
+    """21 for 21st. Raises ParseError if the suffix is that of another number, as in 21th."""
     digits, suffix = match[1], match[2] or match[3]
     last = "0" if digits[-2:-1] == "1" else digits[-1]
     if suffix != {"1": "st", "2": "nd", "3": "rd"}.get(last, "th"):

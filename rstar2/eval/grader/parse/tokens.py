@@ -51,8 +51,8 @@ _TOKEN = re.compile(
 )
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
 _DEPTH = {"(": 1, "[": 1, r"\{": 1, ")": -1, "]": -1, r"\}": -1}
-_UNIT_LETTERS = frozenset("mgshlLNJVWAK")
-"""Letters that are units where they stand upright after a number."""
+_UNIT_LETTERS = frozenset("mgshlLNJVWAKT")
+"""Letters that are units if they stand upright after a number."""
 _BEFORE_UNITS = frozenset({"}", ")", "(", "[", "/", "pi", "cdot", "^", "{", "frac"})
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
 _PLAIN_UPRIGHT = re.compile(r"\\(?:text(?:rm|normal)?|mathrm|mbox|rm|operatorname\*?)\s*\{")
@@ -62,7 +62,7 @@ _UNIT_SIGNS = frozenset("/^*-{}()123456")
 
 
 def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
-    """The tokens of what `normalize.clean` returned; ParseError where they are more than MAX_TOKENS.
+    """Returns the tokens of what `normalize.clean` returned. Raises ParseError if there are more than MAX_TOKENS.
 
     `thousands` reads 1,234 outside brackets as one number rather than two.
     """
@@ -207,12 +207,12 @@ class TokenStream:
         return False
 
     def expect(self, kind: str, *texts: str) -> None:
-        """Take the next token, which must be one of those; ParseError where it is another."""
+        """Take the next token. Raises ParseError if it is none of those."""
         if not self.accept(kind, *texts):
             raise ParseError(f"{texts[0]} expected, found {self.next.text!r}")
 
     def deeper(self) -> Self:
-        """For a `with` block: one level of nesting; ParseError where there are more than MAX_DEPTH."""
+        """For a `with` block: one level of nesting. Raises ParseError if there are more than MAX_DEPTH."""
         return self.enclosed(self.inside_bars)
 
     def enclosed(self, bars: bool = False) -> Self:

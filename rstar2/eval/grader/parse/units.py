@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from rstar2.eval.grader.parse.nouns import is_counted
+from rstar2.eval.grader.parse.vocabulary import name_set
 
 Measure = tuple[Fraction, tuple[tuple[str, int], ...]]
 """A factor to the basic unit, and the powers of the basic units, sorted."""
@@ -25,38 +26,58 @@ _SIZES = {
     "calorie": {"calorie cal": "1", "kcal kilocalorie": "1000"},
     "gram": {"mg milligram": "1/1000", "g gram": "1", "kg kilogram": "1000", "megag": "1000000",
              "oz ounce": "28.349523125", "lb pound": "453.59237"},
-    "litre": {"ml milliliter millilitre": "1/1000", "cl centiliter centilitre": "1/100",
-              "dl deciliter decilitre": "1/10", "l liter litre": "1", "megal": "1000000"},
+    "litre": {"ml milliliter millilitre": "1/1000000", "cl centiliter centilitre": "1/100000",
+              "dl deciliter decilitre": "1/10000", "l liter litre": "1/1000", "megal": "1000"},
     "cup": {"cup": "1", "pint": "2", "quart": "4", "gal gallon": "16"},
     "dollar": {"cent": "1/100", "dollar buck usd": "1"},
-    "radian": {"rad radian": "1"}, "hertz": {"hz hertz": "1"}, "am": {"am a.m": "1"}, "pm": {"pm p.m": "1"},
+    "hertz": {"hz hertz": "1", "khz kilohertz": "1000", "mhz megahertz": "1000000"},
+    "farad": {"farad": "1"}, "henry": {"henry": "1"}, "becquerel": {"bq becquerel": "1"},
+    "sievert": {"sv sievert": "1"}, "atmosphere": {"atm atmosphere": "1"}, "turn": {"rpm": "1"},
+    "radian": {"rad radian": "1"}, "am": {"am a.m": "1"}, "pm": {"pm p.m": "1"},
     "sterling": {"penny pence": "1/100", "sterling gbp": "1"}, "yensign": {"yensign": "1"},
     "euro": {"euro eur": "1"}, "yen": {"yen jpy": "1"}, "yuan": {"yuan cny rmb renminbi": "1"},
     "celsius": {"celsius": "1"}, "fahrenheit": {"fahrenheit": "1"}, "kelvin": {"kelvin": "1"},
     "ampere": {"ma milliampere milliamp": "1/1000", "ampere amp": "1", "megaa": "1000000"},
-    "newton": {"newton": "1000", "kn kilonewton": "1000000"}, "joule": {"joule": "1000", "kj kilojoule": "1000000"},
+    "newton": {"newton": "1000", "kn kilonewton": "1000000"},
+    "joule": {"joule": "1000", "kj kilojoule": "1000000", "kwh": "3600000000"},
+    "mole": {"mmol millimole": "1/1000", "mol mole": "1"}, "tesla": {"tesla": "1000"}, "weber": {"wb weber": "1000"},
+    "electronvolt": {"ev electronvolt": "1", "kev": "1000", "megaev": "1000000"},
     "watt": {"watt": "1000", "kw kilowatt": "1000000"}, "volt": {"volt": "1000", "kv kilovolt": "1000000"},
-    "pascal": {"pa pascal": "1000", "kpa kilopascal": "1000000"}, "ohm": {"ohm": "1000", "kiloohm": "1000000"},
-    **{name: {name: "1"} for name in ("ton", "rupee", "acre", "hectare", "decibel", "teaspoon", "tablespoon")},
+    "pascal": {"pa pascal": "1000", "kpa kilopascal": "1000000"},
+    "ohm": {"ohm": "1000", "kiloohm": "1000000", "megaohm": "1000000000"},
+    "decibel": {"db decibel": "1"},
+    **{name: {name: "1"} for name in ("ton", "rupee", "acre", "hectare", "teaspoon", "tablespoon")},
 }  # fmt: skip
 """Of each basic unit, the words for it and its multiples, and how many of it they are."""
 _MADE_OF: dict[str, dict[str, int]] = {
-    "hertz": {"second": -1}, "newton": {"gram": 1, "metre": 1, "second": -2},
+    "litre": {"metre": 3}, "hertz": {"second": -1}, "newton": {"gram": 1, "metre": 1, "second": -2},
     "joule": {"gram": 1, "metre": 2, "second": -2},
     "watt": {"gram": 1, "metre": 2, "second": -3}, "pascal": {"gram": 1, "metre": -1, "second": -2},
     "volt": {"gram": 1, "metre": 2, "second": -3, "ampere": -1},
     "ohm": {"gram": 1, "metre": 2, "second": -3, "ampere": -2},
+    "tesla": {"gram": 1, "second": -2, "ampere": -1}, "weber": {"gram": 1, "metre": 2, "second": -2, "ampere": -1},
 }  # fmt: skip
-"""Units that are products of basic ones; their sizes count those, with grams for kilograms."""
+"""Units that are products of basic ones, in which `_SIZES` counts them, with grams for kilograms."""
 _CAPITALS = {
-    "N": "newton", "J": "joule", "V": "volt", "W": "watt", "A": "ampere", "K": "kelvin",
+    "N": "newton", "J": "joule", "V": "volt", "W": "watt", "A": "ampere", "K": "kelvin", "T": "tesla",
     "C": "celsius", "F": "fahrenheit", "Omega": "ohm",
 }  # fmt: skip
 _POINT = re.compile(r"(?<=[a-z])\.(?=\s|$)")
+_PREFIXES = {"n": "nano", "m": "milli", "k": "kilo", "M": "mega", "G": "giga"}
+_PREFIX_SIZES = {
+    "nano": Fraction(1, 10**9), "micro": Fraction(1, 10**6), "milli": Fraction(1, 1000), "kilo": Fraction(1000),
+    "mega": Fraction(10**6), "giga": Fraction(10**9),
+}  # fmt: skip
+_PREFIXED = re.compile(r"\b([nmkMG])(Pa|Hz|eV|mol|Wb|[NJVWATFH])\b")
+_SYMBOLS = {
+    "Pa": "pascal", "Hz": "hertz", "eV": "electronvolt", "mol": "mole", "Wb": "weber", "N": "newton", "J": "joule",
+    "V": "volt", "W": "watt", "A": "ampere", "T": "tesla", "F": "farad", "H": "henry",
+}  # fmt: skip
+"""Symbols that have prefixes, of which only the size of a letter tells mW from MW."""
 _PER_SECOND = re.compile(r"\bms(?= \^-)")
 """ms^{-1}, which is always m/s."""
-_MEGA = re.compile(r"\bM(?=[mgAlL]\b)")
-"""Mm and MA are a thousand million times mm and mA, from which only the size of a letter tells them."""
+_MEGA = re.compile(r"\bM(?=(?:[mgAlL]|eV)\b)")
+"""The prefix of Mm, MA and MeV, which only the size of the letter distinguishes from that of mm, mA and meV."""
 _CAPITAL = re.compile(rf"\b(?:{'|'.join(_CAPITALS)})\b")
 _KNOWN = {
     word: (basic, Fraction(factor))
@@ -91,29 +112,10 @@ SCALES = {
     "trillion": 10**12,
     "dozen": 12,
 }
-_AMBIGUOUS = frozenset(
-    {"m", "g", "s", "h", "l", "am", "pm", "in", "mi", "min", "sec", "cu"}
-    | {
-        "pa",
-        "kn",
-        "kj",
-        "kv",
-        "kw",
-        "ma",
-        "amp",
-        "ms",
-        "nm",
-        "dm",
-        "cl",
-        "dl",
-        "kb",
-        "mb",
-        "gb",
-        "tb",
-        "cal",
-        "us",
-    }
-)
+_AMBIGUOUS = name_set("""
+    m g s h l am pm in mi min sec cu pa kn kj kv kw ma amp ms nm dm cl dl kb mb gb tb cal us ev kev wb db mmol
+    bq sv atm rpm kwh
+""")
 """Read as variables or functions unless they stand in `\\text{}`."""
 _SIZE_WORDS = re.compile(r"\b(?:square|sq|cubic|cu|squared|cubed)\b|[\^{}\s.]|[23]")
 _UNIT_WORDS = re.compile(r"[a-z][a-z'-]*|\S")
@@ -147,7 +149,7 @@ def no_unit(text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def measure(text: str) -> Measure | None:
-    """What a unit such as `cm^2`, `miles per hour` or `square feet` measures; None where a word is unknown."""
+    """What a unit such as `cm^2`, `miles per hour` or `square feet` measures; None if a word is unknown."""
     factor, powers = Fraction(1), dict[str, int]()
     sign, pending = 1, 0
     spelled = _spelled(text)
@@ -161,10 +163,10 @@ def measure(text: str) -> Measure | None:
         if word in _AREA:
             pending = _AREA[word]
             continue
-        found = _lookup(word)
-        if found is None:
+        known = _lookup(word)
+        if known is None:
             return None
-        name, size = found
+        name, size = known
         power = sign * int(written or pending or 1)
         for basic, times in _MADE_OF.get(name, {name: 1}).items():
             powers[basic] = powers.get(basic, 0) + power * times
@@ -175,12 +177,18 @@ def measure(text: str) -> Measure | None:
 
 def same_words(one: str, other: str) -> bool:
     """Whether two units are the same words, but for case, except in a prefix, and plurals."""
-    left, right = (" ".join(map(_singular, _MEGA.sub("mega", unit).lower().split())) for unit in (one, other))
+    left, right = (" ".join(map(_singular, _with_prefixes(unit).lower().split())) for unit in (one, other))
     return left == right or right in _MAY_BE.get(left, ()) or left in _MAY_BE.get(right, ())
 
 
+def _with_prefixes(text: str) -> str:
+    """A unit with its prefixes as words: MW as megawatt."""
+    spelled = _PREFIXED.sub(lambda unit: _PREFIXES[unit[1]] + _SYMBOLS[unit[2]], text)
+    return _MEGA.sub("mega", spelled)
+
+
 def _spelled(text: str) -> str:
-    spelled = _MEGA.sub("mega", text)
+    spelled = _with_prefixes(text)
     lowered = _CAPITAL.sub(lambda letter: _CAPITALS[letter.group()], spelled).lower()
     lowered = _POINT.sub("", _PER_SECOND.sub("m s", lowered))
     for short, (over, under) in _SPEEDS.items():
@@ -189,7 +197,15 @@ def _spelled(text: str) -> str:
 
 
 def _lookup(word: str) -> tuple[str, Fraction] | None:
-    return _KNOWN.get(word) or _KNOWN.get(_singular(word)) or _KNOWN.get(word.rstrip("."))
+    known = _KNOWN.get(word) or _KNOWN.get(_singular(word)) or _KNOWN.get(word.rstrip("."))
+    if known is not None:
+        return known
+    for prefix, size in _PREFIX_SIZES.items():
+        rest = _singular(word.removeprefix(prefix))
+        if rest != _singular(word) and rest in _SYMBOLS.values():
+            name, factor = _KNOWN[rest]
+            return name, size * factor
+    return None
 
 
 def _singular(word: str) -> str:

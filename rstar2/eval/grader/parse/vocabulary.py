@@ -91,6 +91,13 @@ OF_ANOTHER = re.compile(
 )
 """How the name of something begins that is calculated from the quantity named behind it."""
 
+ANOTHER_VALUE = re.compile(
+    r"\b(?:(?:not|wrong|incorrect|false)(?: the| my| our| an?)? (?:answer|result|solution|value)"
+    r"|times|plus|minus|less|squared|cubed|divided|multiplied|doubled|halved|tripled|log(?:arithm)?)\b|\d\s*[-+*/^]",
+    re.IGNORECASE,
+)
+"""Words in the name of something that is not the answer, or from which the answer has still to be calculated."""
+
 NUMBER_WORDS = _counted(0, """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
     eighteen nineteen twenty

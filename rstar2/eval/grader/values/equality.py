@@ -505,7 +505,8 @@ def _agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool
         raise NoValue("not real here")
     if briefly and notes.bits <= _SMALL_BITS and low <= scale * context.mpf(10) ** -25:
         return True
-    same = bool(low <= context.mpf(10) ** -15 * max(scale, 1))
+    noise_of_largest = context.mpf(2) ** notes.largest * context.mpf(10) ** (15 - _LOW_DIGITS)
+    same = bool(low <= max(context.mpf(10) ** -15 * max(scale, 1), noise_of_largest))
     if same and briefly and setting.budget.left < BUDGET * _FOR_LARGE_VALUES:
         raise NoValue("too much work to tell large values apart here")
     if same:
@@ -515,9 +516,11 @@ def _agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool
         second = _difference(a, b, finer)
         if isinstance(second, bool):
             return second
-        # If both are zero to 40 digits, what cancelled in them was of the size of 1.
-        noise = max(low, (scale or 1) * context.mpf(10) ** -_LOW_DIGITS)
-        same = bool(second[0] <= noise * context.mpf(10) ** (lost - more - 25))
+        # The difference shrinks with the precision, or is rounding noise of the largest number in the expressions.
+        noise = max(low, scale * context.mpf(10) ** -_LOW_DIGITS)
+        shrinks = second[0] <= noise * context.mpf(10) ** (lost - more - 25)
+        last_digits = context.mpf(2) ** finer.notes.largest * context.mpf(10) ** (15 - _HIGH_DIGITS - more)
+        same = bool(shrinks or second[0] <= last_digits)
     if not same and notes.several_values:
         raise SeveralValues("a power of a negative number that is not real")
     return same

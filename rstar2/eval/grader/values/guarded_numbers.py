@@ -108,7 +108,9 @@ class Notes:
     """What was met during the evaluation of two expressions at one point."""
 
     bits: int = 0
-    """The size of the largest number that was not kept exact."""
+    """The size of the largest number that was not kept exact, or of the inverse of the smallest."""
+    largest: int = 0
+    """The size of the largest number that was not kept exact, at least 0: rounding noise is of its last digits."""
     several_values: bool = False
     """Whether a negative number was raised to a power that is no whole number."""
 
@@ -171,10 +173,11 @@ class Setting:
         elif not self.context.isfinite(value):
             raise NoValue("not finite")
         elif value:
-            size = abs(self.context.mag(value))
-            if size > MAX_LOG10 * 4:
+            size = self.context.mag(value)
+            if abs(size) > MAX_LOG10 * 4:
                 raise BeyondGuards("too large")
-            self.notes.note(size)
+            self.notes.note(abs(size))
+            self.notes.largest = max(self.notes.largest, size)
         return value
 
     def _pay(self, value: Fraction, *, reduced: bool) -> None:

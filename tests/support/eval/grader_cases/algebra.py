@@ -205,6 +205,11 @@ LISTS_AND_SETS = [
 ]
 MATRICES = [
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}", True),
+    (
+        r"\begin{pmatrix}9n^2m^3+n^3mj\\1\end{pmatrix}",
+        r"\begin{pmatrix}9nnm^3+nn^2mj\\1\end{pmatrix}",
+        True,
+    ),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}", False),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}", False),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "[[1,2],[3,4]]", True),
