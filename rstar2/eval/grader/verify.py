@@ -308,8 +308,9 @@ class _Fact:
         """The same set of numbers, whatever the values of other letters are."""
         names = {each: ("Symbol", str(each)) for each in _walk((a, b)) if each[0] == "Apply"}
         a, b, equal = _replaced(a, names), _replaced(b, names), 0
-        letters = _letters(a, b) or [""]
-        for free, _ in product(letters, range(8 if len(letters) > 1 else 1)):
+        letters = _letters(a, b)
+        bounded = letters if letters and "Relation" in f"{a}{b}" else [""]
+        for free, _ in product(bounded, range(8)):
             point = {name: _drawn(name) for name in letters} | {free: sympy.Symbol("x", real=True)}
             with suppress(*_NO_VALUE):
                 one, other = _Point(point).value((a, b))

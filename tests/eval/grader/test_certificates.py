@@ -86,6 +86,7 @@ EQUAL = {
         ("17 \\bmod 6", "5.0"),
     ],
     "interval": [
+        (r"[\sqrt r, \infty)", r"[r^{1/2}, \infty)"),
         ("(2, 5]", "2<x\\le 5"),
         ("(-\\infty,1)\\cup(4,\\infty)", "x<1\\text{ or }x>4"),
         ("|x|\\le 3", "-3\\le x\\le 3"),
