@@ -173,12 +173,13 @@ def _rounds(node: Node, value: Any) -> bool:
     return near or (is_float and float(value) == float(written))
 
 
-def _drawn(name: str, points: Any = ()) -> Any:
-    """A random value for a letter: whole if it may have to be, else any real number."""
+def _drawn(name: str, points: Any = (), turn: int = 0) -> Any:
+    """A random value for a letter: whole if it may have to be, else any real number, negative at every third turn."""
     size = _DRAW.choice((6, 20, 99))
     if name in {*"jkmn"} and all(point[name].is_integer for point in points if name in point):
         return Integer(_DRAW.randint(0, size))
-    return Rational(_DRAW.choice((1, 1, 1, -1)) * _DRAW.randint(1, 1009 * size), 1009)
+    sign = -1 if turn % 3 == 1 else _DRAW.choice((1, 1, 1, -1))
+    return Rational(sign * _DRAW.randint(1, 1009 * size), 1009)
 
 
 def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> bool:
@@ -191,8 +192,8 @@ def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> 
     claimed = [{name: Rational(re) + I * Rational(im) for name, (re, im) in each.items()} for each in points]
     agreed = [_Point(point, reading).agree(a, b) for point in claimed]
     real, least = bool(names) and ("Symbol", "i") not in {*_walk((a, b))}, _LEAST_POINTS if names else 1
-    for _ in range((_TRIES if names else 1) if all(agreed) else 0):
-        point = {name: _drawn(name, claimed) for name in names}
+    for turn in range((_TRIES if names else 1) if all(agreed) else 0):
+        point = {name: _drawn(name, claimed, turn) for name in names}
         agreed.append(_Point(point, reading, real).agree(a, b))
         if agreed[-1] is False or agreed.count(True) >= len(claimed) + _POINTS:
             break

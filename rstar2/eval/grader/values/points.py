@@ -53,7 +53,7 @@ fractions over 2018. Fine ones, at a few of the points, have large prime factors
 numbers of them."""
 _SIZES = (6, 20, 200, 2000, 1 << 20, 1 << 64)
 """The largest whole numbers that letters are set to, in turn."""
-_SERIES_SIZES = (6, 12, 25, 60)
+_SERIES_SIZES = (5, 10, 20, 40)
 """The same if a letter is the bound of a sum or product, which is added up."""
 _MIXED_SIZES = (4, 8, 16, 40)
 """The same if other letters are real, as in x^n."""
