@@ -9,8 +9,8 @@ from typing import Any
 
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number
-from rstar2.eval.grader.values.equality import infinite, real_value
 from rstar2.eval.grader.values.guarded_numbers import NoValue, current_budget
+from rstar2.eval.grader.values.numbers import infinite, real_value
 
 _LARGEST_END = 10**30
 _PIECE = 5

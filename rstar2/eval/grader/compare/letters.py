@@ -8,9 +8,10 @@ from fractions import Fraction
 from rstar2.eval.grader.compare.assignments import EQUALS, is_name
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import CONSTANTS, AnyNode, Node, negative, number, walk, with_parts
-from rstar2.eval.grader.values.equality import equal, real_value, whole_number
+from rstar2.eval.grader.values.equality import equal
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 from rstar2.eval.grader.values.letters import functions, variables
+from rstar2.eval.grader.values.numbers import real_value, whole_number
 
 _FAMILY_LETTERS = frozenset("klmn")
 """Letters that stand for every whole number in a family of angles, even if the answer does not say so."""

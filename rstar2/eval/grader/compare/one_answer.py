@@ -20,11 +20,11 @@ from rstar2.eval.grader.compare.assignments import EQUALS, is_name
 from rstar2.eval.grader.compare.listings import Same
 from rstar2.eval.grader.parse import nodes, units
 from rstar2.eval.grader.parse.nodes import Call, Node, Symbol, number, walk, with_parts
-from rstar2.eval.grader.values.equality import constant_value, real_value, whole_number
 from rstar2.eval.grader.values.evaluate import is_unsolved
 from rstar2.eval.grader.values.functions import ANGLES, TRANSCENDENTAL
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 from rstar2.eval.grader.values.letters import functions, variables
+from rstar2.eval.grader.values.numbers import constant_value, real_value, whole_number
 from rstar2.eval.grader.values.points import ROUNDING
 
 _CLOSE = 100

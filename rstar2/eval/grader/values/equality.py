@@ -1,9 +1,8 @@
 """Whether two expressions are equal, as numbers or as functions of their letters.
 
-Numbers that are rational are exact. Others are computed to 40 and to 80 digits: a true difference keeps its size,
-rounding noise shrinks with the precision. Expressions with letters are compared at random points in general position,
-which nobody who does not know the secret of the run can predict (`points`). For quotients of polynomials that proves
-equality up to an error below 10^-12 (`rational`).
+Numbers are compared by their digits (`numbers`). Expressions with letters are compared at random points in general
+position, which nobody who does not know the secret of the run can predict (`points`). For quotients of polynomials that
+proves equality up to an error below 10^-12 (`rational`).
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ from rstar2.eval.grader.parse.nodes import (
 )
 from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.guarded_numbers import (
-    BUDGET,
-    MAX_SPREAD_BITS,
     BeyondGuards,
     Constant,
     NotACount,
@@ -43,6 +40,7 @@ from rstar2.eval.grader.values.guarded_numbers import (
     mpmath_context,
 )
 from rstar2.eval.grader.values.letters import functions, variables
+from rstar2.eval.grader.values.numbers import LOW_DIGITS, ROUNDED_DIGITS, agree, infinite
 from rstar2.eval.grader.values.points import (
     LENGTHS,
     OF_COMPLEX,
@@ -62,23 +60,8 @@ from rstar2.eval.grader.values.points import (
 )
 from rstar2.eval.grader.values.rational import Plan, plan
 
-ROUNDED_DIGITS = 7
-"""A decimal with this many significant digits or more may be the rounding of a value that has no exact decimal."""
-FLOAT_DIGITS = 15
-"""A float that is no short decimal is printed with at least so many significant digits."""
-FLOAT_PLACES = 20
-"""A float's own printing is nearer to every number that has this float than so many units of its last digit."""
-MAX_FLOAT = 10**300
-_LOW_DIGITS, _HIGH_DIGITS = 40, 80
-_SMALL_BITS = 100
-"""80 digits tell apart what is computed from numbers of at most this size."""
-_FOR_LARGE_VALUES = 0.6
-"""Beyond the first points of agreement, large values are compared only while more than this share of the budget is
-left: it takes up to 200 times as long as for small ones, and there are other points."""
-_MORE_DIGITS = (0, 150, 300, 600, 1200, 2400)
-"""If there are larger ones, three times their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit,
-their difference has 101 digits less, and cos(10^-100) differs from 1 in its 201st. Few lengths are used, as a context
-is kept for each."""
+PRECISE_DIGITS = 230
+"""The digits of the first ratios of two equations: with 40, y = 10^40 x + √2 is as good as y = 10^40 x + √3."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
 """At how many points expressions have to agree, without and with corners, jumps or divisors in them."""
 LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
@@ -161,47 +144,6 @@ def _unknown(node: Node) -> set[str]:
     }
 
 
-def infinite(node: Node) -> int:
-    """1 for infinity, -1 for minus infinity, 0 for anything else."""
-    if node == Symbol("infinity"):
-        return 1
-    match node:
-        case Product(factors=(Number(value=value), Symbol(name="infinity"))):
-            return -1 if value < 0 else int(value > 0)
-        case Sum(terms=(*terms, Symbol(name="infinity"))) if all(isinstance(one, Number) for one in terms):
-            return 1
-    return 0
-
-
-def real_value(node: Node) -> Any:
-    """A constant as an mpmath real or infinity; NoValue where it has variables, is not real or cannot be computed."""
-    value, context = constant_value(node), mpmath_context(_LOW_DIGITS)
-    if abs(context.im(value)) > context.mpf(10) ** -30:
-        raise NoValue("not real")
-    return context.re(value)
-
-
-def constant_value(node: Node) -> Any:
-    """A constant as an mpmath number or infinity; NoValue where it has variables or cannot be computed."""
-    context = mpmath_context(_LOW_DIGITS)
-    sign = infinite(node)
-    if sign:
-        return sign * context.inf
-    if any(isinstance(part, Apply) for part in walk(node)):
-        raise NoValue("not a known number")
-    setting = Setting({}, context)
-    return +setting.inexact(evaluate(node, setting))
-
-
-def whole_number(node: Node) -> int | None:
-    """The integer a constant is equal to, None where it is none; NoValue as `real_value`."""
-    value = real_value(node)
-    if not value.context.isfinite(value):
-        raise NoValue("not finite")
-    nearest = value.context.nint(value)
-    return int(nearest) if abs(value - nearest) <= abs(value) * value.context.mpf(10) ** -30 else None
-
-
 def proportional(a: Node, b: Node) -> Fraction | None:
     """Returns the sign (1 or -1) of c if a = c·b for some real number c other than 0, as functions; None otherwise.
 
@@ -209,58 +151,78 @@ def proportional(a: Node, b: Node) -> Fraction | None:
     """
     names = sorted(variables(a) | variables(b))
     with limited_work():
+        # π and e are no letters here: a factor of π is a number, too.
         rational = None if {Symbol("pi"), Symbol("e")} & {*walk(a), *walk(b)} else plan(a, b)
-        context, precise = mpmath_context(_LOW_DIGITS), mpmath_context(_HIGH_DIGITS + _MORE_DIGITS[1])
-        ratios: list[Value] = []
-        several_values = False
-        random = point_source(a, b, "ratio")
         if rational is not None:
-            points: Iterable[tuple[Point, bool]] = (
-                (point, False) for point in rational_points(random, names, rational.bits)
-            )
-            needed = rational.points + 1
-            least = needed
-        else:
-            whole = whole_letters(a, b)
-            real = real_points(random, a, b, names, set())
-            points = ((point, True) for point in whole_points(random, a, b, names, whole)) if whole else real
-            edged = has_kinks(a, b) or has_steps(a, b)
-            needed = EDGED_POINTS if edged or whole else SMOOTH_POINTS
-            least = LEAST_EDGED_POINTS if edged else LEAST_POINTS
-        agree, undefined = True, 0
-        used: list[Point] = []
-        for point, _ in islice(points, needed * TRIES_PER_POINT):
-            # With 40 digits, y = 10^40 x + √2 is as good as y = 10^40 x + √3.
-            digits = precise if len(ratios) < LEAST_POINTS else context
-            setting = Setting(point, digits, real=rational is None)
-            try:
-                top, bottom = evaluate(a, setting), evaluate(b, setting)
-            except TooMuchWork:
-                raise
-            except NoValue:
-                reasons = [_reason_for_no_value(node, setting) for node in (a, b)]
-                undefined += None in reasons and not any(isinstance(one, BeyondGuards) for one in reasons)
-                continue
-            finally:
-                several_values |= setting.notes.several_values
-            if top == bottom == 0 and rational is None:
-                continue
-            if top == 0 or bottom == 0:
-                return None
-            ratios.append(_ratio(top, bottom, setting))
-            used.append(point)
-            agree = _nearly(ratios[-1], ratios[0], digits)
-            if not agree or len(ratios) == needed:
-                break
-    if ratios and agree and len(ratios) >= least and context.im(ratios[0]) == 0:
-        if undefined > (MAX_UNDEFINED if is_piecewise(a, b) else MAX_ONE_SIDED) * len(ratios):
-            raise NoValue("an expression that has a value where the other one has none")
-        if any(_vanishes(node, tuple(used), Setting({}, context)) for node in (a, b)):
-            raise NoValue("formulas that are zero wherever they were tried")
-        return Fraction(1 if context.re(ratios[0]) > 0 else -1)
-    if several_values or len(ratios) < 2:
+            return _ratio_of_fractions(a, b, names, rational)
+        return _ratio_of_values(a, b, names)
+
+
+def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> Fraction | None:
+    """The decision for quotients of polynomials: their ratio is the same at all points."""
+    ratios: list[Fraction] = []
+    source = rational_points(point_source(a, b, "ratio"), names, rational.bits)
+    for point in islice(source, (rational.points + 1) * TRIES_PER_POINT):
+        setting = Setting(point, mpmath_context(LOW_DIGITS))
+        try:
+            top, bottom = evaluate(a, setting), evaluate(b, setting)
+        except TooMuchWork:
+            raise
+        except NoValue:
+            continue
+        if top == 0 or bottom == 0 or (ratios and top / bottom != ratios[0]):
+            return None
+        ratios.append(top / bottom)
+        if len(ratios) == rational.points + 1:
+            return Fraction(1 if ratios[0] > 0 else -1)
+    raise NoValue("not defined where it was tried")
+
+
+def _ratio_of_values(a: Node, b: Node, names: list[str]) -> Fraction | None:
+    """The decision for other expressions, under the same conditions as whether they are equal."""
+    context, precise = mpmath_context(LOW_DIGITS), mpmath_context(PRECISE_DIGITS)
+    whole, edged = whole_letters(a, b), has_kinks(a, b) or has_steps(a, b)
+    needed = EDGED_POINTS if edged or whole else SMOOTH_POINTS
+    random = point_source(a, b, "ratio")
+    real = (point for point, _ in real_points(random, a, b, names, set()))
+    source = whole_points(random, a, b, names, whole) if whole else real
+    ratios: list[Value] = []
+    points: list[Point] = []
+    undefined, several_values = 0, False
+    for point in islice(source, needed * TRIES_PER_POINT):
+        digits = precise if len(ratios) < LEAST_POINTS else context
+        setting = Setting(point, digits, real=True)
+        try:
+            top, bottom = evaluate(a, setting), evaluate(b, setting)
+        except TooMuchWork:
+            raise
+        except NoValue:
+            reasons = [_reason_for_no_value(node, setting) for node in (a, b)]
+            undefined += None in reasons and not any(isinstance(one, BeyondGuards) for one in reasons)
+            continue
+        finally:
+            several_values |= setting.notes.several_values
+        if top == bottom == 0:
+            continue
+        if top == 0 or bottom == 0:
+            return None
+        ratios.append(_ratio(top, bottom, setting))
+        points.append(point)
+        if not _nearly(ratios[-1], ratios[0], digits):
+            if several_values:
+                raise NoValue("a power of a negative number that is not real")
+            return None
+        if len(ratios) == needed:
+            break
+    if len(ratios) < (LEAST_EDGED_POINTS if edged else LEAST_POINTS):
         raise NoValue("not defined where it was tried")
-    return None
+    if undefined > (MAX_UNDEFINED if is_piecewise(a, b) else MAX_ONE_SIDED) * len(ratios):
+        raise NoValue("an expression that has a value where the other one has none")
+    if any(_vanishes(node, tuple(points), Setting({}, context)) for node in (a, b)):
+        raise NoValue("formulas that are zero wherever they were tried")
+    if context.im(ratios[0]) != 0:
+        return None
+    return Fraction(1 if context.re(ratios[0]) > 0 else -1)
 
 
 def _ratio(top: Value, bottom: Value, setting: Setting) -> Value:
@@ -289,15 +251,13 @@ def _readings(a: Node, b: Node) -> Iterator[Setting]:
     percents = [True] if "percent" in both else [False, True] if "percent" in either else [False]
     logs = [True, False] if "log" in either else [True]
     for degree, percent, natural_log in product(degrees, percents, logs):
-        yield Setting(
-            {}, mpmath_context(_LOW_DIGITS), degree=degree, percent=percent, natural_log=natural_log
-        )
+        yield Setting({}, mpmath_context(LOW_DIGITS), degree=degree, percent=percent, natural_log=natural_log)
 
 
 def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> tuple[Point, ...] | None:
     """Returns the points at which two expressions agree, None if they differ at one."""
     if not names:
-        return ({},) if _agree(a, b, setting) else None
+        return ({},) if agree(a, b, setting) else None
     rational = plan(a, b)
     if rational is not None and not _rounded(a, b):
         return _identical_fractions(a, b, names, rational, setting)
@@ -453,7 +413,7 @@ def _points_of_agreement(
             continue
         here = replace(setting, symbols=point, real=real)
         try:
-            if not _agree(a, b, here, briefly=len(points) >= SMOOTH_POINTS):
+            if not agree(a, b, here, briefly=len(points) >= SMOOTH_POINTS):
                 return None
         except TooMuchWork:
             raise
@@ -484,100 +444,3 @@ def _reason_for_no_value(node: Node, setting: Setting) -> NoValue | None:
     except NoValue as error:
         return error
     return None
-
-
-def _agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
-    """Whether both have the same value at a point; if only real values count there, NoValue for others.
-
-    With `briefly`, agreement of 25 digits is enough: it adds a point to others at which all digits were compared.
-    SeveralValues: they differ, but one may be taken to have other values than the principal one.
-    """
-    setting = replace(setting, notes=Notes())
-    first = _difference(a, b, setting)
-    context, notes = setting.context, setting.notes
-    if first is True and notes.bits:
-        # Exact values may be those of rounded parts: ⌊3 - π/10^40⌋ is 3 to 40 digits.
-        first = context.zero, context.one, True
-    if isinstance(first, bool):
-        return first
-    low, scale, is_real = first
-    if setting.real and not is_real:
-        raise NoValue("not real here")
-    if briefly and notes.bits <= _SMALL_BITS and low <= scale * context.mpf(10) ** -25:
-        return True
-    noise_of_largest = context.mpf(2) ** notes.largest * context.mpf(10) ** (15 - _LOW_DIGITS)
-    same = bool(low <= max(context.mpf(10) ** -15 * max(scale, 1), noise_of_largest))
-    if same and briefly and setting.budget.left < BUDGET * _FOR_LARGE_VALUES:
-        raise NoValue("too much work to tell large values apart here")
-    if same:
-        lost = notes.bits * 3 // 10 if notes.bits > _SMALL_BITS else 0
-        more = _more_digits(3 * lost)
-        finer = replace(setting, context=mpmath_context(_HIGH_DIGITS + more), notes=Notes())
-        second = _difference(a, b, finer)
-        if isinstance(second, bool):
-            return second
-        # The difference shrinks with the precision, or is rounding noise of the largest number in the expressions.
-        noise = max(low, scale * context.mpf(10) ** -_LOW_DIGITS)
-        shrinks = second[0] <= noise * context.mpf(10) ** (lost - more - 25)
-        last_digits = context.mpf(2) ** finer.notes.largest * context.mpf(10) ** (15 - _HIGH_DIGITS - more)
-        same = bool(shrinks or second[0] <= last_digits)
-    if not same and notes.several_values:
-        raise SeveralValues("a power of a negative number that is not real")
-    return same
-
-
-def _more_digits(needed: int) -> int:
-    """How many digits beyond the usual ones values are computed to that need at least so many more."""
-    found = next((more for more in _MORE_DIGITS if more >= needed), None)
-    if found is None:
-        raise NoValue("too large to be told apart")
-    return found
-
-
-def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bool]:
-    """A verdict where it is exact, else (|a - b|, the larger of |a| and |b|, whether both are real)."""
-    context = setting.context
-    left, right = evaluate(a, setting), evaluate(b, setting)
-    is_exact = isinstance(left, Fraction), isinstance(right, Fraction)
-    exact = all(is_exact)
-    if (exact and left == right) or _rounds(a, right, setting) or _rounds(b, left, setting):
-        return True
-    if exact:
-        return False
-    left, right = setting.inexact(left), setting.inexact(right)
-    scale = max(abs(left), abs(right))
-    if any(is_exact) and context.mag(scale) > MAX_SPREAD_BITS:
-        raise NoValue("too large to compare with a value that is not exact")
-    imaginary = max(abs(context.im(left)), abs(context.im(right)))
-    return abs(left - right), scale, imaginary <= scale * context.mpf(10) ** (5 - context.dps)
-
-
-def _rounds(node: Node, value: Value, setting: Setting) -> bool:
-    """Whether a long decimal is the rounding, or the cutting off, of a value that has no exact decimal."""
-    if not isinstance(node, Number) or node.digits < ROUNDED_DIGITS:
-        return False
-    written: Value = node.value
-    if isinstance(value, Fraction):
-        if pow(10, value.denominator.bit_length(), value.denominator) == 0:  # it has an exact decimal
-            return False
-        difference = abs(value) - abs(written)
-    else:
-        if setting.context.im(value) != 0:
-            return False
-        value, written = setting.context.re(value), setting.inexact(written)
-        shift = 10 ** (node.places + 20)
-        difference = Fraction(int((abs(value) - abs(written)) * shift), shift)
-    last_place = Fraction(1, 10**node.places)
-    if not node.places:  # 1.4142135623730951e20, whose last digit is no unit
-        return _is_printed_float(node, value)
-    if (value < 0) != (written < 0) or not abs(difference) < last_place * FLOAT_PLACES:
-        return False
-    return -last_place / 2 <= difference < last_place or _is_printed_float(node, value)
-
-
-def _is_printed_float(node: Number, value: Value) -> bool:
-    """Whether a decimal is what Python prints for the float next to a value, though its last digits may differ."""
-    if node.digits < FLOAT_DIGITS or abs(node.value) > MAX_FLOAT:
-        return False
-    written = float(node.value)
-    return Fraction(repr(written)) == node.value and float(value) == written
