@@ -70,7 +70,7 @@ _CENTRES_TO, _MAX_CENTRES, _NEARLY = 10**60, 8, 10**6
 
 
 def rational_points(random: Random, names: list[str], bits: int) -> Iterator[Point]:
-    """Endless points of positive whole numbers of up to so many bits."""
+    """Endless points of positive whole numbers up to 2^bits."""
     while True:
         yield {name: Fraction(random.randint(1, 1 << bits)) for name in names}
 
