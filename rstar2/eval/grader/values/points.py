@@ -20,6 +20,7 @@ from rstar2.eval.grader.parse.nodes import (
     Node,
     Number,
     Power,
+    Quotient,
     Residue,
     Series,
     Symbol,
@@ -174,6 +175,7 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
         sizes = _SERIES_SIZES if bounded else _SIZES
     centres = _numbers_in(a, b) if stepped or has_kinks(a, b) else []
     divided = [arg for arg in _divided(a, b) if variables(arg) & whole] if stepped and not bounded else []
+    rounded = [arg for arg in _rounded(a, b) if variables(arg) & whole] if stepped and not bounded else []
     may_be_fine = not _has_unknown_parts(a, b)
     for turn in count():
         size = sizes[turn % len(sizes)]
@@ -200,6 +202,8 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
                 point[name] = centre * random.randint(1, 6) + _broken(random, 0, 1)
         if divided and turn % 2:
             point |= _with_multiple(random, random.choice(divided), whole, random.choice(centres), point)
+        if rounded and turn % 4 == 2:
+            point |= _with_multiple(random, random.choice(rounded), whole, Fraction(1), point)
         if turn % _NEGATIVE_TURN == 1:
             point |= {name: -point[name] for name in others if len(others) == 1 or random.random() < 0.6}
         yield dict(point)
@@ -215,20 +219,35 @@ def _divided(a: Node, b: Node) -> Iterator[Node]:
                 yield part.value
 
 
+def _rounded(a: Node, b: Node) -> Iterator[Node]:
+    """What jumps where its value is whole: x/7 in ⌊x/7⌋ and in x mod 7."""
+    for node in (a, b):
+        for part in walk(node):
+            if isinstance(part, Call) and part.name in {"floor", "ceil"}:
+                yield part.args[0]
+            elif isinstance(part, Residue):
+                yield Quotient(part.value, part.modulus)
+
+
 def _with_multiple(
     random: Random, arg: Node, whole: set[str], number: Fraction, point: Mapping[str, Fraction]
 ) -> dict[str, Fraction]:
     """A letter and the value with which an argument, if it is linear in it, is a multiple of a number."""
     name = random.choice(sorted(variables(arg) & whole))
+    place = _place_of(number.numerator * random.randint(1, 99), arg, name, point)
+    return {} if place is None else {name: Fraction(max(1, round(place)))}
+
+
+def _place_of(target: int, arg: Node, name: str, point: Mapping[str, Constant]) -> Fraction | None:
+    """The value of a letter with which an argument has a value; None if the argument is not linear and rational."""
+    places = [Fraction(1), Fraction(2)]
     with contextlib.suppress(NoValue):
         first, second = (
-            evaluate(arg, Setting({**point, name: Fraction(place)}, mpmath_context(_DIGITS)))
-            for place in (1, 2)
+            evaluate(arg, Setting({**point, name: place}, mpmath_context(_DIGITS))) for place in places
         )
         if isinstance(first, Fraction) and isinstance(second, Fraction) and first != second:
-            value = 1 + round((number.numerator * random.randint(1, 99) - first) / (second - first))
-            return {name: Fraction(max(1, value))}
-    return {}
+            return 1 + (target - first) / (second - first)
+    return None
 
 
 def real_points(
@@ -237,7 +256,8 @@ def real_points(
     """Endless points of broken numbers of several sizes, and whether only real values count there.
 
     Every third point has negative letters, but for those in `positive`. If an expression has corners, points between
-    them come first. If it has corners or jumps, every second point has a letter near or at a constant in it.
+    them come first. If it has corners or jumps, every second point has a letter near or at a constant in it, or at a
+    jump.
     """
     stepped = has_steps(a, b)
     if has_kinks(a, b):
@@ -248,6 +268,7 @@ def real_points(
                     yield corner, True
     centres = _numbers_in(a, b) if stepped or has_kinks(a, b) else []
     widest = max(0, *(10 * math.ceil(centre) for centre in centres), 0)
+    rounded = [arg for arg in _rounded(a, b) if variables(arg)]
     may_be_fine = not _has_unknown_parts(a, b)
     for turn in count():
         far = max(widest, 10 ** random.randint(3, _FAR_DIGITS)) if stepped else widest
@@ -273,6 +294,12 @@ def real_points(
             if name in positive:
                 point[name] = abs(centre) + _broken(random, 0, 1)
             negative = True
+        if rounded and turn % 4 == 3:
+            arg = random.choice(rounded)
+            name = random.choice(sorted(variables(arg)))
+            jump = _place_of(random.randint(-9, 99), arg, name, point)
+            if jump is not None and (jump > 0 or name not in positive):
+                point[name], negative = jump - random.choice((0, 0, _JUST_BELOW)), True
         yield point, negative
 
 
