@@ -100,8 +100,8 @@ def whole_letters(a: Node, b: Node) -> set[str]:
     """
     counted = [_counted(node) for node in (a, b)]
     letters = counted[0] & counted[1]
-    for ours, other in zip(counted, (b, a), strict=True):
-        if degree(other) is not None:
+    for ours, node, other in zip(counted, (a, b), (b, a), strict=True):
+        if degree(other) is not None and not is_piecewise(node, other):
             letters |= ours
     either = variables(a) | variables(b)
     return (letters | _USUALLY_WHOLE) & either
@@ -337,10 +337,18 @@ def has_steps(a: Node, b: Node) -> bool:
 def is_piecewise(a: Node, b: Node) -> bool:
     """Whether an expression is written with |…|, minima, floors, (-1)^x or the like, so that others agree in places."""
     return bool((functions(a) | functions(b)) & (LENGTHS | STEPS)) or any(
-        isinstance(part, Power) and _has_whole_argument(part, variables(part))
+        (isinstance(part, Power) and _has_whole_argument(part, variables(part))) or _is_root_of_a_square(part)
         for node in (a, b)
         for part in walk(node)
     )
+
+
+def _is_root_of_a_square(part: Node) -> bool:
+    """Whether it is √(x²), which is |x|."""
+    match part:
+        case Call(name="root", args=(Power(base=base, exponent=Number(value=exponent)), Number(value=index))):
+            return index % 2 == 0 and exponent % 2 == 0 and bool(variables(base))
+    return False
 
 
 def has_kinks(a: Node, b: Node) -> bool:
