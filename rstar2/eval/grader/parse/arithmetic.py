@@ -115,7 +115,8 @@ class Arithmetic(ABC):
         if (
             tokens.next.kind == "number"
             and last != nodes.Symbol("dots")
-            and not isinstance(left, nodes.Quotient | nodes.Symbol | nodes.Power | nodes.Call | nodes.Apply)
+            and not isinstance(left, nodes.Symbol)
+            and not isinstance(last, nodes.Quotient | nodes.Power | nodes.Call | nodes.Apply)
         ):
             raise ParseError("two numbers side by side")
         is_fraction = tokens.at("command", "frac")

@@ -68,8 +68,9 @@ LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
 """Expressions that have values at fewer of the points that were tried are not verified."""
 FIRST_TRIES, TRIES_PER_POINT = 40, 8
 """Points are drawn until there are enough at which both expressions have a value, or this many were tried."""
-MAX_ONE_SIDED, MAX_UNDEFINED = 6, 0.25
-"""For each point of agreement there may be this many at which only one of the expressions has a value. Fewer if one is
+MAX_ONE_SIDED, MAX_ONE_SIDED_ALONE, MAX_UNDEFINED = 6, 3, 0.25
+"""For each point of agreement there may be this many at which only one of the expressions has a value. Fewer if no
+other numbers confirm what whole ones show, and fewer still if one is
 piecewise, or a letter is whole, and the other is undefined there: e^(ln(x - 3)) has values only where |x - 3| is x - 3,
 and 2n/(1 + (-1)^n) only where (-1)^n n is n."""
 
@@ -315,11 +316,15 @@ def _at_whole_points(
     edged = has_steps(a, b) or has_kinks(a, b)
     needed = EDGED_POINTS if edged else 2 * SMOOTH_POINTS
     real = Symbol("i") not in {*walk(a), *walk(b)}
-    points = _points_of_agreement(((point, real) for point in source), needed, a, b, setting, MAX_UNDEFINED)
+    alone = any(only_for_whole_numbers(node, whole) for node in (a, b))
+    beyond = MAX_ONE_SIDED_ALONE if alone else MAX_ONE_SIDED
+    points = _points_of_agreement(
+        ((point, real) for point in source), needed, a, b, setting, MAX_UNDEFINED, beyond
+    )
     if points is None:
         return None
     enough = len(points) >= (LEAST_EDGED_POINTS if edged else LEAST_POINTS)
-    if enough and any(only_for_whole_numbers(node, whole) for node in (a, b)):
+    if enough and alone:
         if any(_vanishes(node, points, setting) for node in (a, b)):
             raise NoValue("formulas that are zero wherever they were tried")
         return points
@@ -371,7 +376,7 @@ def _at_real_points(
     for real in (False,) if complex_values else (True, False):
         source = real_points(point_source(a, b, "real"), a, b, names, positive)
         points = _points_of_agreement(
-            ((point, real or only) for point, only in source), needed, a, b, setting, undefined
+            ((point, real or only) for point, only in source), needed, a, b, setting, undefined, MAX_ONE_SIDED
         )
         if points is None:
             return None
@@ -380,7 +385,9 @@ def _at_real_points(
     else:
         raise NoValue("not defined where it was tried")
     free = complex_points(point_source(a, b, "complex"), a, b, names)
-    others = _points_of_agreement(((point, False) for point in free), LEAST_POINTS, a, b, setting, undefined)
+    others = _points_of_agreement(
+        ((point, False) for point in free), LEAST_POINTS, a, b, setting, undefined, MAX_ONE_SIDED
+    )
     if others is None:
         if not (functions(a) | functions(b)) & (STEPS | OF_COMPLEX - LENGTHS):
             raise NoValue("a letter that may stand for a complex number")
@@ -395,12 +402,13 @@ def _points_of_agreement(
     b: Node,
     setting: Setting,
     undefined_share: float,
+    beyond_share: float,
 ) -> tuple[Point, ...] | None:
     """Returns up to `needed` points at which both have the same value; None if they differ at one.
 
     Each point comes with whether only real values count there. NoValue if only one of them has a value at many of the
     points: for each point of agreement, the other may be undefined at `undefined_share` and too large, or count in the
-    wrong order, at `MAX_ONE_SIDED`. SeveralValues if a power of a negative number may have been meant otherwise.
+    wrong order, at `beyond_share`. SeveralValues if a power of a negative number may have been meant otherwise.
     """
     points: dict[tuple[Constant, ...], Point] = {}
     undefined = beyond = 0
@@ -430,7 +438,7 @@ def _points_of_agreement(
             points[tuple(point.values())] = point
     if doubt:
         raise doubt
-    if undefined > undefined_share * len(points) or beyond > MAX_ONE_SIDED * len(points):
+    if undefined > undefined_share * len(points) or beyond > beyond_share * len(points):
         raise NoValue("an expression that has a value where the other one has none")
     return tuple(points.values())
 
