@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 LEAST_ACCEPTED = 0.99
-"""Of the equal rewritings, the share that must be accepted."""
+"""The smallest share of equal rewritings that must be accepted."""
 
 
 @dataclass(frozen=True, slots=True)
