@@ -133,6 +133,26 @@ def test_formulas_are_equal_or_not_whatever_the_points_are(key: str, monkeypatch
 
 
 @pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (r"(-1)^k\binom{n-1}{k-1}", r"\binom{n-1}{k-1}"),
+        (r"\cos(n\pi)+n!", r"1+n!"),
+        (r"\gcd(n^2+3,97)", r"\gcd(n^2+4,97)"),
+        (r"\lfloor\frac{y+8}{7}\rfloor+1", r"\lceil\frac{y+8}{7}\rceil"),
+    ],
+)
+def test_what_differs_at_few_whole_numbers_differs_under_every_secret(
+    one: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted = []
+    for number in range(300):
+        monkeypatch.setenv(secret.VARIABLE, f"{number:032x}")
+        if grade(one, f"\\boxed{{{other}}}").correct:
+            accepted.append(number)
+    assert accepted == []
+
+
+@pytest.mark.parametrize(
     ("text", "golds"),
     [
         (r"\frac{2n}{1+(-1)^n}", ["n", r"(-1)^n n", r"n\cos(n\pi)", r"n+(n \bmod 2)"]),

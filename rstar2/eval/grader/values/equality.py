@@ -40,7 +40,13 @@ from rstar2.eval.grader.values.guarded_numbers import (
     mpmath_context,
 )
 from rstar2.eval.grader.values.letters import functions, variables
-from rstar2.eval.grader.values.numbers import LOW_DIGITS, ROUNDED_DIGITS, agree, infinite
+from rstar2.eval.grader.values.numbers import (
+    LOW_DIGITS,
+    ROUNDED_DIGITS,
+    affords_large_values,
+    agree,
+    infinite,
+)
 from rstar2.eval.grader.values.points import (
     LENGTHS,
     OF_COMPLEX,
@@ -64,6 +70,9 @@ PRECISE_DIGITS = 230
 """The digits of the first ratios of two equations: with 40, y = 10^40 x + √2 is as good as y = 10^40 x + √3."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
 """At how many points expressions have to agree, without and with corners, jumps or divisors in them."""
+MANY_POINTS = 500
+"""Those with corners, jumps or divisors are compared at up to this many points while `affords_large_values`: most are
+cheap, and some differ at one point of a hundred."""
 LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
 """Expressions that have values at fewer of the points that were tried are not verified."""
 FIRST_TRIES, TRIES_PER_POINT = 40, 8
@@ -87,6 +96,19 @@ class Identity:
     """Whether a percent sign was read as 1/100 rather than left out."""
     natural_log: bool = True
     """Whether `log` without a base was read as ln rather than as log10."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """At how many points two expressions are compared, and where only one of them may have a value."""
+
+    needed: int
+    most: int
+    """Points beyond those that are needed are added up to this number, as long as there is work left for them."""
+    undefined: float
+    """For each point of agreement, one of the expressions may be undefined at this many others."""
+    beyond: float
+    """The same if one is too large there, or counts in the wrong order."""
 
 
 def equal(a: Node, b: Node) -> bool:
@@ -314,13 +336,16 @@ def _at_whole_points(
     """
     source = whole_points(point_source(a, b, "whole"), a, b, names, whole)
     edged = has_steps(a, b) or has_kinks(a, b)
-    needed = EDGED_POINTS if edged else 2 * SMOOTH_POINTS
-    real = Symbol("i") not in {*walk(a), *walk(b)}
     alone = any(only_for_whole_numbers(node, whole) for node in (a, b))
-    beyond = MAX_ONE_SIDED_ALONE if alone else MAX_ONE_SIDED
-    points = _points_of_agreement(
-        ((point, real) for point in source), needed, a, b, setting, MAX_UNDEFINED, beyond
-    )
+    if edged:
+        needed, most = EDGED_POINTS, MANY_POINTS
+    elif alone:  # with few points, it may be that all are even, and (-1)^n is 1 at all of them
+        needed, most = 4 * SMOOTH_POINTS, EDGED_POINTS
+    else:
+        needed = most = 2 * SMOOTH_POINTS
+    real = Symbol("i") not in {*walk(a), *walk(b)}
+    test = _Test(needed, most, MAX_UNDEFINED, MAX_ONE_SIDED_ALONE if alone else MAX_ONE_SIDED)
+    points = _points_of_agreement(((point, real) for point in source), a, b, setting, test)
     if points is None:
         return None
     enough = len(points) >= (LEAST_EDGED_POINTS if edged else LEAST_POINTS)
@@ -366,18 +391,19 @@ def _at_real_points(
 
     With `few`, a few points only confirm what others have shown.
     """
-    edged = has_steps(a, b) or has_kinks(a, b)
-    needed, least = (EDGED_POINTS, LEAST_EDGED_POINTS) if edged else (SMOOTH_POINTS, LEAST_POINTS)
-    if few:
-        needed = least = LEAST_POINTS
     undefined = MAX_UNDEFINED if is_piecewise(a, b) else MAX_ONE_SIDED
+    confirming = _Test(LEAST_POINTS, LEAST_POINTS, undefined, MAX_ONE_SIDED)
+    if few:
+        test, least = confirming, LEAST_POINTS
+    elif has_steps(a, b) or has_kinks(a, b):
+        test, least = _Test(EDGED_POINTS, MANY_POINTS, undefined, MAX_ONE_SIDED), LEAST_EDGED_POINTS
+    else:
+        test, least = _Test(SMOOTH_POINTS, SMOOTH_POINTS, undefined, MAX_ONE_SIDED), LEAST_POINTS
     complex_values = Symbol("i") in {*walk(a), *walk(b)}
     points = None
     for real in (False,) if complex_values else (True, False):
         source = real_points(point_source(a, b, "real"), a, b, names, positive)
-        points = _points_of_agreement(
-            ((point, real or only) for point, only in source), needed, a, b, setting, undefined, MAX_ONE_SIDED
-        )
+        points = _points_of_agreement(((point, real or only) for point, only in source), a, b, setting, test)
         if points is None:
             return None
         if len(points) >= least:
@@ -385,9 +411,7 @@ def _at_real_points(
     else:
         raise NoValue("not defined where it was tried")
     free = complex_points(point_source(a, b, "complex"), a, b, names)
-    others = _points_of_agreement(
-        ((point, False) for point in free), LEAST_POINTS, a, b, setting, undefined, MAX_ONE_SIDED
-    )
+    others = _points_of_agreement(((point, False) for point in free), a, b, setting, confirming)
     if others is None:
         if not (functions(a) | functions(b)) & (STEPS | OF_COMPLEX - LENGTHS):
             raise NoValue("a letter that may stand for a complex number")
@@ -396,26 +420,21 @@ def _at_real_points(
 
 
 def _points_of_agreement(
-    source: Iterable[tuple[Point, bool]],
-    needed: int,
-    a: Node,
-    b: Node,
-    setting: Setting,
-    undefined_share: float,
-    beyond_share: float,
+    source: Iterable[tuple[Point, bool]], a: Node, b: Node, setting: Setting, test: _Test
 ) -> tuple[Point, ...] | None:
-    """Returns up to `needed` points at which both have the same value; None if they differ at one.
+    """Returns the points at which both have the same value; None if they differ at one.
 
-    Each point comes with whether only real values count there. NoValue if only one of them has a value at many of the
-    points: for each point of agreement, the other may be undefined at `undefined_share` and too large, or count in the
-    wrong order, at `beyond_share`. SeveralValues if a power of a negative number may have been meant otherwise.
+    Each point comes with whether only real values count there. NoValue if only one of the expressions has a value at
+    more points than the test allows; SeveralValues if a power of a negative number may have been meant otherwise.
     """
     points: dict[tuple[Constant, ...], Point] = {}
     undefined = beyond = 0
     counts = has_plain_counts(a) and has_plain_counts(b)
     doubt: SeveralValues | None = None
     for tries, (point, real) in enumerate(source):
-        if len(points) == needed or tries >= FIRST_TRIES + TRIES_PER_POINT * len(points):
+        has_work = affords_large_values(setting.budget)
+        enough = len(points) >= (test.most if has_work else test.needed)
+        if enough or tries >= FIRST_TRIES + TRIES_PER_POINT * len(points):
             break
         if tuple(point.values()) in points:
             continue
@@ -429,7 +448,8 @@ def _points_of_agreement(
             doubt = error
         except NoValue:
             reasons = [_reason_for_no_value(node, here) for node in (a, b)]
-            if None in reasons:
+            if None in reasons and (has_work or len(points) < SMOOTH_POINTS):
+                # Points with large values, where both have one, are passed over once there is little work left.
                 reason = reasons[0] or reasons[1]
                 known = isinstance(reason, BeyondGuards) or (counts and isinstance(reason, NotACount))
                 beyond += reason is not None and known
@@ -438,7 +458,7 @@ def _points_of_agreement(
             points[tuple(point.values())] = point
     if doubt:
         raise doubt
-    if undefined > undefined_share * len(points) or beyond > beyond_share * len(points):
+    if undefined > test.undefined * len(points) or beyond > test.beyond * len(points):
         raise NoValue("an expression that has a value where the other one has none")
     return tuple(points.values())
 

@@ -15,6 +15,7 @@ from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.guarded_numbers import (
     BUDGET,
     MAX_SPREAD_BITS,
+    Budget,
     Notes,
     NoValue,
     Setting,
@@ -34,8 +35,7 @@ LOW_DIGITS, HIGH_DIGITS = 40, 80
 _SMALL_BITS = 100
 """80 digits tell apart what is computed from numbers of at most this size."""
 _FOR_LARGE_VALUES = 0.6
-"""Beyond the first points of agreement, large values are compared only while more than this share of the budget is
-left: it takes up to 200 times as long as for small ones, and there are other points."""
+"""Beyond the first points, large values are compared while more than this share of the budget is left."""
 _MORE_DIGITS = (0, 150, 300, 600, 1200, 2400)
 """If there are larger ones, three times their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit,
 their difference has 101 digits less, and cos(10^-100) differs from 1 in its 201st. Few lengths are used, as a context
@@ -104,7 +104,7 @@ def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
         return True
     noise_of_largest = context.mpf(2) ** notes.largest * context.mpf(10) ** (15 - LOW_DIGITS)
     same = bool(low <= max(context.mpf(10) ** -15 * max(scale, 1), noise_of_largest))
-    if same and briefly and setting.budget.left < BUDGET * _FOR_LARGE_VALUES:
+    if same and briefly and not affords_large_values(setting.budget):
         raise NoValue("too much work to tell large values apart here")
     if same:
         lost = notes.bits * 3 // 10 if notes.bits > _SMALL_BITS else 0
@@ -121,6 +121,11 @@ def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
     if not same and notes.several_values:
         raise SeveralValues("a power of a negative number that is not real")
     return same
+
+
+def affords_large_values(budget: Budget) -> bool:
+    """Whether enough work is left for large values: they take up to 200 times as long as small ones."""
+    return budget.left >= BUDGET * _FOR_LARGE_VALUES
 
 
 def _more_digits(needed: int) -> int:
