@@ -12,7 +12,7 @@ from rstar2.cli.common import counted, err, examples, out
 from rstar2.cli.eval import Judge, JudgeWorkers, Wait
 
 if TYPE_CHECKING:
-    from rstar2.eval.runner import EvalResult
+    from rstar2.eval.run import EvalResult
 
 EPILOG = examples(
     (

@@ -12,9 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from rstar2.backoff import Backoff
 from rstar2.errors import Failure, Unavailable
 from rstar2.loop.engine import Engine, EngineError, EngineUnavailable, Generation, OnTokens, Sampling
+from rstar2.retry import Backoff
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from rstar2.eval.methods.agent import Agent
 from rstar2.eval.methods.chat import JUDGE_MODEL, ServerChat
 from rstar2.eval.progress import Services, Writer
 from rstar2.eval.retry import RetryingTools
-from rstar2.eval.runner import EvalResult, Part, SamplesRefused, Unreadable, run_parts
+from rstar2.eval.run import EvalResult, Part, SamplesRefused, Unreadable, run_parts
 from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.eval.stored import TRACES, SampleRecord
 from rstar2.eval.target import Opened, ServedChat, Target, open_target, reach_judge_model, versions
@@ -233,7 +233,7 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
 
     Raises:
         KeyboardInterrupt: Ctrl-C twice.
-        UserError, Failure: as of `rstar2.eval.runner.run_parts`.
+        UserError, Failure: as of `rstar2.eval.run.run_parts`.
     """
     agentic = any(not each.benchmark.chat for each in plan.benchmarks.values())
     with contextlib.ExitStack() as stack:

@@ -7,7 +7,7 @@ call after a kill repeats nothing:
 RUN/
   sft/ stage1/ stage2/ stage3/      see `rstar2.train.stages`
   stage3/solved/                    verdicts on the training problems, see `rstar2.train.filter`
-  eval/sft/ eval/stage1/ …          see `rstar2.eval.runner` (the demo)
+  eval/sft/ eval/stage1/ …          see `rstar2.eval.run` (the demo)
   steps.csv                         every step of all stages, see `rstar2.train.records.steps`
   left_out.json                     problems that are not trained on, see `rstar2.train.answers`
   model.json                        the last finished stage's model

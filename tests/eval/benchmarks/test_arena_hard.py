@@ -20,7 +20,7 @@ from rstar2.eval.benchmarks import Given, find
 from rstar2.eval.benchmarks.arena_hard import ArenaMethod
 from rstar2.eval.methods.chat import JUDGE_MODEL, Reply, ServerChat
 from rstar2.eval.progress import Services
-from rstar2.eval.runner import EvalResult, OnProgress, Part, run_parts
+from rstar2.eval.run import EvalResult, OnProgress, Part, run_parts
 from rstar2.eval.settings import EvalSettings
 from rstar2.loop.trace import read_traces
 from rstar2.processes import free_port

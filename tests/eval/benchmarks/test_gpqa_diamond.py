@@ -24,7 +24,7 @@ from rstar2.eval.grader import GraderPool
 from rstar2.eval.methods.agent import Agent
 from rstar2.eval.progress import Services
 from rstar2.eval.retry import RetryingTools
-from rstar2.eval.runner import EvalResult, Part, run_parts
+from rstar2.eval.run import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings
 from rstar2.loop.engine import Generation, OnTokens, Sampling
 from rstar2.loop.prompts import ChatCodec

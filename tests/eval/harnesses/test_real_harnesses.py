@@ -31,7 +31,7 @@ from rstar2.eval.harnesses.environment import Harness, fault, require, set_up
 from rstar2.eval.harnesses.process import Refused, started
 from rstar2.eval.methods.chat import ServerChat
 from rstar2.eval.progress import Services
-from rstar2.eval.runner import EvalResult, Part, run_parts
+from rstar2.eval.run import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings
 from rstar2.loop.trace import read_traces
 

@@ -1,4 +1,4 @@
-"""The retry policy, on a clock of its own, and against real sockets."""
+"""The retry policy, on a clock of its own, and against real sockets; the pauses between attempts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rstar2.engines.retry import ATTEMPTS, FIRST_ANSWER_S, RetryPolicy, ServiceG
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import Unavailable
 from rstar2.processes import free_port
+from rstar2.retry import Backoff
 
 
 class Server:
@@ -190,3 +191,19 @@ async def test_a_server_that_takes_connections_has_longer_for_its_first_answer(
         engine = VLLMEngine(server.url)
         assert (await ask_served(engine)).model == "scripted"
         await engine.aclose()
+
+
+def test_waits_double_up_to_the_longest_and_begin_again_once_it_worked() -> None:
+    backoff = Backoff(0.5, 3.0)
+    assert [backoff.next_s() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    backoff.reset()
+    assert backoff.next_s() == 0.5
+    backoff.reset(at_once=True)
+    assert [backoff.next_s() for _ in range(3)] == [0.0, 0.5, 1.0]
+
+
+def test_jitter_shortens_a_wait_and_not_those_that_follow() -> None:
+    backoff = Backoff(1.0, 4.0, jitter=0.5)
+    waits = [backoff.next_s() for _ in range(3)]
+    assert all(0.5 <= wait / longest <= 1.0 for wait, longest in zip(waits, (1.0, 2.0, 4.0), strict=True))
+    assert len({Backoff(1.0, 4.0, jitter=0.5).next_s() for _ in range(20)}) > 1

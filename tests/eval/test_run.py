@@ -21,7 +21,7 @@ from rstar2.engines.retry import ATTEMPTS, ServiceGone
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress, Services
-from rstar2.eval.runner import EvalResult, Part, SamplesRefused, evaluate, run_parts
+from rstar2.eval.run import EvalResult, Part, SamplesRefused, evaluate, run_parts
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.stored import VERDICTS
 from rstar2.judge.client import JudgeClient
