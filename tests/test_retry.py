@@ -13,11 +13,10 @@ from support.clock import Clock, policies_on
 from support.servers.vllm_standin import StandIn, serving
 
 from rstar2.engines.models import ask_served, open_server
-from rstar2.engines.retry import ATTEMPTS, FIRST_ANSWER_S, RetryPolicy, ServiceGone
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import Unavailable
 from rstar2.processes import free_port
-from rstar2.retry import Backoff
+from rstar2.retry import ATTEMPTS, FIRST_ANSWER_S, Backoff, RetryPolicy, Service, ServiceGone
 
 
 class Server:
@@ -42,11 +41,11 @@ def clock() -> Clock:
     return Clock()
 
 
-def _policy(clock: Clock, wait_s: float) -> RetryPolicy:
-    return policies_on(clock)("engine", wait_s)
+def _policy(clock: Clock, wait_s: float) -> Service:
+    return policies_on(clock)(wait_s).service("engine")
 
 
-async def _gone(policy: RetryPolicy, request: Callable[[], Awaitable[str]]) -> str:
+async def _gone(policy: Service, request: Callable[[], Awaitable[str]]) -> str:
     with pytest.raises(ServiceGone) as gone:
         await policy.call(request)
     return gone.value.message
@@ -156,10 +155,9 @@ async def test_nothing_is_given_up_while_an_earlier_request_is_under_way(clock: 
 async def test_a_closed_port_is_given_up_after_the_wait_and_named_in_plain_words(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.engines.models.RetryPolicy", policies_on(clock))
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(ServiceGone) as gone:
-        await open_server(url, wait_s=300.0)
+        await open_server(url, retries=policies_on(clock)(300.0))
     assert gone.value.message == f"nothing answers at {url}: connection refused"
     assert "rstar2 serve MODEL" in gone.value.hint
     assert clock.now == pytest.approx(FIRST_ANSWER_S)
@@ -169,7 +167,7 @@ async def test_a_server_that_accepts_and_never_answers_is_given_up_after_the_wai
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ServiceGone, match=f"the server at {url} accepts requests but does not answer"):
-            await open_server(url, wait_s=0.5)
+            await open_server(url, retries=RetryPolicy(0.5))
 
 
 async def test_a_server_that_takes_connections_has_longer_for_its_first_answer(

@@ -66,6 +66,7 @@ def command(
     from rstar2.eval.target import Target, reach_server
     from rstar2.eval.terminal.live import LiveView
     from rstar2.loop.prompts import FormatChoice
+    from rstar2.retry import RetryPolicy
     from rstar2.runs import open_run
 
     values = {
@@ -77,7 +78,7 @@ def command(
         "wait_s": wait,
     }
     target = Target(model, url, model_name, format=FormatChoice(format, force_format), api_key=api_key)
-    server = reach_server(target, resolve(EvalSettings, values, [], "agree").wait_s)
+    server = reach_server(target, RetryPolicy(resolve(EvalSettings, values, [], "agree").wait_s))
 
     from rstar2.eval.measure import measure, prepare
 

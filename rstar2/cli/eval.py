@@ -168,6 +168,7 @@ def run(
     from rstar2.eval.settings import JudgeChoice
     from rstar2.eval.target import Target, reach_server
     from rstar2.loop.prompts import FormatChoice
+    from rstar2.retry import RetryPolicy
 
     values = {
         "samples": samples,
@@ -188,7 +189,7 @@ def run(
     target = Target(model, url, model_name, oracle, FormatChoice(format, force_format), api, api_key)
     asked = {key: value for key, value in values.items() if value is not None}
     # Before all that takes long: the other imports, and a dataset hub without a network.
-    server = reach_server(target, wait, needs_tokenizer(benchmarks))
+    server = reach_server(target, RetryPolicy(wait), needs_tokenizer(benchmarks))
 
     from rstar2.eval.measure import prepare
 

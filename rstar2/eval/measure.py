@@ -19,17 +19,16 @@ from rstar2.data import benchmarks as mathematics
 from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.models import ServerModel
-from rstar2.engines.retry import RetryingEngine
+from rstar2.engines.pool import EnginePool
 from rstar2.errors import UserError, first_few
 from rstar2.eval.benchmarks import NAMES as BENCHMARK_NAMES
 from rstar2.eval.benchmarks import Benchmark, Given, JudgeModel, Resources, expanded, find
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.grader.grade import gold_fault
 from rstar2.eval.harnesses.environment import require
-from rstar2.eval.methods.agent import Agent
+from rstar2.eval.methods.agent import Agent, RetryingTools
 from rstar2.eval.methods.chat import JUDGE_MODEL, ServerChat
 from rstar2.eval.progress import Services, Writer
-from rstar2.eval.retry import RetryingTools
 from rstar2.eval.run import EvalResult, Part, SamplesRefused, Unreadable, run_parts
 from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.eval.stored import TRACES, SampleRecord
@@ -39,6 +38,7 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
 from rstar2.loop.judge_check import PACKAGES, JudgeReport, check_judge
 from rstar2.loop.toolbox import Toolbox
+from rstar2.retry import RetryPolicy
 from rstar2.runs import Run, json_digest
 
 _PUBLISHED = frozenset({*mathematics.NAMES, *BENCHMARK_NAMES})
@@ -138,7 +138,7 @@ def prepare(
     notes: list[str] = []
     if judge_model is not None:
         wait_s = asked.get("wait_s", EvalSettings().wait_s)
-        name = reach_judge_model(judge_model.url, judge_model.name, wait_s, judge_model.key)
+        name = reach_judge_model(judge_model.url, judge_model.name, RetryPolicy(wait_s), judge_model.key)
         judge_model = replace(judge_model, name=name)
     for name, benchmark in found.items():
         settings = resolve(EvalSettings, {**benchmark.protocol, **asked}, [], "eval")
@@ -310,6 +310,7 @@ async def _resources(
 ) -> tuple[Resources, Services]:
     """What the benchmarks share, and what progress is read from."""
     base, opened = plan.base, plan.opened
+    retries = RetryPolicy(base.wait_s)
     models: list[Writer] = []
     agent, tools, chat, judge_model = None, None, None, None
     if opened.engine is not None:
@@ -318,21 +319,18 @@ async def _resources(
         assert opened.engine is not None
         assert opened.codec is not None
         client = await stack.enter_async_context(JudgeClient(judge.url, judge.token, wait_s=base.wait_s))
-        engine = RetryingEngine(opened.engine, base.wait_s, base.turn_timeout_s)
-        tools = RetryingTools(Toolbox(client, opened.codec.format), base.wait_s)
-        agent = Agent(engine, tools, opened.codec, grader)
-        models.append(engine)
+        engines = EnginePool([opened.engine], retries, base.turn_timeout_s)
+        tools = RetryingTools(Toolbox(client, opened.codec.format), retries)
+        agent = Agent(engines, tools, opened.codec, grader)
+        models.append(engines)
     if any(each.benchmark.chat for each in plan.benchmarks.values()):
-        chat = await stack.enter_async_context(contextlib.aclosing(opened.chat(base)))
+        chat = await stack.enter_async_context(contextlib.aclosing(opened.chat(retries, base.turn_timeout_s)))
         models.append(chat)
     if plan.judge_model is not None:
         asked = plan.judge_model
-        waits = base.wait_s, base.turn_timeout_s
-        server = ServerChat(asked.url, asked.name, *waits, JUDGE_MODEL, asked.key)
+        server = ServerChat(asked.url, asked.name, retries, base.turn_timeout_s, JUDGE_MODEL, asked.key)
         judge_model = await stack.enter_async_context(contextlib.aclosing(server))
-    return Resources(chat, agent, judge_model, run.logs, run.path), Services(
-        tuple(models), tools, judge_model
-    )
+    return Resources(chat, agent, judge_model, run.logs, run.path), Services(retries, tuple(models), tools)
 
 
 class _Interrupt:
