@@ -228,7 +228,10 @@ class _Benchmark:
         if len(self.groups) != len(part.problems):
             raise UserError(f"{name or part.out}: two problems share an id", "Give each an id of its own.")
         part.out.mkdir(parents=True, exist_ok=True)
-        identity: Mapping[str, Any] = part.identity or {**self._protocol, "problems": fingerprint(part.problems)}
+        identity: Mapping[str, Any] = part.identity or {
+            **self._protocol,
+            "problems": fingerprint(part.problems),
+        }
         refuse_changed(part.out / "settings.json", dict(identity))
         self._done = set(self._count_stored())
         self._ungraded = {(trace.problem_id, trace.sample): trace for trace in self._held()}
