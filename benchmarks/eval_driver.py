@@ -29,7 +29,7 @@ from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress
 from rstar2.eval.runner import evaluate
 from rstar2.eval.settings import EvalSettings, sample_seed
-from rstar2.trace import ToolCall
+from rstar2.loop.trace import ToolCall
 
 PROBLEMS = [Problem(f"p{at}", f"What is {at} plus one less than it?", "7") for at in range(100)]
 TURN_SEED_STEP = 1_000_003

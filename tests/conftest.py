@@ -18,10 +18,10 @@ from support.distribution import InUnits, place
 from support.eval import grader_defects
 from support.train.ray_nodes import ray_nodes
 
-from rstar2.formats.format import ours
 from rstar2.judge.service.settings import ServiceSettings
 from rstar2.judge.service.start import JudgeHandle, running_judge, start_service, stop_service
-from rstar2.prompts import END_OF_TURN, ChatCodec
+from rstar2.loop.formats.format import ours
+from rstar2.loop.prompts import END_OF_TURN, ChatCodec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -115,7 +115,7 @@ def tokenizer() -> Any:
         show_progress=False,
     )
     raw.train_from_iterator(
-        [ours().template, ours().user, (REPOSITORY / "rstar2" / "prompts.py").read_text()], trainer
+        [ours().template, ours().user, (REPOSITORY / "rstar2" / "loop" / "prompts.py").read_text()], trainer
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,

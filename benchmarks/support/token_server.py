@@ -17,7 +17,7 @@ import random
 import sys
 
 from rstar2.engines.oracle import byte_codec
-from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
+from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 
 VARIANTS = 64
 MAX_LEN = 1 << 17

@@ -27,7 +27,6 @@ from unittest.mock import patch
 
 import numpy as np
 
-from rstar2.agent import ToolRunner
 from rstar2.cli.common import out
 from rstar2.cli.training import ProgressRows
 from rstar2.data import builtin
@@ -36,9 +35,10 @@ from rstar2.demo.pipeline import fine_tuned
 from rstar2.demo.recipe import DemoPlan, demo_plan
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
+from rstar2.loop.agent import ToolRunner
+from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.trace import ToolCall
 from rstar2.runs import open_run
-from rstar2.toolbox import Toolbox
-from rstar2.trace import ToolCall
 from rstar2.train import stages
 from rstar2.train.command import agent_loop_yaml
 from rstar2.train.pipeline import Pipeline, open_pipeline

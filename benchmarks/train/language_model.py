@@ -30,7 +30,7 @@ from typing import Any
 from rstar2.cli.common import out
 from rstar2.data.builtin import run_trusted
 from rstar2.files import write_json
-from rstar2.tools.python_code_with_standard_io import NAME
+from rstar2.loop.tools.python_code_with_standard_io import NAME
 
 CONVERSATIONS = 320
 TRAINING_PROBLEMS = 240

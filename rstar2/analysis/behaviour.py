@@ -8,7 +8,7 @@ import numpy as np
 
 from rstar2.analysis.estimates import Sums
 from rstar2.analysis.tables import Chart, Row, Table, Value, chart, interval, number, share_interval
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 
 GRAM = 8
 """Tokens of the stretches whose repetition is counted."""

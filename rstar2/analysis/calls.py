@@ -9,7 +9,7 @@ import numpy as np
 
 from rstar2.analysis.estimates import Sums
 from rstar2.analysis.tables import Chart, Row, Table, Value, chart, number, ratio, share_interval
-from rstar2.trace import ToolCall, Trace
+from rstar2.loop.trace import ToolCall, Trace
 
 _EXCEPTION = re.compile(
     r"^([A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|Iteration))\b", re.MULTILINE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 
 Floats = NDArray[np.float64]
 

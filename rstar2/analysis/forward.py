@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
 from rstar2.errors import UserError
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 
 LOGITS = 1 << 25
 """Logits held at a time, rows times positions times vocabulary; a batch's sequence is read in pieces of that."""

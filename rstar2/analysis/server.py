@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rstar2.analysis.entropy import entropy_bounds
-from rstar2.engines.base import EngineUnavailable
 from rstar2.engines.retry import RetryPolicy
 from rstar2.engines.vllm import VLLMEngine
-from rstar2.trace import Trace
+from rstar2.loop.engine import EngineUnavailable
+from rstar2.loop.trace import Trace
 
 TOP = 20
 """Log-probabilities asked for per position: the most that a vLLM server gives unless it is told otherwise."""

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rstar2.errors import UserError
-from rstar2.formats.calls import CLOSE, find_calls
-from rstar2.trace import Trace, Turn
+from rstar2.loop.formats.calls import CLOSE, find_calls
+from rstar2.loop.trace import Trace, Turn
 
 KINDS = ("prose", "code", "call", "answer", "tag")
 """call: the JSON around a call's code. answer: inside <answer>. tag: the tags themselves and the end of a turn."""

@@ -16,7 +16,7 @@ from rstar2.analysis.estimates import Estimate, Sums
 from rstar2.analysis.stored import FORKING, REFLECTION
 from rstar2.analysis.tables import Chart, Row, Table, chart, interval, number, ratio
 from rstar2.analysis.tokens import KINDS, REACH, WrittenTokens, after_reply, events
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 
 TOP_SHARE = 0.2
 OUTCOMES = ("ok", "failed")

@@ -13,8 +13,8 @@ from rstar2.chat.model import OpenModel
 from rstar2.chat.screen import Screen
 from rstar2.chat.transcript import Transcript
 from rstar2.engines.streamed_text import TagSplitter, thinks_first
-from rstar2.prompts import ChatCodec
-from rstar2.trace import Trace
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.trace import Trace
 
 
 def answer(

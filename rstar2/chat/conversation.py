@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from rstar2.agent import Limits, OnCall, ToolRunner, Tools, continue_rollout
 from rstar2.chat.repetition import repeats
-from rstar2.engines.base import Engine, OnTokens, Sampling
 from rstar2.errors import Failure
-from rstar2.prompts import ChatCodec, Message
-from rstar2.trace import Trace, Turn
+from rstar2.loop.agent import Limits, OnCall, ToolRunner, Tools, continue_rollout
+from rstar2.loop.engine import Engine, OnTokens, Sampling
+from rstar2.loop.prompts import ChatCodec, Message
+from rstar2.loop.trace import Trace, Turn
 
 
 class AnswerRepeats(Failure):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from rstar2.chat.recovery import WAIT_S
 from rstar2.errors import Failure, RStarError
-from rstar2.formats.format import Format
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import AccessRefused, JudgeError
 from rstar2.judge.service.settings import ServiceSettings
 from rstar2.judge.service.start import start_service, stop_service
-from rstar2.judge_check import PACKAGES, judge_report
+from rstar2.loop.formats.format import Format
+from rstar2.loop.judge_check import PACKAGES, judge_report
 
 
 class NamedJudge:

@@ -11,10 +11,10 @@ from rstar2.chat.recovery import WAIT_S, ContinuingEngine, Notice
 from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import local_model, open_folder, open_server
 from rstar2.errors import UserError, as_user_error
-from rstar2.formats.format import Format
-from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
+from rstar2.loop.formats.format import Format
+from rstar2.loop.prompts import MODELS_OWN, ChatCodec, FormatChoice
+from rstar2.loop.tools import tool_modules
 from rstar2.serve.hardware import check_float32
-from rstar2.tools import tool_modules
 
 T = TypeVar("T")
 Api = Literal["tokens", "chat"]

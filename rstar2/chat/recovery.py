@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from rstar2.agent import ToolRunner, Tools
 from rstar2.backoff import Backoff
-from rstar2.engines.base import Engine, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.engines.retry import FIRST_ANSWER_S
-from rstar2.trace import ToolCall
+from rstar2.loop.agent import ToolRunner, Tools
+from rstar2.loop.engine import Engine, EngineUnavailable, Generation, OnTokens, Sampling
+from rstar2.loop.trace import ToolCall
 
 Notice = Callable[[str], None]
 """Shows a person one line."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from rstar2.prompts import ChatCodec
+from rstar2.loop.prompts import ChatCodec
 
 
 @dataclass(frozen=True)

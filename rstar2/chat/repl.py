@@ -18,7 +18,7 @@ from rstar2.chat.line_editor import AskedToEnd, LineEditor
 from rstar2.chat.screen import THOUGHTS, Screen, Thoughts
 from rstar2.chat.transcript import TRACES, Transcript, open_transcript, read_transcript
 from rstar2.errors import RStarError, UserError
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 
 COMMANDS: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
     "/help": ("", "list the commands", ()),

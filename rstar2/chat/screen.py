@@ -12,12 +12,12 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.text import Text
 
-from rstar2.agent import parse_calls
 from rstar2.chat.latex import FormulaStream
 from rstar2.chat.layout import CodeFrame, WrappedText, folded, harmless
 from rstar2.engines.streamed_text import Kind, Piece, TagSplitter, TextStream, thinks_first, without_tags
-from rstar2.prompts import ChatCodec
-from rstar2.trace import ToolCall, Trace
+from rstar2.loop.agent import parse_calls
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.trace import ToolCall, Trace
 
 Thoughts = Literal["on", "off", "fold"]
 """on: thought is shown dimmed. fold: that there is one, and how long it is. off: not at all."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rstar2.errors import UserError
 from rstar2.files import write_json
-from rstar2.prompts import ChatCodec
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.trace import Trace, TraceWriter, read_traces
 from rstar2.runs import load_config, open_run
-from rstar2.trace import Trace, TraceWriter, read_traces
 
 KIND = "chat"
 TRACES = "traces.jsonl"

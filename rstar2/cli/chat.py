@@ -18,12 +18,12 @@ from rstar2.cli.common import err, examples, out, progress
 if TYPE_CHECKING:
     import asyncio
 
-    from rstar2.agent import Limits
     from rstar2.chat.conversation import Conversation
     from rstar2.chat.judge import NamedJudge
     from rstar2.chat.model import ModelChoice, OpenModel
     from rstar2.chat.transcript import Transcript
-    from rstar2.engines.base import Sampling
+    from rstar2.loop.agent import Limits
+    from rstar2.loop.engine import Sampling
 
 EPILOG = examples(
     ("the model that a run trained", "rstar2 chat --run runs/demo"),
@@ -110,13 +110,13 @@ def command(
     """
     import asyncio
 
-    from rstar2.agent import Limits
     from rstar2.chat.judge import refuse_wrong_token
     from rstar2.chat.model import ModelChoice
     from rstar2.chat.server import started_engine
-    from rstar2.engines.base import Sampling
     from rstar2.errors import UserError
-    from rstar2.prompts import FormatChoice
+    from rstar2.loop.agent import Limits
+    from rstar2.loop.engine import Sampling
+    from rstar2.loop.prompts import FormatChoice
 
     if top_p <= 0:
         raise UserError(
@@ -238,7 +238,7 @@ def _conversation(
 ) -> Conversation:
     from rstar2.chat.conversation import Conversation
     from rstar2.chat.recovery import RecoveringTools
-    from rstar2.toolbox import Toolbox
+    from rstar2.loop.toolbox import Toolbox
 
     tools = RecoveringTools(Toolbox(judge.client, opened.codec.format), judge, say)
     return Conversation(opened.engine, opened.codec, tools, limits, sampling)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rstar2.data.mixture.card import Card
     from rstar2.data.mixture.look import TOKENS_OF
     from rstar2.data.mixture.prepare import CountTokens
-    from rstar2.prompts import ChatCodec
+    from rstar2.loop.prompts import ChatCodec
 
 app = typer.Typer(
     name="data",
@@ -381,7 +381,7 @@ def diff(
 
 def _codec(tokenizer: str, format: str | None = None, force_format: bool = False) -> ChatCodec:
     from rstar2.engines.models import local_model
-    from rstar2.prompts import FormatChoice, load_codec
+    from rstar2.loop.prompts import FormatChoice, load_codec
 
     return load_codec(local_model(tokenizer), FormatChoice(format, force_format))
 

@@ -58,10 +58,10 @@ def show(
     from rstar2.engines.models import find_model
     from rstar2.engines.oracle import byte_codec
     from rstar2.errors import UserError
-    from rstar2.formats.format import ours, read_format
-    from rstar2.formats.replies import result_text
     from rstar2.judge.schema import RunResult
-    from rstar2.prompts import FormatChoice, load_codec
+    from rstar2.loop.formats.format import ours, read_format
+    from rstar2.loop.formats.replies import result_text
+    from rstar2.loop.prompts import FormatChoice, load_codec
 
     if model is not None:
         codec = load_codec(find_model(model) or model, FormatChoice(format, force_format))

@@ -144,7 +144,7 @@ def command(
 
     end_resumably()
     from rstar2.eval.settings import JudgeChoice
-    from rstar2.judge_check import try_judge
+    from rstar2.loop.judge_check import try_judge
     from rstar2.train.hardware import check_hardware
     from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes
 

@@ -17,8 +17,8 @@ from itertools import islice
 
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
-from rstar2.formats.format import read_format
-from rstar2.tools.python_code_with_standard_io import NAME
+from rstar2.loop.formats.format import read_format
+from rstar2.loop.tools.python_code_with_standard_io import NAME
 
 HELD_OUT_SHARE = 4
 """One text in this many is held out."""

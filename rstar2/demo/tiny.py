@@ -18,9 +18,9 @@ from typing import Any
 from pydantic import Field
 
 from rstar2.config import Strict
-from rstar2.formats.format import Format
-from rstar2.model_folder import write_format
-from rstar2.prompts import ChatCodec, load_tokenizer
+from rstar2.loop.formats.format import Format
+from rstar2.loop.model_folder import write_format
+from rstar2.loop.prompts import ChatCodec, load_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL = [END_OF_TEXT, "<|im_start|>", "<|im_end|>"]

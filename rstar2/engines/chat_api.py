@@ -11,12 +11,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.engines.models import ServerModel, ask_served
 from rstar2.engines.openai_server import MODELS_S
 from rstar2.engines.text_tokens import END_ID, messages_of, plain_ids, text_codec
 from rstar2.engines.vllm import VLLMEngine
-from rstar2.tools.python_code_with_standard_io import NAME as PYTHON
+from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
+from rstar2.loop.tools.python_code_with_standard_io import NAME as PYTHON
 
 INEXACT = (
     "token counts and budgets: four bytes of text count as a token",

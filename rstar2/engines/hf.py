@@ -23,8 +23,8 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
-from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.errors import UserError
+from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 
 JOIN_EVERY = 4
 """Steps between which no request joins a running batch: each time costs about as much as a step."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.engines.base import Engine, EngineUnavailable
 from rstar2.engines.openai_server import MODELS_S, Served
 from rstar2.engines.retry import RetryPolicy
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
 from rstar2.install import install_command
-from rstar2.prompts import (
+from rstar2.loop.engine import Engine, EngineUnavailable
+from rstar2.loop.prompts import (
     MODELS_OWN,
     ChatCodec,
     FormatChoice,

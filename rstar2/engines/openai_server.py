@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 
 from rstar2.addresses import check_key, check_url
-from rstar2.engines.base import EngineError, EngineUnavailable
 from rstar2.engines.connections import OneConnectionEach
 from rstar2.errors import first_few
+from rstar2.loop.engine import EngineError, EngineUnavailable
 
 _BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
 """HTTP statuses of a server that is busy, starting or failing, which may pass."""

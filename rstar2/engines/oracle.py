@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
-from rstar2.formats.format import OURS, Format
-from rstar2.prompts import END_OF_TURN, ChatCodec
-from rstar2.tools.python_code_with_standard_io import NAME as PYTHON
+from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
+from rstar2.loop.formats.format import OURS, Format
+from rstar2.loop.prompts import END_OF_TURN, ChatCodec
+from rstar2.loop.tools.python_code_with_standard_io import NAME as PYTHON
 
 WRONG_ANSWER = "-987654321"
 WRONG_EVERY = 10

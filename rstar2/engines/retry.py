@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from rstar2.backoff import Backoff
-from rstar2.engines.base import Engine, EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.errors import Failure, Unavailable
+from rstar2.loop.engine import Engine, EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 
 T = TypeVar("T")
 

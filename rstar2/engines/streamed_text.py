@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from rstar2.formats.calls import CLOSE, OPEN, begins_object
-from rstar2.prompts import ChatCodec
+from rstar2.loop.formats.calls import CLOSE, OPEN, begins_object
+from rstar2.loop.prompts import ChatCodec
 
 Kind = Literal["thought", "text", "code", "call"]
 _TAGS: dict[str, Kind] = {
@@ -87,7 +87,7 @@ class TagSplitter:
     """Splits a turn, which arrives in pieces of any size, at its tags, and leaves the tags out.
 
     What holds no JSON object between `<tool_call>` and `</tool_call>` may be a mention of the tags, which only the end
-    of the turn tells (see `rstar2.formats.calls`). It is shown as text, with its tags.
+    of the turn tells (see `rstar2.loop.formats.calls`). It is shown as text, with its tags.
 
     Every turn begins where the format's generation prompt leaves off: inside a thought where `thinking`.
     """

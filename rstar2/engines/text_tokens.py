@@ -11,10 +11,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rstar2.formats.calls import call_body, find_calls
-from rstar2.formats.format import Format
-from rstar2.prompts import END_OF_TURN, ChatCodec
-from rstar2.tools import tool_modules
+from rstar2.loop.formats.calls import call_body, find_calls
+from rstar2.loop.formats.format import Format
+from rstar2.loop.prompts import END_OF_TURN, ChatCodec
+from rstar2.loop.tools import tool_modules
 
 BYTES = 4
 """Bytes of an id at most."""

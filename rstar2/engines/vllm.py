@@ -13,8 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from rstar2.engines.base import Generation, OnTokens, Sampling
 from rstar2.engines.openai_server import OpenAIServer, Served
+from rstar2.loop.engine import Generation, OnTokens, Sampling
 
 
 @dataclass

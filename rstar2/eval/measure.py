@@ -37,9 +37,9 @@ from rstar2.eval.target import Opened, ServedChat, Target, open_target, reach_ju
 from rstar2.eval.terminal.live import LiveView
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
-from rstar2.judge_check import PACKAGES, JudgeReport, check_judge
+from rstar2.loop.judge_check import PACKAGES, JudgeReport, check_judge
+from rstar2.loop.toolbox import Toolbox
 from rstar2.runs import Run, json_digest
-from rstar2.toolbox import Toolbox
 
 _PUBLISHED = frozenset({*mathematics.NAMES, *BENCHMARK_NAMES})
 _TAKEN = _PUBLISHED | {"analysis", "attempts", "memory"}

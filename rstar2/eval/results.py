@@ -16,7 +16,7 @@ import numpy as np
 
 from rstar2.eval import statistics
 from rstar2.eval.grader.outcomes import Missed, missed
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

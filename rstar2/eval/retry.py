@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from rstar2.agent import ToolRunner, Tools
 from rstar2.engines.retry import RetryPolicy
 from rstar2.errors import Unavailable
-from rstar2.trace import ToolCall
+from rstar2.loop.agent import ToolRunner, Tools
+from rstar2.loop.trace import ToolCall
 
 
 class RetryingTools:

@@ -19,10 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rstar2.agent import Tools
 from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
-from rstar2.engines.base import Engine, EngineError
 from rstar2.engines.openai_server import key_refusal
 from rstar2.engines.retry import RetryingEngine, ServiceGone
 from rstar2.errors import Failure, RStarError, UserError
@@ -34,9 +32,11 @@ from rstar2.eval.retry import RetryingTools
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.stored import TRACES, SampleRecord
 from rstar2.files import read_json, write_json, write_text
-from rstar2.prompts import ChatCodec
+from rstar2.loop.agent import Tools
+from rstar2.loop.engine import Engine, EngineError
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.trace import Trace, TraceWriter, read_traces
 from rstar2.runs import refuse_changed
-from rstar2.trace import Trace, TraceWriter, read_traces
 
 _TICK_S = 0.5
 _KEPT = "Every finished sample is kept; start the same command again when it is back."

@@ -13,7 +13,7 @@ from rstar2.eval.benchmarks import with_combined
 from rstar2.eval.results import Row, by_problem, problem_rows, summarise
 from rstar2.eval.verdicts import VerdictWord, read_verdicts, verdict_line
 from rstar2.files import read_json
-from rstar2.trace import Trace, read_traces
+from rstar2.loop.trace import Trace, read_traces
 
 Groups = dict[str, list[Row]]
 """The rows of each problem, by its id."""

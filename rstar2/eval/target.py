@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rstar2.data.problem import Problem
-from rstar2.engines.base import Engine
 from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import ServerModel, find_model, local_model, model_name, open_folder, open_server
 from rstar2.engines.retry import FIRST_ANSWER_S
 from rstar2.errors import UserError, as_user_error
 from rstar2.eval.methods.chat import JUDGE_MODEL, EngineChat, ServerChat
 from rstar2.eval.settings import EvalSettings
-from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
+from rstar2.loop.engine import Engine
+from rstar2.loop.prompts import MODELS_OWN, ChatCodec, FormatChoice
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
 _LEFT_TO_SERVER = (

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from rstar2.errors import UserError
 from rstar2.eval.grader.grade import VerdictName
-from rstar2.trace import drop_torn_line
+from rstar2.loop.trace import drop_torn_line
 
 VerdictWord = VerdictName | Literal["error"]
 """The grader's, or error: the sample says nothing, since the engine, the judge or the grader failed it."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from rstar2.loop.trace import Trace
 from rstar2.report.shading import Shading, shaded_traces
-from rstar2.trace import Trace
 
 _MOST_OF_STEPS = 600
 _MOST_FAILED = 60

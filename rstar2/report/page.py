@@ -21,11 +21,11 @@ from rstar2.eval.grader.outcomes import LABELS, missed
 from rstar2.eval.quoted import beside_paper, quoted
 from rstar2.eval.stored import Measurement
 from rstar2.files import output_file
+from rstar2.loop.trace import Trace
 from rstar2.report.collect import RunPage, collect
 from rstar2.report.formulas import available, with_formulas
 from rstar2.report.segments import turn_parts
 from rstar2.report.shading import Shading, shaded_traces
-from rstar2.trace import Trace
 
 _CHUNK_CHARACTERS = 1 << 19
 _END_OF_TITLE = " · rstar2</title>"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rstar2.formats.calls import REASONING_ENDS, parted
+from rstar2.loop.formats.calls import REASONING_ENDS, parted
+from rstar2.loop.trace import ToolCall, Turn
 from rstar2.report.formulas import with_formulas
-from rstar2.trace import ToolCall, Turn
 
 _KINDS = {
     "<reason>": "thought",

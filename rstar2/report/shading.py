@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rstar2.analysis.stored import TokenEntropies, read_entropies
-from rstar2.trace import Trace, read_traces
+from rstar2.loop.trace import Trace, read_traces
 
 Shading = dict[str, Any]
 """JSON-able: `source` (model, server or kept), and by token that the model wrote `entropy`, in hundredths of a nat,

@@ -10,10 +10,10 @@ from typing import Literal
 
 from rstar2.engines.models import local_model
 from rstar2.errors import UserError
-from rstar2.formats.format import FORMAT_FILE
-from rstar2.judge_check import PACKAGES, check_judge
-from rstar2.model_folder import GENERATION_CONFIG
-from rstar2.prompts import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
+from rstar2.loop.formats.format import FORMAT_FILE
+from rstar2.loop.judge_check import PACKAGES, check_judge
+from rstar2.loop.model_folder import GENERATION_CONFIG
+from rstar2.loop.prompts import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
 from rstar2.serve.hardware import (
     KV_GIB,
     Layout,

@@ -15,7 +15,7 @@ from typing import Any
 from rstar2.config import dotted
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.files import write_text
-from rstar2.formats.format import FORMAT_FILE
+from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.runs import GRADER_SECRET
 from rstar2.train import attention
 from rstar2.train.algorithms import verl_keys

@@ -15,7 +15,7 @@ from typing import Any
 from rstar2.data.parquet import iter_rows
 from rstar2.errors import UserError
 from rstar2.files import read_objects
-from rstar2.prompts import ChatCodec, Message
+from rstar2.loop.prompts import ChatCodec, Message
 
 _WRITTEN_TOGETHER = 1024
 """Conversations in a record batch of the file for SFT."""

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from rstar2.config import Strict, dotted
 from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.judge.schema import Isolation
-from rstar2.judge_check import PACKAGES
+from rstar2.loop.judge_check import PACKAGES
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
 from rstar2.train.attention import Attention, ignored_keys
 from rstar2.train.records.alarms import AlarmSettings

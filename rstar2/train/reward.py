@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 from rstar2.train.recipe import RewardRule
 
 

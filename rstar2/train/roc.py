@@ -18,7 +18,7 @@ from pydantic import Field
 
 from rstar2.config import Strict
 from rstar2.eval.grader.outcomes import UNDECIDED, Missed, missed
-from rstar2.trace import Trace, Turn
+from rstar2.loop.trace import Trace, Turn
 
 Variant = Literal["paper", "release", "off"]
 NO_CALL_PENALTY = 0.5
@@ -87,7 +87,7 @@ class Rollout:
     tool_wait_s: float = 0.0
     """The part of wall_s spent waiting for tools."""
     outcomes: dict[str, int] = field(default_factory=dict)
-    """How many calls ended in each `rstar2.trace.CallStatus`."""
+    """How many calls ended in each `rstar2.loop.trace.CallStatus`."""
     calls_s: float = 0.0
     """Seconds from asking the judge to its answer, summed over all calls."""
     slowest_call_s: float = 0.0

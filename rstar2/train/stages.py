@@ -40,9 +40,9 @@ from typing import Any, Protocol
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import Failure, UserError
 from rstar2.files import write_json, write_text
-from rstar2.formats.format import Format, save_format
-from rstar2.model_folder import write_format
-from rstar2.prompts import ChatCodec, load_codec
+from rstar2.loop.formats.format import Format, save_format
+from rstar2.loop.model_folder import write_format
+from rstar2.loop.prompts import ChatCodec, load_codec
 from rstar2.train.answers import readable_rows
 from rstar2.train.command import (
     ROUTER_FILE,

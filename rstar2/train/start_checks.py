@@ -12,12 +12,12 @@ from rstar2.addresses import is_loopback
 from rstar2.data.parquet import prepared_file
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
-from rstar2.formats.format import FORMAT_FILE, Format, read_format
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.schema import ISOLATION_ORDER
-from rstar2.judge_check import require, try_judge
-from rstar2.model_folder import write_format
-from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
+from rstar2.loop.formats.format import FORMAT_FILE, Format, read_format
+from rstar2.loop.judge_check import require, try_judge
+from rstar2.loop.model_folder import write_format
+from rstar2.loop.prompts import ChatCodec, differences, load_tokenizer, model_format
 from rstar2.train.answers import UnreadableAnswer, readable_rows
 from rstar2.train.attention import check_attention
 from rstar2.train.conversations import Encoded, encode, read_conversations

@@ -15,8 +15,8 @@ from support.servers.vllm_standin import StandIn, serving
 from rstar2.analysis.stored import place_of, read_entropies
 from rstar2.eval.target import model_hash
 from rstar2.files import write_json
+from rstar2.loop.trace import TraceWriter
 from rstar2.report.collect import collect
-from rstar2.trace import TraceWriter
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from support.servers.vllm_standin import StandIn, serving
 from rstar2.analysis import server
 from rstar2.analysis.entropy import entropy_bounds, kept_surprisal
 from rstar2.analysis.stored import STEP, TokenEntropies, place_of, read_entropies, write_entropies
-from rstar2.engines.base import EngineError
 from rstar2.engines.models import find_model
 from rstar2.errors import UserError
-from rstar2.trace import Trace, TraceWriter
+from rstar2.loop.engine import EngineError
+from rstar2.loop.trace import Trace, TraceWriter
 
 
 @pytest.fixture(scope="module")

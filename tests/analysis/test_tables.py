@@ -17,8 +17,8 @@ from rstar2.analysis.stored import FORKING, REFLECTION
 from rstar2.analysis.tables import Table, chart, write_csv
 from rstar2.analysis.tokens import KINDS, TokenReader, after_reply
 from rstar2.analysis.uncertainty import WINDOW, Uncertainty, top_tokens
-from rstar2.prompts import ChatCodec
-from rstar2.trace import ToolCall, Trace, Turn
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.trace import ToolCall, Trace, Turn
 
 HIGH, AFTER_OK, AFTER_FAILED, LOW = 2.0, 3.0, 4.0, 0.1
 RISE = 3

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from support.tools import SharedTools
 from support.waiting import TIMEOUT_S
 
-from rstar2.agent import Limits
 from rstar2.chat.conversation import AnswerRepeats, ContextFull, Conversation
 from rstar2.chat.repetition import (
     LONGEST_PATTERN,
@@ -24,12 +23,13 @@ from rstar2.chat.repetition import (
     Often,
     repeats,
 )
-from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.engines.streamed_text import Piece, TagSplitter, TextStream, without_tags
-from rstar2.formats.calls import begins_object, call_bodies
-from rstar2.prompts import END_OF_TURN, ChatCodec
-from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
-from rstar2.trace import CallStatus, ToolCall
+from rstar2.loop.agent import Limits
+from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
+from rstar2.loop.formats.calls import begins_object, call_bodies
+from rstar2.loop.prompts import END_OF_TURN, ChatCodec
+from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
+from rstar2.loop.trace import CallStatus, ToolCall
 
 
 def _pieces(text: str, cuts: list[int]) -> list[str]:

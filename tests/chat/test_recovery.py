@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rstar2.chat.recovery import ContinuingEngine
-from rstar2.engines.base import EngineUnavailable, Generation, OnTokens, Sampling
+from rstar2.loop.engine import EngineUnavailable, Generation, OnTokens, Sampling
 
 END = 9
 

@@ -23,13 +23,13 @@ from support.terminal import CTRL_C, CTRL_D, PASTE, TAB, UP, terminal
 from support.tools import patient
 from support.waiting import TIMEOUT_S, wait_until
 
-from rstar2.formats.format import ours, save_format
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.prompts import END_OF_TURN
+from rstar2.loop.formats.format import ours, save_format
+from rstar2.loop.prompts import END_OF_TURN
+from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
+from rstar2.loop.trace import read_traces
 from rstar2.report import write_report
 from rstar2.serve.launch import answers
-from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
-from rstar2.trace import read_traces
 
 pytestmark = pytest.mark.slow
 
@@ -213,7 +213,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(words: tuple[str, ...], 
 
 def standin_text(standin: StandIn) -> str:
     """The prompt that the server was asked last."""
-    from rstar2.prompts import load_tokenizer
+    from rstar2.loop.prompts import load_tokenizer
 
     return str(load_tokenizer(standin.root).decode(standin.asked[-1]["prompt"]))
 

@@ -31,11 +31,11 @@ from rstar2.eval.measure import _readable, prepare
 from rstar2.eval.settings import JudgeChoice
 from rstar2.eval.target import Opened, Target
 from rstar2.eval.terminal.live import LiveView
-from rstar2.formats.format import ours, save_format
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.loop.formats.format import ours, save_format
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.trace import read_traces
 from rstar2.processes import free_port
-from rstar2.prompts import ChatCodec
-from rstar2.trace import read_traces
 
 COUNT = 24
 

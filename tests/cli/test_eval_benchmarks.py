@@ -20,8 +20,8 @@ from rstar2.eval.benchmarks import arena_hard
 from rstar2.eval.benchmarks.ifeval import HARNESS
 from rstar2.eval.harnesses.environment import Harness
 from rstar2.files import write_json
+from rstar2.loop.trace import read_traces
 from rstar2.processes import free_port
-from rstar2.trace import read_traces
 
 CHECKERS = """
 from dataclasses import dataclass

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from rstar2.cli import app
 from rstar2.errors import UserError
-from rstar2.formats.format import ours, save_format
-from rstar2.prompts import ChatCodec
+from rstar2.loop.formats.format import ours, save_format
+from rstar2.loop.prompts import ChatCodec
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from support.process_table import children
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.cli.grade import command
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = [

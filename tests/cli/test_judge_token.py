@@ -13,8 +13,8 @@ from support.servers.vllm_standin import StandIn, serving
 
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
-from rstar2.formats.format import ours, save_format
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.loop.formats.format import ours, save_format
 
 pytestmark = pytest.mark.slow
 

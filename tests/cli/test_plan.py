@@ -20,7 +20,7 @@ from rstar2.cli.plan import warn_before_sft, warn_before_start
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
-from rstar2.formats.format import ours
+from rstar2.loop.formats.format import ours
 from rstar2.train.conversations import Encoded
 from rstar2.train.recipe_files import sft_recipe, stage_recipe
 from rstar2.train.start_checks import SftPlan, TrainPlan

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from rstar2.cli import app
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
-from rstar2.formats.format import ours, save_format
+from rstar2.loop.formats.format import ours, save_format
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from rstar2.data.rows import SCHEMAS
 from rstar2.data.source import Source
 from rstar2.data.sources import sources
 from rstar2.errors import UserError
-from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
+from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 
 CALLS = ("toolace", "apigen-mt", "glaive-v2")
 """Sources of function calls; their rows of `ROWS` say the same."""

@@ -32,11 +32,11 @@ from rstar2.data.parquet import PREPARED
 from rstar2.data.sources import sources
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
-from rstar2.formats.format import FORMAT_FILE, ours
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.prompts import load_codec
-from rstar2.tools import tool_modules
-from rstar2.trace import TraceWriter, read_traces
+from rstar2.loop.formats.format import FORMAT_FILE, ours
+from rstar2.loop.prompts import load_codec
+from rstar2.loop.tools import tool_modules
+from rstar2.loop.trace import TraceWriter, read_traces
 
 pytestmark = [pytest.mark.slow, needs("torch")]
 

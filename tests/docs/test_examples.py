@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.trace import ToolCall, Trace, TraceWriter, Turn
+from rstar2.loop.trace import ToolCall, Trace, TraceWriter, Turn
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

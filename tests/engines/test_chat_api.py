@@ -12,12 +12,12 @@ from support.servers.chat_api import ChatEndpoint, solves
 from support.servers.vllm_standin import serving
 from support.tools import SharedTools
 
-from rstar2.agent import Limits, rollout
-from rstar2.engines.base import EngineError, Sampling
 from rstar2.engines.chat_api import _Turn, open_chat_api
 from rstar2.engines.text_tokens import BYTES, TextTokenizer, messages_of, text_codec
-from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
-from rstar2.trace import ToolCall
+from rstar2.loop.agent import Limits, rollout
+from rstar2.loop.engine import EngineError, Sampling
+from rstar2.loop.tools.python_code_with_standard_io import NAME, SCHEMA
+from rstar2.loop.trace import ToolCall
 
 
 class Prints42(SharedTools):

@@ -16,8 +16,8 @@ from support.waiting import TIMEOUT_S
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
-from rstar2.engines.base import EngineError, Generation, Sampling
 from rstar2.errors import UserError
+from rstar2.loop.engine import EngineError, Generation, Sampling
 
 if TYPE_CHECKING:
     from rstar2.engines.hf import HFEngine

@@ -33,16 +33,16 @@ from support.terminal import Terminal, terminal
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
-from rstar2.engines.base import Generation, Sampling
 from rstar2.engines.gguf import convert
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.model_folder import write_format
+from rstar2.loop.engine import Generation, Sampling
+from rstar2.loop.model_folder import write_format
+from rstar2.loop.prompts import ChatCodec, FormatChoice, load_codec
+from rstar2.loop.tools.python_code_with_standard_io import NAME, SCHEMA
+from rstar2.loop.trace import read_traces
 from rstar2.processes import free_port
-from rstar2.prompts import ChatCodec, FormatChoice, load_codec
 from rstar2.serve import ServeSettings, find_vllm, vllm_command
-from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
-from rstar2.trace import read_traces
 from rstar2.train.scheduler.metrics import Reading, read_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

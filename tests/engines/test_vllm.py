@@ -14,10 +14,10 @@ import pytest
 from support.clock import Clock, policies_on
 from support.servers.vllm_standin import StandIn, logprob, serving
 
-from rstar2.engines.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.engines.retry import RetryingEngine, ServiceGone
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
+from rstar2.loop.engine import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.processes import free_port
 
 END = 7

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from rstar2.cli import app
 from rstar2.errors import UserError
 from rstar2.eval.target import Target, open_target
-from rstar2.formats.format import FORMAT_FILE
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.trace import read_traces
+from rstar2.loop.formats.format import FORMAT_FILE
+from rstar2.loop.trace import read_traces
 
 pytestmark = [pytest.mark.slow, needs("torch")]
 

@@ -7,7 +7,7 @@ import pytest
 from rstar2.eval.results import Row, by_problem, problem_rows, summarise
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.terminal.tables import summary_lines
-from rstar2.trace import CallStatus, ToolCall, Trace, Turn
+from rstar2.loop.trace import CallStatus, ToolCall, Trace, Turn
 
 
 def row(problem: str, sample: int, verdict: str, extracted: str | None = "1", **other: object) -> Row:

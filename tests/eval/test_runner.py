@@ -15,7 +15,6 @@ from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data.benchmarks import read_problems
 from rstar2.data.problem import Problem
-from rstar2.engines.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.engines.openai_server import KeyRefused
 from rstar2.engines.oracle import OracleEngine, byte_codec
 from rstar2.engines.retry import ATTEMPTS, ServiceGone
@@ -28,9 +27,10 @@ from rstar2.eval.stored import VERDICTS
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import WrongToken
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.prompts import ChatCodec
-from rstar2.toolbox import Toolbox
-from rstar2.trace import ToolCall, Trace, read_traces
+from rstar2.loop.engine import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.trace import ToolCall, Trace, read_traces
 
 
 class EchoTools(SharedTools):

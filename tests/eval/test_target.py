@@ -14,9 +14,9 @@ from support.waiting import TIMEOUT_S
 from rstar2.errors import UserError
 from rstar2.eval.target import Target, open_target, reach_judge_model, reach_server
 from rstar2.files import write_json
-from rstar2.formats.format import FORMAT_FILE, ours, save_format
+from rstar2.loop.formats.format import FORMAT_FILE, ours, save_format
+from rstar2.loop.prompts import MODELS_OWN, FormatChoice
 from rstar2.processes import free_port
-from rstar2.prompts import MODELS_OWN, FormatChoice
 
 
 def test_a_run_s_model_that_a_server_names_by_its_folder_has_the_run_s_name(

@@ -12,9 +12,9 @@ from support.eval.made_runs import made_run
 from support.report.browser import Browser
 from support.report.report_page import open_report, texts
 
+from rstar2.loop.trace import ToolCall, TraceWriter, Turn, read_traces
 from rstar2.report import formulas
 from rstar2.report.formulas import with_formulas
-from rstar2.trace import ToolCall, TraceWriter, Turn, read_traces
 
 
 def sources(text: str) -> list[str]:

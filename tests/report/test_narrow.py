@@ -11,7 +11,7 @@ from support.report.browser import Browser
 from support.report.report_page import await_drawing, open_report, texts
 
 from rstar2.files import write_json
-from rstar2.trace import TraceWriter, read_traces
+from rstar2.loop.trace import TraceWriter, read_traces
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from support.report.browser import Browser
 from support.report.report_page import open_page, open_report, search_for, texts
 
 from rstar2.files import read_json, write_json
+from rstar2.loop.trace import Trace, TraceWriter, Turn, read_traces
 from rstar2.report import write_report
-from rstar2.trace import Trace, TraceWriter, Turn, read_traces
 
 pytestmark = pytest.mark.slow
 

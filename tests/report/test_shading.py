@@ -20,8 +20,8 @@ from rstar2.analysis.stored import (
     write_entropies,
 )
 from rstar2.files import write_json
+from rstar2.loop.trace import Trace, TraceWriter, read_traces
 from rstar2.report.shading import shaded_traces
-from rstar2.trace import Trace, TraceWriter, read_traces
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from support.report.report_page import all_tooltips, await_drawing, click, open_
 from rstar2.data.problem import Problem
 from rstar2.eval.methods.chat import Reply, answer_text, trace_of
 from rstar2.files import write_json
+from rstar2.loop.trace import Trace, TraceWriter, Turn, read_traces
 from rstar2.report import write_report
-from rstar2.trace import Trace, TraceWriter, Turn, read_traces
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,11 @@ from support.servers.vllm_standin import StandIn, serving
 from support.tools import patient
 from support.waiting import TIMEOUT_S
 
-from rstar2.agent import Limits
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.prompts import ChatCodec, load_codec
+from rstar2.loop.agent import Limits
+from rstar2.loop.prompts import ChatCodec, load_codec
 from rstar2.serve.openai.agent import Agent, conversation
 
 pytestmark = [needs("torch"), pytest.mark.slow]

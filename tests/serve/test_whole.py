@@ -19,10 +19,10 @@ from support.waiting import TIMEOUT_S, wait_until
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
-from rstar2.formats.format import FORMAT_FILE, ours
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.loop.formats.format import FORMAT_FILE, ours
+from rstar2.loop.tools import tool_modules
 from rstar2.processes import free_port
-from rstar2.tools import tool_modules
 
 pytestmark = [needs("torch"), pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_base_model
-from rstar2.formats.calls import CLOSE
-from rstar2.prompts import ChatCodec, load_tokenizer
+from rstar2.loop.formats.calls import CLOSE
+from rstar2.loop.prompts import ChatCodec, load_tokenizer
 from rstar2.train.conversations import encode
 
 STEPS = 150

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Self
 
-from rstar2.formats.format import Format
 from rstar2.judge.schema import MAX_TIMEOUT_S
+from rstar2.loop.formats.format import Format
 
 
 class SharedTools:

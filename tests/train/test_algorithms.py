@@ -12,7 +12,7 @@ from support.train.roc_selection import select
 from support.train.verl_config import accepted
 
 from rstar2.errors import UserError
-from rstar2.trace import ToolCall, Trace, Turn
+from rstar2.loop.trace import ToolCall, Trace, Turn
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmName, AlgorithmSettings, selection, verl_keys
 from rstar2.train.command import stage_command
 from rstar2.train.recipe import StageRecipe

@@ -22,9 +22,9 @@ from rstar2.data.builtin import FORMAT
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.models import local_model
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.loop.tools.python_code_with_standard_io import NAME, SCHEMA
+from rstar2.loop.trace import read_traces
 from rstar2.runs import open_run
-from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
-from rstar2.trace import read_traces
 from rstar2.train.conversations import written
 from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.start_checks import plan_sft

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.train.roc_selection import select
 
-from rstar2.trace import Finish, ToolCall, Trace, Turn
+from rstar2.loop.trace import Finish, ToolCall, Trace, Turn
 from rstar2.train.roc import RocSettings, Rollout, penalty, sample_down
 
 PAPER = RocSettings(down_sample_to_n=8)

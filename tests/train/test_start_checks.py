@@ -16,8 +16,8 @@ from support.waiting import TIMEOUT_S
 
 from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
-from rstar2.formats.format import FORMAT_FILE, ours, read_format, save_format
-from rstar2.prompts import ChatCodec, load_codec
+from rstar2.loop.formats.format import FORMAT_FILE, ours, read_format, save_format
+from rstar2.loop.prompts import ChatCodec, load_codec
 from rstar2.train.conversations import Encoded, encode, read_conversations, write_encoded
 from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.start_checks import (

@@ -22,11 +22,11 @@ from pydantic import Field
 
 from rstar2.config import Strict
 from rstar2.data.candidates import Candidates, Numbers
-from rstar2.engines.base import EngineError
 from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
 from rstar2.engines.retry import RetryPolicy
 from rstar2.errors import RStarError, UserError
-from rstar2.trace import drop_torn_line
+from rstar2.loop.engine import EngineError
+from rstar2.loop.trace import drop_torn_line
 
 What = Literal["answers", "prompts"]
 """What of a source's conversations the paper had rewritten."""

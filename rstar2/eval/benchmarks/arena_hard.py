@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.data.problem import Problem
-from rstar2.engines.base import EngineError, Sampling
 from rstar2.errors import Failure, UserError
 from rstar2.eval.benchmarks import Benchmark, Given, Resources
 from rstar2.eval.harnesses.environment import Harness
@@ -17,9 +16,10 @@ from rstar2.eval.harnesses.process import Refused, started
 from rstar2.eval.methods.chat import Chat, ChatMethod, ServerChat, answer_text
 from rstar2.eval.settings import EvalSettings
 from rstar2.files import read_objects
-from rstar2.prompts import Message
+from rstar2.loop.engine import EngineError, Sampling
+from rstar2.loop.prompts import Message
+from rstar2.loop.trace import Trace
 from rstar2.runs import json_digest
-from rstar2.trace import Trace
 
 HARNESS = Harness(
     name="arena-hard",

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from rstar2.data.problem import Problem
-from rstar2.engines.base import EngineError
 from rstar2.eval.benchmarks import Benchmark, Given, Load, Open, Resources, Score
 from rstar2.eval.harnesses.environment import Harness
 from rstar2.eval.harnesses.environment import decides as versions
@@ -17,7 +16,8 @@ from rstar2.eval.harnesses.gateway import Gateway
 from rstar2.eval.harnesses.process import ANSWER_S, HarnessProcess, Refused, once, started
 from rstar2.eval.methods.chat import trace_of
 from rstar2.eval.settings import EvalSettings
-from rstar2.trace import Trace
+from rstar2.loop.engine import EngineError
+from rstar2.loop.trace import Trace
 
 HARNESS = Harness(
     name="nvidia-bfcl",

@@ -19,7 +19,7 @@ from rstar2.eval.grader.reading_rules import benchmark_part
 from rstar2.eval.methods.agent import AgentMethod
 from rstar2.eval.settings import EvalSettings
 from rstar2.files import read_objects
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 
 _SOURCE = SOURCES["gpqa-diamond"]
 _HINT = f"A row has the columns {', '.join(_SOURCE.columns)}, in JSON lines or CSV, as on the hub."

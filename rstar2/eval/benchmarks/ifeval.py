@@ -17,7 +17,7 @@ from rstar2.eval.harnesses.process import HarnessProcess, Refused, started
 from rstar2.eval.methods.chat import Chat, ChatMethod, answer_text
 from rstar2.eval.settings import EvalSettings
 from rstar2.files import read_objects
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 
 _SOURCE = Source("google/IFEval", "train", "541", "Apache-2.0")
 _FIELDS = ("key", "prompt", "instruction_id_list", "kwargs")

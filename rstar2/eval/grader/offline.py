@@ -17,7 +17,7 @@ from rstar2.eval.grader.grade import AnswerValue, Verdict, as_text
 from rstar2.eval.grader.pool import GraderPool
 from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
 from rstar2.files import output_file, read_objects
-from rstar2.trace import Finish, Trace
+from rstar2.loop.trace import Finish, Trace
 
 BATCH = 256
 """Rows graded between two steps of the progress bar."""

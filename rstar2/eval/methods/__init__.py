@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from rstar2.data.problem import Problem
 from rstar2.eval.settings import EvalSettings
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 
 
 class Method(Protocol):

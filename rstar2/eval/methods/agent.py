@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from rstar2.agent import Limits, Tools, rollout
 from rstar2.data.problem import Problem
-from rstar2.engines.base import Engine, Sampling
 from rstar2.eval.grader import Verdict, extract_answer
 from rstar2.eval.grader.reading_rules import benchmark_part, part_to_grade
 from rstar2.eval.settings import EvalSettings, sample_seed
-from rstar2.prompts import ChatCodec
-from rstar2.trace import Trace
+from rstar2.loop.agent import Limits, Tools, rollout
+from rstar2.loop.engine import Engine, Sampling
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.trace import Trace
 
 
 class Grader(Protocol):

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rstar2.data.problem import Problem
-from rstar2.engines.base import Engine, EngineError, Sampling
 from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
 from rstar2.engines.retry import RetryingEngine, RetryPolicy
 from rstar2.eval.settings import EvalSettings, sample_seed
-from rstar2.formats.calls import after_reasoning, call_bodies, without_calls
-from rstar2.prompts import ChatCodec, Message
-from rstar2.trace import Trace, Turn
+from rstar2.loop.engine import Engine, EngineError, Sampling
+from rstar2.loop.formats.calls import after_reasoning, call_bodies, without_calls
+from rstar2.loop.prompts import ChatCodec, Message
+from rstar2.loop.trace import Trace, Turn
 
 JUDGE_MODEL = "judge model"
 """What messages call a model that grades."""

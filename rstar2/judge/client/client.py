@@ -86,7 +86,7 @@ class JudgeClient:
 
         NoUrl if what answers is no judge.
 
-        The judge answers it without a token: `check_judge` in `rstar2.toolbox` finds out whether programs run.
+        The judge answers it without a token: `check_judge` in `rstar2.loop.toolbox` finds out whether programs run.
         """
         try:
             async with (

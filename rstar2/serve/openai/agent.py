@@ -16,15 +16,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from rstar2.agent import Limits, Tools, rollout
-from rstar2.engines.base import Engine, Sampling
 from rstar2.engines.streamed_text import TagSplitter, TextStream, thinks_first
-from rstar2.prompts import ChatCodec, Message
+from rstar2.loop.agent import Limits, Tools, rollout
+from rstar2.loop.engine import Engine, Sampling
+from rstar2.loop.prompts import ChatCodec, Message
+from rstar2.loop.trace import ToolCall, Trace
 from rstar2.serve.openai.answers import head, streamed, usage
 from rstar2.serve.openai.context import Context
 from rstar2.serve.openai.errors import ApiError, while_connected
 from rstar2.serve.openai.requests import ChatRequest
-from rstar2.trace import ToolCall, Trace
 
 _FINISH = {"answer": "stop", "max_tokens": "length", "max_turns": "length"}
 

@@ -15,19 +15,19 @@ from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
 from rstar2 import __version__
-from rstar2.agent import Limits
 from rstar2.engines.models import open_server
 from rstar2.errors import RStarError
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
+from rstar2.loop.agent import Limits
+from rstar2.loop.prompts import FormatChoice
+from rstar2.loop.toolbox import Toolbox
 from rstar2.processes import begin_module
-from rstar2.prompts import FormatChoice
 from rstar2.serve.launch import answers
 from rstar2.serve.openai.agent import Agent, agent_router
 from rstar2.serve.openai.answers import model_list
 from rstar2.serve.openai.context import Context
 from rstar2.serve.openai.errors import add_errors, require_key
-from rstar2.toolbox import Toolbox
 
 ENGINE_WAIT_S = 30.0
 

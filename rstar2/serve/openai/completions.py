@@ -11,9 +11,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from rstar2.engines.base import Sampling
 from rstar2.engines.hf import Step
 from rstar2.errors import UserError
+from rstar2.loop.engine import Sampling
 from rstar2.serve.openai.answers import head, streamed, usage
 from rstar2.serve.openai.errors import ApiError, while_connected
 from rstar2.serve.openai.requests import ChatRequest, CompletionRequest, SamplingFields

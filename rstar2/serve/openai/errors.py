@@ -12,8 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from rstar2.engines.base import EngineUnavailable
 from rstar2.errors import RStarError, UserError
+from rstar2.loop.engine import EngineUnavailable
 
 CLIENT_CLOSED = 499
 """The status of an answer that nobody reads; nginx's."""

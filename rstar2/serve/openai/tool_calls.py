@@ -6,7 +6,7 @@ import json
 import uuid
 from typing import Any
 
-from rstar2.formats.calls import CLOSE, OPEN, begins_object, call_body
+from rstar2.loop.formats.calls import CLOSE, OPEN, begins_object, call_body
 
 
 class ToolCallSplitter:

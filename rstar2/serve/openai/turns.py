@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from tokenizers.decoders import DecodeStream
 
-from rstar2.engines.base import Sampling
 from rstar2.engines.hf import HFEngine, Step
-from rstar2.prompts import ChatCodec
+from rstar2.loop.engine import Sampling
+from rstar2.loop.prompts import ChatCodec
 from rstar2.serve.openai.context import Context
 from rstar2.serve.openai.errors import ApiError
 

@@ -12,9 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass
 from pathlib import Path
 
-from rstar2.agent import Limits, Tools, rollout
 from rstar2.data.problem import Problem
-from rstar2.engines.base import Engine, EngineError, Generation, OnTokens, Sampling
 from rstar2.engines.retry import RetryingEngine, ServiceGone
 from rstar2.errors import Failure
 from rstar2.eval.grader import GraderPool
@@ -22,8 +20,10 @@ from rstar2.eval.grader.outcomes import missed
 from rstar2.eval.retry import RetryingTools
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.verdicts import Tally, VerdictWord, VerdictWriter
-from rstar2.prompts import ChatCodec
-from rstar2.trace import Trace, TraceWriter
+from rstar2.loop.agent import Limits, Tools, rollout
+from rstar2.loop.engine import Engine, EngineError, Generation, OnTokens, Sampling
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.trace import Trace, TraceWriter
 from rstar2.train.filter.progress import VERDICTS
 from rstar2.train.recipe import RewardRule
 from rstar2.train.reward import text_to_grade

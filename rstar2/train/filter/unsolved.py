@@ -17,9 +17,9 @@ from rstar2.eval.settings import EvalSettings
 from rstar2.eval.target import model_hash
 from rstar2.eval.verdicts import Tally
 from rstar2.judge.client import JudgeClient
+from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.trace import read_traces
 from rstar2.runs import refuse_changed
-from rstar2.toolbox import Toolbox
-from rstar2.trace import read_traces
 from rstar2.train.filter.card import write_card
 from rstar2.train.filter.engines import CPU_BATCH, open_engines
 from rstar2.train.filter.progress import CARD, SETTINGS, VERDICTS

@@ -41,7 +41,7 @@ import numpy as np
 from rstar2 import __version__
 from rstar2.errors import UserError
 from rstar2.files import read_json, write_json
-from rstar2.formats.format import FORMAT_FILE
+from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.runs import json_digest
 from rstar2.train.trainer.checkpoints import actor_of, saved_step
 

@@ -8,7 +8,7 @@ STAGE/traces/
                              per process
 ```
 A step's file is written whole by the one process that samples for the trainer, so a step that is run again after a
-kill replaces its file. Every line is a `rstar2.trace.Trace` with `step`, `reward` and `kept`.
+kill replaces its file. Every line is a `rstar2.loop.trace.Trace` with `step`, `reward` and `kept`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from rstar2.eval.grader.outcomes import UNDECIDED, missed
 from rstar2.eval.settings import sample_seed
 from rstar2.files import whole_file
-from rstar2.trace import Trace, TraceWriter
+from rstar2.loop.trace import Trace, TraceWriter
 from rstar2.train.roc import Rollout
 
 

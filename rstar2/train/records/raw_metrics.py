@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from rstar2.eval.grader.outcomes import UNDECIDED, Missed
-from rstar2.trace import CallStatus
+from rstar2.loop.trace import CallStatus
 from rstar2.train.roc import RocSettings, Rollout, left_out, p_err, p_format
 
 FAILURES = tuple(status for status in get_args(CallStatus) if status != "ok")

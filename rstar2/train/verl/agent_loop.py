@@ -15,18 +15,18 @@ from typing import Any
 from ray.exceptions import RayActorError, RayTaskError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from rstar2.agent import Limits, RolloutError, ToolRunner, rollout
-from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.errors import Failure
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.grader.outcomes import UNDECIDED, missed
 from rstar2.eval.settings import sample_seed
-from rstar2.formats.format import read_format
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import AccessRefused
-from rstar2.prompts import ChatCodec
-from rstar2.toolbox import Toolbox
-from rstar2.trace import ToolCall, Trace
+from rstar2.loop.agent import Limits, RolloutError, ToolRunner, rollout
+from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
+from rstar2.loop.formats.format import read_format
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.trace import ToolCall, Trace
 from rstar2.train.recipe import RewardRule
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import may_be_kept, write_failed

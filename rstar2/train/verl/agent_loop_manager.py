@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from verl.experimental.agent_loop import agent_loop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from rstar2.agent import RolloutError
+from rstar2.loop.agent import RolloutError
 from rstar2.train.records.raw_metrics import FailedRollout
 from rstar2.train.verl.agent_loop import GraderFault
 from rstar2.train.verl.reuse import HandedOut, RolloutReuse

@@ -85,7 +85,7 @@ def examine(
             )
     if judge is not None and spec is not None:
         from rstar2.errors import RStarError
-        from rstar2.judge_check import try_judge
+        from rstar2.loop.judge_check import try_judge
 
         try:
             try_judge(str(judge[0]), judge[1])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 from rstar2.train.records.raw_metrics import FailedRollout
 from rstar2.train.roc import Rollout
 

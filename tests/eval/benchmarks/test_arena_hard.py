@@ -22,8 +22,8 @@ from rstar2.eval.methods.chat import JUDGE_MODEL, Reply, ServerChat
 from rstar2.eval.progress import Services
 from rstar2.eval.runner import EvalResult, OnProgress, Part, run_parts
 from rstar2.eval.settings import EvalSettings
+from rstar2.loop.trace import read_traces
 from rstar2.processes import free_port
-from rstar2.trace import read_traces
 
 WORDS = {"system": "Judge.", "template": "Q {question}\nFIRST {answer_1}\nSECOND {answer_2}\n"}
 SETTINGS = EvalSettings(samples=1, temperature=0.0, wait_s=TIMEOUT_S)

@@ -14,7 +14,6 @@ from support.tools import SharedTools
 
 from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
-from rstar2.engines.base import Generation, OnTokens, Sampling
 from rstar2.engines.oracle import byte_codec
 from rstar2.engines.retry import RetryingEngine
 from rstar2.errors import UserError
@@ -27,8 +26,9 @@ from rstar2.eval.progress import Services
 from rstar2.eval.retry import RetryingTools
 from rstar2.eval.runner import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings
-from rstar2.prompts import ChatCodec
-from rstar2.trace import ToolCall, read_traces
+from rstar2.loop.engine import Generation, OnTokens, Sampling
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.trace import ToolCall, read_traces
 
 QUESTIONS = 40
 SAMPLES = 16

@@ -6,7 +6,7 @@ import pytest
 
 from rstar2.eval.grader import grade
 from rstar2.eval.grader.reading_rules import ReadingRule, benchmark_part, part_to_grade
-from rstar2.trace import Finish
+from rstar2.loop.trace import Finish
 
 BOX = r"\boxed{42}"
 TURNS = [

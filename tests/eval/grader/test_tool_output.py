@@ -10,7 +10,7 @@ import pytest
 from rstar2.eval.grader import extract_answer, grade
 from rstar2.eval.grader.final_turn import final_turn, last_turn
 from rstar2.eval.grader.reading_rules import ReadingRule, benchmark_part, part_to_grade
-from rstar2.trace import Finish
+from rstar2.loop.trace import Finish
 
 RULES: tuple[ReadingRule, ...] = get_args(ReadingRule)
 MARKS = {

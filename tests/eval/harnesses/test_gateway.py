@@ -12,13 +12,13 @@ from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S
 
 from rstar2.data.problem import Problem
-from rstar2.engines.base import EngineError
 from rstar2.engines.retry import ServiceGone
 from rstar2.eval.benchmarks.bfcl_v3 import BFCLMethod
 from rstar2.eval.harnesses.gateway import Gateway
 from rstar2.eval.harnesses.process import Refused
 from rstar2.eval.methods.chat import ServerChat
 from rstar2.eval.settings import EvalSettings
+from rstar2.loop.engine import EngineError
 from rstar2.processes import free_port
 
 SETTINGS = EvalSettings(samples=1, temperature=0.0, max_tokens=33)

@@ -33,7 +33,7 @@ from rstar2.eval.methods.chat import ServerChat
 from rstar2.eval.progress import Services
 from rstar2.eval.runner import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings
-from rstar2.trace import read_traces
+from rstar2.loop.trace import read_traces
 
 pytestmark = pytest.mark.long
 

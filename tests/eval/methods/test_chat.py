@@ -13,11 +13,11 @@ from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S
 
 from rstar2.data.problem import Problem
-from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.engines.oracle import byte_codec
 from rstar2.engines.retry import ServiceGone
 from rstar2.eval.methods.chat import EngineChat, ServerChat, answer_text, trace_of
-from rstar2.prompts import ChatCodec
+from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
+from rstar2.loop.prompts import ChatCodec
 
 NO_TOOLS = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

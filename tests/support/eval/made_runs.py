@@ -12,7 +12,7 @@ from rstar2.data.problem import Problem
 from rstar2.eval.benchmarks import with_combined
 from rstar2.eval.results import Row, by_problem, problem_rows, summarise
 from rstar2.files import write_json
-from rstar2.trace import CallStatus, ToolCall, Trace, TraceWriter, Turn
+from rstar2.loop.trace import CallStatus, ToolCall, Trace, TraceWriter, Turn
 from rstar2.train.records.kept_traces import write_failed, write_step
 
 THOUGHT = (

@@ -195,7 +195,7 @@ def recite(
     `folder` holds the tokenizer of a format whose turns begin in a thought. With `begin` it loads, and accepts
     connections when told to.
     """
-    from rstar2.prompts import END_OF_TURN, load_tokenizer
+    from rstar2.loop.prompts import END_OF_TURN, load_tokenizer
 
     tokenizer = load_tokenizer(folder)
 

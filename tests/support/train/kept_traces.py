@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rstar2.trace import Trace, read_traces
+from rstar2.loop.trace import Trace, read_traces
 
 
 def training_traces(stage: Path) -> Iterator[Trace]:

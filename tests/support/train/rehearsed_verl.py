@@ -185,7 +185,7 @@ class Rehearsal:
 
 def _traces(group: str, count: int) -> Iterator[Any]:
     """Half long and wrong, half short and right."""
-    from rstar2.trace import Trace, Turn
+    from rstar2.loop.trace import Trace, Turn
 
     for sample in range(count):
         tokens = LONG if sample % 2 else SHORT

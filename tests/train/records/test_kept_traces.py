@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.train.kept_traces import training_traces
 
-from rstar2.trace import ToolCall, Trace, Turn
+from rstar2.loop.trace import ToolCall, Trace, Turn
 from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.records.kept_traces import choose, may_be_kept, write_failed, write_step
 from rstar2.train.roc import Rollout

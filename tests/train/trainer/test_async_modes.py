@@ -15,8 +15,8 @@ from support.train.verl_config import accepted
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
-from rstar2.engines.base import Sampling
 from rstar2.errors import UserError
+from rstar2.loop.engine import Sampling
 from rstar2.train.command import stage_command
 from rstar2.train.estimate.fit import mode_warnings
 from rstar2.train.recipe_files import stage_recipe

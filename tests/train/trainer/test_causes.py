@@ -115,7 +115,9 @@ def test_an_error_that_is_not_known_comes_before_those_of_processes_that_saw_it_
 
 
 def test_an_engine_that_died_comes_before_verls_word_on_the_step_without_rollouts(tmp_path: Path) -> None:
-    died = "rstar2.agent.RolloutError: VERL's rollout server failed: The actor died unexpectedly before it"
+    died = (
+        "rstar2.loop.agent.RolloutError: VERL's rollout server failed: The actor died unexpectedly before it"
+    )
     log = tmp_path / "log"
     log.write_text(
         f"{RAY}ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
@@ -130,7 +132,7 @@ def test_rollouts_that_fail_are_the_cause_though_each_left_its_own_error(tmp_pat
     log = tmp_path / "log"
     said = "rstar2.errors.Failure: step 7: rollouts that failed: 9 (9 x engine: out of memory), more than"
     log.write_text(
-        f"{RAY}rstar2.agent.RolloutError: VERL's rollout server failed: The actor died unexpectedly before it\n"
+        f"{RAY}rstar2.loop.agent.RolloutError: VERL's rollout server failed: The actor died unexpectedly before it\n"
         f"{RAY}ValueError: an engine's own\nray.exceptions.RayTaskError(Failure): ray::TaskRunnerV1.run() (pid=9)\n"
         f"{said}\nthe last lines of all\n"
     )

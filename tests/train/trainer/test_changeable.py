@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rstar2.demo.recipe import DemoPlan, demo_plan
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
-from rstar2.formats.format import ours
+from rstar2.loop.formats.format import ours
 from rstar2.runs import load_config, open_run
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.recipe_files import sft_recipe, stage_recipes

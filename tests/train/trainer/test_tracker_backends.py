@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from rstar2.trace import ToolCall, Trace, Turn
+from rstar2.loop.trace import ToolCall, Trace, Turn
 from rstar2.train.trainer.tracking import tracker_environment
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ SEND = """
 import sys
 from pathlib import Path
 from verl.utils.tracking import Tracking
-from rstar2.trace import read_traces
+from rstar2.loop.trace import read_traces
 from rstar2.train.verl.output.traces import TraceSender
 tracking = Tracking("rstar2", "night-stage2", ["console"])
 not_sent = TraceSender([sys.argv[1]], "night-stage2").send(read_traces(Path(sys.argv[2])))

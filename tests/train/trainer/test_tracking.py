@@ -12,7 +12,7 @@ import pytest
 from support.optional import needs
 
 from rstar2.errors import UserError
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 from rstar2.train.command import stage_command, stage_commands, worker_environment
 from rstar2.train.recipe_files import stage_recipe, stage_recipes
 from rstar2.train.trainer.tracking import (

@@ -12,14 +12,14 @@ from support.optional import needs
 from support.tools import SharedTools
 from support.train.kept_traces import training_traces
 
-from rstar2.agent import Limits, RolloutError
 from rstar2.errors import UserError
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import WrongToken
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.prompts import ChatCodec
-from rstar2.toolbox import Toolbox
-from rstar2.trace import ToolCall
+from rstar2.loop.agent import Limits, RolloutError
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.trace import ToolCall
 from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 
 if TYPE_CHECKING:

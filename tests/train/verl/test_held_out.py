@@ -13,10 +13,10 @@ import pytest
 from support.optional import needs
 from support.train.verl_config import composed
 
-from rstar2.agent import RolloutError
 from rstar2.data.parquet import AGENT_NAME
-from rstar2.engines.base import EngineError
-from rstar2.trace import ToolCall, Trace, Turn
+from rstar2.loop.agent import RolloutError
+from rstar2.loop.engine import EngineError
+from rstar2.loop.trace import ToolCall, Trace, Turn
 from rstar2.train.command import stage_command
 from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.records.progress import PROGRESS_FILE, read_progress

@@ -13,7 +13,7 @@ from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
-from rstar2.trace import Trace, read_traces
+from rstar2.loop.trace import Trace, read_traces
 from rstar2.train.records.finished_rollouts import FOLDER
 from rstar2.train.records.steps import step_metrics
 

@@ -14,7 +14,7 @@ from support.optional import needs
 from support.waiting import TIMEOUT_S
 
 from rstar2.files import write_text
-from rstar2.trace import ToolCall, Trace, Turn
+from rstar2.loop.trace import ToolCall, Trace, Turn
 from rstar2.train.records.finished_rollouts import prepare
 
 if TYPE_CHECKING:

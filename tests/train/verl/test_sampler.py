@@ -16,8 +16,8 @@ from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.client.http import JudgeError, WrongToken
 from rstar2.judge.schema import RunResult
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.loop.trace import ToolCall, Trace, Turn, read_traces
 from rstar2.processes import free_port
-from rstar2.trace import ToolCall, Trace, Turn, read_traces
 from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.records.progress import PROGRESS_FILE, read_progress
 from rstar2.train.records.raw_metrics import FailedRollout, raw_metrics

@@ -26,7 +26,7 @@ from support.waiting import wait_until
 
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
-from rstar2.trace import Trace
+from rstar2.loop.trace import Trace
 from rstar2.train.records.steps import step_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

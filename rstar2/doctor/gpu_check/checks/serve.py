@@ -20,9 +20,9 @@ from rstar2.doctor.gpu_check.tools import commands
 from rstar2.doctor.gpu_check.tools.device import torch_device
 
 if TYPE_CHECKING:
-    from rstar2.engines.base import Generation, OnTokens, Sampling
     from rstar2.engines.vllm import VLLMEngine
-    from rstar2.prompts import ChatCodec
+    from rstar2.loop.engine import Generation, OnTokens, Sampling
+    from rstar2.loop.prompts import ChatCodec
 
 READY_S = 900.0
 """Seconds that vLLM may take to load, compile and capture its graphs."""
@@ -95,7 +95,7 @@ def _wait_until_it_answers(
 
 async def _measure(settings: Settings, model: Path, url: str, seen: Measured) -> None:
     from rstar2.engines.vllm import VLLMEngine
-    from rstar2.prompts import load_codec
+    from rstar2.loop.prompts import load_codec
 
     codec = load_codec(model)
     prompt = codec.prompt(codec.format.messages("What is 123 * 456?"))
@@ -113,14 +113,14 @@ async def _measure(settings: Settings, model: Path, url: str, seen: Measured) ->
 
 
 def _call() -> str:
-    from rstar2.tools.python_code_with_standard_io import NAME
+    from rstar2.loop.tools.python_code_with_standard_io import NAME
 
     call = {"name": NAME, "arguments": {"code": CODE, "input": ""}}
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
 async def _add_speeds(settings: Settings, engine: VLLMEngine, prompt: Sequence[int], seen: Measured) -> None:
-    from rstar2.engines.base import Sampling
+    from rstar2.loop.engine import Sampling
 
     on_gpu = settings.device == "cuda"
     many, tokens = (AT_ONCE, TOKENS) if on_gpu else (CPU_AT_ONCE, CPU_TOKENS)
@@ -145,7 +145,7 @@ async def _check_parser(
     """The server's own tool parser has to find the call in the text that it was forced to write."""
     import httpx
 
-    from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
+    from rstar2.loop.tools.python_code_with_standard_io import NAME, SCHEMA
 
     body = {
         "model": name,
@@ -193,11 +193,11 @@ async def _check_loop(
     settings: Settings, engine: FirstForced, codec: ChatCodec, prompt: Sequence[int], seen: Measured
 ) -> None:
     """Our loop has to read the call from the tokens, and the judge to run it."""
-    from rstar2.agent import Limits, rollout
-    from rstar2.engines.base import Sampling
     from rstar2.judge.client import JudgeClient
     from rstar2.judge.service.start import running_judge
-    from rstar2.toolbox import Toolbox
+    from rstar2.loop.agent import Limits, rollout
+    from rstar2.loop.engine import Sampling
+    from rstar2.loop.toolbox import Toolbox
 
     with running_judge(settings.work / "judge", workers=1, preload=False) as judge:
         async with Toolbox(JudgeClient(judge.url, judge.token), codec.format).opened() as tools:

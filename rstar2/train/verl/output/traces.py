@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
-from rstar2.trace import ToolCall, Trace
+from rstar2.loop.trace import ToolCall, Trace
 from rstar2.train.trainer.tracking import PROJECT, TraceTracker
 from rstar2.train.verl.output.trackers import before_finish, first_step, start_mlflow, start_trackio
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rstar2.errors import UserError
-from rstar2.trace import (
+from rstar2.loop.trace import (
     CallStatus,
     ToolCall,
     Trace,

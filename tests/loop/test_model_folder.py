@@ -13,9 +13,9 @@ from support.taught_model import Taught, taught_model
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import END_OF_TEXT, MARKUP, TinyModel, make_base_model
-from rstar2.formats.format import FORMAT_FILE
-from rstar2.model_folder import ends_turns, generation_config, write_format
-from rstar2.prompts import END_OF_TURN, ChatCodec, load_codec, load_tokenizer
+from rstar2.loop.formats.format import FORMAT_FILE
+from rstar2.loop.model_folder import ends_turns, generation_config, write_format
+from rstar2.loop.prompts import END_OF_TURN, ChatCodec, load_codec, load_tokenizer
 from rstar2.train.start_checks import with_format
 
 pytestmark = needs("torch")

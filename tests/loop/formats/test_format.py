@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.formats.format import FORMAT_FILE, Format, ours, read_format, save_format
 from rstar2.judge.schema import MAX_TIMEOUT_S
-from rstar2.prompts import ChatCodec, FormatChoice, load_codec
+from rstar2.loop.formats.format import FORMAT_FILE, Format, ours, read_format, save_format
+from rstar2.loop.prompts import ChatCodec, FormatChoice, load_codec
 
 TEMPLATE = """\
 {%- if tools %}{{- tools | tojson }}{% endif %}

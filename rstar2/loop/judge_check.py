@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rstar2.errors import UserError, as_user_error
-from rstar2.formats.format import Format
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation, RunRequest
-from rstar2.toolbox import Toolbox
-from rstar2.tools import tool_modules, tool_name
-from rstar2.trace import ToolCall
+from rstar2.loop.formats.format import Format
+from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.tools import tool_modules, tool_name
+from rstar2.loop.trace import ToolCall
 
 PACKAGES = ("numpy", "scipy", "sympy")
 """Packages that models expect in the judge; the extra `judge` of rstar2 installs them there."""

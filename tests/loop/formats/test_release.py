@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rstar2.formats.format import Format, ours, read_format
-from rstar2.prompts import ChatCodec
+from rstar2.loop.formats.format import Format, ours, read_format
+from rstar2.loop.prompts import ChatCodec
 
 Message = dict[str, Any]
 

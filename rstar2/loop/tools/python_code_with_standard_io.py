@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rstar2.judge.schema import RunRequest, RunResult
-from rstar2.tools import ToolContext
+from rstar2.loop.tools import ToolContext
 
 NAME = "python_code_with_standard_io"
 ALIASES = ("execute_python_code_with_standard_io",)

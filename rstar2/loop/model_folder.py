@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.files import read_json, write_json
-from rstar2.formats.format import save_format
-from rstar2.prompts import ChatCodec
+from rstar2.loop.formats.format import save_format
+from rstar2.loop.prompts import ChatCodec
 
 GENERATION_CONFIG = "generation_config.json"
 _LENGTHS = ("max_length", "max_new_tokens")

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from rstar2.errors import RStarError
-from rstar2.formats.format import Format
-from rstar2.formats.replies import result_text
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import AccessRefused
 from rstar2.judge.schema import RunResult
-from rstar2.tools import Tool, ToolContext, tool_modules, tool_name
-from rstar2.trace import CallStatus, ToolCall
+from rstar2.loop.formats.format import Format
+from rstar2.loop.formats.replies import result_text
+from rstar2.loop.tools import Tool, ToolContext, tool_modules, tool_name
+from rstar2.loop.trace import CallStatus, ToolCall
 
 
 class Toolbox:
@@ -43,7 +43,7 @@ class RolloutTools:
         self._tools: dict[str, Tool] = {}
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
-        """Run a call that `rstar2.agent.parse_calls` found fit.
+        """Run a call that `rstar2.loop.agent.parse_calls` found fit.
 
         Its status is `lost` if the service behind the tool failed. Whatever else a tool raises is the `error` of that
         call.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rstar2.formats.calls import after_reasoning, call_bodies, find_calls
-from rstar2.trace import Trace, Turn
+from rstar2.loop.formats.calls import after_reasoning, call_bodies, find_calls
+from rstar2.loop.trace import Trace, Turn
 from rstar2.train.roc import Rollout
 
 MANY = 400_000

@@ -18,8 +18,8 @@ from pydantic import Field
 from rstar2.config import Strict, resolve
 from rstar2.errors import UserError
 from rstar2.files import write_json
-from rstar2.formats.replies import Layout
-from rstar2.tools import ToolLimits, tool_modules, tool_name
+from rstar2.loop.formats.replies import Layout
+from rstar2.loop.tools import ToolLimits, tool_modules, tool_name
 
 FORMAT_FILE = "rstar2_format.json"
 """Beside a model's weights."""
@@ -44,11 +44,11 @@ class Format(Strict):
     user: str = "{problem}"
     """The user text; `{problem}` becomes the problem."""
     layout: Layout = "plain"
-    """Of the replies of tools, see `rstar2.formats.replies`."""
+    """Of the replies of tools, see `rstar2.loop.formats.replies`."""
     calls_per_turn: int | None = Field(None, ge=1)
     """Further calls of a turn are not run; None runs all, side by side."""
     closed_calls_only: bool = False
-    """A call without `</tool_call>` is none. Otherwise the end of the turn closes it, see `rstar2.formats.calls`."""
+    """A call without `</tool_call>` is none. Otherwise the end of the turn closes it, see `formats.calls`."""
     missing_texts_are_empty: bool = False
     """A text argument that a call leaves out is empty, as in the authors' released code. Otherwise a call without one
     that its tool requires is refused."""

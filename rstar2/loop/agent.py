@@ -16,13 +16,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rstar2.engines.base import Engine, EngineError, OnTokens, Sampling
-from rstar2.formats.calls import call_bodies
-from rstar2.formats.format import Format
-from rstar2.formats.replies import refused_text
-from rstar2.prompts import ChatCodec
-from rstar2.tools import ArgumentType, tool_modules, tool_name
-from rstar2.trace import CallStatus, Finish, ToolCall, Trace, Turn
+from rstar2.loop.engine import Engine, EngineError, OnTokens, Sampling
+from rstar2.loop.formats.calls import call_bodies
+from rstar2.loop.formats.format import Format
+from rstar2.loop.formats.replies import refused_text
+from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.tools import ArgumentType, tool_modules, tool_name
+from rstar2.loop.trace import CallStatus, Finish, ToolCall, Trace, Turn
 
 _TYPES: Mapping[ArgumentType, Any] = {
     "string": str,

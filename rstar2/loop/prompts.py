@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.errors import UserError
-from rstar2.formats.format import FORMAT_FILE, OURS, OWN, Format, ours, read_format
+from rstar2.loop.formats.format import FORMAT_FILE, OURS, OWN, Format, ours, read_format
 from rstar2.runs import changed_keys
 
 END_OF_TURN = "<|im_end|>"

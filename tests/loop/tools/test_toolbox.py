@@ -15,15 +15,15 @@ import pytest
 from support.tools import patient
 from support.waiting import TIMEOUT_S
 
-from rstar2.agent import parse_calls
 from rstar2.errors import UserError
-from rstar2.formats.format import Format, ours, read_format
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.session import OPEN_S
 from rstar2.judge.service.start import JudgeHandle, running_judge
-from rstar2.toolbox import Toolbox
-from rstar2.tools import ToolContext, checked, tool_modules
-from rstar2.trace import ToolCall
+from rstar2.loop.agent import parse_calls
+from rstar2.loop.formats.format import Format, ours, read_format
+from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.tools import ToolContext, checked, tool_modules
+from rstar2.loop.trace import ToolCall
 
 pytestmark = pytest.mark.slow  # A notebook has all libraries, which each worker loads for the first one.
 
@@ -54,7 +54,7 @@ def fmt() -> Format:
 
 @pytest.fixture(autouse=True)
 def _closed_however_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rstar2.tools.jupyter_code.CLOSE_S", TIMEOUT_S)
+    monkeypatch.setattr("rstar2.loop.tools.jupyter_code.CLOSE_S", TIMEOUT_S)
 
 
 async def all_closed(client: JudgeClient) -> None:
@@ -220,7 +220,7 @@ async def test_of_256_rollouts_in_flight_none_is_lost_or_leaves_a_notebook(
 ) -> None:
     """Each works in a notebook of its own, an eighth of them is cancelled on the way."""
     in_flight, most = 256, 64
-    monkeypatch.setattr("rstar2.tools.MAX_SESSIONS", most)
+    monkeypatch.setattr("rstar2.loop.tools.MAX_SESSIONS", most)
     box, all_started, open_now, peak = Toolbox(client, fmt), asyncio.Barrier(in_flight), 0, 0
 
     async def rollout(number: int) -> list[ToolCall]:

@@ -16,20 +16,20 @@ from support.optional import needs
 from support.servers.vllm_standin import StandIn, serving
 from support.tools import SharedTools
 
-from rstar2.agent import Limits
 from rstar2.chat.conversation import Conversation
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows
 from rstar2.data.problem import Problem
-from rstar2.engines.base import Generation, OnTokens, Sampling
 from rstar2.engines.models import open_server
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.runner import evaluate
 from rstar2.eval.settings import EvalSettings
-from rstar2.formats.format import FORMAT_FILE, read_format
-from rstar2.prompts import ChatCodec, load_codec, load_tokenizer
-from rstar2.tools.python_code_with_standard_io import NAME
-from rstar2.trace import ToolCall
+from rstar2.loop.agent import Limits
+from rstar2.loop.engine import Generation, OnTokens, Sampling
+from rstar2.loop.formats.format import FORMAT_FILE, read_format
+from rstar2.loop.prompts import ChatCodec, load_codec, load_tokenizer
+from rstar2.loop.tools.python_code_with_standard_io import NAME
+from rstar2.loop.trace import ToolCall
 from rstar2.train.stages import in_format
 from rstar2.train.start_checks import with_format
 

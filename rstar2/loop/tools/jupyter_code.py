@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rstar2.errors import RStarError, Unavailable
 from rstar2.judge.schema import CellRequest, RunResult, SessionRequest
-from rstar2.tools import SESSION_S, ToolContext
+from rstar2.loop.tools import SESSION_S, ToolContext
 
 if TYPE_CHECKING:
     from rstar2.judge.client.session import JudgeSession

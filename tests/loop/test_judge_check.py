@@ -15,14 +15,14 @@ from support.waiting import TIMEOUT_S
 
 from rstar2.errors import RStarError, UserError
 from rstar2.eval.settings import JudgeChoice
-from rstar2.formats.format import Format, ours, read_format
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import AccessRefused, JudgeError, WrongToken
 from rstar2.judge.client.session import JudgeSession
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.judge_check import JudgeReport, check_judge, require, try_judge
-from rstar2.tools import ToolLimits
+from rstar2.loop.formats.format import Format, ours, read_format
+from rstar2.loop.judge_check import JudgeReport, check_judge, require, try_judge
+from rstar2.loop.tools import ToolLimits
 from rstar2.train.recipe_files import stage_recipes
 from rstar2.train.start_checks import check_judge_place, check_programs
 
