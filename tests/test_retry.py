@@ -152,6 +152,72 @@ async def test_nothing_is_given_up_while_an_earlier_request_is_under_way(clock: 
         await later
 
 
+async def test_every_outage_is_counted_by_cause_with_its_length(clock: Clock) -> None:
+    policy: RetryPolicy = policies_on(clock)(60.0)
+    engine, judge, server = policy.service("engine"), policy.service("judge"), Server(clock)
+    assert policy.service("engine") is engine
+    for service in (engine, judge):
+        await service.call(server.request)
+    assert policy.outages == []
+
+    async def away_for_a_while() -> str:
+        if clock.now < back_at:
+            raise Unavailable(
+                "connection refused" if clock.now < 6.0 else "HTTP 503: warming up\nSee the log."
+            )
+        return await server.request()
+
+    waits: list[str] = []
+    back_at = 12.0
+    await engine.call(away_for_a_while, waits.append)
+    (outages,) = policy.outages
+    assert (outages.service, outages.away_s) == ("engine", pytest.approx(clock.now))
+    assert outages.retries == {
+        "connection refused": waits.count("connection refused"),
+        "HTTP 503: warming up": len(waits) - waits.count("connection refused"),
+    }
+    assert all(outages.retries.values())
+    ended_s, back_at = outages.away_s, clock.now + 1.0
+    await judge.call(away_for_a_while)
+    assert [(each.service, each.away_s >= 1.0) for each in policy.outages] == [
+        ("engine", True),
+        ("judge", True),
+    ]
+    assert policy.outages[0].away_s == ended_s
+    assert "the engine was away for" in outages.text
+
+
+async def test_the_causes_that_are_counted_apart_are_few(clock: Clock) -> None:
+    policy: RetryPolicy = policies_on(clock)(60.0)
+    service, server, failures = policy.service("engine"), Server(clock), 0
+    await service.call(server.request)
+
+    async def refused() -> str:
+        nonlocal failures
+        failures += 1
+        if failures % 2:
+            raise Unavailable(f"request {failures} was too early")
+        return "answer"
+
+    for _ in range(100):
+        await service.call(refused)
+    (outages,) = policy.outages
+    assert sum(outages.retries.values()) == 100
+    assert len(outages.retries) < 30
+
+
+async def test_a_service_may_have_a_shorter_wait_than_its_run(clock: Clock) -> None:
+    policy: RetryPolicy = policies_on(clock)(300.0)
+    one_of_several, server = policy.service("engine a", 60.0), Server(clock)
+    await one_of_several.call(server.request)
+    server.down = True
+    await _gone(one_of_several, server.request)
+    assert clock.now == pytest.approx(60.0)
+    assert policy.trouble == "connection refused"
+    one_of_several.retire()
+    assert policy.trouble is None
+
+
 async def test_a_closed_port_is_given_up_after_the_wait_and_named_in_plain_words(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

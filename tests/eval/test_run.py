@@ -272,6 +272,10 @@ async def test_an_engine_that_comes_back_costs_nothing_but_time(
     assert stable(tmp_path / "rough") == stable(tmp_path / "calm")
     assert any(progress.trouble == "connection refused" for progress in seen)
     assert seen[-1].trouble is None
+    (outages,) = json.loads((tmp_path / "rough" / "results.json").read_text())["timing"]["outages"]
+    assert (outages["service"], list(outages["retries"])) == ("engine", ["connection refused"])
+    assert seen[-1].outages[0].retries == outages["retries"]
+    assert "outages" not in json.loads((tmp_path / "calm" / "results.json").read_text())["timing"]
 
 
 async def test_an_engine_that_does_not_come_back_stops_the_run_with_all_kept(
