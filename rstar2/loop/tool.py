@@ -184,9 +184,10 @@ class Tool(Generic[P, R]):
         return _result(returned, time.monotonic() - started)
 
     async def _called(self, values: dict[str, Any]) -> Any:
-        if inspect.iscoroutinefunction(self.function):
-            return await self.function(**values)
-        return await _in_thread(self.function, values)
+        function: Callable[..., Any] = self.function
+        if inspect.iscoroutinefunction(function):
+            return await function(**values)
+        return await _in_thread(function, values)
 
     def _converted(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments with the Python types of the function, such as an Enum for its value."""
@@ -267,7 +268,7 @@ def _made(function: Callable[P, R], name: str | None, aliases: tuple[str, ...]) 
             continue
         if not described.get(key):
             raise refused(f"its docstring does not describe {key} under Args:")
-        kind = Annotated[hints[key], Field(description=described[key])]
+        kind = Annotated[hints[key], Field(description=described[key])]  # type: ignore[valid-type]
         fields[key] = kind if parameter.default is parameter.empty else NotRequired[kind]
         if _takes_null(hints[key]):
             nullable.add(key)

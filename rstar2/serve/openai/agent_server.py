@@ -23,6 +23,7 @@ from rstar2.loop.agent import Limits
 from rstar2.loop.prompts import FormatChoice
 from rstar2.loop.toolbox import Toolbox
 from rstar2.processes import begin_module
+from rstar2.retry import RetryPolicy
 from rstar2.serve.launch import answers
 from rstar2.serve.openai.agent import Agent, agent_router
 from rstar2.serve.openai.answers import model_list
@@ -58,7 +59,9 @@ def create_app(settings: AgentServerSettings, judge: tuple[str, str | None]) -> 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         choice = FormatChoice(settings.format, settings.force_format)
-        server = await open_server(settings.engine_url, None, settings.model, ENGINE_WAIT_S, choice)
+        server = await open_server(
+            settings.engine_url, None, settings.model, RetryPolicy(ENGINE_WAIT_S), choice
+        )
         async with aclosing(server.engine), JudgeClient(*judge) as client:
             max_len = server.served.max_len
             max_tokens = min(settings.max_tokens, max_len or settings.max_tokens)
