@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from rstar2.errors import UserError
-from rstar2.eval.grader.grade import VerdictName
+from rstar2.eval.grader.grading import VerdictName
 
 VerdictWord = VerdictName | Literal["error"]
 """The grader's, or error: the sample says nothing, since the engine, the judge or the grader failed it."""
