@@ -164,13 +164,14 @@ class Trace(BaseModel, extra="forbid"):
         return sum(turn.text.count("<answer>") for turn in self.turns)
 
 
-def read_traces(path: Path) -> Iterator[Trace]:
-    """Yield the traces of a JSON-lines file; a torn last line is left out.
+def read_traces(path: Path | str) -> Iterator[Trace]:
+    """Yield the traces of a JSON-lines file. A torn last line is left out.
 
-    UserError where the file is missing, or another line is not a trace.
+    Raises:
+        UserError: the file is missing, or another line is not a trace.
     """
     try:
-        file = path.open("rb")
+        file = Path(path).open("rb")
     except OSError as error:
         raise UserError(f"cannot read traces: {path}: {error.strerror}", "Check the run's folder.") from error
     with file:
