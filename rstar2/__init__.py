@@ -11,10 +11,12 @@ assert grade(gold="1/2", pred="\\\\boxed{0.5}").correct
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False
+"""True to type checkers. The module `typing` is not imported for it, as every program in the judge would carry that."""
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from rstar2.data.problem import Problem
     from rstar2.data.source import Source
     from rstar2.eval.benchmarks import Benchmark
@@ -61,6 +63,9 @@ _MODULES = {
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package
 
     def __getattr__(name: str) -> Any:
+        """Import the module of a name of the public API, when the name is first used."""
+        import importlib
+
         for module, names in _MODULES.items():
             if name in names:
                 value = globals()[name] = getattr(importlib.import_module(module), name)

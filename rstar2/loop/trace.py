@@ -170,8 +170,9 @@ def read_traces(path: Path | str) -> Iterator[Trace]:
     Raises:
         UserError: the file is missing, or another line is not a trace.
     """
+    path = Path(path)
     try:
-        file = Path(path).open("rb")
+        file = path.open("rb")
     except OSError as error:
         raise UserError(f"cannot read traces: {path}: {error.strerror}", "Check the run's folder.") from error
     with file:
