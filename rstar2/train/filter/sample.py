@@ -25,7 +25,6 @@ from rstar2.loop.engine import Engine, EngineError, Generation, OnTokens, Sampli
 from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import Trace, TraceWriter
 from rstar2.train.filter.progress import VERDICTS
-from rstar2.train.recipe import RewardRule
 from rstar2.train.reward import text_to_grade
 
 TRACES = "traces.jsonl"
@@ -103,7 +102,7 @@ class Sampler:
     tools: Tools
     grader: GraderPool
     settings: EvalSettings
-    reward: RewardRule
+    reward: str
     keep_traces: bool = False
 
 
