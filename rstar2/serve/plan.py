@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import BaseModel
-
 from rstar2.errors import UserError
 from rstar2.install import pip_command
-from rstar2.loop.prompts import FormatChoice
 from rstar2.processes import free_port
+from rstar2.serve.settings import AgentServerSettings, Process
 from rstar2.serve.vllm import VLLM, ServeSettings, url_of, vllm_command
-
-
-class Process(BaseModel, extra="forbid"):
-    """One server process."""
-
-    name: str
-    """As in its log's name: `engine`, `engine-1`, `router`, `agent`."""
-    command: list[str]
-    environment: dict[str, str] = {}
-    settings: str = ""
-    """What it reads from its standard input."""
-    url: str
-    """Where it answers, without a slash at the end."""
 
 
 @dataclass(frozen=True)
@@ -49,49 +33,12 @@ def inner() -> Endpoint:
     return Endpoint("127.0.0.1", free_port())
 
 
-def model_process(at: Endpoint, folder: str, choice: FormatChoice, max_model_len: int | None) -> Process:
-    """The transformers engine, see `rstar2.serve.openai.model_server`."""
-    settings = {
-        "folder": folder,
-        "host": at.host,
-        "port": at.port,
-        "api_key": at.api_key,
-        "max_model_len": max_model_len,
-        "format": choice.named,
-        "force_format": choice.forced,
-    }
-    return _module("engine", "rstar2.serve.openai.model_server", settings, at)
-
-
-def agent_process(
-    at: Endpoint,
-    engine_url: str,
-    model: str,
-    choice: FormatChoice,
-    judge: tuple[str | None, str | None],
-    limits: tuple[int, int],
-) -> Process:
-    """The agent's endpoint, see `rstar2.serve.openai.agent_server`; `limits` are turns and tokens."""
-    settings = {
-        "engine_url": engine_url,
-        "model": model,
-        "host": at.host,
-        "port": at.port,
-        "api_key": at.api_key,
-        "format": choice.named,
-        "force_format": choice.forced,
-        "judge_url": judge[0],
-        "judge_token": judge[1],
-        "max_turns": limits[0],
-        "max_tokens": limits[1],
-    }
-    return _module("agent", "rstar2.serve.openai.agent_server", settings, at)
-
-
-def _module(name: str, module: str, settings: dict[str, object], at: Endpoint) -> Process:
+def agent_process(settings: AgentServerSettings) -> Process:
+    """The agent's endpoint, see `rstar2.serve.openai.agent_server`."""
+    command = [sys.executable, "-m", "rstar2.serve.openai.agent_server"]
     # Standard input, as of `begin_module`: a command line and an environment can be read by others.
-    text = json.dumps(settings) + "\n"
-    return Process(name=name, command=[sys.executable, "-m", module], settings=text, url=at.url)
+    text = settings.model_dump_json() + "\n"
+    return Process(name="agent", command=command, settings=text, url=url_of(settings.host, settings.port))
 
 
 def vllm_processes(
