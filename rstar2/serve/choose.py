@@ -25,13 +25,15 @@ from rstar2.serve.hardware import (
     model_size,
 )
 from rstar2.serve.plan import (
+    AgentServerSettings,
     Endpoint,
+    Process,
     agent_process,
     find_router,
     inner,
     vllm_processes,
 )
-from rstar2.serve.settings import AgentServerSettings, Process, SupervisorSettings
+from rstar2.serve.settings import SupervisorSettings
 from rstar2.serve.state import server_folder
 from rstar2.serve.vllm import (
     VLLM,

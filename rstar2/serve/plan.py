@@ -8,11 +8,48 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from rstar2.errors import UserError
 from rstar2.install import pip_command
 from rstar2.processes import free_port
-from rstar2.serve.settings import AgentServerSettings, Process
 from rstar2.serve.vllm import VLLM, ServeSettings, url_of, vllm_command
+
+
+class Process(BaseModel, extra="forbid"):
+    """One server process."""
+
+    name: str
+    """As in its log's name: `engine`, `engine-1`, `router`, `agent`."""
+    command: list[str]
+    environment: dict[str, str] = {}
+    settings: str = ""
+    """What it reads from its standard input."""
+    url: str
+    """Where it answers, without a slash at the end."""
+
+
+class AgentServerSettings(BaseModel, extra="forbid"):
+    """What the agent's endpoint (`rstar2.serve.openai.agent_server`) uses, and its address."""
+
+    engine_url: str | None
+    """The engine's server. None runs the model in the endpoint's own process, with transformers."""
+    model: str
+    """The folder or hub id with the tokenizer and the format; without `engine_url` the folder of the model."""
+    max_model_len: int | None = None
+    """Limits the context of a model that runs in this process. None means the model's own context."""
+    host: str
+    port: int
+    format: str | None = None
+    force_format: bool = False
+    judge_url: str | None = None
+    """None starts a judge."""
+    judge_token: str | None = None
+    judge_workers: int = 2
+    max_turns: int = 10
+    max_tokens: int = 8192
+    """Tokens of an answer, tool output included."""
+    api_key: str | None = None
 
 
 @dataclass(frozen=True)

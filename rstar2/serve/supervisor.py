@@ -20,7 +20,8 @@ from rstar2.files import write_text
 from rstar2.processes import begin_module, stop_group
 from rstar2.serve.causes import explained_end
 from rstar2.serve.launch import STOP_S, start_server, wait_ready
-from rstar2.serve.settings import Event, Process, ServerHandle, SupervisorSettings
+from rstar2.serve.plan import Process
+from rstar2.serve.settings import Event, ServerHandle, SupervisorSettings
 from rstar2.serve.state import claimed_port, state_file
 from rstar2.supervision.logs import Rotation, private_log
 from rstar2.supervision.part import Part

@@ -36,7 +36,8 @@ from rstar2.processes import free_port, stop_group
 from rstar2.serve import VLLM, ServeSettings, running_server, vllm_command
 from rstar2.serve.hardware import GPU
 from rstar2.serve.launch import start_server
-from rstar2.serve.settings import AgentServerSettings, ServerHandle
+from rstar2.serve.plan import AgentServerSettings
+from rstar2.serve.settings import ServerHandle
 from rstar2.serve.state import one_server, state_file
 from rstar2.serve.vllm import url_of
 

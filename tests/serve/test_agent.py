@@ -25,7 +25,7 @@ from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits
 from rstar2.loop.prompts import ChatCodec, load_codec
 from rstar2.serve.openai.agent import Agent, conversation
-from rstar2.serve.settings import AgentServerSettings
+from rstar2.serve.plan import AgentServerSettings
 
 pytestmark = [needs("torch"), pytest.mark.slow]
 

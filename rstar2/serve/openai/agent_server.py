@@ -31,7 +31,7 @@ from rstar2.serve.launch import answers
 from rstar2.serve.openai.agent import Agent, Context, agent_router
 from rstar2.serve.openai.answers import model_list
 from rstar2.serve.openai.http import add_errors, require_key
-from rstar2.serve.settings import AgentServerSettings
+from rstar2.serve.plan import AgentServerSettings
 
 ENGINE_WAIT_S = 30.0
 MAX_BATCH = 64
