@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from rstar2.chat.recovery import WAIT_S, ContinuingEngine, Notice
+from rstar2.chat.recovery import PAUSES, WAIT_S, ContinuingEngine, Notice
 from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import local_model, open_folder, open_server
 from rstar2.errors import UserError, as_user_error
 from rstar2.loop.formats.format import Format
 from rstar2.loop.prompts import MODELS_OWN, ChatCodec, FormatChoice
 from rstar2.loop.tools import tool_modules
+from rstar2.retry import RetryPolicy
 from rstar2.serve.hardware import check_float32
 
 T = TypeVar("T")
@@ -106,24 +107,25 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
         UserError: no such model or tokenizer; no torch installed, or too little memory; nothing answers at the URL, or
             not with that model.
     """
+    retries = RetryPolicy(choice.away_s, PAUSES)
     if choice.url is None:
         assert choice.named is not None
         folder = local_model(choice.named)
         check_float32(folder)
         engine, codec = open_folder(folder, max_batch=1, choice=choice.format)
         codec = _with_tool(codec, choice.tool)
-        return OpenModel(ContinuingEngine(engine, codec.end_id, notice), codec, str(folder))
+        return OpenModel(ContinuingEngine(engine, codec.end_id, notice, retries), codec, str(folder))
     if choice.api == "chat":
         tool = TOOLS[choice.tool or "program"]
         endpoint = await _reached(open_chat_api(choice.url, choice.name, choice.key, tool=tool))
-        engine = ContinuingEngine(endpoint.engine, None, notice)
+        engine = ContinuingEngine(endpoint.engine, None, notice, retries)
         checkpoint = f"{endpoint.served.model} at {choice.url}, over its chat API"
         return OpenModel(engine, endpoint.codec, checkpoint, INEXACT)
     opening = open_server(choice.url, choice.name, choice.named, choice=choice.format, key=choice.key)
     server = await _reached(opening)
     codec = _with_tool(server.codec, choice.tool)
     checkpoint = f"{server.served.model} ({server.served.root}) at {choice.url}"
-    return OpenModel(ContinuingEngine(server.engine, codec.end_id, notice, choice.away_s), codec, checkpoint)
+    return OpenModel(ContinuingEngine(server.engine, codec.end_id, notice, retries), codec, checkpoint)
 
 
 async def _reached(asked: Coroutine[Any, Any, T]) -> T:

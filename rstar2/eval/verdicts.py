@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from typing import Literal, get_args
 
 from rstar2.errors import UserError
 from rstar2.eval.grader.grade import VerdictName
-from rstar2.loop.trace import drop_torn_line
 
 VerdictWord = VerdictName | Literal["error"]
 """The grader's, or error: the sample says nothing, since the engine, the judge or the grader failed it."""
@@ -24,23 +22,6 @@ _WORDS = frozenset((*get_args(VerdictName), "error"))
 def verdict_line(problem: str, sample: int, verdict: VerdictWord) -> str:
     """A line of the file, without its end."""
     return json.dumps({"id": problem, "sample": sample, "verdict": verdict})
-
-
-class VerdictWriter(contextlib.AbstractContextManager["VerdictWriter"]):
-    """Appends verdicts to a file, each with one write; OSError where that fails."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drop_torn_line(path)
-        self._file = path.open("ab", buffering=0)
-
-    def write(self, problem: str, sample: int, verdict: VerdictWord) -> None:
-        line = verdict_line(problem, sample, verdict).encode() + b"\n"
-        if self._file.write(line) != len(line):
-            raise OSError(f"short write to {self._file.name}")
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
 
 
 def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:

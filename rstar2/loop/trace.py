@@ -195,6 +195,7 @@ class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
     """
 
     def __init__(self, path: Path, as_line: Callable[[Trace], str] = Trace.model_dump_json) -> None:
+        self.path = path
         self._as_line = as_line
         path.parent.mkdir(parents=True, exist_ok=True)
         drop_torn_line(path)

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from rstar2.backoff import Backoff
 from rstar2.errors import RStarError, UserError
 from rstar2.files import write_text
 from rstar2.processes import begin_module, stop_group
+from rstar2.retry import Backoff
 from rstar2.serve.causes import explained_end
 from rstar2.serve.launch import STOP_S, start_server, wait_ready
 from rstar2.serve.plan import Process

@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from rstar2.backoff import Backoff
+from rstar2.retry import Backoff
 
 
 class Part:

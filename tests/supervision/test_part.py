@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from rstar2.backoff import Backoff
 from rstar2.errors import Failure
+from rstar2.retry import Backoff
 from rstar2.supervision.part import Part
 
 

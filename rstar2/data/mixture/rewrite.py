@@ -23,10 +23,10 @@ from pydantic import Field
 from rstar2.config import Strict
 from rstar2.data.candidates import Candidates, Numbers
 from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
-from rstar2.engines.retry import RetryPolicy
 from rstar2.errors import RStarError, UserError
 from rstar2.loop.engine import EngineError
 from rstar2.loop.trace import drop_torn_line
+from rstar2.retry import RetryPolicy
 
 What = Literal["answers", "prompts"]
 """What of a source's conversations the paper had rewritten."""
@@ -195,14 +195,14 @@ class _Rewriter:
     def __init__(self, server: OpenAIServer, settings: Rewrite) -> None:
         self._server = server
         self._settings = settings
-        self._policy = RetryPolicy("server that rewrites", _WAIT_S)
+        self._service = RetryPolicy(_WAIT_S).service("server that rewrites")
 
     async def rewritten(self, ask: str, shown: str, old: str) -> tuple[str, str]:
         """The new text, and what is wrong with it."""
         messages = [{"role": "system", "content": ask}, {"role": "user", "content": shown}]
         body = {"model": self._settings.model, "messages": messages}
         try:
-            answer = await self._policy.call(lambda: self._server.post("/v1/chat/completions", body))
+            answer = await self._service.call(lambda: self._server.post("/v1/chat/completions", body))
             choice = answer["choices"][0]
             content, finish = choice["message"]["content"], choice.get("finish_reason")
         except Refused as refused:

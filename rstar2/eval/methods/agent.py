@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from rstar2.data.problem import Problem
+from rstar2.engines.pool import EnginePool
+from rstar2.errors import Unavailable
 from rstar2.eval.grader import Verdict, extract_answer
 from rstar2.eval.grader.reading_rules import benchmark_part, part_to_grade
 from rstar2.eval.settings import EvalSettings, sample_seed
-from rstar2.loop.agent import Limits, Tools, rollout
+from rstar2.loop.agent import Limits, ToolRunner, Tools, rollout
 from rstar2.loop.engine import Engine, Sampling
 from rstar2.loop.prompts import ChatCodec
-from rstar2.loop.trace import Trace
+from rstar2.loop.trace import ToolCall, Trace
+from rstar2.retry import RetryPolicy
 
 
 class Grader(Protocol):
@@ -22,12 +26,66 @@ class Grader(Protocol):
     async def agrade(self, gold: str | None, pred: str | None) -> Verdict: ...
 
 
+class RetryingTools:
+    """Tools whose lost calls are run again, and counted.
+
+    A call that stays lost while the judge answers others is given to the model as lost. If the judge answers nobody,
+    `run` raises ServiceGone.
+    """
+
+    def __init__(self, tools: Tools, retries: RetryPolicy) -> None:
+        self.calls = 0
+        """Calls finished so far."""
+        self._tools = tools
+        self._judge = retries.service("judge")
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[ToolRunner]:
+        async with self._tools.opened() as tools:
+            yield _RetryingRunner(tools, self)
+
+    async def run(self, tools: ToolRunner, name: str, arguments: dict[str, Any]) -> ToolCall:
+        """Run a call on the tools of one rollout."""
+
+        async def attempt() -> ToolCall:
+            call = await tools.run(name, arguments)
+            if call.status == "lost":
+                raise _LostCall(call)
+            return call
+
+        try:
+            call = await self._judge.call(attempt)
+        except _LostCall as lost:
+            call = lost.call
+        self.calls += 1
+        return call
+
+
+class _RetryingRunner:
+    """The tools of one rollout."""
+
+    def __init__(self, tools: ToolRunner, shared: RetryingTools) -> None:
+        self._tools = tools
+        self._shared = shared
+
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        return await self._shared.run(self._tools, name, arguments)
+
+
+class _LostCall(Unavailable):
+    """The judge gave no result."""
+
+    def __init__(self, call: ToolCall) -> None:
+        super().__init__(call.output)
+        self.call = call
+
+
 @dataclass(frozen=True)
 class Agent:
     """What the agent loop and the grading of its answers need."""
 
-    engine: Engine
-    tools: Tools
+    engines: EnginePool
+    tools: RetryingTools
     codec: ChatCodec
     grader: Grader
 
@@ -46,12 +104,15 @@ class AgentMethod:
         return problem.problem, problem.answer
 
     async def sample(self, problem: Problem, sample: int) -> Trace:
+        return await self._agent.engines.run(lambda engine: self._rollout(engine, problem, sample))
+
+    async def _rollout(self, engine: Engine, problem: Problem, sample: int) -> Trace:
         agent, settings = self._agent, self.settings
         text, gold = self.asked(problem, sample)
         async with agent.tools.opened() as tools:
             trace = await rollout(
                 agent.codec.prompt(agent.codec.format.messages(text)),
-                engine=agent.engine,
+                engine=engine,
                 tools=tools,
                 codec=agent.codec,
                 limits=Limits(max_turns=settings.max_turns, max_tokens=settings.max_tokens),

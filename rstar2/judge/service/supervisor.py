@@ -27,7 +27,6 @@ from typing import IO, Any
 import httpx
 import redis
 
-from rstar2.backoff import Backoff
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.judge.queue import required_isolation
 from rstar2.judge.queue import tasks as queue
@@ -38,6 +37,7 @@ from rstar2.judge.server.settings import ServerSettings
 from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
 from rstar2.judge.worker.settings import WorkerSettings
 from rstar2.processes import begin_module, start_module, stop_group
+from rstar2.retry import Backoff
 from rstar2.supervision.logs import Rotation, private_log, tail
 from rstar2.supervision.part import Part
 

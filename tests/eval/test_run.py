@@ -17,11 +17,10 @@ from rstar2.data.benchmarks import read_problems
 from rstar2.data.problem import Problem
 from rstar2.engines.openai_server import KeyRefused
 from rstar2.engines.oracle import OracleEngine, byte_codec
-from rstar2.engines.retry import ATTEMPTS, ServiceGone
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress, Services
-from rstar2.eval.runner import EvalResult, Part, SamplesRefused, evaluate, run_parts
+from rstar2.eval.run import EvalResult, Part, SamplesRefused, evaluate, run_parts
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.stored import VERDICTS
 from rstar2.judge.client import JudgeClient
@@ -31,6 +30,7 @@ from rstar2.loop.engine import EngineError, EngineUnavailable, Generation, OnTok
 from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.trace import ToolCall, Trace, read_traces
+from rstar2.retry import ATTEMPTS, Pauses, RetryPolicy, ServiceGone
 
 
 class EchoTools(SharedTools):
@@ -272,6 +272,10 @@ async def test_an_engine_that_comes_back_costs_nothing_but_time(
     assert stable(tmp_path / "rough") == stable(tmp_path / "calm")
     assert any(progress.trouble == "connection refused" for progress in seen)
     assert seen[-1].trouble is None
+    (outages,) = json.loads((tmp_path / "rough" / "results.json").read_text())["timing"]["outages"]
+    assert (outages["service"], list(outages["retries"])) == ("engine", ["connection refused"])
+    assert seen[-1].outages[0].retries == outages["retries"]
+    assert "outages" not in json.loads((tmp_path / "calm" / "results.json").read_text())["timing"]
 
 
 async def test_an_engine_that_does_not_come_back_stops_the_run_with_all_kept(
@@ -313,8 +317,8 @@ async def test_a_slow_problem_holds_up_nobody_else(run: Run, engine: SeededEngin
 async def test_a_lost_tool_call_is_run_again(
     plain: ChatCodec, grader: GraderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.engines.retry._LONGEST_PAUSE_S", 0.05)
-    monkeypatch.setattr("rstar2.engines.retry.FIRST_ANSWER_S", TIMEOUT_S)
+    monkeypatch.setattr("rstar2.eval.run.RetryPolicy", lambda wait_s: RetryPolicy(wait_s, Pauses(0.05, 0.05)))
+    monkeypatch.setattr("rstar2.retry.FIRST_ANSWER_S", TIMEOUT_S)
     tools = EchoTools()
     tools.lost = ATTEMPTS - 1
     (result,) = await evaluate(
@@ -384,7 +388,7 @@ async def test_a_sample_that_is_refused_a_grading_is_kept_at_once(tmp_path: Path
 
     for start in range(2):
         with pytest.raises(SamplesRefused, match=r"12 of 12 samples failed: HTTP 402"):
-            await run_parts({"a": Part(PROBLEMS, tmp_path, Refused())}, 1, Services(()))
+            await run_parts({"a": Part(PROBLEMS, tmp_path, Refused())}, 1, Services(RetryPolicy(0.0)))
         assert len(file.read_bytes().splitlines()) == 12, f"each once, after start {start}"
     assert len(held) == 12, "the second start asks the model nothing"
     assert held[-1] > 0, "a kill now would leave some"
@@ -409,7 +413,7 @@ async def test_as_many_gradings_run_at_once_as_rollouts(tmp_path: Path, in_fligh
             await asyncio.wait_for(all_there.wait(), TIMEOUT_S)
             return trace.model_copy(update={"verdict": "correct"})
 
-    await run_parts({"a": Part(PROBLEMS, tmp_path, Together())}, in_flight, Services(()))
+    await run_parts({"a": Part(PROBLEMS, tmp_path, Together())}, in_flight, Services(RetryPolicy(0.0)))
     assert len(at_once) == len(PROBLEMS)
 
 

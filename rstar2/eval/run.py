@@ -1,12 +1,15 @@
-"""Runs a model on benchmarks: many samples at once, each graded and written as it finishes.
+"""Samples problems with a model: many samples at once, each graded and written as it finishes.
 
 ```
 jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue ─→ graders: method.graded, append, count
 ```
-The number of slots bounds the work in flight, so a slow rollout occupies one slot and delays no other; the
-queue's bound holds the samplers back when grading or the disk is slower than the engine. `traces.jsonl`, or
-what else `record` keeps, is the state: on the next start the samples in it are counted and the others run, each
-from its own seed. What was sampled and could not be graded (a judge model was away) is in `ungraded.jsonl` until then.
+`rstar2 eval`, `rstar2 data agree`, the measurements of held-out problems and the filter before a stage all sample here.
+They differ in the method (how a sample is made and graded), the engines (one or a pool) and the record (what is kept).
+
+The number of slots bounds the work in flight, so a slow rollout occupies one slot and delays no other. The queue is
+bounded too, so the samplers wait if grading or the disk is slower than the engine. The record's file, such as
+`traces.jsonl`, is the state: the next start counts the samples in it and runs the others, each from its own seed. A
+sample that could not be graded, because a judge model was away, is in `ungraded.jsonl` until the next start.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +25,12 @@ from typing import Any
 from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.openai_server import key_refusal
-from rstar2.engines.retry import RetryingEngine, ServiceGone
+from rstar2.engines.pool import EnginePool
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.eval.methods import Method
-from rstar2.eval.methods.agent import Agent, AgentMethod, Grader
+from rstar2.eval.methods.agent import Agent, AgentMethod, Grader, RetryingTools
 from rstar2.eval.progress import Meter, Progress, Services
 from rstar2.eval.results import Row
-from rstar2.eval.retry import RetryingTools
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.stored import TRACES, SampleRecord
 from rstar2.files import read_json, write_json, write_text
@@ -36,6 +38,7 @@ from rstar2.loop.agent import Tools
 from rstar2.loop.engine import Engine, EngineError
 from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import Trace, TraceWriter, read_traces
+from rstar2.retry import Outages, RetryPolicy, ServiceGone
 from rstar2.runs import refuse_changed
 
 _TICK_S = 0.5
@@ -93,6 +96,8 @@ class Part:
     as_published: bool = False
     """Whether the paper's number may stand beside the result, once it is complete."""
     unreadable: Unreadable = field(default_factory=Unreadable)
+    identity: Mapping[str, Any] | None = None
+    """What settings.json holds, and what a later start must have the same. None: the settings and the problems."""
 
 
 async def evaluate(
@@ -114,11 +119,12 @@ async def evaluate(
         benchmarks: by name, the problems and the folder to write to.
         record: what is kept of each sample.
     """
-    retrying = RetryingEngine(engine, settings.wait_s, settings.turn_timeout_s)
-    retried_tools = RetryingTools(tools, settings.wait_s)
-    method = AgentMethod(Agent(retrying, retried_tools, codec, grader), settings)
+    retries = RetryPolicy(settings.wait_s)
+    engines = EnginePool([engine], retries, settings.turn_timeout_s)
+    retrying_tools = RetryingTools(tools, retries)
+    method = AgentMethod(Agent(engines, retrying_tools, codec, grader), settings)
     parts = {name: Part(problems, out, method, record=record) for name, (problems, out) in benchmarks.items()}
-    services = Services((retrying,), retried_tools)
+    services = Services(retries, (engines,), retrying_tools)
     return await run_parts(parts, settings.in_flight, services, on_progress, stop, about)
 
 
@@ -160,7 +166,8 @@ async def run_parts(
     finally:
         if ticker is not None:
             ticker.cancel()
-    results = [part.conclude(about or {}, time.monotonic() - started) for part in running]
+    wall_s, outages = time.monotonic() - started, services.retries.outages
+    results = [part.conclude(about or {}, wall_s, outages) for part in running]
     if on_progress is not None:
         on_progress(meter.read())
     _raise_first(running, results)
@@ -221,7 +228,11 @@ class _Benchmark:
         if len(self.groups) != len(part.problems):
             raise UserError(f"{name or part.out}: two problems share an id", "Give each an id of its own.")
         part.out.mkdir(parents=True, exist_ok=True)
-        refuse_changed(part.out / "settings.json", {**self._protocol, "problems": fingerprint(part.problems)})
+        identity: Mapping[str, Any] = part.identity or {
+            **self._protocol,
+            "problems": fingerprint(part.problems),
+        }
+        refuse_changed(part.out / "settings.json", dict(identity))
         self._done = set(self._count_stored())
         self._ungraded = {(trace.problem_id, trace.sample): trace for trace in self._held()}
         """Samples made and not yet graded."""
@@ -241,6 +252,8 @@ class _Benchmark:
             return
         seen: set[tuple[str, int]] = set()
         for row in self._record.read(self._stored):
+            if row.verdict == "error" and self._record.errors:
+                continue
             key = (row.problem_id, row.sample)
             if key in seen or row.problem_id not in self.groups:
                 raise UserError(
@@ -289,10 +302,13 @@ class _Benchmark:
     async def run(self, meter: Meter) -> None:
         """Run what is missing; an error from outside is left in `failure`."""
         try:
-            with _writing(self._stored):
-                writer = TraceWriter(self._stored, self._record.line)
-            with writer:
-                await self._run(writer, meter)
+            with contextlib.ExitStack() as stack:
+                writers = []
+                for record in filter(None, (self._record.beside, self._record)):
+                    with _writing(self._out / record.file):
+                        writer = TraceWriter(self._out / record.file, record.line)
+                    writers.append(stack.enter_context(writer))
+                await self._run(writers, meter)
         except* RStarError as errors:  # from grading and writing
             self.failure = _first(errors)
         finally:
@@ -302,24 +318,24 @@ class _Benchmark:
         if isinstance(self.failure, ServiceGone):
             self.failure.hint = f"{_KEPT} {self.failure.hint}".rstrip()
 
-    async def _run(self, writer: TraceWriter, meter: Meter) -> None:
+    async def _run(self, writers: Sequence[TraceWriter], meter: Meter) -> None:
         jobs = self._jobs()
         workers = min(self._shared.in_flight, max(1, self.total - len(self._done)))
         async with asyncio.TaskGroup() as graders:
             for _ in range(self._shared.in_flight):
-                graders.create_task(self._grade_finished(writer))
+                graders.create_task(self._grade_finished(writers))
             for trace in list(self._ungraded.values()):
                 await self._finished.put(trace)
             try:
                 async with asyncio.TaskGroup() as samplers:
                     for _ in range(workers):
-                        samplers.create_task(self._sample(jobs, meter))
+                        samplers.create_task(self._sample(jobs, meter, writers[-1]))
             except* RStarError as errors:
                 self.failure = _first(errors)
             for _ in range(self._shared.in_flight):
                 await self._finished.put(None)
 
-    async def _sample(self, jobs: Iterator[tuple[Problem, int]], meter: Meter) -> None:
+    async def _sample(self, jobs: Iterator[tuple[Problem, int]], meter: Meter, writer: TraceWriter) -> None:
         shared = self._shared
         while True:
             async with shared.slots:
@@ -332,12 +348,21 @@ class _Benchmark:
                 except EngineError as error:
                     if (refusal := key_refusal(error)) is not None:
                         raise refusal from error  # every other sample would be refused too
-                    self.refused.append(error)
+                    if self._record.errors:
+                        self._record_error(*job, writer)
+                    else:
+                        self.refused.append(error)
                     continue
             self._ungraded[trace.problem_id, trace.sample] = trace
             await self._finished.put(trace)
 
-    async def _grade_finished(self, writer: TraceWriter) -> None:
+    def _record_error(self, problem: Problem, sample: int, writer: TraceWriter) -> None:
+        failed = Trace.begun([], problem.id, sample).model_copy(update={"verdict": "error"})
+        with _writing(self._stored):
+            writer.write(failed)
+        self.groups[problem.id].append(self._record.row(failed))
+
+    async def _grade_finished(self, writers: Sequence[TraceWriter]) -> None:
         while (trace := await self._finished.get()) is not None:
             try:
                 graded = await self._method.graded(trace, self._problems[trace.problem_id])
@@ -347,13 +372,14 @@ class _Benchmark:
                     raise refusal from error
                 self.refused.append(error)
                 continue
-            with _writing(self._stored):
-                writer.write(graded)
+            for writer in writers:
+                with _writing(writer.path):
+                    writer.write(graded)
             del self._ungraded[trace.problem_id, trace.sample]
             self.groups[trace.problem_id].append(self._record.row(graded))
 
-    def conclude(self, about: Mapping[str, Any], wall_s: float) -> EvalResult:
-        """Write results.json."""
+    def conclude(self, about: Mapping[str, Any], wall_s: float, outages: list[Outages]) -> EvalResult:
+        """Write results.json, if the record has one."""
         groups = {name: sorted(rows, key=lambda row: row.sample) for name, rows in self.groups.items()}
         golds = {problem.id: problem.answer for problem in self._problems.values()}
         samples = sum(map(len, groups.values()))
@@ -369,6 +395,8 @@ class _Benchmark:
             per_problem=self._record.per_problem(groups, golds),
             complete=samples == self.total,
         )
+        if not self._record.results:
+            return result
         record = {
             "benchmark": self.name,
             "complete": result.complete,
@@ -378,7 +406,7 @@ class _Benchmark:
             **about,
             **({"unreadable_answers": self._unreadable.problems} if self._unreadable.problems else {}),
             "per_problem": result.per_problem,
-            "timing": self._timing(wall_s, samples - len(self._done)),
+            "timing": self._timing(wall_s, samples - len(self._done), outages),
         }
         try:
             with _writing(self._out / "results.json"):
@@ -387,10 +415,12 @@ class _Benchmark:
             self.failure = self.failure or error
         return result
 
-    def _timing(self, wall_s: float, sampled: int) -> dict[str, Any]:
-        """Of the last start that sampled anything."""
-        stored = read_json(self._out / "results.json") or {}
-        return stored.get("timing") or {} if not sampled else {"wall_s": wall_s, "samples": sampled}
+    def _timing(self, wall_s: float, sampled: int, outages: list[Outages]) -> dict[str, Any]:
+        """The timing of the last start that sampled anything."""
+        if not sampled:
+            return (read_json(self._out / "results.json") or {}).get("timing") or {}
+        waited = {"outages": [each.as_json() for each in outages]} if outages else {}
+        return {"wall_s": wall_s, "samples": sampled, **waited}
 
 
 @contextlib.contextmanager

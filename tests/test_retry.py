@@ -1,4 +1,4 @@
-"""The retry policy, on a clock of its own, and against real sockets."""
+"""The retry policy, on a clock of its own, and against real sockets; the pauses between attempts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from support.clock import Clock, policies_on
 from support.servers.vllm_standin import StandIn, serving
 
 from rstar2.engines.models import ask_served, open_server
-from rstar2.engines.retry import ATTEMPTS, FIRST_ANSWER_S, RetryPolicy, ServiceGone
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import Unavailable
 from rstar2.processes import free_port
+from rstar2.retry import ATTEMPTS, FIRST_ANSWER_S, Backoff, RetryPolicy, Service, ServiceGone
 
 
 class Server:
@@ -41,11 +41,11 @@ def clock() -> Clock:
     return Clock()
 
 
-def _policy(clock: Clock, wait_s: float) -> RetryPolicy:
-    return policies_on(clock)("engine", wait_s)
+def _policy(clock: Clock, wait_s: float) -> Service:
+    return policies_on(clock)(wait_s).service("engine")
 
 
-async def _gone(policy: RetryPolicy, request: Callable[[], Awaitable[str]]) -> str:
+async def _gone(policy: Service, request: Callable[[], Awaitable[str]]) -> str:
     with pytest.raises(ServiceGone) as gone:
         await policy.call(request)
     return gone.value.message
@@ -152,13 +152,78 @@ async def test_nothing_is_given_up_while_an_earlier_request_is_under_way(clock: 
         await later
 
 
+async def test_every_outage_is_counted_by_cause_with_its_length(clock: Clock) -> None:
+    policy: RetryPolicy = policies_on(clock)(60.0)
+    engine, judge, server = policy.service("engine"), policy.service("judge"), Server(clock)
+    assert policy.service("engine") is engine
+    for service in (engine, judge):
+        await service.call(server.request)
+    assert policy.outages == []
+
+    async def away_for_a_while() -> str:
+        if clock.now < back_at:
+            raise Unavailable(
+                "connection refused" if clock.now < 6.0 else "HTTP 503: warming up\nSee the log."
+            )
+        return await server.request()
+
+    waits: list[str] = []
+    back_at = 12.0
+    await engine.call(away_for_a_while, waits.append)
+    (outages,) = policy.outages
+    assert (outages.service, outages.away_s) == ("engine", pytest.approx(clock.now))
+    assert outages.retries == {
+        "connection refused": waits.count("connection refused"),
+        "HTTP 503: warming up": len(waits) - waits.count("connection refused"),
+    }
+    assert all(outages.retries.values())
+    ended_s, back_at = outages.away_s, clock.now + 1.0
+    await judge.call(away_for_a_while)
+    assert [(each.service, each.away_s >= 1.0) for each in policy.outages] == [
+        ("engine", True),
+        ("judge", True),
+    ]
+    assert policy.outages[0].away_s == ended_s
+    assert "the engine was away for" in outages.text
+
+
+async def test_the_causes_that_are_counted_apart_are_few(clock: Clock) -> None:
+    policy: RetryPolicy = policies_on(clock)(60.0)
+    service, server, failures = policy.service("engine"), Server(clock), 0
+    await service.call(server.request)
+
+    async def refused() -> str:
+        nonlocal failures
+        failures += 1
+        if failures % 2:
+            raise Unavailable(f"request {failures} was too early")
+        return "answer"
+
+    for _ in range(100):
+        await service.call(refused)
+    (outages,) = policy.outages
+    assert sum(outages.retries.values()) == 100
+    assert len(outages.retries) < 30
+
+
+async def test_a_service_may_have_a_shorter_wait_than_its_run(clock: Clock) -> None:
+    policy: RetryPolicy = policies_on(clock)(300.0)
+    one_of_several, server = policy.service("engine a", 60.0), Server(clock)
+    await one_of_several.call(server.request)
+    server.down = True
+    await _gone(one_of_several, server.request)
+    assert clock.now == pytest.approx(60.0)
+    assert policy.trouble == "connection refused"
+    one_of_several.retire()
+    assert policy.trouble is None
+
+
 async def test_a_closed_port_is_given_up_after_the_wait_and_named_in_plain_words(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.engines.models.RetryPolicy", policies_on(clock))
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(ServiceGone) as gone:
-        await open_server(url, wait_s=300.0)
+        await open_server(url, retries=policies_on(clock)(300.0))
     assert gone.value.message == f"nothing answers at {url}: connection refused"
     assert "rstar2 serve MODEL" in gone.value.hint
     assert clock.now == pytest.approx(FIRST_ANSWER_S)
@@ -168,7 +233,7 @@ async def test_a_server_that_accepts_and_never_answers_is_given_up_after_the_wai
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ServiceGone, match=f"the server at {url} accepts requests but does not answer"):
-            await open_server(url, wait_s=0.5)
+            await open_server(url, retries=RetryPolicy(0.5))
 
 
 async def test_a_server_that_takes_connections_has_longer_for_its_first_answer(
@@ -190,3 +255,19 @@ async def test_a_server_that_takes_connections_has_longer_for_its_first_answer(
         engine = VLLMEngine(server.url)
         assert (await ask_served(engine)).model == "scripted"
         await engine.aclose()
+
+
+def test_waits_double_up_to_the_longest_and_begin_again_once_it_worked() -> None:
+    backoff = Backoff(0.5, 3.0)
+    assert [backoff.next_s() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    backoff.reset()
+    assert backoff.next_s() == 0.5
+    backoff.reset(at_once=True)
+    assert [backoff.next_s() for _ in range(3)] == [0.0, 0.5, 1.0]
+
+
+def test_jitter_shortens_a_wait_and_not_those_that_follow() -> None:
+    backoff = Backoff(1.0, 4.0, jitter=0.5)
+    waits = [backoff.next_s() for _ in range(3)]
+    assert all(0.5 <= wait / longest <= 1.0 for wait, longest in zip(waits, (1.0, 2.0, 4.0), strict=True))
+    assert len({Backoff(1.0, 4.0, jitter=0.5).next_s() for _ in range(20)}) > 1
