@@ -24,7 +24,7 @@ from rstar2.errors import UserError, first_few
 from rstar2.eval.benchmarks import NAMES as BENCHMARK_NAMES
 from rstar2.eval.benchmarks import Benchmark, Given, JudgeModel, Resources, expanded, find
 from rstar2.eval.grader import GraderPool
-from rstar2.eval.grader.grade import gold_fault
+from rstar2.eval.grader.grading import gold_fault
 from rstar2.eval.harnesses.environment import require
 from rstar2.eval.methods.agent import Agent
 from rstar2.eval.methods.chat import JUDGE_MODEL, ServerChat

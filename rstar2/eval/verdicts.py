@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from rstar2.errors import UserError
-from rstar2.eval.grader.grade import VerdictName
+from rstar2.eval.grader.grading import VerdictName
 from rstar2.loop.trace import drop_torn_line
 
 VerdictWord = VerdictName | Literal["error"]
