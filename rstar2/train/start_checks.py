@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rstar2.addresses import is_loopback
 from rstar2.data.parquet import prepared_file
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
+from rstar2.files import whole_folder
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.schema import ISOLATION_ORDER
 from rstar2.loop.formats.format import FORMAT_FILE, Format, read_format
@@ -311,13 +311,10 @@ def with_format(model: Path, fmt: Format, folder: Path) -> Path:
     own, source = model_format(model, tokenizer)
     if folder.is_dir() or (source == FORMAT_FILE and own == fmt):
         return folder if folder.is_dir() else model
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    write_format(ChatCodec(tokenizer, fmt), model, part)
-    for file in model.iterdir():
-        # The tokens in the legacy file would replace those of tokenizer_config.json.
-        if file.is_file() and file.name != "special_tokens_map.json" and not (part / file.name).exists():
-            (part / file.name).symlink_to(file.resolve())
-    part.rename(folder)
+    with whole_folder(folder) as part:
+        write_format(ChatCodec(tokenizer, fmt), model, part)
+        for file in model.iterdir():
+            # The tokens in the legacy file would replace those of tokenizer_config.json.
+            if file.is_file() and file.name != "special_tokens_map.json" and not (part / file.name).exists():
+                (part / file.name).symlink_to(file.resolve())
     return folder
