@@ -24,8 +24,8 @@ from contextlib import contextmanager
 
 import openai
 
+from rstar2.machine import nvidia_gpus
 from rstar2.processes import free_port
-from rstar2.serve.hardware import find_gpus
 
 PROMPT = 64
 
@@ -100,7 +100,7 @@ def main() -> None:
     for engine in options.engines:
         with started(options.model, engine, options.python, extra) as (url, ready_s):
             measure(engine, url, ready_s, many, options.tokens)
-    cards = "".join(f", {gpu.name}" for gpu in find_gpus())
+    cards = "".join(f", {gpu.name}" for gpu in nvidia_gpus())
     print(f"\n{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}{cards}")
 
 

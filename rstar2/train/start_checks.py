@@ -18,6 +18,7 @@ from rstar2.loop.formats.format import FORMAT_FILE, Format, read_format
 from rstar2.loop.judge_check import require, try_judge
 from rstar2.loop.model_folder import write_format
 from rstar2.loop.prompts import ChatCodec, differences, load_tokenizer, model_format
+from rstar2.model_shape import weight_files
 from rstar2.train.answers import UnreadableAnswer, readable_rows
 from rstar2.train.attention import check_attention
 from rstar2.train.conversations import Encoded, encode, read_conversations
@@ -295,10 +296,10 @@ def rl_format(named: str | None, model: Path) -> Format:
 
 
 def check_model(model: Path) -> None:
-    """Raise a UserError for a folder that has no config.json or weights."""
+    """Raises UserError if a folder has no config.json or no weights."""
     if not (model / "config.json").is_file():
         raise UserError(f"{model} has no config.json", "Give the folder of a Hugging Face model.")
-    if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
+    if not weight_files(model):
         raise UserError(f"{model} has no weights", "Give the folder that also holds the .safetensors files.")
 
 
