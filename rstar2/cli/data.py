@@ -173,7 +173,7 @@ def prepare(
     filtered row with the reason; and card.md.
     """
     from rstar2.data.mixture.recipe import plan_mixture
-    from rstar2.eval.grader.grade import gold_fault
+    from rstar2.eval.grader.grading import gold_fault
 
     changes, also = _changes(against, filters, agree, measured, pass_rate, exclude_solved)
     if model is not None:

@@ -14,7 +14,7 @@ from rstar2.data.problem import Problem
 from rstar2.errors import UserError, first_few
 from rstar2.eval.benchmarks import NAMES as BENCHMARK_NAMES
 from rstar2.eval.benchmarks import Benchmark, Given, JudgeModel, expanded, find, needs_tokenizer
-from rstar2.eval.grader.grade import gold_fault
+from rstar2.eval.grader.grading import gold_fault
 from rstar2.eval.harnesses.environment import require
 from rstar2.eval.run import Unreadable
 from rstar2.eval.settings import EvalSettings, JudgeChoice

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from rstar2.errors import UserError
-from rstar2.eval.grader.grade import VerdictName
+<<<<<<< HEAD
+from rstar2.eval.grader.grading import VerdictName
+=======
+from rstar2.eval.grader.grading import VerdictName
+from rstar2.loop.trace import drop_torn_line
+>>>>>>> 2264122 (Grader: the module grade is called grading, so that the function hides no module)
 
 VerdictWord = VerdictName | Literal["error"]
 """The grader's, or error: the sample says nothing, since the engine, the judge or the grader failed it."""

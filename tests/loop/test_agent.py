@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rstar2.eval.grader.grade import grade
+from rstar2.eval.grader import grade
 from rstar2.eval.grader.reading_rules import finished
 from rstar2.loop.agent import Limits, RolloutError, parse_calls, rollout
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling

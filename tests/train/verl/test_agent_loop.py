@@ -69,7 +69,7 @@ async def test_it_is_kept_unless_no_traces_are_and_the_group_fails(
 async def test_a_rollout_that_could_not_be_graded_whatever_its_answer_has_no_verdict(
     codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rstar2.eval.grader.grade import PREVENTED, Verdict
+    from rstar2.eval.grader.grading import PREVENTED, Verdict
     from rstar2.train.verl import agent_loop
 
     for rule in PREVENTED:
@@ -91,7 +91,7 @@ async def test_a_rollout_that_could_not_be_graded_whatever_its_answer_has_no_ver
 async def test_an_answer_that_the_grader_could_not_decide_earns_nothing_and_is_counted_apart(
     codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from rstar2.eval.grader.grade import INTERNAL_ERROR, WORKER_ENDED, Verdict
+    from rstar2.eval.grader.grading import INTERNAL_ERROR, WORKER_ENDED, Verdict
     from rstar2.train.verl import agent_loop
     from rstar2.train.verl.rollout_fields import rollout_of, trace_of
 
