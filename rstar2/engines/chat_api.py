@@ -33,7 +33,7 @@ async def open_chat_api(
     url: str, name: str | None, key: str | None, retries: RetryPolicy | None = None, tool: str = PYTHON
 ) -> ServerModel:
     """Ask an endpoint for its model, which is offered one tool; the arguments and errors are `open_server`'s."""
-    codec = text_codec([tool])
+    codec = text_codec(tool)
     asking = ChatEngine(url, name, [], key)
     try:
         served = await ask_served(asking, retries)

@@ -14,7 +14,6 @@ from typing import Any
 from rstar2.loop.formats.calls import call_body, find_calls
 from rstar2.loop.formats.format import Format
 from rstar2.loop.prompts import END_OF_TURN, ChatCodec
-from rstar2.loop.tools import tool_modules
 
 BYTES = 4
 """Bytes of an id at most."""
@@ -82,10 +81,9 @@ def _unpacked(token_id: int) -> bytes:
     return number.to_bytes((number.bit_length() + 7) // 8)[1:]
 
 
-def text_codec(tools: Sequence[str]) -> ChatCodec:
-    """A codec for a server that applies its own template, with the tools of these names."""
-    schemas = tuple(tool_modules()[name].SCHEMA for name in tools)
-    fmt = Format(template=TEMPLATE, tools=schemas, tools_in_prompt=False)
+def text_codec(tool: str) -> ChatCodec:
+    """A codec for a server that applies its own template, with one tool, named as in `Format.with_tool`."""
+    fmt = Format(template=TEMPLATE, tools_in_prompt=False).with_tool(tool)
     return ChatCodec(TextTokenizer(), fmt, "the server's own")
 
 
