@@ -12,8 +12,9 @@ from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import local_model, open_folder, open_server
 from rstar2.errors import UserError, as_user_error
 from rstar2.loop.formats.format import Format
-from rstar2.loop.prompts import MODELS_OWN, ChatCodec, FormatChoice
 from rstar2.loop.tools import tool_modules
+from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice, codec_for
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.serve.hardware import check_float32
 
 T = TypeVar("T")
@@ -138,4 +139,4 @@ def _with_tool(codec: ChatCodec, tool: ToolName | None) -> ChatCodec:
         return codec
     schema = tool_modules()[TOOLS[tool]].SCHEMA
     fmt: Format = codec.format.model_copy(update={"tools": (schema,)})
-    return ChatCodec(codec.tokenizer, fmt, f"{codec.source}, with the tool {TOOLS[tool]}")
+    return codec_for(codec.tokenizer, fmt, f"{codec.source}, with the tool {TOOLS[tool]}")

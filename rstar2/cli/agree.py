@@ -65,7 +65,7 @@ def command(
     from rstar2.eval.stored import VERDICTS
     from rstar2.eval.target import Target, reach_server
     from rstar2.eval.terminal.live import LiveView
-    from rstar2.loop.prompts import FormatChoice
+    from rstar2.loop.turns.choose import FormatChoice
     from rstar2.runs import open_run
 
     values = {

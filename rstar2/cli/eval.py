@@ -167,7 +167,7 @@ def run(
     from rstar2.eval.benchmarks import Given, JudgeModel, needs_tokenizer
     from rstar2.eval.settings import JudgeChoice
     from rstar2.eval.target import Target, reach_server
-    from rstar2.loop.prompts import FormatChoice
+    from rstar2.loop.turns.choose import FormatChoice
 
     values = {
         "samples": samples,

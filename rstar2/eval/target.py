@@ -20,7 +20,8 @@ from rstar2.errors import UserError, as_user_error
 from rstar2.eval.methods.chat import JUDGE_MODEL, EngineChat, ServerChat
 from rstar2.eval.settings import EvalSettings
 from rstar2.loop.engine import Engine
-from rstar2.loop.prompts import MODELS_OWN, ChatCodec, FormatChoice
+from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice
+from rstar2.loop.turns.codec import ChatCodec
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
 _LEFT_TO_SERVER = (

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from rstar2.errors import UserError
 from rstar2.install import pip_command
-from rstar2.loop.prompts import FormatChoice
+from rstar2.loop.turns.choose import FormatChoice
 from rstar2.processes import free_port
 from rstar2.serve.vllm import VLLM, ServeSettings, url_of, vllm_command
 

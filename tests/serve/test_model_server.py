@@ -22,7 +22,7 @@ from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
 from rstar2.loop.engine import Sampling
 from rstar2.loop.formats.format import ours
-from rstar2.loop.prompts import FormatChoice, load_codec
+from rstar2.loop.turns.choose import FormatChoice, load_codec
 
 pytestmark = [needs("torch"), pytest.mark.slow]
 CONTEXT = 512
@@ -467,7 +467,7 @@ def test_the_folder_is_named_for_clients_that_need_the_tokenizer(url: str, model
 def test_a_template_without_tools_is_served_and_a_format_that_is_named_is_kept_to(
     model: Any, tmp_path: Path
 ) -> None:
-    from rstar2.loop.prompts import load_chat_codec
+    from rstar2.loop.turns.choose import load_chat_codec
 
     model.codec.tokenizer.save_pretrained(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(

@@ -20,8 +20,8 @@ from rstar2.errors import RStarError
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
 from rstar2.loop.agent import Limits
-from rstar2.loop.prompts import FormatChoice
 from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.turns.choose import FormatChoice
 from rstar2.processes import begin_module
 from rstar2.serve.launch import answers
 from rstar2.serve.openai.agent import Agent, agent_router

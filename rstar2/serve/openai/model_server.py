@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from rstar2 import __version__
 from rstar2.engines.hf import HFEngine
 from rstar2.errors import RStarError
-from rstar2.loop.prompts import FormatChoice, load_chat_codec
+from rstar2.loop.turns.choose import FormatChoice, load_chat_codec
 from rstar2.processes import begin_module
 from rstar2.serve.openai.answers import model_list
 from rstar2.serve.openai.completions import completions_router

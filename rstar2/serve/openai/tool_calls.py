@@ -6,7 +6,7 @@ import json
 import uuid
 from typing import Any
 
-from rstar2.loop.formats.calls import CLOSE, OPEN, begins_object, call_body
+from rstar2.loop.turns.tags import CLOSE, OPEN, begins_object, read_call
 
 
 class ToolCallSplitter:
@@ -44,13 +44,9 @@ class ToolCallSplitter:
 
     def _call(self, written: str) -> str:
         """Add a call; returns the text as it was written if it is none."""
-        try:
-            call = json.loads(call_body(written))
-            function = {
-                "name": str(call["name"]),
-                "arguments": json.dumps(call["arguments"], ensure_ascii=False),
-            }
-        except (ValueError, LookupError, TypeError, RecursionError):
+        call = read_call(written)
+        if call.fault:
             return written
+        function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
         self.calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
         return ""

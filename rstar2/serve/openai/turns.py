@@ -12,7 +12,7 @@ from tokenizers.decoders import DecodeStream
 
 from rstar2.engines.hf import HFEngine, Step
 from rstar2.loop.engine import Sampling
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.serve.openai.context import Context
 from rstar2.serve.openai.errors import ApiError
 

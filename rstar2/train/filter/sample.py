@@ -22,8 +22,8 @@ from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.verdicts import Tally, VerdictWord, VerdictWriter
 from rstar2.loop.agent import Limits, Tools, rollout
 from rstar2.loop.engine import Engine, EngineError, Generation, OnTokens, Sampling
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import Trace, TraceWriter
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.filter.progress import VERDICTS
 from rstar2.train.recipe import RewardRule
 from rstar2.train.reward import text_to_grade

@@ -27,8 +27,8 @@ from rstar2.eval.retry import RetryingTools
 from rstar2.eval.runner import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings
 from rstar2.loop.engine import Generation, OnTokens, Sampling
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import ToolCall, read_traces
+from rstar2.loop.turns.codec import ChatCodec
 
 QUESTIONS = 40
 SAMPLES = 16

@@ -31,8 +31,8 @@ from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.verdicts import Tally, VerdictWord, VerdictWriter, read_verdicts
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import read_traces
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.filter.card import write_card
 from rstar2.train.filter.engines import running_servers
 from rstar2.train.filter.progress import VERDICTS, SamplesDone, samples_done
