@@ -133,7 +133,9 @@ def test_the_wheel_gives_its_users_types(tmp_path: Path) -> None:
         file = tmp_path / "users.py"
         file.write_text(program)
         command = [sys.executable, "-m", "mypy", "--strict", "--python-executable"]
-        environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "MYPYPATH")}
+        environment = {
+            key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "MYPYPATH")
+        }
         return subprocess.run(
             [*command, str(tmp_path / "venv" / "bin" / "python"), str(file)],
             cwd=tmp_path,

@@ -11,8 +11,8 @@ from rstar2.chat.repetition import repeats
 from rstar2.errors import Failure
 from rstar2.loop.agent import Limits, OnCall, ToolRunner, Tools, continue_rollout
 from rstar2.loop.engine import Engine, OnTokens, Sampling
-from rstar2.loop.prompts import ChatCodec, Message
 from rstar2.loop.trace import Trace, Turn
+from rstar2.loop.turns.codec import ChatCodec, Message
 
 
 class AnswerRepeats(Failure):
@@ -186,8 +186,10 @@ class Conversation:
         partial = written[sum(trace.response_mask) :]
         if partial:
             start = len(trace.response_ids)
+            before = [*trace.prompt_ids, *trace.response_ids]
             trace.append(partial, None, mask=1)
-            trace.turns.append(Turn(text=self.codec.decode(partial), start=start, end=start + len(partial)))
+            read = self.codec.parse(partial, before)
+            trace.turns.append(Turn.read(read, start, start + len(partial)))
         trace.finish = "stopped"
 
     async def _tools(self) -> ToolRunner:

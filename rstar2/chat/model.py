@@ -11,8 +11,9 @@ from rstar2.chat.recovery import PAUSES, WAIT_S, ContinuingEngine, Notice
 from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import local_model, open_folder, open_server
 from rstar2.errors import UserError, as_user_error
-from rstar2.loop.prompts import MODELS_OWN, ChatCodec, FormatChoice
 from rstar2.loop.tools import load_tool
+from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice, codec_for
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.plugins import is_reference
 from rstar2.retry import RetryPolicy
 from rstar2.serve.hardware import check_float32
@@ -156,4 +157,4 @@ def _with_tool(codec: ChatCodec, tool: str | None) -> ChatCodec:
     fmt = codec.format.with_tool(named)
     if fmt.load_tools() == codec.format.load_tools():
         return codec
-    return ChatCodec(codec.tokenizer, fmt, f"{codec.source}, with the tool {named}")
+    return codec_for(codec.tokenizer, fmt, f"{codec.source}, with the tool {named}")

@@ -166,7 +166,7 @@ def run(
     from rstar2.eval.settings import JudgeChoice
     from rstar2.eval.target import Target
     from rstar2.eval.terminal.views import EvalView
-    from rstar2.loop.prompts import FormatChoice
+    from rstar2.loop.turns.choose import FormatChoice
 
     if run_folder is not None and not (model or url or oracle):
         raise UserError(

@@ -26,7 +26,7 @@ from rstar2.demo.recipe import DemoPlan, DemoRecipe
 from rstar2.demo.tiny import make_base_model
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import whole_folder, write_json
-from rstar2.loop.prompts import load_codec
+from rstar2.loop.turns.choose import load_codec
 from rstar2.runs import Run
 from rstar2.train.conversations import encode, write_encoded
 from rstar2.train.pipeline import Pipeline, open_pipeline

@@ -15,15 +15,15 @@ from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
 from rstar2.install import install_command
 from rstar2.loop.engine import EngineUnavailable
-from rstar2.loop.prompts import (
+from rstar2.loop.turns.choose import (
     MODELS_OWN,
-    ChatCodec,
     FormatChoice,
     codec_of,
     load_chat_codec,
     load_codec,
     load_tokenizer,
 )
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import RetryPolicy
 from rstar2.runs import load_config
 

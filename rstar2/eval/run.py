@@ -36,8 +36,8 @@ from rstar2.eval.stored import TRACES, SampleRecord
 from rstar2.files import read_json, write_json, write_text
 from rstar2.loop.agent import Tools
 from rstar2.loop.engine import Engine, EngineError
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import Trace, TraceWriter, read_traces
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import Outages, RetryPolicy, ServiceGone
 from rstar2.runs import refuse_changed
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rstar2.files import read_json, write_json
 from rstar2.loop.formats.format import save_format
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.turns.codec import ChatCodec
 
 GENERATION_CONFIG = "generation_config.json"
 _LENGTHS = ("max_length", "max_new_tokens")

@@ -15,6 +15,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from rstar2.errors import UserError
 from rstar2.files import LineWriter, whole_lines
+from rstar2.loop.turns import tags
+from rstar2.loop.turns.turn import ParsedTurn, Part, PartKind, joined
 
 CallStatus = Literal[
     "ok", "error", "timeout", "memory", "output_limit", "refused", "lost", "parse_error", "unknown_tool",
@@ -42,6 +44,12 @@ class ToolCall(BaseModel, extra="forbid"):
     """Seconds from asking the judge to its answer, waiting in its queue included."""
 
     @property
+    def code(self) -> str | None:
+        """The code among the arguments; None if there is none."""
+        code = (self.arguments or {}).get("code")
+        return code if isinstance(code, str) else None
+
+    @property
     def failed(self) -> bool:
         """Whether the model's own call failed (method, p_err)."""
         return self.status not in ("ok", "lost")
@@ -59,6 +67,24 @@ class Turn(BaseModel, extra="forbid"):
     calls: list[ToolCall] = Field(default_factory=list)
     calls_not_run: int = 0
     """Calls that parse, in the last turn that the limit allows: the model could not read their output."""
+    parts: list[Part] | None = None
+    """What the turn consists of; None in traces of earlier versions, see `read_parts`."""
+
+    @classmethod
+    def read(cls, turn: ParsedTurn, start: int, end: int) -> Turn:
+        """The record of a turn that was read."""
+        return cls(text=turn.text, start=start, end=end, parts=list(turn.parts))
+
+    def read_parts(self, thinking: bool = False) -> list[Part]:
+        """The parts, of traces of earlier versions too, whose models wrote our tags.
+
+        `thinking` says for such a trace whether the turn begins inside a thought.
+        """
+        return list(tags.read_turn(self.text, thinking=thinking).parts) if self.parts is None else self.parts
+
+    def text_of(self, *kinds: PartKind) -> str:
+        """The parts of these kinds, one after another."""
+        return joined(self.text, self.read_parts(), *kinds)
 
 
 class Trace(BaseModel, extra="forbid"):
@@ -160,8 +186,8 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def answer_blocks(self) -> int:
-        """How many `<answer>` blocks the model opened, over all its turns."""
-        return sum(turn.text.count("<answer>") for turn in self.turns)
+        """How many answer blocks the model opened, over all its turns."""
+        return sum(tags.answer_blocks(turn.text) for turn in self.turns)
 
 
 def read_traces(path: Path) -> Iterator[Trace]:

@@ -13,7 +13,7 @@ from rstar2.errors import UserError
 from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.loop.judge_check import PACKAGES, check_judge
 from rstar2.loop.model_folder import GENERATION_CONFIG
-from rstar2.loop.prompts import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
+from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
 from rstar2.machine import GIB, memory_bytes, nvidia_gpus
 from rstar2.serve.hardware import (
     KV_GIB,

@@ -20,7 +20,7 @@ from rstar2.errors import UserError
 from rstar2.install import install_command
 from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.loop.model_folder import GENERATION_CONFIG, ends_turns, generation_config
-from rstar2.loop.prompts import FormatChoice, load_chat_codec, load_codec
+from rstar2.loop.turns.choose import FormatChoice, load_chat_codec, load_codec
 
 _FIND = """
 import importlib.metadata, json

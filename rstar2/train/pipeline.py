@@ -29,7 +29,7 @@ from rstar2.eval.progress import Progress
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.judge.service.start import running_judge
-from rstar2.loop.prompts import load_codec
+from rstar2.loop.turns.choose import load_codec
 from rstar2.runs import Run
 from rstar2.train import sampling, stages
 from rstar2.train.answers import write_left_out

@@ -41,7 +41,8 @@ from rstar2.errors import Failure, UserError
 from rstar2.files import whole_folder, write_json, write_text
 from rstar2.loop.formats.format import Format, save_format
 from rstar2.loop.model_folder import write_format
-from rstar2.loop.prompts import ChatCodec, load_codec
+from rstar2.loop.turns.choose import load_codec
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.answers import readable_rows
 from rstar2.train.command import (
     ROUTER_FILE,

@@ -17,7 +17,8 @@ from rstar2.judge.schema import ISOLATION_ORDER
 from rstar2.loop.formats.format import FORMAT_FILE, Format, read_format
 from rstar2.loop.judge_check import require, try_judge
 from rstar2.loop.model_folder import write_format
-from rstar2.loop.prompts import ChatCodec, differences, load_tokenizer, model_format
+from rstar2.loop.turns.choose import codec_for, differences, load_tokenizer, model_format
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.model_shape import weight_files
 from rstar2.train.answers import UnreadableAnswer, readable_rows
 from rstar2.train.attention import check_attention
@@ -121,7 +122,7 @@ def plan_training(
         check_trackers(recipe.trackers, recipe.trace_trackers)
     if judge.url is None:
         server_binary()
-    codec = ChatCodec(load_tokenizer(model), fmt)
+    codec = codec_for(load_tokenizer(model), fmt)
     lengths = prompt_lengths(rows, codec)
     too_long = {
         number: _too_long(lengths, recipe, recipe.rollout.prompts, str(data))
@@ -271,8 +272,8 @@ def taught_codec(named: str | None, model: Path) -> ChatCodec:
     tokenizer = load_tokenizer(model)
     own, source = model_format(model, tokenizer)
     if named:
-        return ChatCodec(tokenizer, read_format(named, own.template), named)
-    return ChatCodec(tokenizer, own, source) if source == FORMAT_FILE else ChatCodec(tokenizer)
+        return codec_for(tokenizer, read_format(named, own.template), named)
+    return codec_for(tokenizer, own, source) if source == FORMAT_FILE else codec_for(tokenizer)
 
 
 def rl_format(named: str | None, model: Path) -> Format:
@@ -284,8 +285,8 @@ def rl_format(named: str | None, model: Path) -> Format:
     tokenizer = load_tokenizer(model)
     own, source = model_format(model, tokenizer)
     if not named:
-        return ChatCodec(tokenizer, own, source).format
-    wanted = ChatCodec(tokenizer, read_format(named, own.template), named).format
+        return codec_for(tokenizer, own, source).format
+    wanted = codec_for(tokenizer, read_format(named, own.template), named).format
     differing = differences(own, wanted, source) if source == FORMAT_FILE else []
     if differing:
         raise UserError(
@@ -313,7 +314,7 @@ def with_format(model: Path, fmt: Format, folder: Path) -> Path:
     if folder.is_dir() or (source == FORMAT_FILE and own == fmt):
         return folder if folder.is_dir() else model
     with whole_folder(folder) as part:
-        write_format(ChatCodec(tokenizer, fmt), model, part)
+        write_format(codec_for(tokenizer, fmt), model, part)
         for file in model.iterdir():
             # The tokens in the legacy file would replace those of tokenizer_config.json.
             if file.is_file() and file.name != "special_tokens_map.json" and not (part / file.name).exists():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import Finish, Trace, Turn
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.recipe import RewardRule
 from rstar2.train.reward import solved
 

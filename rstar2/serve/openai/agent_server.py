@@ -24,8 +24,9 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
 from rstar2.loop.agent import Limits
 from rstar2.loop.engine import Engine
-from rstar2.loop.prompts import ChatCodec, FormatChoice
 from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.turns.choose import FormatChoice
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.processes import begin_module
 from rstar2.retry import RetryPolicy
 from rstar2.serve.launch import answers

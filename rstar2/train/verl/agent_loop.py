@@ -24,9 +24,10 @@ from rstar2.judge.client.http import AccessRefused
 from rstar2.loop.agent import Limits, RolloutError, ToolRunner, rollout
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 from rstar2.loop.formats.format import read_format
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.trace import ToolCall, Trace
+from rstar2.loop.turns.choose import codec_for
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.recipe import RewardRule
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import may_be_kept, write_failed
@@ -174,7 +175,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._codec = ChatCodec(self.tokenizer, read_format(format), format)
+        self._codec = codec_for(self.tokenizer, read_format(format), format)
         self._tools = Toolbox(_judge(judge_url, judge_token, judge_wait_s), self._codec.format)
         self._limits = Limits(max_turns, int(self.rollout_config.response_length))
         self._reward = reward

@@ -17,7 +17,7 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from rstar2.engines.hf import HFEngine
 from rstar2.loop.engine import Sampling
-from rstar2.loop.prompts import load_codec
+from rstar2.loop.turns.choose import load_codec
 from rstar2.train.verl.cpu.platform import free_unused
 from rstar2.train.verl.engines.router import MOST_CALLS
 

@@ -1,0 +1,166 @@
+"""Which format a model has, and the codec of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.errors import UserError
+from rstar2.loop.formats.format import FORMAT_FILE, OURS, OWN, Format, ours, read_format
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.template import TemplateCodec
+from rstar2.runs import changed_keys
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.*", "tekken.json")
+"""A model's folder has at least one of them."""
+
+
+def codec_for(tokenizer: Any, fmt: Format | None = None, source: str = OURS) -> TemplateCodec:
+    """The codec of a Hugging Face tokenizer and a format, by default ours; `source` says where the format comes from.
+
+    UserError as of `TemplateCodec`.
+    """
+    return TemplateCodec(tokenizer, fmt or ours(), source)
+
+
+@dataclass(frozen=True)
+class FormatChoice:
+    """The format that a user names for a model; a UserError where one is forced, but none is named."""
+
+    named: str | None = None
+    """Name or file of a format, see `read_format`; None for the model's own."""
+    forced: bool = False
+    """Use it also where the model has another one."""
+
+    def __post_init__(self) -> None:
+        if self.forced and self.named is None:
+            raise UserError("--force-format needs --format", "Name a format.")
+
+
+MODELS_OWN = FormatChoice()
+
+
+def load_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> ChatCodec:
+    """The codec of a model folder or hub id, in the model's format.
+
+    That is its format file's, else its own chat template's, else ours. One that is chosen must agree with it, or be
+    forced.
+
+    Raises:
+        UserError: no tokenizer can be loaded from there, its parts disagree, or as of `read_format` and `codec_for`.
+    """
+    if isinstance(model, Path) and not model.is_dir():
+        hint = "Give the folder that holds config.json and the weights."
+        raise UserError(f"no model folder at {model}", hint)
+    return codec_of(model, load_tokenizer(model), choice)
+
+
+def load_chat_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> ChatCodec:
+    """The codec of a model that is shown the tools of its requests, if any, so that a template that knows none will do.
+
+    UserError as of `load_codec` where a format is named, or the model can be shown nothing at all.
+    """
+    try:
+        return load_codec(model, choice)
+    except UserError as error:
+        if choice.named is not None:
+            raise
+        try:
+            return load_codec(model, FormatChoice("no-tools"))
+        except UserError:
+            # Nobody named that format.
+            raise error from None
+
+
+def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OWN) -> ChatCodec:
+    """`load_codec` of a model whose tokenizer is loaded."""
+    own, source = model_format(model, tokenizer)
+    named = choice.named
+    if named is None:
+        return codec_for(tokenizer, own, source)
+    wanted = read_format(named, _own_template(tokenizer) or own.template)
+    differing = differences(own, wanted, source)
+    if differing and not choice.forced:
+        raise UserError(
+            f"{model} has a format of its own ({source}), which differs from {named} in: {', '.join(differing)}",
+            "Omit the format. chat, eval and serve take --force-format; the results then name the format.",
+        )
+    return codec_for(tokenizer, wanted, f"{named}, forced" if differing else named)
+
+
+def load_tokenizer(model: str | Path) -> Any:
+    """The tokenizer of a model folder or hub id; UserError where none can be loaded from there."""
+    from transformers import AutoTokenizer
+
+    check_tokenizer(model)
+    try:
+        return AutoTokenizer.from_pretrained(str(model))
+    # Of files that are damaged the libraries raise anything, their own types too.
+    except Exception as error:
+        raise _no_tokenizer(model, " ".join(str(error).split())[:200] or type(error).__name__) from error
+
+
+def check_tokenizer(model: str | Path) -> None:
+    """Raise a UserError for a folder without a tokenizer's files, of which transformers would make an empty one."""
+    folder = Path(model)
+    if folder.is_dir() and not any(any(folder.glob(name)) for name in _TOKENIZER_FILES):
+        raise _no_tokenizer(model, "it has no tokenizer")
+
+
+def _no_tokenizer(model: str | Path, why: str) -> UserError:
+    hint = f"The folder needs tokenizer.json and tokenizer_config.json beside the weights ({why})."
+    return UserError(f"cannot load a tokenizer from {model}", hint)
+
+
+def model_format(model: str | Path, tokenizer: Any) -> tuple[Format, str]:
+    """A model's own format and where it comes from; UserError where its file and its chat template disagree."""
+    template, record = _own_template(tokenizer), _format_file(model)
+    if record is not None:
+        stored = read_format(str(record))
+        if template is not None and template.strip() != stored.template.strip():
+            raise UserError(
+                f"{model}: the chat template of the tokenizer is not the one in {FORMAT_FILE}",
+                f"Remove {FORMAT_FILE} to use the tokenizer's, or copy both again from the trained model.",
+            )
+        return stored, FORMAT_FILE
+    if template is not None:
+        return read_format(OWN, template), "its own chat template"
+    return ours(), OURS
+
+
+def _own_template(tokenizer: Any) -> str | None:
+    """A tokenizer's chat template; of several, the one for tools."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("tool_use", template.get("default"))
+    return None if template is None else str(template)
+
+
+def _format_file(model: str | Path) -> Path | None:
+    """A model's format file; of a hub id, the one in the hub's cache, or fetched from there."""
+    if Path(model).is_dir():
+        record = Path(model) / FORMAT_FILE
+        return record if record.exists() else None
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        str(model),
+        FORMAT_FILE,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)
+
+
+def differences(own: Format, wanted: Format, source: str) -> list[str]:
+    """What differs between a model's format, as of `model_format`, and another, of all that a reply is written by.
+
+    The time and memory that a call may take are the user's to choose. Of a model without a format file only the
+    template counts.
+    """
+    if source == FORMAT_FILE:
+        free: Any = {"examples": True, "limits": {"seconds", "memory_mb"}}
+        return changed_keys(own.model_dump(exclude=free), wanted.model_dump(exclude=free))
+    return [] if source == OURS or own.template == wanted.template else ["template"]
