@@ -1,13 +1,15 @@
 """Loads what users add from outside the package: an object of a module of theirs, named `module:object`.
 
 A recipe, a format or an option names such an object where it could also name one that is shipped. The module is looked
-for where Python looks, then in the current folder, then in further folders, such as that of the recipe.
+for where Python looks, then in the current folder, then in further folders, such as that of the recipe. The processes
+that this one starts look in the same folders: an environment variable has them.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +20,19 @@ from typing import Any
 
 from rstar2.errors import Failure, UserError
 
+FOLDERS = "RSTAR2_MODULE_FOLDERS"
+"""The environment variable with the folders that were searched so far."""
+
 
 def is_reference(name: str) -> bool:
     """Whether a name is meant as `module:object`, not as the name of something shipped."""
     return ":" in name
+
+
+def search_in(folder: Path) -> None:
+    """Makes modules in a folder loadable, in this process and in those that it starts later."""
+    known = os.environ.get(FOLDERS, "").split(os.pathsep)
+    os.environ[FOLDERS] = os.pathsep.join(dict.fromkeys([*filter(None, known), str(folder.resolve())]))
 
 
 def load(reference: str, role: str, folders: Sequence[Path] = ()) -> Any:
@@ -97,7 +108,9 @@ def failures_named(reference: str, role: str) -> Iterator[None]:
 
 
 def _import(module_name: str, subject: str, folders: Sequence[Path]) -> ModuleType:
-    searched = [Path.cwd(), *(folder.resolve() for folder in folders)]
+    for folder in (Path.cwd(), *folders):
+        search_in(folder)
+    searched = [Path(folder) for folder in os.environ[FOLDERS].split(os.pathsep)]
     for folder in searched:
         # At the end: a file of the user's must not take the place of a module that we, or a library, import.
         if str(folder) not in sys.path:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,19 +31,14 @@ def broken(group, rng):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a user's module, which is forgotten afterwards; the current folder is another one."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, users_modules: None) -> Path:
+    """A folder with a user's module; the current folder is another one."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
     (there / "users_module.py").write_text(MODULE)
     monkeypatch.chdir(here)
-    path, modules = list(sys.path), set(sys.modules)
-    yield there
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if name.startswith("users_"):
-            del sys.modules[name]
+    return there
 
 
 def test_only_names_with_a_colon_are_references() -> None:
@@ -127,3 +122,12 @@ def test_an_exception_of_a_users_function_is_a_failure_with_its_line(folder: Pat
     ):
         function([1], 0)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_child_processes_look_in_the_same_folders(folder: Path) -> None:
+    load("users_module:NUMBER", "the number", [folder])
+    program = "from rstar2.plugins import load; print(load('users_module:NUMBER', 'the number'))"
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd="/", check=False
+    )
+    assert child.stdout.strip() == "7", child.stderr

@@ -197,9 +197,12 @@ def _share_correct(progress: Progress) -> str:
 
 
 def _method(recipe: StageRecipe) -> str:
-    if recipe.algorithm.name == "grpo-roc":
-        return "plain GRPO" if recipe.roc.variant == "off" else "GRPO-RoC"
-    return "plain GRPO" if recipe.algorithm.name == "grpo" else recipe.algorithm.name
+    """What a person calls a stage's training."""
+    objective, selection = recipe.algorithm.objective, recipe.select.name
+    usual = {"roc": "GRPO-RoC", "release": "GRPO-RoC", "random": "plain GRPO"}
+    if objective == "grpo" and selection in usual:
+        return usual[selection]
+    return f"{objective}, select {selection}"
 
 
 @contextmanager

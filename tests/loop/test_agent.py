@@ -22,8 +22,9 @@ from rstar2.loop.trace import CallStatus, ToolCall, Trace, TraceWriter, read_tra
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.loop.turns.template import END_OF_TURN
 from rstar2.report.segments import turn_parts
+from rstar2.train.group import Rollout
 from rstar2.train.reward import text_to_grade
-from rstar2.train.roc import RocSettings, Rollout, left_out
+from rstar2.train.select import void_turn
 
 
 def call_text(code: str, stdin: str = "") -> str:
@@ -395,7 +396,7 @@ async def test_a_last_turn_is_not_void_where_its_call_parses_though_it_is_not_ru
     trace = Trace.model_validate_json(trace.model_copy(update={"reward": 0.0}).model_dump_json())
     found = Rollout.from_trace(trace)
     assert (found.void_turns, found.calls) == (void, 1)
-    assert left_out(found, RocSettings(leave_out="void-turn")) == bool(void)
+    assert void_turn.excludes(found) == bool(void)
 
 
 async def test_a_turn_that_hits_the_budget_ends_the_rollout(codec: ChatCodec) -> None:

@@ -141,7 +141,7 @@ def test_an_sft_that_was_killed_resumes_from_its_last_checkpoint(root: Path) -> 
 
 
 def test_a_stage_takes_the_prepared_problems(root: Path, judge: JudgeHandle) -> None:
-    changes = ("steps=1", "rollout.prompts=4", "rollout.rollouts=4", "roc.down_sample_to_n=2")
+    changes = ("steps=1", "rollout.prompts=4", "rollout.rollouts=4", "groups.keep=2")
     changes += ("rollout.tokens=160", "rollout.max_turns=2", "rollout.prompt_tokens=128")
     settings = [word for change in changes for word in ("--set", change)]
     data = ("--model", root / "tuned", "--data", root / "rl", "--profile", "laptop", "--judge", judge.url)

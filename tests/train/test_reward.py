@@ -6,8 +6,7 @@ import pytest
 
 from rstar2.loop.trace import Finish, Trace, Turn
 from rstar2.loop.turns.codec import ChatCodec
-from rstar2.train.recipe import RewardRule
-from rstar2.train.reward import solved
+from rstar2.train.reward import SHIPPED, solved
 
 
 def trace(codec: ChatCodec, said: str, tool_said: str = "", finish: Finish = "answer") -> Trace:
@@ -37,15 +36,14 @@ def trace(codec: ChatCodec, said: str, tool_said: str = "", finish: Finish = "an
     ],
 )
 def test_a_problem_counts_as_solved_where_training_would_reward_it(
-    codec: ChatCodec, said: str, rules: list[RewardRule]
+    codec: ChatCodec, said: str, rules: list[str]
 ) -> None:
-    every: tuple[RewardRule, ...] = ("paper", "boxed", "release", "lenient", "constant")
-    found = [rule for rule in every if list(solved([trace(codec, said)], rule)) == [("p", True)]]
+    found = [rule for rule in SHIPPED if list(solved([trace(codec, said)], rule)) == [("p", True)]]
     assert found == rules
 
 
 def test_no_rule_reads_tool_output_and_only_the_release_a_turn_that_was_cut_off(codec: ChatCodec) -> None:
-    rules: tuple[RewardRule, ...] = ("paper", "boxed", "release", "lenient")
+    rules: tuple[str, ...] = ("paper", "boxed", "release", "lenient")
     box = r"\boxed{42}"
 
     def rewarded(each: Trace) -> list[str]:

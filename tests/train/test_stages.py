@@ -310,7 +310,7 @@ def test_problems_that_a_stage_is_measured_on_are_read_before_it_begins_and_roll
     rows = rl_rows([Problem(str(number), "How many?", "7") for number in range(4)], 8, "made")
     write_parquet(tmp_path / "train.parquet", rows)
     write_parquet(tmp_path / "held.parquet", rows[:2])
-    changes = ["rollout.prompts=4", "rollout.rollouts=8", "roc.down_sample_to_n=4", "held_out.samples=3"]
+    changes = ["rollout.prompts=4", "rollout.rollouts=8", "groups.keep=4", "held_out.samples=3"]
     missing = stage_recipe(1, None, [*changes, f"held_out.data={tmp_path / 'gone.parquet'}"])
     with pytest.raises(UserError, match=r"gone\.parquet"):
         plan_training({1: missing}, model, tmp_path / "train.parquet", None, JudgeChoice("http://judge"))

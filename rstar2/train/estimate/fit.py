@@ -142,7 +142,7 @@ def _engine_warnings(hardware: Hardware, memory: Memory) -> Iterator[str]:
 
 def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
     """How much more a step may roll out than the plan says, which knows no model's groups without a gradient."""
-    refills = recipe.selection.refill_batches
+    refills = recipe.groups.refill_batches
     if refills:
         most = round((1 + refills) * recipe.rollout.prompts * recipe.rollout.rollouts)
         yield (

@@ -32,7 +32,7 @@ from rstar2.runs import refuse_changed
 from rstar2.train.filter.card import write_card
 from rstar2.train.filter.engines import CPU_BATCH, open_engines
 from rstar2.train.filter.progress import CARD, SETTINGS
-from rstar2.train.recipe import RewardRule, StageRecipe
+from rstar2.train.recipe import StageRecipe
 from rstar2.train.reward import solved, text_to_grade
 from rstar2.train.sampling import JudgeAddress, Rows, check_samples, drop_solved, problems_of
 
@@ -160,7 +160,7 @@ def sampling_of(recipe: StageRecipe) -> EvalSettings:
 class PolicyMethod(AgentMethod):
     """The agent loop, with the verdict that decides the reward of training."""
 
-    def __init__(self, agent: Agent, settings: EvalSettings, reward: RewardRule) -> None:
+    def __init__(self, agent: Agent, settings: EvalSettings, reward: str) -> None:
         super().__init__(agent, settings)
         self._reward = reward
 

@@ -1,4 +1,4 @@
-"""RoC keeps what the paper says it keeps."""
+"""RoC keeps what the paper, and the released code, say that it keeps; its rivals draw at random."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.train.roc_selection import select
+from support.train.selecting import choose, trained
 
 from rstar2.loop.trace import Finish, ToolCall, Trace, Turn
-from rstar2.train.roc import RocSettings, Rollout, penalty, sample_down
+from rstar2.train.group import Rollout, gives_gradient
+from rstar2.train.select import release, roc
 
-PAPER = RocSettings(down_sample_to_n=8)
 ANSWER = "<answer>1</answer>"
-RELEASE = RocSettings(variant="release", down_sample_to_n=8)
 
 
 def rollout(reward: float, calls: int = 1, failed: int = 0, blocks: int = 1, turns: int = 2) -> Rollout:
@@ -57,7 +56,7 @@ rollouts = st.builds(
     ],
 )
 def test_penalty_is_the_papers(trace: Rollout, expected: float) -> None:
-    assert penalty(trace, PAPER) == pytest.approx(expected)
+    assert roc.penalty(trace) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_the_releases_penalty_by_hand(
 ) -> None:
     made = rollout(1, calls, turns=turns)
     trace = replace(made, failed_calls=calls, error_replies=error_replies, closed_blocks=closed_blocks)
-    assert penalty(trace, RELEASE) == expected
+    assert release.penalty(trace) == expected
 
 
 def test_the_release_finds_errors_by_the_word_and_counts_tags_in_tool_output() -> None:
@@ -97,7 +96,7 @@ def test_the_release_finds_errors_by_the_word_and_counts_tags_in_tool_output() -
 
 
 @pytest.mark.parametrize(
-    ("turns", "finish", "release", "paper"),
+    ("turns", "finish", "released", "paper"),
     [
         # What the released functions say of the same texts.
         ([("a", ["ok"]), (ANSWER, [])], "answer", 0.0, 0.0),
@@ -114,7 +113,7 @@ def test_the_release_finds_errors_by_the_word_and_counts_tags_in_tool_output() -
     ],
 )
 def test_the_release_judges_a_rollout_by_its_text(
-    turns: list[tuple[str, list[str]]], finish: Finish, release: float, paper: float
+    turns: list[tuple[str, list[str]]], finish: Finish, released: float, paper: float
 ) -> None:
     trace = Trace(
         problem_id="p",
@@ -129,48 +128,40 @@ def test_the_release_judges_a_rollout_by_its_text(
         reward=1.0,
     )
     made = Rollout.from_trace(trace)
-    assert (penalty(made, RELEASE), penalty(made, PAPER)) == pytest.approx((release, paper))
+    assert (release.penalty(made), roc.penalty(made)) == pytest.approx((released, paper))
 
 
 def test_each_penalty_can_be_switched_off() -> None:
     trace = rollout(1, calls=2, failed=1, blocks=0)
-    assert penalty(trace, PAPER.model_copy(update={"roc_error_ratio": False})) == 1.0
-    assert penalty(trace, PAPER.model_copy(update={"roc_answer_format": False})) == 0.5
+    assert roc.penalty(trace, roc_error_ratio=False) == 1.0
+    assert roc.penalty(trace, roc_answer_format=False) == 0.5
 
 
 @pytest.mark.parametrize("wrong", range(17))
 def test_paper_keeps_half_of_the_wrong_rounded_down_and_fills_with_correct(wrong: int) -> None:
     group = [rollout(0)] * wrong + [rollout(1)] * (16 - wrong)
-    kept = sample_down(group, PAPER, np.random.default_rng(0))
+    kept = choose("roc", group, 8)
     assert len(kept) == 8
     assert sum(group[i].reward == 0 for i in kept) == wrong // 2
 
 
 @given(st.lists(rollouts, min_size=1, max_size=40), st.integers(2, 20), st.integers(0, 5), st.integers(0, 5))
-def test_every_variant_keeps_g_distinct_rollouts_of_any_group(
+def test_g_distinct_rollouts_of_any_group_are_kept(
     group: list[Rollout], keep: int, least_wrong: int, least_right: int
 ) -> None:
-    for variant in ("paper", "release", "off"):
-        settings = RocSettings(
-            variant=variant,
-            down_sample_to_n=keep,
-            min_zero_reward_trace_num=least_wrong,
-            min_non_zero_reward_trace_num=least_right,
-        )
-        kept = sample_down(group, settings, np.random.default_rng(1))
+    minima = {"min_zero_reward_trace_num": least_wrong, "min_non_zero_reward_trace_num": least_right}
+    for name, settings in (("roc", {}), ("release", minima), ("random", {})):
+        kept = choose(name, group, keep, 1, **settings)
         assert kept == sorted(set(kept))
         assert len(kept) == min(keep, len(group))
         assert all(0 <= i < len(group) for i in kept)
-
-
-TWO = RocSettings(down_sample_to_n=2)
 
 
 def test_correct_traces_are_drawn_in_proportion_to_one_over_the_penalty() -> None:
     # Of two wrong ones one is kept, and so one of the correct.
     group = [rollout(1, calls=4, failed=1), rollout(1, calls=4, failed=3), rollout(0), rollout(0)]
     rng = np.random.default_rng(0)
-    first = sum(select(group, TWO, rng)[0] == 0 for _ in range(4000)) / 4000
+    first = sum(choose("roc", group, 2, rng)[0] == 0 for _ in range(4000)) / 4000
     assert first == pytest.approx(0.75, abs=0.03)  # weights 4 and 4/3
 
 
@@ -179,8 +170,7 @@ def test_the_floor_decides_how_far_a_faultless_trace_is_preferred() -> None:
     rng = np.random.default_rng(0)
 
     def share(floor: float) -> float:
-        settings = TWO.model_copy(update={"penalty_floor": floor})
-        return sum(select(group, settings, rng)[0] == 0 for _ in range(2000)) / 2000
+        return sum(choose("roc", group, 2, rng, penalty_floor=floor)[0] == 0 for _ in range(2000)) / 2000
 
     assert share(1e-3) > 0.99
     assert share(0.5) == pytest.approx(0.5, abs=0.05)
@@ -189,22 +179,21 @@ def test_the_floor_decides_how_far_a_faultless_trace_is_preferred() -> None:
 def test_wrong_traces_are_kept_uniformly_whatever_their_faults() -> None:
     group = [rollout(0, calls=4, failed=4, blocks=0)] * 8 + [rollout(0)] * 8
     rng = np.random.default_rng(0)
-    faulty = np.mean([sum(i < 8 for i in sample_down(group, PAPER, rng)) for _ in range(500)])
+    faulty = np.mean([sum(i < 8 for i in choose("roc", group, 8, rng)) for _ in range(500)])
     assert faulty == pytest.approx(4.0, abs=0.3)
 
 
 def test_plain_grpo_ignores_penalties() -> None:
-    settings = RocSettings(variant="off", down_sample_to_n=8)
     group = [rollout(1)] * 8 + [rollout(1, calls=1, failed=1, blocks=0)] * 8
     rng = np.random.default_rng(0)
-    clean = np.mean([sum(i < 8 for i in sample_down(group, settings, rng)) for _ in range(500)])
+    clean = np.mean([sum(i < 8 for i in choose("random", group, 8, rng)) for _ in range(500)])
     assert clean == pytest.approx(4.0, abs=0.3)
 
 
 def test_release_takes_the_least_penalised_correct_and_the_first_wrong() -> None:
     noisy = replace(rollout(1), error_replies=1)
     group = [rollout(0)] * 4 + [noisy] * 6 + [rollout(1)] * 6
-    assert select(group, RELEASE, np.random.default_rng(0)) == [0, 1, *range(10, 16)]
+    assert trained("release", group, 8) == [0, 1, *range(10, 16)]
 
 
 @pytest.mark.parametrize(
@@ -213,38 +202,33 @@ def test_release_takes_the_least_penalised_correct_and_the_first_wrong() -> None
 def test_release_lifts_either_side_to_its_minimum(
     least_wrong: int, least_right: int, wrong_kept: int
 ) -> None:
-    settings = RELEASE.model_copy(
-        update={"min_zero_reward_trace_num": least_wrong, "min_non_zero_reward_trace_num": least_right}
-    )
+    minima = {"min_zero_reward_trace_num": least_wrong, "min_non_zero_reward_trace_num": least_right}
     group = [rollout(0)] * 3 + [rollout(1)] * 13
-    kept = select(group, settings, np.random.default_rng(0))
+    kept = trained("release", group, 8, **minima)
     assert sum(group[i].reward == 0 for i in kept) == wrong_kept
 
 
 def test_a_group_that_gives_no_gradient_is_dropped() -> None:
-    rng = np.random.default_rng(0)
-    assert select([rollout(1)] * 16, PAPER, rng) == []
+    assert trained("roc", [rollout(1)] * 16, 8) == []
     # One wrong of sixteen: half of it, rounded down, is none.
-    assert select([*[rollout(1)] * 15, rollout(0)], PAPER, rng) == []
-    assert len(select([*[rollout(1)] * 14, rollout(0), rollout(0)], PAPER, rng)) == 8
-    keeping = PAPER.model_copy(update={"reject_equal_reward": False})
-    assert len(select([rollout(1)] * 16, keeping, rng)) == 8
+    assert trained("roc", [*[rollout(1)] * 15, rollout(0)], 8) == []
+    assert len(trained("roc", [*[rollout(1)] * 14, rollout(0), rollout(0)], 8)) == 8
+    assert gives_gradient([rollout(1)] * 8, drop_equal_rewards=False)
     # VERL would give a lone rollout its reward as its advantage.
-    assert select([rollout(1)], keeping, rng) == []
+    assert not gives_gradient([rollout(1)], drop_equal_rewards=False)
 
 
 def test_what_the_judge_lost_is_no_positive_no_negative_and_no_failed_call() -> None:
     lost = Rollout(1.0, 2, 1, 1, 2, lost_calls=1)
     group = [lost] * 4 + [rollout(1)] * 6 + [lost] * 2 + [rollout(0)] * 4
-    for variant in ("paper", "release", "off"):
-        settings = PAPER.model_copy(update={"variant": variant})
+    for name in ("roc", "release", "random"):
         for seed in range(20):
-            kept = select(group, settings, np.random.default_rng(seed))
+            kept = trained(name, group, 8, seed)
             assert len(kept) == 8
             assert not any(group[i].lost_calls for i in kept)
-    kept = select(group, PAPER, np.random.default_rng(0))
+    kept = trained("roc", group, 8)
     assert sum(group[i].reward == 0 for i in kept) == 2, "half of the four wrong ones"
-    assert select([lost] * 15 + [rollout(1)], PAPER, np.random.default_rng(0)) == []
+    assert trained("roc", [lost] * 15 + [rollout(1)], 8) == []
 
 
 RELEASE_KEEPS = [
@@ -267,61 +251,50 @@ def test_release_keeps_what_its_rules_give_by_hand(
 ) -> None:
     group = [rollout(1)] * positives + [rollout(0)] * negatives
     for least, wrong in ((0, plain), (2, with_minima)):
-        settings = RocSettings(
-            variant="release",
-            down_sample_to_n=4,
-            min_zero_reward_trace_num=least,
-            min_non_zero_reward_trace_num=least,
-        )
-        kept = sample_down(group, settings, np.random.default_rng(0))
+        minima = {"min_zero_reward_trace_num": least, "min_non_zero_reward_trace_num": least}
+        kept = choose("release", group, 4, **minima)
         assert (len(kept), sum(group[i].reward == 0 for i in kept)) == (4, wrong)
 
 
 def test_where_the_releases_shares_do_not_come_to_g_the_least_penalised_are_kept() -> None:
     noisy = replace(rollout(1), error_replies=1)
     group = [noisy] * 4 + [rollout(1)] + [rollout(0)] * 5  # round(2.5) = 2 of each, and G is 5
-    settings = RocSettings(variant="release", down_sample_to_n=5)
-    assert sample_down(group, settings, np.random.default_rng(0)) == [4, 5, 6, 7, 8]
+    assert choose("release", group, 5) == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("keep", range(2, 17))
-def test_every_mix_of_every_group_size_is_kept_as_each_variant_says(keep: int) -> None:
+def test_of_every_mix_and_group_size_roc_and_the_release_keep_what_they_say(keep: int) -> None:
     for size in (2 * keep, 2 * keep - 1):
         for positives in range(size + 1):
             group = [rollout(1)] * positives + [rollout(0)] * (size - positives)
-            for variant, least in (("paper", 0), ("release", 0), ("release", 2)):
-                settings = RocSettings(
-                    variant=variant,
-                    down_sample_to_n=keep,
-                    min_zero_reward_trace_num=least,
-                    min_non_zero_reward_trace_num=least,
-                )
-                kept = sample_down(group, settings, np.random.default_rng(positives))
+            for name, least in (("roc", 0), ("release", 0), ("release", 2)):
+                minima = {"min_zero_reward_trace_num": least, "min_non_zero_reward_trace_num": least}
+                kept = choose(name, group, keep, positives, **({} if name == "roc" else minima))
                 wrong = sum(group[i].reward == 0 for i in kept)
                 right = len(kept) - wrong
                 wrong_share, right_share = (round(n * keep / size) for n in (size - positives, positives))
                 assert len(kept) == keep
                 assert wrong <= size - positives
                 assert right <= positives
-                if variant == "paper":
+                if name == "roc":
                     assert wrong == max((size - positives) // 2, keep - positives)
                 elif not least and positives and wrong_share + right_share == keep:
                     assert wrong == wrong_share
                 elif keep % 2 == 0 and keep >= 2 * least:  # else the shares may not come to G
                     assert wrong >= min(least, size - positives)
                     assert right >= min(least, positives)
-                trained = bool(select(group, settings, np.random.default_rng(positives)))
-                assert trained == (wrong > 0 and right > 0)
+                gradient = gives_gradient([group[i] for i in kept], drop_equal_rewards=True)
+                assert gradient == (wrong > 0 and right > 0)
 
 
 @pytest.mark.parametrize("wrong", range(9))
 def test_the_papers_draw_has_no_favourite_among_wrong_ones_and_equally_clean_correct_ones(wrong: int) -> None:
-    settings, draws = PAPER.model_copy(update={"down_sample_to_n": 4}), 1000
+    draws = 1000
     group = [rollout(0, calls=4, failed=i % 5) for i in range(wrong)] + [rollout(1)] * (8 - wrong)
     rng = np.random.default_rng(wrong)
     times = np.zeros(8)
     for _ in range(draws):
-        times[sample_down(group, settings, rng)] += 1
+        times[choose("roc", group, 4, rng)] += 1
     kept_wrong = wrong // 2
     expected = [kept_wrong / max(wrong, 1)] * wrong + [(4 - kept_wrong) / max(8 - wrong, 1)] * (8 - wrong)
     # Five standard deviations of a share.
