@@ -23,7 +23,7 @@ from pydantic import Field
 from rstar2.config import Strict
 from rstar2.data.candidates import Candidates, Numbers
 from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
-from rstar2.errors import RStarError, UserError
+from rstar2.errors import RStarError, UserError, first_error
 from rstar2.loop.engine import EngineError
 from rstar2.loop.trace import drop_torn_line
 from rstar2.retry import RetryPolicy
@@ -173,10 +173,7 @@ def rewrite(
                     for _ in range(_IN_FLIGHT):
                         group.create_task(one_after_the_other())
             except* RStarError as errors:
-                first: BaseException = errors
-                while isinstance(first, BaseExceptionGroup):
-                    first = first.exceptions[0]
-                raise first from None
+                raise first_error(errors) from None
 
     asyncio.run(work())
 

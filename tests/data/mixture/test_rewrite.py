@@ -72,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """With bounds of the client that a machine that stands still for a while does not pass."""
     monkeypatch.setattr("rstar2.data.mixture.rewrite._CHECK_S", TIMEOUT_S)
-    monkeypatch.setattr("rstar2.engines.retry.FIRST_ANSWER_S", TIMEOUT_S)
+    monkeypatch.setattr("rstar2.retry.FIRST_ANSWER_S", TIMEOUT_S)
     with Server() as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.05,))
         thread.start()
