@@ -37,13 +37,14 @@ from rstar2.data.mixture.card import CARD, Card, make_card, write_card
 from rstar2.data.mixture.draw import draw
 from rstar2.data.mixture.dropped import MOST_GRAMS, DroppedRows
 from rstar2.data.mixture.recipe import MixturePlan
-from rstar2.data.mixture.rewrite import Rewritten, Texts, check_server, rewrite
+from rstar2.data.mixture.rewrite import WAIT_S, Rewriter, Rewritten, Texts, check_server
 from rstar2.data.parquet import PREPARED
 from rstar2.data.reading import Origin, ReadCounts, read_source, sha256
 from rstar2.data.rows import SCHEMAS, Kind, as_json
 from rstar2.data.workers import ahead, mapped, start_server
 from rstar2.errors import Failure, UserError
 from rstar2.files import whole_file, whole_path, write_json
+from rstar2.retry import RetryPolicy
 from rstar2.runs import changed_keys, locked
 
 DROPPED = "dropped.jsonl"
@@ -265,7 +266,8 @@ class _Preparation:
     def _rewrite(self, rows: Candidates) -> tuple[dict[str, Texts], dict[str, Rewritten]]:
         """Have a model rewrite what is left of some sources. → by source, the texts and what became of them."""
         texts, rewritten = {}, {}
-        settings = self._plan.recipe.rewrite
+        settings, retries = self._plan.recipe.rewrite, RetryPolicy(WAIT_S)
+        rewriter = Rewriter(self._plan.rewriter, settings, retries)
         for at, origin in enumerate(self._plan.origins if settings.model else ()):
             what = origin.source.rewritten
             if what is None:
@@ -275,9 +277,10 @@ class _Preparation:
             name = self._named("rewrite", origin.name, settings.model_dump(mode="json"))
             found = texts[origin.name] = Texts(self._work / f"rewrite-{name}.jsonl")
             self._progress.start(f"rewrite the {what} of {origin.name}")
-            rewrite(rows, numbers, what, self._plan.rewriter, settings, found, self._progress.rows)
+            rewriter.rewrite(rows, numbers, what, found, self._progress.rows)
             done = rewritten[origin.name] = found.count(what, numbers)
-            self._progress.finish(f"{done.taken} of {len(numbers)} taken")
+            waited = [outages.text for outages in retries.outages]
+            self._progress.finish("; ".join([f"{done.taken} of {len(numbers)} taken", *waited]))
         return texts, rewritten
 
     def _write_data(self, rows: Candidates, texts: dict[str, Texts]) -> str:
