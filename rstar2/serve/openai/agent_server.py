@@ -22,8 +22,7 @@ from rstar2.judge.service.start import running_judge
 from rstar2.loop.agent import Limits
 from rstar2.loop.prompts import FormatChoice
 from rstar2.loop.toolbox import Toolbox
-from rstar2.processes import begin_module
-from rstar2.serve.launch import answers
+from rstar2.processes import answers, begin_module
 from rstar2.serve.openai.agent import Agent, agent_router
 from rstar2.serve.openai.answers import model_list
 from rstar2.serve.openai.context import Context
