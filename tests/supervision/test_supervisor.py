@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.process_table import running
+from support.process_table import children, running
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure, UserError
@@ -38,6 +38,8 @@ def end(*_):
     sys.exit()
 
 signal.signal(signal.SIGTERM, end)
+while Path("hold").exists():
+    time.sleep(0.05)
 Path("." + sys.argv[1]).write_text(str(os.getpid()))
 os.rename("." + sys.argv[1], sys.argv[1])
 while True:
@@ -87,11 +89,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def _settings(folder: Path, detached: bool = False) -> SupervisionSettings:
+    return SupervisionSettings(folder=str(folder / "state"), max_log_bytes=1 << 20, detached=detached)
+
+
 @contextmanager
 def _started(folder: Path, detached: bool = False) -> Iterator[Started]:
     for name in PARTS:
         (folder / name).unlink(missing_ok=True)
-    settings = SupervisionSettings(folder=str(folder / "state"), max_log_bytes=1 << 20, detached=detached)
+    settings = _settings(folder, detached)
     with started_supervisor("service", settings, "the service", TIMEOUT_S) as (process, events):
         try:
             event = events.next(TIMEOUT_S)
@@ -126,6 +132,18 @@ def test_it_stops_when_its_starter_is_gone_unless_it_is_detached(folder: Path) -
         # It restarts what dies, so it has looked after its parts since then.
         wait_until((folder / "left").exists)
         assert process.poll() is None
+
+
+def test_it_stops_when_its_starter_is_gone_before_its_parts_are_ready(folder: Path) -> None:
+    (folder / "hold").touch()
+    with started_supervisor("service", _settings(folder), "the service", TIMEOUT_S) as (process, events):
+        wait_until(lambda: len(children(process.pid)) == len(PARTS))
+        parts = children(process.pid)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert events.next(TIMEOUT_S) is None
+    assert process.wait(TIMEOUT_S) == 0
+    assert not running(parts)
 
 
 def test_a_part_that_dies_is_started_again_and_an_error_of_it_ends_the_service(folder: Path) -> None:
