@@ -10,7 +10,7 @@ from rstar2.supervision.state import StateFile, end_module, runs_module, state_f
 
 SUPERVISOR = "rstar2.serve.supervisor"
 STOP_S = 90.0
-"""For all parts one after the other."""
+"""For all waves of parts, one after the other."""
 
 
 def server_folder(port: int) -> Path:
