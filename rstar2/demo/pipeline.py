@@ -33,7 +33,7 @@ from rstar2.train.pipeline import Pipeline, open_pipeline
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.records.timing import PhaseTimer, run_timing
 from rstar2.train.sampling import Evaluation
-from rstar2.train.stages import PhaseProgress, is_done, run_sft
+from rstar2.train.stages import PhaseProgress, SftInput, is_done, run_sft
 from rstar2.train.start_checks import with_format
 
 TOKENIZER_TRACES = 1500
@@ -100,9 +100,8 @@ def fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
         codec = load_codec(base)
         write_encoded(data, (encode({"messages": messages}, codec) for messages in conversations))
     timer = PhaseTimer(folder, pipeline.timer)
-    return run_sft(
-        plan.sft, base, data, count, folder, run.logs, pipeline.progress, timer, pipeline.trainer_env
-    )
+    inputs = SftInput(plan.sft, base, data, count)
+    return run_sft(inputs, folder, run.logs, pipeline.progress, timer, pipeline.trainer_env)
 
 
 def _base(demo: DemoRecipe, root: Path) -> Path:

@@ -252,7 +252,8 @@ def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
         # Training takes long, and what reads them from here on is the trainer.
         plan.conversations.clear()
     timer = PhaseTimer(folder)
-    return stages.run_sft(plan.recipe, base, data, count, folder, run.logs, progress, timer)
+    inputs = stages.SftInput(plan.recipe, base, data, count)
+    return stages.run_sft(inputs, folder, run.logs, progress, timer)
 
 
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:

@@ -133,23 +133,32 @@ def warner(progress: PhaseProgress, log: Path) -> Callable[[str], None]:
     return warn
 
 
+@dataclass(frozen=True)
+class SftInput:
+    """What stage 0 trains, and on what."""
+
+    recipe: SftRecipe
+    model: Path
+    data: Path
+    """A file of `rstar2.train.conversations.write_encoded`."""
+    conversations: int
+    """How many the file holds."""
+
+
 def run_sft(
-    recipe: SftRecipe,
-    model: Path,
-    data: Path,
-    conversations: int,
+    inputs: SftInput,
     folder: Path,
     logs: Path,
     progress: PhaseProgress,
     timer: PhaseTimer,
     trainer_env: Callable[[Hardware], Mapping[str, str]] | None = None,
 ) -> Path:
-    """Stage 0: fine-tune on `data`, of `rstar2.train.conversations.write_encoded`; returns the model's folder.
+    """Stage 0: fine-tune a model. Returns the new model's folder. Raises Failure if the trainer fails.
 
-
-    The trainer prints to `logs`; `trainer_env` is that of `rstar2.train.pipeline.Pipeline`. A Failure where it fails.
+    The trainer prints to `logs`; `trainer_env` is that of `rstar2.train.pipeline.Pipeline`.
     """
-    steps = conversations // recipe.batch * recipe.epochs
+    recipe = inputs.recipe
+    steps = inputs.conversations // recipe.batch * recipe.epochs
     progress.start("sft", "stage 0: SFT", steps)
     if is_done(folder):
         progress.finish("sft", DONE_BEFORE)
@@ -158,16 +167,17 @@ def run_sft(
     def on_step(step: int, metrics: dict[str, float]) -> None:
         progress.update("sft", step, f"loss {metrics['train/loss']:.3f}")
 
-    command = sft_command(recipe, folder, model, data, next_metrics(folder))
+    command = sft_command(recipe, folder, inputs.model, inputs.data, next_metrics(folder))
     if trainer_env:
         command.env.update(trainer_env(recipe.hardware))
     saved = CheckpointSettings(
         every=recipe.checkpoint_every, every_minutes=recipe.checkpoint_every_minutes, keep=SFT_KEEP
     )
     log = logs / "sft.log"
-    start = Start(command, folder, steps, model, log, recipe.hardware, saved, timer, warner(progress, log))
+    warn = warner(progress, log)
+    start = Start(command, folder, steps, inputs.model, log, recipe.hardware, saved, timer, warn)
     trained = train(start, on_step)
-    progress.finish("sft", f"{conversations} conversations, {steps} steps")
+    progress.finish("sft", f"{inputs.conversations} conversations, {steps} steps")
     return trained
 
 

@@ -27,9 +27,8 @@ from rstar2.loop.engine import Engine
 from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.turns.choose import FormatChoice
 from rstar2.loop.turns.codec import ChatCodec
-from rstar2.processes import begin_module
+from rstar2.processes import answers, begin_module
 from rstar2.retry import RetryPolicy
-from rstar2.serve.launch import answers
 from rstar2.serve.openai.agent import Agent, Context, agent_router
 from rstar2.serve.openai.answers import model_list
 from rstar2.serve.openai.http import add_errors, require_key

@@ -418,7 +418,7 @@ async def test_a_harness_that_is_killed_leaves_no_folders(
 
 
 def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest.CaptureFixture[str]) -> None:
-    from rstar2.doctor.harnesses import environments
+    from rstar2.doctor.examine import harness_environments
 
     harness = Harness("small", ("ifeval",), ("emoji==2.15.0",), ("emoji",))
     shutil.rmtree(harness.folder, ignore_errors=True)  # broken by an earlier run, where environments are kept
@@ -438,7 +438,7 @@ def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest
     assert fault(replace(harness, packages=("emoji==2.14.0",))) == (
         "made for emoji==2.15.0, but now needs emoji==2.14.0"
     )
-    assert [finding.name for finding in environments()] == [
+    assert [finding.name for finding in harness_environments()] == [
         f"harness {each.name}" for each in harnesses() if each.folder.is_dir()
     ]
 

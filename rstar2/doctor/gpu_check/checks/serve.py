@@ -85,7 +85,7 @@ def _wait_until_it_answers(
     settings: Settings, process: subprocess.Popen[bytes], url: str, seen: Measured
 ) -> None:
     """CheckFailed if the server ends first; it gives up by itself after `READY_S`."""
-    from rstar2.serve.launch import answers
+    from rstar2.processes import answers
 
     while not answers(url):
         if (code := process.poll()) is not None:
