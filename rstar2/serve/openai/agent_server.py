@@ -62,6 +62,9 @@ def open_model(settings: AgentServerSettings) -> OpenedModel:
     choice = FormatChoice(settings.format, settings.force_format)
     if settings.engine_url is None:
         engine, codec = open_folder(Path(settings.model), MAX_BATCH, choice)
+        from rstar2.engines.hf import HFEngine  # loads torch, which `open_folder` says if it is missing
+
+        assert isinstance(engine, HFEngine)
         engine.context = min(engine.context, settings.max_model_len or engine.context)
         return OpenedModel(engine, codec, settings.model, settings.model, engine.context)
     server = asyncio.run(open_server(settings.engine_url, None, settings.model, ENGINE_WAIT_S, choice))
