@@ -6,6 +6,7 @@ The model is held by an engine's server, or by this process with transformers, f
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -106,6 +107,8 @@ def create_app(settings: AgentServerSettings, model: OpenedModel, judge: tuple[s
 
 
 def main() -> None:
+    # uvicorn raises the signal again when it has stopped. The default would then leave the judge's folder behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         _serve(begin_module(AgentServerSettings))
     except RStarError as error:
