@@ -8,13 +8,13 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rstar2.engines.openai_server import MODELS_S, Served
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
 from rstar2.install import install_command
-from rstar2.loop.engine import EngineUnavailable
+from rstar2.loop.engine import Engine, EngineUnavailable
 from rstar2.loop.turns.choose import (
     MODELS_OWN,
     FormatChoice,
@@ -26,9 +26,6 @@ from rstar2.loop.turns.choose import (
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import RetryPolicy
 from rstar2.runs import load_config
-
-if TYPE_CHECKING:
-    from rstar2.engines.hf import HFEngine
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MAKE_MODELS = ("demo", "sft", "train")
@@ -113,7 +110,7 @@ def open_folder(
     max_batch: int,
     choice: FormatChoice = MODELS_OWN,
     own_tools: bool = True,
-) -> tuple[HFEngine, ChatCodec]:
+) -> tuple[Engine, ChatCodec]:
     """Load a model and its tokenizer, for batches of `max_batch`.
 
     Without `own_tools` the model need not be able to show the tools of its format (`load_chat_codec`).

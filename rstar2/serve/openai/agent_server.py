@@ -6,6 +6,7 @@ The model is held by an engine's server, or by this process with transformers, f
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -63,6 +64,9 @@ def open_model(settings: AgentServerSettings) -> OpenedModel:
     choice = FormatChoice(settings.format, settings.force_format)
     if settings.engine_url is None:
         engine, codec = open_folder(Path(settings.model), MAX_BATCH, choice)
+        from rstar2.engines.hf import HFEngine  # loads torch, which `open_folder` says if it is missing
+
+        assert isinstance(engine, HFEngine)
         engine.context = min(engine.context, settings.max_model_len or engine.context)
         return OpenedModel(engine, codec, settings.model, settings.model, engine.context)
     retry = RetryPolicy(ENGINE_WAIT_S)
@@ -105,6 +109,8 @@ def create_app(settings: AgentServerSettings, model: OpenedModel, judge: tuple[s
 
 
 def main() -> None:
+    # uvicorn raises the signal again when it has stopped. The default would then leave the judge's folder behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         _serve(begin_module(AgentServerSettings))
     except RStarError as error:
