@@ -28,9 +28,10 @@ app = typer.Typer(name="eval", cls=RunGroup, rich_markup_mode="rich", add_comple
 Benchmarks = Annotated[
     list[str],
     typer.Argument(
-        metavar="BENCHMARK|GROUP|FILE.jsonl...",
+        metavar="BENCHMARK|GROUP|FILE.jsonl|MODULE:OBJECT...",
         help=f"{', '.join(dict.fromkeys((*NAMES, *GENERAL)))}; {', '.join(GROUPS)}; or JSON lines with "
-        "`problem`, `answer` and optionally `id`. `setup` makes a harness's environment, `compare` compares two runs.",
+        "`problem`, `answer` and optionally `id`; or a `Benchmark` of your own module. `setup` makes a "
+        "harness's environment, `compare` compares two runs.",
     ),
 ]
 Oracle = Annotated[
@@ -118,6 +119,10 @@ RunFolder = Annotated[
             "--judge-model-name gpt-4.1",
         ),
         ("problems of your own", "rstar2 eval problems.jsonl --model runs/demo/stage1"),
+        (
+            "a benchmark of your own, BENCHMARK in my_bench.py",
+            "rstar2 eval my_bench:BENCHMARK --model runs/demo/stage1",
+        ),
         ("check data, judge and grader without a model: scores 90 %", "rstar2 eval math500 --oracle"),
         ("compare two measurements, paired by problem", "rstar2 eval compare runs/before runs/after"),
     ),

@@ -123,7 +123,7 @@ class _Measurement:
             resources, services = await self._resources(judge, grader, stack)
             parts = {}
             for name, each in plan.benchmarks.items():
-                method = each.benchmark.open(resources, each.settings, plan.request.files)
+                method = each.benchmark.opened(resources, each.settings, plan.request.files)
                 parts[name] = Part(
                     each.problems,
                     self.folder.path / name,

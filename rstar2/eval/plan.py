@@ -21,6 +21,7 @@ from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.eval.stored import TRACES, SampleRecord
 from rstar2.eval.target import Opened, Target, open_target, reach_judge_model, reach_server
 from rstar2.loop.judge_check import PACKAGES, JudgeReport, check_judge
+from rstar2.plugins import is_reference
 from rstar2.retry import RetryPolicy
 from rstar2.runs import json_digest
 
@@ -35,7 +36,7 @@ class EvalRequest:
 
     target: Target
     benchmarks: list[str]
-    """Names of benchmarks or groups, or JSON-lines files."""
+    """Names of benchmarks or groups, JSON-lines files, or `module:object` of users' benchmarks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `EvalSettings` that the user set. Each benchmark's own protocol decides the others."""
     judge: JudgeChoice = field(default_factory=JudgeChoice)
@@ -155,10 +156,10 @@ def _planned(name: str, benchmark: Benchmark, request: EvalRequest) -> tuple[Pla
     """Returns a benchmark with its problems, and a sentence about the unreadable ones, empty if there are none."""
     files, limit = request.files, request.limit
     settings = resolve(EvalSettings, {**benchmark.protocol, **request.settings}, [], request.kind)
-    problems = benchmark.load(files, settings)
+    problems = list(benchmark.load(files, settings))
     as_published = files.data is None and problems == problems[:limit] and not request.target.oracle
     unreadable, note = Unreadable(), ""
-    if name not in BENCHMARK_NAMES:
+    if benchmark.compares_answers:
         published = files.data is None and name in mathematics.NAMES
         problems, unreadable, note = _readable(name, problems, published, limit)
     return Planned(benchmark, problems[:limit], settings, as_published, unreadable), note
@@ -202,7 +203,7 @@ def _readable(
 
 
 def _refuse_unusable(name: str, benchmark: Benchmark, request: EvalRequest) -> None:
-    if request.target.oracle and name in BENCHMARK_NAMES:
+    if request.target.oracle and (name in BENCHMARK_NAMES or benchmark.chat):
         raise UserError(
             f"--oracle has no answers for {name}", "It works for the mathematics sets only; give a model."
         )
@@ -214,13 +215,18 @@ def _refuse_unusable(name: str, benchmark: Benchmark, request: EvalRequest) -> N
 
 
 def _names(benchmarks: list[str]) -> list[str]:
-    """The names of benchmarks in results and folders: a file's is its stem, or `own-` and that where it is taken.
+    """The names of benchmarks in results and folders. No two may share a folder.
 
-    No two may share a folder.
+    A file is named after its stem, a user's `module:object` after the module, and after the object if that is not
+    BENCHMARK. If a benchmark has that name already, `own-` is put before it.
     """
     names = []
     for given in benchmarks:
-        stem = given.rstrip("/").rpartition("/")[2].removesuffix(".jsonl")
+        if is_reference(given):
+            module, _, name = given.partition(":")
+            stem = "-".join([module.rpartition(".")[2], *([] if name == "BENCHMARK" else [name])])
+        else:
+            stem = given.rstrip("/").rpartition("/")[2].removesuffix(".jsonl")
         names.append(f"own-{stem}" if stem in _TAKEN and given not in _PUBLISHED else stem)
     for name in names:
         if names.count(name) > 1:

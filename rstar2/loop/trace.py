@@ -190,11 +190,13 @@ class Trace(BaseModel, extra="forbid"):
         return sum(tags.answer_blocks(turn.text) for turn in self.turns)
 
 
-def read_traces(path: Path) -> Iterator[Trace]:
+def read_traces(path: Path | str) -> Iterator[Trace]:
     """Yield the traces of a JSON Lines file, without a torn last line.
 
-    Raises UserError if the file cannot be read, or another line is not a trace.
+    Raises:
+        UserError: the file cannot be read, or another line is not a trace.
     """
+    path = Path(path)
     try:
         for number, line in whole_lines(path):
             yield _trace(path, number, line)

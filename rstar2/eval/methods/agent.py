@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from rstar2.loop.agent import Limits, ToolRunner, Tools, rollout
 from rstar2.loop.engine import Engine, Sampling
 from rstar2.loop.trace import ToolCall, Trace
 from rstar2.loop.turns.codec import ChatCodec
+from rstar2.plugins import failures_named
 from rstar2.retry import RetryPolicy
 
 
@@ -90,14 +92,24 @@ class Agent:
     grader: Grader
 
 
+Correct = Callable[[Problem, str], bool]
+"""Whether an answer to a problem is correct, as a benchmark's own function decides."""
+
+
 class AgentMethod:
-    """The protocol of the mathematics sets."""
+    """The agent loop on each problem. The grader, or a benchmark's own function, decides about the answer.
+
+    This is the protocol of the mathematics sets.
+    """
 
     decides: Mapping[str, Any] = {}
 
-    def __init__(self, agent: Agent, settings: EvalSettings) -> None:
+    def __init__(self, agent: Agent, settings: EvalSettings, correct: Correct | None = None) -> None:
         self.settings = settings
         self._agent = agent
+        self._correct = correct
+        if correct is not None:
+            self.decides = {"graded_by": _named(correct)}
 
     def asked(self, problem: Problem, sample: int) -> tuple[str, str]:
         """The text that is put to the model in one sample, and the gold answer to it."""
@@ -140,5 +152,17 @@ class AgentMethod:
         return trace.model_copy(update=update)
 
     async def verdict(self, trace: Trace, problem: Problem, part: str) -> Verdict:
-        """The grader's word on the part of the final turn that holds the answer."""
-        return await self._agent.grader.agrade(trace.gold, part)
+        """The verdict on the part of the final turn that holds the answer."""
+        if self._correct is None:
+            return await self._agent.grader.agrade(trace.gold, part)
+        answer = extract_answer(part)
+        if answer is None:
+            return Verdict("unparsed", None, "no answer")
+        rule = _named(self._correct)
+        with failures_named(rule, "the benchmark's function"):
+            correct = await asyncio.to_thread(self._correct, problem, answer)
+        return Verdict("correct" if correct else "wrong", answer, rule)
+
+
+def _named(function: Correct) -> str:
+    return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"

@@ -316,7 +316,7 @@ async def led(
         retries = RetryPolicy(TIMEOUT_S)
         async with aclosing(ServerChat(server.url, None, retries, TIMEOUT_S)) as chat:
             resources = Resources(chat, None, None, out / "logs", out)
-            async with benchmark.open(resources, settings, Given(native_calls=native)) as method:
+            async with benchmark.opened(resources, settings, Given(native_calls=native)) as method:
                 part = Part(problems, out / "out", method, benchmark.combined)
                 (result,) = await run_parts({name: part}, 16, Services(retries, (chat,)))
                 traces = read_traces(out / "out" / "traces.jsonl")
