@@ -73,7 +73,7 @@ def main() -> None:
     folder = Path(settings.folder)
     try:
         codec = load_chat_codec(folder, FormatChoice(settings.format, settings.force_format))
-        engine = HFEngine(folder, [codec.end_id], max_batch=settings.max_batch, threads=settings.threads)
+        engine = HFEngine(folder, codec.stop_ids, max_batch=settings.max_batch, threads=settings.threads)
     except RStarError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
