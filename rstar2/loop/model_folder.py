@@ -32,7 +32,7 @@ def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
     save_format(codec.format, folder)
     tokenizer = codec.tokenizer
     text_end, pad = tokenizer.eos_token, tokenizer.pad_token_id
-    tokenizer.chat_template = codec.format.template
+    tokenizer.chat_template = codec.format.template or None
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(codec.end_id)
     if pad in (None, codec.end_id) and text_end not in (None, tokenizer.eos_token):
         # A trainer that ignores padding would otherwise ignore the ends of turns.

@@ -271,7 +271,7 @@ def taught_codec(named: str | None, model: Path) -> ChatCodec:
     tokenizer = load_tokenizer(model)
     own, source = model_format(model, tokenizer)
     if named:
-        return codec_for(tokenizer, named_format(named, own), named)
+        return codec_for(tokenizer, named_format(named, own, source), named)
     return codec_for(tokenizer, own, source) if source == FORMAT_FILE else codec_for(tokenizer)
 
 
@@ -285,7 +285,7 @@ def rl_format(named: str | None, model: Path) -> Format:
     own, source = model_format(model, tokenizer)
     if not named:
         return codec_for(tokenizer, own, source).format
-    wanted = codec_for(tokenizer, named_format(named, own), named).format
+    wanted = codec_for(tokenizer, named_format(named, own, source), named).format
     differing = differences(own, wanted, source) if source == FORMAT_FILE else []
     if differing:
         raise UserError(

@@ -6,6 +6,7 @@ A family is a format: a chat template, and the syntax of thoughts and tool calls
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,15 @@ class Family:
     """Its vocabulary is downloaded when it is used for the first time."""
 
 
+class Parsers(NamedTuple):
+    """The parsers of vLLM that read turns; None if there is none that fits."""
+
+    tool_calls: str | None
+    reasoning: str | None
+
+
+TAG_PARSERS = Parsers("hermes", None)
+"""For turns in our tags."""
 _QWEN_XML = ("qwen3_coder", "qwen3")
 _QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 _NEMOTRON = ("nemotron_h",)

@@ -18,7 +18,7 @@ from pydantic import Field
 from rstar2.config import Strict, resolve
 from rstar2.errors import UserError
 from rstar2.files import write_json
-from rstar2.loop.formats.families import FAMILIES
+from rstar2.loop.formats.families import FAMILIES, TAG_PARSERS, Parsers
 from rstar2.loop.formats.replies import Layout
 from rstar2.loop.tools import ToolLimits, tool_modules, tool_name
 
@@ -94,6 +94,14 @@ class Format(Strict):
     def called_tools(self) -> frozenset[str | None]:
         """The tools' own names; a schema may use an alias."""
         return frozenset(map(tool_name, self.tool_names))
+
+    @property
+    def parsers(self) -> Parsers:
+        """The parsers of vLLM that read its turns."""
+        if self.family is None:
+            return TAG_PARSERS
+        family = FAMILIES[self.family]
+        return Parsers(family.tool_parser, family.reasoning_parser)
 
     @property
     def digest(self) -> str:

@@ -89,7 +89,7 @@ def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OW
     named = choice.named
     if named is None:
         return codec_for(tokenizer, own, source)
-    wanted = named_format(named, own, _own_template(tokenizer))
+    wanted = named_format(named, own, source)
     differing = differences(own, wanted, source)
     if differing and not choice.forced:
         raise UserError(
@@ -143,9 +143,10 @@ def model_format(model: str | Path, tokenizer: Any) -> tuple[Format, str]:
     return _of_family(fmt, *found), f"{found[0]}, as its own chat template writes turns"
 
 
-def named_format(named: str, own: Format, own_template: str | None = None) -> Format:
-    """`read_format` of a format that is named for a model whose own one is `own`."""
-    fmt = read_format(named, own_template or own.template)
+def named_format(named: str, own: Format, source: str) -> Format:
+    """`read_format` of a format that is named for a model whose own one is as of `model_format`."""
+    # A model without a chat template, for which ours is taken otherwise, has none in a family either.
+    fmt = read_format(named, "" if named in FAMILIES and source == OURS else own.template)
     if fmt.family is not None and fmt.family == own.family and not fmt.family_options:
         return fmt.model_copy(update={"family_options": own.family_options})
     return fmt
