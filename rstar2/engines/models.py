@@ -124,7 +124,7 @@ def open_folder(
             f"running a model from a folder needs torch, which is not installed ({error.name})",
             f"Install it ({install_command('laptop')}), or give a vLLM server with --url.",
         ) from error
-    return HFEngine(folder, [codec.end_id], max_batch=max_batch), codec
+    return HFEngine(folder, codec.stop_ids, max_batch=max_batch), codec
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _opened(
     else:
         folder = Path(served.root) if Path(served.root).is_dir() else None
         codec = codec_of(served.root, server_tokenizer(url, served), choice)
-    engine = VLLMEngine(url, served.model, stop_token_ids=[codec.end_id], key=key)
+    engine = VLLMEngine(url, served.model, stop_token_ids=codec.stop_ids, key=key)
     return ServerModel(engine, codec, served, folder)
 
 

@@ -192,6 +192,21 @@ def replies(calls: Sequence[ToolCall]) -> list[Message]:
     return [{"role": "tool", "name": call.name, "content": call.output} for call in calls]
 
 
+def answer_messages(trace: Trace) -> list[Message]:
+    """A rollout as messages of OpenAI's API, for a prompt that is rendered anew."""
+    messages: list[Message] = []
+    for turn in trace.turns:
+        message: Message = {"role": "assistant", "content": turn.text_of("text", "answer").strip()}
+        if thought := turn.text_of("thought").strip():
+            message["reasoning_content"] = thought
+        ran = [call for call in turn.calls if call.arguments is not None]
+        if ran:
+            functions = [{"name": call.name, "arguments": call.arguments} for call in ran]
+            message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+        messages += [message, *replies(turn.calls)]
+    return messages
+
+
 async def _run_all(
     calls: Sequence[ToolCall | tuple[str, dict[str, Any]]], tools: ToolRunner, on_call: OnCall | None
 ) -> list[ToolCall]:

@@ -42,6 +42,7 @@ from rstar2.serve.vllm import (
     find_vllm,
     generation_config_of,
     install_hint,
+    parsers_of,
     served_model,
     template_of,
 )
@@ -235,6 +236,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         gpu_memory=layout.gpu_memory,
         dtype=layout.dtype,
         kv_gib=kv_gib,
+        parsers=parsers_of(model, choice.format),
         extra=(*more, *choice.extra),
     )
     chosen.waves = vllm_processes(vllm, settings, replicas, at.api_key)

@@ -14,15 +14,15 @@ from rstar2.eval.settings import JudgeChoice
 from rstar2.files import whole_folder
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.schema import ISOLATION_ORDER
-from rstar2.loop.formats.format import FORMAT_FILE, Format, read_format
+from rstar2.loop.formats.format import FORMAT_FILE, Format
 from rstar2.loop.judge_check import require, try_judge
 from rstar2.loop.model_folder import write_format
-from rstar2.loop.turns.choose import codec_for, differences, load_tokenizer, model_format
-from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.choose import codec_for, differences, load_tokenizer, model_format, named_format
+from rstar2.loop.turns.codec import ChatCodec, Encoded
 from rstar2.model_shape import weight_files
 from rstar2.train.answers import UnreadableAnswer, readable_rows
 from rstar2.train.attention import check_attention
-from rstar2.train.conversations import Encoded, encode, read_conversations
+from rstar2.train.conversations import encode, read_conversations
 from rstar2.train.filter.unsolved import check_counted, counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import JudgeAddress, Rows, problems_of
@@ -272,7 +272,7 @@ def taught_codec(named: str | None, model: Path) -> ChatCodec:
     tokenizer = load_tokenizer(model)
     own, source = model_format(model, tokenizer)
     if named:
-        return codec_for(tokenizer, read_format(named, own.template), named)
+        return codec_for(tokenizer, named_format(named, own, source), named)
     return codec_for(tokenizer, own, source) if source == FORMAT_FILE else codec_for(tokenizer)
 
 
@@ -286,7 +286,7 @@ def rl_format(named: str | None, model: Path) -> Format:
     own, source = model_format(model, tokenizer)
     if not named:
         return codec_for(tokenizer, own, source).format
-    wanted = codec_for(tokenizer, read_format(named, own.template), named).format
+    wanted = codec_for(tokenizer, named_format(named, own, source), named).format
     differing = differences(own, wanted, source) if source == FORMAT_FILE else []
     if differing:
         raise UserError(

@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.errors import UserError
+from rstar2.files import read_json
+from rstar2.loop.formats.families import FAMILIES
 from rstar2.loop.formats.format import FORMAT_FILE, OURS, OWN, Format, ours, read_format
+from rstar2.loop.turns.check import check_round_trip
 from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.families import FamilyCodec, family_of
 from rstar2.loop.turns.template import TemplateCodec
 from rstar2.runs import changed_keys
 
@@ -16,12 +20,17 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.
 """A model's folder has at least one of them."""
 
 
-def codec_for(tokenizer: Any, fmt: Format | None = None, source: str = OURS) -> TemplateCodec:
+def codec_for(tokenizer: Any, fmt: Format | None = None, source: str = OURS) -> ChatCodec:
     """The codec of a Hugging Face tokenizer and a format, by default ours; `source` says where the format comes from.
 
-    UserError as of `TemplateCodec`.
+    UserError as of `TemplateCodec`, `FamilyCodec` and `check_round_trip`.
     """
-    return TemplateCodec(tokenizer, fmt or ours(), source)
+    fmt = fmt or ours()
+    codec = (
+        TemplateCodec(tokenizer, fmt, source) if fmt.family is None else FamilyCodec(tokenizer, fmt, source)
+    )
+    check_round_trip(codec)
+    return codec
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,8 @@ MODELS_OWN = FormatChoice()
 def load_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> ChatCodec:
     """The codec of a model folder or hub id, in the model's format.
 
-    That is its format file's, else its own chat template's, else ours. One that is chosen must agree with it, or be
+    That is its format file's, else the family's whose turns its own chat template writes, else its own chat template's
+    with our tags, else ours. One that is chosen must agree with it, or be
     forced.
 
     Raises:
@@ -79,7 +89,7 @@ def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OW
     named = choice.named
     if named is None:
         return codec_for(tokenizer, own, source)
-    wanted = read_format(named, _own_template(tokenizer) or own.template)
+    wanted = named_format(named, own, source)
     differing = differences(own, wanted, source)
     if differing and not choice.forced:
         raise UserError(
@@ -124,9 +134,42 @@ def model_format(model: str | Path, tokenizer: Any) -> tuple[Format, str]:
                 f"Remove {FORMAT_FILE} to use the tokenizer's, or copy both again from the trained model.",
             )
         return stored, FORMAT_FILE
-    if template is not None:
-        return read_format(OWN, template), "its own chat template"
-    return ours(), OURS
+    if template is None:
+        return ours(), OURS
+    fmt = read_format(OWN, template)
+    found = family_of(tokenizer, template, _model_types(model))
+    if found is None:
+        return fmt, "its own chat template"
+    return _of_family(fmt, *found), f"{found[0]}, as its own chat template writes turns"
+
+
+def named_format(named: str, own: Format, source: str) -> Format:
+    """`read_format` of a format that is named for a model whose own one is as of `model_format`."""
+    # A model without a chat template, for which ours is taken otherwise, has none in a family either.
+    fmt = read_format(named, "" if named in FAMILIES and source == OURS else own.template)
+    if fmt.family is not None and fmt.family == own.family and not fmt.family_options:
+        return fmt.model_copy(update={"family_options": own.family_options})
+    return fmt
+
+
+def _of_family(fmt: Format, family: str, options: dict[str, Any]) -> Format:
+    calls = 1 if FAMILIES[family].one_call else fmt.calls_per_turn
+    return fmt.model_copy(update={"family": family, "family_options": options, "calls_per_turn": calls})
+
+
+def _model_types(model: str | Path) -> list[str]:
+    """What config.json says a model is, and its part for text; nothing if there is no config.json to read."""
+    from transformers import AutoConfig
+
+    if Path(model).is_dir():
+        config = read_json(Path(model) / "config.json") or {}
+    else:
+        try:
+            config = AutoConfig.from_pretrained(str(model)).to_dict()
+        except Exception:  # noqa: BLE001 - the hub's libraries raise anything; an unknown model has no family
+            return []
+    parts = (config, config.get("text_config") or {})
+    return [str(part["model_type"]) for part in parts if part.get("model_type")]
 
 
 def _own_template(tokenizer: Any) -> str | None:
@@ -163,4 +206,6 @@ def differences(own: Format, wanted: Format, source: str) -> list[str]:
     if source == FORMAT_FILE:
         free: Any = {"examples": True, "limits": {"seconds", "memory_mb"}}
         return changed_keys(own.model_dump(exclude=free), wanted.model_dump(exclude=free))
+    if None not in (own.family, wanted.family) and own.family != wanted.family:
+        return ["family"]
     return [] if source == OURS or own.template == wanted.template else ["template"]

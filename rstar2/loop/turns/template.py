@@ -79,10 +79,6 @@ class TemplateCodec(ChatCodec):
         """Token ids of a turn that a model is taught, after `turn_start`, with its end."""
         return [*self._encode(self._in_turns.broken_up(text)), self.end_id]
 
-    def decode(self, token_ids: list[int]) -> str:
-        """The text of a turn, without special tokens."""
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
-
     def bridge(self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
         # Templates may show other keys of a reply, which rollouts before did not have.
         return self.between([{"role": each["role"], "content": each["content"]} for each in messages])
@@ -144,6 +140,16 @@ class TemplateCodec(ChatCodec):
             mask.extend([*[0] * len(prompt), *[1] * len(turn)])
             before = []
         return Encoded(ids, mask)
+
+    def written_by_template(self, calls: list[Message]) -> str | None:
+        """What the template itself writes of a turn with calls; None if it leaves calls to the turn's text."""
+        message: Message = {"role": "assistant", "content": _MARK, "tool_calls": calls}
+        try:
+            text = self._render([_QUESTION, message], self.format.shown_tools, generation=False)
+        except UserError:  # It takes no message with calls.
+            return None
+        after = text.rpartition(_MARK)[2]
+        return None if after == self._after_turn([], generation=False) else after
 
     def _after_turn(self, messages: Sequence[Message], generation: bool) -> str:
         """What the template writes after the last character of a turn of the model."""

@@ -78,7 +78,7 @@ class _ServerEngine:
         self._client = client
         self._router = getattr(client, "_load_balancer", None)
         self._params = params
-        self._end_id = codec.end_id
+        self._stop_ids = codec.stop_ids
         self._request_id = f"{group}{GROUP_ENDS}{uuid.uuid4().hex}"
         self.versions: dict[str, Any] = {}
         self.written_by: Counter[int] = Counter()
@@ -90,7 +90,7 @@ class _ServerEngine:
         params = {
             **self._params,
             "max_tokens": sampling.max_tokens,
-            "stop_token_ids": [self._end_id],
+            "stop_token_ids": self._stop_ids,
             **({} if sampling.seed is None else {"seed": sampling.seed}),
         }
         try:
@@ -103,7 +103,7 @@ class _ServerEngine:
         token_ids = list(output.token_ids)
         if fields.get("min_global_steps") is not None:
             self.written_by[fields["min_global_steps"]] += len(token_ids)
-        full = len(token_ids) >= sampling.max_tokens and token_ids[-1:] != [self._end_id]
+        full = len(token_ids) >= sampling.max_tokens and not set(token_ids[-1:]) & set(self._stop_ids)
         return Generation(token_ids, output.log_probs, "length" if full or not token_ids else "stop")
 
     async def _generate(self, prompt_ids: list[int], params: dict[str, Any]) -> Any:
