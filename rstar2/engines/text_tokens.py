@@ -14,9 +14,8 @@ from typing import Any
 from rstar2.loop.formats.format import Format
 from rstar2.loop.tools import tool_modules
 from rstar2.loop.turns import tags
-from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
-from rstar2.loop.turns.template import END_OF_TURN
+from rstar2.loop.turns.template import END_OF_TURN, TemplateCodec
 
 BYTES = 4
 """Bytes of an id at most."""
@@ -88,7 +87,7 @@ def text_codec(tools: Sequence[str]) -> ChatCodec:
     """A codec for a server that applies its own template, with the tools of these names."""
     schemas = tuple(tool_modules()[name].SCHEMA for name in tools)
     fmt = Format(template=TEMPLATE, tools=schemas, tools_in_prompt=False)
-    return codec_for(TextTokenizer(), fmt, "the server's own")
+    return TemplateCodec(TextTokenizer(), fmt, "the server's own")
 
 
 def messages_of(token_ids: Sequence[int]) -> list[dict[str, Any]]:
