@@ -13,9 +13,8 @@ from typing import Any
 
 from rstar2.loop.formats.format import Format
 from rstar2.loop.turns import tags
-from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
-from rstar2.loop.turns.template import END_OF_TURN
+from rstar2.loop.turns.template import END_OF_TURN, TemplateCodec
 
 BYTES = 4
 """Bytes of an id at most."""
@@ -86,7 +85,7 @@ def _unpacked(token_id: int) -> bytes:
 def text_codec(tool: str) -> ChatCodec:
     """A codec for a server that applies its own template, with one tool, named as in `Format.with_tool`."""
     fmt = Format(template=TEMPLATE, tools_in_prompt=False).with_tool(tool)
-    return codec_for(TextTokenizer(), fmt, "the server's own")
+    return TemplateCodec(TextTokenizer(), fmt, "the server's own")
 
 
 def messages_of(token_ids: Sequence[int]) -> list[dict[str, Any]]:
