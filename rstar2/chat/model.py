@@ -11,8 +11,9 @@ from rstar2.chat.recovery import PAUSES, WAIT_S, ContinuingEngine, Notice
 from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import local_model, open_folder, open_server
 from rstar2.errors import UserError, as_user_error
-from rstar2.loop.prompts import MODELS_OWN, ChatCodec, FormatChoice
 from rstar2.loop.tools import load_tool
+from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice, codec_for
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.plugins import is_reference
 from rstar2.retry import RetryPolicy
 from rstar2.serve.hardware import check_float32
@@ -121,9 +122,9 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
         assert choice.named is not None
         folder = local_model(choice.named)
         check_float32(folder)
-        engine, codec = open_folder(folder, max_batch=1, choice=choice.format)
+        model, codec = open_folder(folder, max_batch=1, choice=choice.format)
         codec = _with_tool(codec, choice.tool)
-        return OpenModel(ContinuingEngine(engine, codec.end_id, notice, retries), codec, str(folder))
+        return OpenModel(ContinuingEngine(model, codec.end_id, notice, retries), codec, str(folder))
     if choice.api == "chat":
         tool = _tool_name(choice.tool or "program")
         endpoint = await _reached(open_chat_api(choice.url, choice.name, choice.key, tool=tool))
@@ -156,4 +157,4 @@ def _with_tool(codec: ChatCodec, tool: str | None) -> ChatCodec:
     fmt = codec.format.with_tool(named)
     if fmt.load_tools() == codec.format.load_tools():
         return codec
-    return ChatCodec(codec.tokenizer, fmt, f"{codec.source}, with the tool {named}")
+    return codec_for(codec.tokenizer, fmt, f"{codec.source}, with the tool {named}")

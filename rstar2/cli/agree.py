@@ -62,7 +62,7 @@ def command(
     from rstar2.eval.stored import VERDICTS
     from rstar2.eval.target import Target
     from rstar2.eval.terminal.views import AgreementView
-    from rstar2.loop.prompts import FormatChoice
+    from rstar2.loop.turns.choose import FormatChoice
 
     request = EvalRequest(
         target=Target(model, url, model_name, format=FormatChoice(format, force_format), api_key=api_key),

@@ -117,7 +117,7 @@ def command(
     from rstar2.errors import UserError
     from rstar2.loop.agent import Limits
     from rstar2.loop.engine import Sampling
-    from rstar2.loop.prompts import FormatChoice
+    from rstar2.loop.turns.choose import FormatChoice
 
     if top_p <= 0:
         raise UserError(

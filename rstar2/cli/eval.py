@@ -171,7 +171,8 @@ def run(
     from rstar2.eval.settings import JudgeChoice
     from rstar2.eval.target import Target
     from rstar2.eval.terminal.views import EvalView
-    from rstar2.loop.prompts import FormatChoice
+    from rstar2.loop.turns.choose import FormatChoice
+    from rstar2.report import write_report
 
     if run_folder is not None and not (model or url or oracle):
         raise UserError(
@@ -200,7 +201,7 @@ def run(
         limit=limit,
         folder=run_folder,
     )
-    measure(request, EvalView(out, err, per_problem))
+    measure(request, EvalView(out, err, write_report, per_problem))
 
 
 @app.command(

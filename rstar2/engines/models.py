@@ -15,15 +15,15 @@ from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
 from rstar2.install import install_command
 from rstar2.loop.engine import Engine, EngineUnavailable
-from rstar2.loop.prompts import (
+from rstar2.loop.turns.choose import (
     MODELS_OWN,
-    ChatCodec,
     FormatChoice,
     codec_of,
     load_chat_codec,
     load_codec,
     load_tokenizer,
 )
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import RetryPolicy
 from rstar2.runs import load_config
 
@@ -124,7 +124,7 @@ def open_folder(
             f"running a model from a folder needs torch, which is not installed ({error.name})",
             f"Install it ({install_command('laptop')}), or give a vLLM server with --url.",
         ) from error
-    return HFEngine(folder, [codec.end_id], max_batch=max_batch), codec
+    return HFEngine(folder, codec.stop_ids, max_batch=max_batch), codec
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _opened(
     else:
         folder = Path(served.root) if Path(served.root).is_dir() else None
         codec = codec_of(served.root, server_tokenizer(url, served), choice)
-    engine = VLLMEngine(url, served.model, stop_token_ids=[codec.end_id], key=key)
+    engine = VLLMEngine(url, served.model, stop_token_ids=codec.stop_ids, key=key)
     return ServerModel(engine, codec, served, folder)
 
 

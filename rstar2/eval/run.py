@@ -26,7 +26,7 @@ from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.openai_server import key_refusal
 from rstar2.engines.pool import EnginePool
-from rstar2.errors import Failure, RStarError, UserError
+from rstar2.errors import Failure, RStarError, UserError, first_error
 from rstar2.eval.methods import Method
 from rstar2.eval.methods.agent import Agent, AgentMethod, Grader, RetryingTools
 from rstar2.eval.progress import Meter, Progress, Services
@@ -36,8 +36,8 @@ from rstar2.eval.stored import TRACES, SampleRecord
 from rstar2.files import read_json, write_json, write_text
 from rstar2.loop.agent import Tools
 from rstar2.loop.engine import Engine, EngineError
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import Trace, TraceWriter, read_traces
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import Outages, RetryPolicy, ServiceGone
 from rstar2.runs import refuse_changed
 
@@ -310,7 +310,7 @@ class _Benchmark:
                     writers.append(stack.enter_context(writer))
                 await self._run(writers, meter)
         except* RStarError as errors:  # from grading and writing
-            self.failure = _first(errors)
+            self.failure = first_error(errors)
         finally:
             self._keep_ungraded()
         if self.failure is not None:
@@ -331,7 +331,7 @@ class _Benchmark:
                     for _ in range(workers):
                         samplers.create_task(self._sample(jobs, meter, writers[-1]))
             except* RStarError as errors:
-                self.failure = _first(errors)
+                self.failure = first_error(errors)
             for _ in range(self._shared.in_flight):
                 await self._finished.put(None)
 
@@ -430,11 +430,3 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise Failure(f"cannot write {path}: {error.strerror or error}", _NO_ROOM) from error
-
-
-def _first(errors: BaseExceptionGroup[Any]) -> Any:
-    """The first plain exception of a group."""
-    first: BaseException = errors
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return first

@@ -19,7 +19,8 @@ from rstar2.engines.pool import RetryingEngine
 from rstar2.errors import UserError, as_user_error
 from rstar2.eval.methods.chat import JUDGE_MODEL, EngineChat, ServerChat
 from rstar2.loop.engine import Engine
-from rstar2.loop.prompts import MODELS_OWN, ChatCodec, FormatChoice
+from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import FIRST_ANSWER_S, RetryPolicy
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from rstar2.errors import UserError
 from rstar2.eval.grader.grading import VerdictName
+from rstar2.files import whole_lines
 
 VerdictWord = VerdictName | Literal["error"]
 """The grader's, or error: the sample says nothing, since the engine, the judge or the grader failed it."""
@@ -25,26 +26,20 @@ def verdict_line(problem: str, sample: int, verdict: VerdictWord) -> str:
 
 
 def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:
-    """Each line's problem, sample and verdict; a torn last line is left out.
-
-    UserError where a line is not a verdict.
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                row = json.loads(line)
-                problem, sample, verdict = str(row["id"]), int(row["sample"]), row["verdict"]
-            except (ValueError, KeyError, TypeError):
-                problem, sample, verdict = "", 0, ""
-            if verdict not in _WORDS:
-                raise UserError(
-                    f"{path}, line {number}: not a verdict",
-                    'A line must be {"id": …, "sample": 0, "verdict": "correct"}, with a verdict that is '
-                    f"one of {', '.join(sorted(_WORDS))}.",
-                )
-            yield problem, sample, verdict
+    """Each line's problem, sample and verdict, without a torn last line. Raises UserError for any other bad line."""
+    for number, line in whole_lines(path):
+        try:
+            row = json.loads(line)
+            problem, sample, verdict = str(row["id"]), int(row["sample"]), row["verdict"]
+        except (ValueError, KeyError, TypeError):
+            problem, sample, verdict = "", 0, ""
+        if verdict not in _WORDS:
+            raise UserError(
+                f"{path}, line {number}: not a verdict",
+                'A line must be {"id": …, "sample": 0, "verdict": "correct"}, with a verdict that is '
+                f"one of {', '.join(sorted(_WORDS))}.",
+            )
+        yield problem, sample, verdict
 
 
 class Tally:

@@ -29,7 +29,7 @@ from rstar2.eval.progress import Progress
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.judge.service.start import running_judge
-from rstar2.loop.prompts import load_codec
+from rstar2.loop.turns.choose import load_codec
 from rstar2.runs import Run
 from rstar2.train import sampling, stages
 from rstar2.train.answers import write_left_out
@@ -252,7 +252,8 @@ def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
         # Training takes long, and what reads them from here on is the trainer.
         plan.conversations.clear()
     timer = PhaseTimer(folder)
-    return stages.run_sft(plan.recipe, base, data, count, folder, run.logs, progress, timer)
+    inputs = stages.SftInput(plan.recipe, base, data, count)
+    return stages.run_sft(inputs, folder, run.logs, progress, timer)
 
 
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:

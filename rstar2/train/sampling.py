@@ -18,8 +18,8 @@ from rstar2.eval.run import EvalResult, evaluate
 from rstar2.eval.settings import EvalSettings
 from rstar2.judge.client import JudgeClient
 from rstar2.loop.engine import Engine
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.turns.codec import ChatCodec
 
 JudgeAddress = tuple[str, str | None]
 """A judge's URL and token."""

@@ -32,8 +32,8 @@ from rstar2.eval.target import Opened, Target
 from rstar2.eval.terminal.live import LiveView
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import ours, save_format
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import read_traces
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.processes import free_port
 from rstar2.retry import RetryPolicy
 

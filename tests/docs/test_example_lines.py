@@ -34,9 +34,9 @@ from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import FORMAT_FILE, ours
-from rstar2.loop.prompts import load_codec
 from rstar2.loop.tools import shipped_tools
 from rstar2.loop.trace import TraceWriter, read_traces
+from rstar2.loop.turns.choose import load_codec
 
 pytestmark = [pytest.mark.slow, needs("torch")]
 

@@ -27,9 +27,9 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import WrongToken
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.engine import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.trace import ToolCall, Trace, read_traces
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import ATTEMPTS, Pauses, RetryPolicy, ServiceGone
 
 

@@ -15,7 +15,7 @@ from rstar2.errors import UserError
 from rstar2.eval.target import Target, open_target, reach_judge_model, reach_server
 from rstar2.files import write_json
 from rstar2.loop.formats.format import FORMAT_FILE, ours, save_format
-from rstar2.loop.prompts import MODELS_OWN, FormatChoice
+from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice
 from rstar2.processes import free_port
 from rstar2.retry import RetryPolicy
 

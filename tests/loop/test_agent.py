@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.written_calls import parse_calls
 
 from rstar2.eval.grader import grade
 from rstar2.eval.grader.reading_rules import finished
-from rstar2.loop.agent import Limits, RolloutError, parse_calls, rollout
+from rstar2.loop.agent import Limits, RolloutError, rollout
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 from rstar2.loop.formats.format import ours, read_format
-from rstar2.loop.prompts import END_OF_TURN, ChatCodec
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.loop.trace import CallStatus, ToolCall, Trace, TraceWriter, read_traces
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.template import END_OF_TURN
 from rstar2.report.segments import turn_parts
 from rstar2.train.group import Rollout
 from rstar2.train.reward import text_to_grade

@@ -1,4 +1,4 @@
-"""`rstar2 serve --engine transformers --with-tools`, as a user starts it: engine, judge and agent in processes."""
+"""`rstar2 serve --engine transformers --with-tools`, as a user starts it: judge and agent in processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,8 +35,18 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
 
 
+@pytest.fixture
+def temporary_files() -> Iterator[Path]:
+    """A folder with a short path, since the judge's sockets have paths in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.long
-def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_the_agent_answers_and_nothing_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary_files: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(temporary_files))
     folder, port = tmp_path / "model", str(free_port())
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(folder, tiny, builtin.traces(1, 60, {}), builtin.FORMAT, seed=1)
@@ -68,6 +80,7 @@ def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
     ):
         client.with_options(max_retries=0).models.list()
     wait_until(lambda: not Path(f"/proc/{server['pid']}").exists())
+    assert list(temporary_files.glob("rstar2-serve-*")) == []
 
 
 @pytest.mark.parametrize("with_tools", [pytest.param(False, marks=pytest.mark.long), True])

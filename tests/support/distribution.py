@@ -67,7 +67,6 @@ SHARED = {
             "train/",
             "analysis/",
             "engines/test_hf.py",
-            "serve/test_model_server.py",
             "test_same_ids.py",
         ),
         "libraries",

@@ -27,7 +27,7 @@ from rstar2.data.problem import Problem
 from rstar2.errors import Failure, UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.runs import Run, open_run
 from rstar2.train import stages
 from rstar2.train.command import Command, stage_command

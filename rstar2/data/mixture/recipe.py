@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,37 +98,45 @@ def mixtures() -> dict[str, Path]:
     return {file.stem: file for file in sorted((recipes_folder() / "data").glob("*.toml"))}
 
 
+@dataclass(frozen=True)
+class MixtureRequest:
+    """What a user asks to have prepared."""
+
+    sources: list[str]
+    """One recipe, by name or .toml file; or sources, by name, as files of one's own, or as `module:object`."""
+    files: list[str] = field(default_factory=list)
+    """`NAME=FILE`: rows of a source or problems of a benchmark in place of the hub."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that are put on top of those of the recipe, table by table."""
+    filters: list[str] = field(default_factory=list)
+    """Filters that come last if the recipe does not name them."""
+    overrides: list[str] = field(default_factory=list)
+    """`a.b=c`, what the user typed after `--set`."""
+    rewriter: str = ""
+    """URL of the server with the model `rewrite.model`; empty if nothing is to be rewritten."""
+
+
 def plan_mixture(
-    wanted: list[str],
-    given: list[str],
-    changes: Mapping[str, Any],
-    also: list[str],
-    overrides: list[str],
-    rewriter: str = "",
+    request: MixtureRequest,
     offline: bool = False,
     answer_fault: Callable[[str], str | None] | None = None,
 ) -> MixturePlan:
     """What to prepare, checked as far as it can be before a row is read.
 
     Args:
-        wanted: one recipe, by name or .toml file; or sources, by name, as files of one's own, or as `module:object`.
-        given: `NAME=FILE`: rows of a source or problems of a benchmark in place of the hub.
-        changes: keys that are put on top of those of the recipe, table by table.
-        also: filters that come last where the recipe does not name them.
-        overrides: `a.b=c`, what a user typed after `--set`.
-        rewriter: the server with the model `rewrite.model`, where it is to rewrite.
-        offline: leave out the benchmarks that are on the hub: the plan is to be shown, not carried out.
-        answer_fault: as of `Inputs`; with it, problems that no output can be graded correct against are dropped last.
+        offline: leave out the benchmarks that are on the hub, because the plan is shown and not carried out.
+        answer_fault: see `Inputs`. With it, problems that no output can be graded correct against are dropped last.
 
     Raises:
         UserError: an unknown name or key, a file that cannot be read, sources of two kinds, or a filter that has
             nothing to work on.
     """
-    values, name, own, folders = _values(wanted)
-    values = merged(values, dict(changes))
-    values["filters"] = [*values.get("filters", ()), *(f for f in also if f not in values.get("filters", ()))]
-    recipe = resolve(MixtureRecipe, values, overrides, f"the mixture {name}")
-    files = _given(given, recipe, own)
+    values, name, own, folders = _values(request.sources)
+    values = merged(values, dict(request.changes))
+    named = values.get("filters", ())
+    values["filters"] = [*named, *(each for each in request.filters if each not in named)]
+    recipe = resolve(MixtureRecipe, values, request.overrides, f"the mixture {name}")
+    files = _given(request.files, recipe, own)
     users = {
         each: load_source(settings.object, folders)
         for each, settings in recipe.sources.items()
@@ -139,15 +147,14 @@ def plan_mixture(
     origins = [_origin(each, files.get(each, ()), own, users) for each in recipe.sources]
     kind = _one_kind({origin.source.kind: origin.name for origin in origins})
     _check_filters(recipe, kind)
-    _check_rewriter(recipe.rewrite, rewriter, origins)
+    _check_rewriter(recipe.rewrite, request.rewriter, origins)
     benchmarks = {
         each: _benchmark(each, files.get(each, ()))
         for each in recipe.against
         if not (offline and each in ON_THE_HUB and each not in files)
     }
-    return MixturePlan(
-        name, recipe, kind, origins, Inputs(recipe, benchmarks, _rates(recipe), answer_fault), rewriter
-    )
+    inputs = Inputs(recipe, benchmarks, _rates(recipe), answer_fault)
+    return MixturePlan(name, recipe, kind, origins, inputs, request.rewriter)
 
 
 def _benchmark(name: str, files: tuple[Path, ...]) -> list[Problem]:

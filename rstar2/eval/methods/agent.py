@@ -16,8 +16,8 @@ from rstar2.eval.grader.reading_rules import benchmark_part, part_to_grade
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.loop.agent import Limits, ToolRunner, Tools, rollout
 from rstar2.loop.engine import Engine, Sampling
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import ToolCall, Trace
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.plugins import failures_named
 from rstar2.retry import RetryPolicy
 

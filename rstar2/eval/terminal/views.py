@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from rstar2.data.filters.settings import Agreement
 from rstar2.eval.run import EvalResult
 from rstar2.eval.terminal.live import LiveView
 from rstar2.eval.terminal.tables import problems_table, result_tables, settings_lines
-from rstar2.report import write_report
 
 if TYPE_CHECKING:
     from rstar2.eval.plan import EvalPlan
@@ -25,11 +24,15 @@ class EvalView(LiveView):
     Args:
         out: gets what was measured.
         err: gets progress and warnings.
+        write_report: writes the page of a run's folder, and returns its path.
         per_problem: whether to show a table of problems too.
     """
 
-    def __init__(self, out: Console, err: Console, per_problem: bool = False) -> None:
+    def __init__(
+        self, out: Console, err: Console, write_report: Callable[[Path], Path], per_problem: bool = False
+    ) -> None:
         super().__init__(out, err)
+        self._write_report = write_report
         self._per_problem = per_problem
 
     def announce(self, plan: EvalPlan) -> None:
@@ -60,7 +63,7 @@ class EvalView(LiveView):
         if self._per_problem:
             for result in results:
                 self.out.print(problems_table(result))
-        self.out.print(f"report: {write_report(folder)}", markup=False, soft_wrap=True)
+        self.out.print(f"report: {self._write_report(folder)}", markup=False, soft_wrap=True)
 
     def _print_dim(self, text: str) -> None:
         self.out.print(text, style="dim", markup=False, soft_wrap=True)

@@ -19,6 +19,7 @@ from pydantic import Field
 from rstar2.config import Strict, resolve
 from rstar2.errors import UserError
 from rstar2.files import write_json
+from rstar2.loop.formats.families import FAMILIES, TAG_PARSERS, Parsers
 from rstar2.loop.formats.replies import Layout
 from rstar2.loop.tool import Tool, ToolLimits
 from rstar2.loop.tools import load_tool, shipped_tool, shipped_tools
@@ -48,6 +49,10 @@ class Format(Strict):
     """A system text; `{tools}` becomes the tools' schemas, one a line. None: what the template writes by itself."""
     user: str = "{problem}"
     """The user text; `{problem}` becomes the problem."""
+    family: str | None = None
+    """The family of models whose syntax turns have, see `rstar2.loop.formats.families`; None: the tags of ours."""
+    family_options: dict[str, bool | str] = Field(default_factory=dict)
+    """Ways in which the models of the family differ, such as `enable_thinking`."""
     layout: Layout = "plain"
     """Of the replies of tools, see `rstar2.loop.formats.replies`."""
     calls_per_turn: int | None = Field(None, ge=1)
@@ -109,14 +114,21 @@ class Format(Strict):
         return self.model_copy(update={"tools": (schema,), "tool_objects": objects})
 
     @property
+    def parsers(self) -> Parsers:
+        """The parsers of vLLM that read its turns."""
+        if self.family is None:
+            return TAG_PARSERS
+        family = FAMILIES[self.family]
+        return Parsers(family.tool_parser, family.reasoning_parser)
+
+    @property
     def digest(self) -> str:
         """SHA-256 of all that decides what the model sees."""
-        left_out = {"examples"} if self.tool_objects else {"examples", "tool_objects"}
-        return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
+        return hashlib.sha256(self.model_dump_json(exclude={"examples", *_unused(self)}).encode()).hexdigest()
 
 
 def read_format(named: str, own_template: str | None = None) -> Format:
-    """A format by the name of one that is shipped, or from a .toml or .json file.
+    """A format by the name of one that is shipped or of a family, or from a .toml or .json file.
 
     In such a file `template` may name a .jinja file and `tools` a .json file, both beside it; `tools` may list names of
     tools. Without `template` it is `own_template`, the model's own.
@@ -124,8 +136,15 @@ def read_format(named: str, own_template: str | None = None) -> Format:
     Raises:
         UserError: there is no such format, it has unknown keys or wrong values, or it has no template.
     """
-    path = _find(named)
+    path = _find(OWN if named in FAMILIES else named)
     values = _read(path)
+    if named in FAMILIES:
+        values["family"] = named
+    if (family := values.get("family")) is not None:
+        if family not in FAMILIES:
+            raise UserError(f"{path}: no family {family}", f"Families: {', '.join(FAMILIES)}.")
+        if FAMILIES[family].one_call:
+            values.setdefault("calls_per_turn", 1)
     template, tools = values.get("template", own_template), values.get("tools", [])
     if template is None:
         raise UserError(
@@ -151,7 +170,13 @@ def ours() -> Format:
 
 def save_format(fmt: Format, folder: Path) -> None:
     """Keep the format that a model is trained with beside its weights, so that every later use is the same."""
-    write_json(folder / FORMAT_FILE, fmt.model_dump())
+    write_json(folder / FORMAT_FILE, fmt.model_dump(exclude=_unused(fmt)))
+
+
+def _unused(fmt: Format) -> set[str]:
+    """Keys that a format does not need, so that its file and digest are those of earlier versions."""
+    unused = set() if fmt.family else {"family", "family_options"}
+    return unused if fmt.tool_objects else unused | {"tool_objects"}
 
 
 def _find(named: str) -> Path:
@@ -160,7 +185,7 @@ def _find(named: str) -> Path:
         return path
     if shipped.is_file():
         return shipped
-    known = ", ".join(sorted(file.stem for file in _HERE.glob("*.toml")))
+    known = ", ".join([*sorted(file.stem for file in _HERE.glob("*.toml")), *FAMILIES])
     raise UserError(f"no format {named}", f"Give a .toml or .json file, or one of: {known}.")
 
 

@@ -26,8 +26,8 @@ from rstar2.eval.progress import Services
 from rstar2.eval.run import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings
 from rstar2.loop.engine import Generation, OnTokens, Sampling
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import ToolCall, read_traces
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import RetryPolicy
 
 QUESTIONS = 40

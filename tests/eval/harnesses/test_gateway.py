@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.servers import openai_client as openai
 from support.servers.chat_standin import ChatStandIn
 from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S
@@ -58,6 +59,26 @@ async def test_the_harness_gets_the_answer_and_the_record_keeps_the_reasoning() 
             answer = (await post(conversation.url)).json()
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "[f(a=1)]"}
     assert [reply.text for reply in conversation.replies] == [said]
+
+
+async def test_the_openai_client_of_a_harness_reads_the_answer_and_a_refusal() -> None:
+    said: list[Any] = [{"role": "user", "content": "hello"}]
+    with serving(ChatStandIn(lambda body: "hi")) as server:
+        async with (
+            aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat,
+            Gateway(chat, SETTINGS) as gateway,
+        ):
+            async with gateway.conversation("a", 0) as conversation:
+                client = openai.AsyncOpenAI(base_url=conversation.url, api_key="none", max_retries=0)
+                answer = await client.chat.completions.create(model="theirs", messages=said)
+            with pytest.raises(openai.BadRequestError, match="this conversation has ended") as refused:
+                await client.chat.completions.create(model="theirs", messages=said)
+            await client.close()
+    choice = answer.choices[0]
+    assert (answer.model, choice.message.content, choice.finish_reason) == ("theirs", "hi", "stop")
+    assert answer.usage is not None
+    assert (answer.usage.completion_tokens, answer.object) == (7, "chat.completion")
+    assert refused.value.type == "invalid_request_error"
 
 
 async def test_each_sample_of_each_problem_has_seeds_of_its_own() -> None:

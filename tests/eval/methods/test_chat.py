@@ -17,7 +17,8 @@ from rstar2.engines.oracle import byte_codec
 from rstar2.engines.pool import RetryingEngine
 from rstar2.eval.methods.chat import EngineChat, ServerChat, answer_text, trace_of
 from rstar2.loop.engine import Engine, EngineError, Generation, OnTokens, Sampling
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.turns.choose import codec_for
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import RetryPolicy, ServiceGone
 
 NO_TOOLS = (
@@ -101,7 +102,7 @@ async def test_the_trace_has_the_calls_that_a_server_tells_apart() -> None:
 
 async def test_functions_that_the_models_template_drops_are_no_wrong_answer() -> None:
     codec = byte_codec()
-    knows_none = ChatCodec(
+    knows_none = codec_for(
         codec.tokenizer, codec.format.model_copy(update={"template": NO_TOOLS, "tools": []}), "own"
     )
     schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}

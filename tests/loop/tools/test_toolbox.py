@@ -13,11 +13,11 @@ import aiohttp
 import pytest
 from support.tools import patient
 from support.waiting import TIMEOUT_S
+from support.written_calls import parse_calls
 
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.session import OPEN_S
 from rstar2.judge.service.start import JudgeHandle, running_judge
-from rstar2.loop.agent import parse_calls
 from rstar2.loop.formats.format import Format, ours, read_format
 from rstar2.loop.tool import ToolContext
 from rstar2.loop.toolbox import MAX_SESSIONS, RolloutTools, Toolbox

@@ -38,8 +38,8 @@ from rstar2.eval.run import run_parts
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.stored import TRACES, VERDICTS
 from rstar2.eval.verdicts import Tally, VerdictWord, read_verdicts
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import read_traces
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.retry import RetryPolicy
 from rstar2.train.filter.card import write_card
 from rstar2.train.filter.engines import running_servers

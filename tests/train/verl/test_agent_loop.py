@@ -17,9 +17,9 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import WrongToken
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits, RolloutError
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.trace import ToolCall
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.reward import Reward
 

@@ -4,54 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.model_configs import PUBLISHED, SMOLLM2, qwen3, qwen25
 from support.optional import needs
 
 from rstar2.errors import UserError
-from rstar2.train.estimate.model import read_shape, shape_of
+from rstar2.model_shape import (
+    AttentionShape,
+    read_attention,
+    read_shape,
+    shape_of,
+    weight_bytes,
+    weight_files,
+)
 
-
-def qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> dict[str, Any]:
-    return {
-        "model_type": "qwen3", "hidden_size": hidden, "intermediate_size": intermediate, "head_dim": 128,
-        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": 8,
-        "vocab_size": 151936, "tie_word_embeddings": tied, "attention_bias": False,
-    }  # fmt: skip
-
-
-def qwen25(
-    hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int, tied: bool
-) -> dict[str, Any]:
-    return {
-        "model_type": "qwen2", "hidden_size": hidden, "intermediate_size": intermediate,
-        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "vocab_size": vocab, "tie_word_embeddings": tied,
-    }  # fmt: skip
-
-
-SMOLLM2 = {
-    "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-    "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True,
-}  # fmt: skip
-PUBLISHED = {
-    "Qwen3-0.6B": (qwen3(1024, 3072, 28, 16, True), 596_049_920),
-    "Qwen3-1.7B": (qwen3(2048, 6144, 28, 16, True), 1_720_574_976),
-    "Qwen3-4B": (qwen3(2560, 9728, 36, 32, True), 4_022_468_096),
-    "Qwen3-8B": (qwen3(4096, 12288, 36, 32, False), 8_190_735_360),
-    "Qwen3-14B": (qwen3(5120, 17408, 40, 40, False), 14_768_307_200),
-    "Qwen3-32B": (qwen3(5120, 25600, 64, 64, False), 32_762_123_264),
-    "Qwen2.5-0.5B": (qwen25(896, 4864, 24, 14, 2, 151936, True), 494_032_768),
-    "Qwen2.5-1.5B": (qwen25(1536, 8960, 28, 12, 2, 151936, True), 1_543_714_304),
-    "Qwen2.5-3B": (qwen25(2048, 11008, 36, 16, 2, 151936, True), 3_085_938_688),
-    "Qwen2.5-7B": (qwen25(3584, 18944, 28, 28, 4, 152064, False), 7_615_616_512),
-    "Qwen2.5-14B": (qwen25(5120, 13824, 48, 40, 8, 152064, False), 14_770_033_664),
-    "Qwen2.5-32B": (qwen25(5120, 27648, 64, 40, 8, 152064, False), 32_763_876_352),
-    "Qwen2.5-72B": (qwen25(8192, 29568, 80, 64, 8, 152064, False), 72_706_203_648),
-    "SmolLM2-135M": (SMOLLM2, 134_515_008),
-}
-"""The configs and sizes that the models' authors publish."""
 ODD = {
     "biased qwen3": {**qwen3(64, 96, 2, 4, False), "attention_bias": True, "num_key_value_heads": 2},
     "qwen3 without head_dim": {
@@ -114,3 +81,36 @@ def test_what_cannot_be_counted_is_refused_by_name(text: str | None, said: str, 
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=said):
         read_shape(tmp_path)
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *ODD])
+def test_the_kv_cache_is_of_one_size_however_much_of_a_model_is_known(name: str, tmp_path: Path) -> None:
+    values = {**PUBLISHED, **ODD}[name]
+    config = values[0] if isinstance(values, tuple) else values
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    attention, shape = read_attention(tmp_path), read_shape(tmp_path)
+    assert attention is not None
+    assert attention.kv_bytes(2) == shape.kv_bytes(2) > 0
+    assert (attention.heads, attention.context) == (shape.heads, shape.context)
+
+
+def test_the_kv_cache_of_a_kind_that_is_not_known_is(tmp_path: Path) -> None:
+    text = {
+        "num_attention_heads": 8,
+        "hidden_size": 512,
+        "num_hidden_layers": 4,
+        "max_position_embeddings": 99,
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "new", "text_config": text}))
+    assert read_attention(tmp_path) == AttentionShape(layers=4, heads=8, kv_heads=8, head_dim=64, context=99)
+    (tmp_path / "config.json").write_text('{"model_type": "new"}')
+    assert read_attention(tmp_path) is None
+
+
+def test_weights_in_pytorchs_own_format_count_if_there_are_no_others(tmp_path: Path) -> None:
+    assert weight_files(tmp_path) == []
+    (tmp_path / "model.bin").write_bytes(bytes(7))
+    assert weight_bytes(tmp_path) == 7
+    (tmp_path / "model-1.safetensors").write_bytes(bytes(2))
+    (tmp_path / "model-2.safetensors").write_bytes(bytes(3))
+    assert weight_bytes(tmp_path) == 5

@@ -1,27 +1,31 @@
-"""Errors in OpenAI's shape, the key that clients must send, and what happens when a client leaves."""
+"""Errors as HTTP answers, server-sent events, the key that clients must send, and clients that disconnect."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from rstar2.errors import RStarError, UserError
 from rstar2.loop.engine import EngineUnavailable
+from rstar2.serve.openai.answers import error_body
 
+log = logging.getLogger(__name__)
 CLIENT_CLOSED = 499
 """The status of an answer that nobody reads; nginx's."""
 T = TypeVar("T")
 
 
 class ApiError(Exception):
-    """A request that is refused, with the HTTP status; `param` names the field that is at fault."""
+    """A refused request, with its HTTP status; `param` names the field that is at fault."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None):
         super().__init__(message)
@@ -31,16 +35,8 @@ class ApiError(Exception):
         self.code = code
 
 
-def error_body(
-    message: str, status: int, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """What OpenAI's API sends with a status that is not 200."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
 def described(error: Exception) -> tuple[int, dict[str, Any]]:
-    """The status and body of an error that a request met."""
+    """The HTTP status and the body that report an error."""
     if isinstance(error, ApiError):
         return error.status, error_body(error.message, error.status, error.param, error.code)
     if isinstance(error, UserError):
@@ -104,6 +100,24 @@ def require_key(app: FastAPI, key: str | None) -> None:
             body = error_body("wrong or missing API key", 401, code="invalid_api_key")
             return JSONResponse(body, status_code=401)
         return await call_next(request)
+
+
+def streamed(events: AsyncGenerator[dict[str, Any], None]) -> StreamingResponse:
+    """Sends objects as server-sent events. An error becomes the last event. It ends early if the client disconnects."""
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async for event in events:
+                yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+        except Exception as error:
+            if not isinstance(error, RStarError | ApiError):
+                log.exception("a stream failed")
+            yield f"data: {json.dumps(described(error)[1])}\n\n"
+        finally:
+            await events.aclose()
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | Response:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rstar2.loop.formats.calls import after_reasoning, call_bodies, find_calls
 from rstar2.loop.trace import Trace, Turn
+from rstar2.loop.turns.tags import after_reasoning, find_calls, read_turn
 from rstar2.train.group import Rollout
 
 MANY = 400_000
@@ -34,7 +34,8 @@ def test_answer_blocks_that_are_never_closed_are_looked_through_once() -> None:
 
 def test_closed_calls_are_found_up_to_the_last_end() -> None:
     text = "<tool_call>1</tool_call> and <tool_call>2</tool_call> and <tool_call>3"
-    assert call_bodies(text, closed_only=True) == ["1", "2"]
+    written = [call.text for call in read_turn(text, closed_only=True).calls]
+    assert written == ["<tool_call>1</tool_call>", "<tool_call>2</tool_call>"]
 
 
 @pytest.mark.parametrize(

@@ -4,55 +4,75 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
-from rstar2.loop.formats.calls import CLOSE, OPEN, begins_object
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.turns import tags
+from rstar2.loop.turns.tags import CLOSE, OPEN, begins_object
+from rstar2.loop.turns.turn import WrittenCall
 
 Kind = Literal["thought", "text", "code", "call"]
 _TAGS: dict[str, Kind] = {
-    "<reason>": "thought",
-    "</reason>": "text",
-    "<think>": "thought",
-    "</think>": "text",
-    "<answer>": "text",
-    "</answer>": "text",
+    tags.REASON: "thought",
+    tags.REASON_END: "text",
+    tags.THINK: "thought",
+    tags.THINK_END: "text",
+    tags.ANSWER: "text",
+    tags.ANSWER_END: "text",
     OPEN: "call",
     CLOSE: "text",
-    "<tool_response>": "text",
-    "</tool_response>": "text",
+    tags.REPLY: "text",
+    tags.REPLY_END: "text",
 }
 """What stands between a tag and the next one."""
-_ANY_TAG = re.compile("|".join(map(re.escape, _TAGS)))
 _CODE = re.compile(r'"code"\s*:\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
 """The code in a call's JSON, as far as it was written."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Something to show: a thought, other text, more of the code of a tool call, or the whole body of one."""
+    """Something to show: a thought, other text, more of the code of a tool call, or the text of a whole call."""
 
     kind: Kind
     content: str
+    call: WrittenCall | None = field(default=None, compare=False)
+    """The call, if this is a whole one."""
 
 
-def without_tags(text: str) -> str:
-    """A text with no tag in it."""
-    return _ANY_TAG.sub("", text)
+class TurnStream(Protocol):
+    """Reads one turn after the other while they are written."""
+
+    def add(self, token_ids: list[int]) -> list[Piece]:
+        """What can be shown now."""
+        ...
+
+    def end(self) -> list[Piece]:
+        """What is left at the end of a turn; the stream is then ready for the next."""
+        ...
 
 
-def thinks_first(codec: ChatCodec) -> bool:
-    """Whether the generation prompt of a format opens a thought."""
-    return codec.turn_start.rstrip().endswith(("<reason>", "<think>"))
+class TagStream:
+    """Reads turns of formats with our tags."""
+
+    def __init__(self, decode: Callable[[list[int]], str], thinking: bool) -> None:
+        self._decode = decode
+        self._text = TextStream(decode)
+        self._splitter = TagSplitter(thinking)
+
+    def add(self, token_ids: list[int]) -> list[Piece]:
+        return self._splitter.add(self._text.add(token_ids))
+
+    def end(self) -> list[Piece]:
+        self._text = TextStream(self._decode)
+        return self._splitter.end()
 
 
 class TextStream:
     """Decodes token ids as they are generated, and withholds what is not yet a whole character."""
 
-    def __init__(self, codec: ChatCodec) -> None:
-        self._codec = codec
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
         self._ids: list[int] = []
         self._shown = 0
         """How many ids are in the text given so far."""
@@ -62,8 +82,8 @@ class TextStream:
     def add(self, token_ids: list[int]) -> str:
         """The text that the new ids complete."""
         self._ids += token_ids
-        before = self._codec.decode(self._ids[self._from : self._shown])
-        now = self._codec.decode(self._ids[self._from :])
+        before = self._decode(self._ids[self._from : self._shown])
+        now = self._decode(self._ids[self._from :])
         if now.endswith("\ufffd") or len(now) <= len(before):
             return ""
         self._from, self._shown = self._shown, len(self._ids)
@@ -87,7 +107,7 @@ class TagSplitter:
     """Splits a turn, which arrives in pieces of any size, at its tags, and leaves the tags out.
 
     What holds no JSON object between `<tool_call>` and `</tool_call>` may be a mention of the tags, which only the end
-    of the turn tells (see `rstar2.loop.formats.calls`). It is shown as text, with its tags.
+    of the turn tells (see `rstar2.loop.turns.tags`). It is shown as text, with its tags.
 
     Every turn begins where the format's generation prompt leaves off: inside a thought where `thinking`.
     """
@@ -132,7 +152,10 @@ class TagSplitter:
             return []
         if self._kind != "call":
             return [Piece(self._kind, content)]
-        pieces = [*self._more_code(content), Piece("call", content)]
+        pieces = [
+            *self._more_code(content),
+            Piece("call", content, tags.read_call(f"{OPEN}{content}{CLOSE}")),
+        ]
         self._code = ""
         return pieces
 
@@ -143,9 +166,9 @@ class TagSplitter:
         return [Piece("code", more)] if more else []
 
 
-def _first_tag(text: str, tags: Iterable[str]) -> str | None:
+def _first_tag(text: str, known: Iterable[str]) -> str | None:
     """The tag that comes first in `text`; None where none does."""
-    return min((tag for tag in tags if tag in text), key=text.index, default=None)
+    return min((tag for tag in known if tag in text), key=text.index, default=None)
 
 
 def _tag_start(text: str) -> int:

@@ -1,4 +1,7 @@
-"""A model's number of parameters and the shape of its layers, exactly, from its config.json; no weights are needed."""
+"""What a model's folder says of its size: the KV cache of any decoder, and all parameters of those in `KNOWN`.
+
+Both are exact and come from config.json alone; no weights are needed.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,30 @@ KNOWN = ("qwen3", "qwen2", "llama")
 """Values of `model_type` whose layers are counted here; Qwen2.5 calls itself qwen2."""
 
 
-@dataclass(frozen=True)
-class ModelShape:
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape:
+    """The layers of a decoder as far as its KV cache goes."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context: int | None = None
+    """Tokens of the longest conversation; None if the config does not say."""
+
+    def kv_bytes(self, bytes_per_value: int, tensor_parallel: int = 1) -> int:
+        """KV cache of one token on each GPU of an engine; GPUs beyond the KV heads hold copies."""
+        heads = -(-self.kv_heads // tensor_parallel)
+        return 2 * self.layers * heads * self.head_dim * bytes_per_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape(AttentionShape):
     """A decoder of equal layers, each grouped-query attention and a gated MLP."""
 
     kind: str
     hidden: int
     intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     vocab: int
     tied: bool
     """Whether the output layer is the embedding."""
@@ -34,8 +50,6 @@ class ModelShape:
     mlp_bias: bool
     head_norms: bool
     """Whether the heads of q and k are normalized, as in Qwen3."""
-    context: int | None = None
-    """Tokens of the longest conversation; None if the config does not say."""
 
     @property
     def query_size(self) -> int:
@@ -72,14 +86,47 @@ class ModelShape:
         """Operations of one token's attention to `context` tokens, in one forward pass over all layers."""
         return 4 * self.layers * self.query_size * context
 
-    def kv_bytes(self, bytes_per_value: int, tensor_parallel: int = 1) -> int:
-        """KV cache of one token on each GPU of an engine; GPUs beyond the KV heads hold copies."""
-        heads = -(-self.kv_heads // tensor_parallel)
-        return 2 * self.layers * heads * self.head_dim * bytes_per_value
+
+def weight_files(model: Path) -> list[Path]:
+    """The files with a model's weights: safetensors, or PyTorch's own if there are none."""
+    return sorted(model.glob("*.safetensors")) or sorted(model.glob("*.bin"))
+
+
+def weight_bytes(model: Path) -> int:
+    return sum(file.stat().st_size for file in weight_files(model))
+
+
+def read_attention(model: Path) -> AttentionShape | None:
+    """The layers of a model of any kind, in its folder; None if its config.json does not say."""
+    try:
+        values = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        return _attention_of(values.get("text_config", values))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _attention_of(values: dict[str, Any]) -> AttentionShape:
+    heads = int(values["num_attention_heads"])
+    head_dim = values.get("head_dim") or _head_dim(
+        values.get("model_type"), int(values["hidden_size"]), heads
+    )
+    context = values.get("max_position_embeddings")
+    return AttentionShape(
+        layers=int(values["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(values.get("num_key_value_heads") or heads),
+        head_dim=int(head_dim),
+        context=None if context is None else int(context),
+    )
+
+
+def _head_dim(kind: object, hidden: int, heads: int) -> int:
+    """The size of a head in a config that does not say it."""
+    return 128 if kind == "qwen3" else hidden // heads
 
 
 def read_shape(model: Path) -> ModelShape:
-    """The shape of the model in a folder; a UserError without a config.json, or for one of another kind of model."""
+    """The shape of the model in a folder. Raises UserError without a config.json, or if it is not of a known kind."""
     path = model / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -91,7 +138,7 @@ def read_shape(model: Path) -> ModelShape:
 
 
 def shape_of(values: dict[str, Any], where: str) -> ModelShape:
-    """The shape that a config's values describe; a UserError names what is missing or unknown in `where`."""
+    """The shape that a config's values describe. Raises UserError, which names what is wrong in `where`."""
     kind = values.get("model_type")
     if kind not in KNOWN:
         raise UserError(
@@ -116,7 +163,7 @@ def shape_of(values: dict[str, Any], where: str) -> ModelShape:
         layers=number("num_hidden_layers"),
         heads=heads,
         kv_heads=number("num_key_value_heads", heads),
-        head_dim=number("head_dim", 128 if kind == "qwen3" else hidden // heads),
+        head_dim=number("head_dim", _head_dim(kind, hidden, heads)),
         vocab=number("vocab_size"),
         tied=bool(values.get("tie_word_embeddings", False)),
         attention_bias=bias or kind == "qwen2",
