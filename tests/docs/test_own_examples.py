@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rstar2.loop.prompts import load_tokenizer
+from rstar2.loop.turns.choose import load_tokenizer
 from support.optional import needs
 from support.servers.chat_api import ChatEndpoint
 from support.servers.vllm_standin import serving
