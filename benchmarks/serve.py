@@ -23,8 +23,8 @@ from contextlib import contextmanager
 
 import openai
 
+from rstar2.machine import nvidia_gpus
 from rstar2.processes import free_port
-from rstar2.serve.hardware import find_gpus
 
 PROMPT = 64
 
@@ -96,7 +96,7 @@ def main() -> None:
         return
     with started(options.model, options.python, extra) as (url, ready_s):
         measure("vLLM", url, ready_s, many, options.tokens)
-    cards = "".join(f", {gpu.name}" for gpu in find_gpus())
+    cards = "".join(f", {gpu.name}" for gpu in nvidia_gpus())
     print(f"\n{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}{cards}")
 
 

@@ -21,7 +21,10 @@ from support.train.ray_nodes import ray_nodes
 from rstar2.judge.service.settings import ServiceSettings
 from rstar2.judge.service.start import JudgeHandle, running_judge, start_service, stop_service
 from rstar2.loop.formats.format import ours
-from rstar2.loop.prompts import END_OF_TURN, ChatCodec
+from rstar2.loop.turns.choose import codec_for
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.template import END_OF_TURN
+from rstar2.plugins import FOLDERS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -115,7 +118,12 @@ def tokenizer() -> Any:
         show_progress=False,
     )
     raw.train_from_iterator(
-        [ours().template, ours().user, (REPOSITORY / "rstar2" / "loop" / "prompts.py").read_text()], trainer
+        [
+            ours().template,
+            ours().user,
+            (REPOSITORY / "rstar2" / "loop" / "turns" / "template.py").read_text(),
+        ],
+        trainer,
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
@@ -127,7 +135,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def codec(tokenizer: Any) -> ChatCodec:
-    return ChatCodec(tokenizer)
+    return codec_for(tokenizer)
 
 
 @pytest.fixture(autouse=True)
@@ -161,3 +169,16 @@ def token_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandl
     process, handle = start_service(settings)
     yield handle
     stop_service(process)
+
+
+@pytest.fixture
+def users_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forgets afterwards which folders were searched for users' modules, and the modules that came from there."""
+    monkeypatch.setenv(FOLDERS, "")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    searched = [Path(folder) for folder in os.environ[FOLDERS].split(os.pathsep) if folder]
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        if file and Path(file).parent in searched:
+            del sys.modules[name]

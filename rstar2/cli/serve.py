@@ -118,7 +118,7 @@ def run(
 
     `rstar2 serve status` shows the servers on this machine, `serve down` stops one, and `serve logs` shows its logs.
     """
-    from rstar2.loop.prompts import FormatChoice
+    from rstar2.loop.turns.choose import FormatChoice
     from rstar2.serve.choose import Choice, choose
     from rstar2.serve.plan import Endpoint
     from rstar2.serve.vllm import check_port

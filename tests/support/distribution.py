@@ -27,7 +27,7 @@ SHARED = {
             "engines/test_vllm.py",
             "eval/benchmarks/test_gpqa_diamond.py",
             "eval/methods/test_chat.py",
-            "eval/test_runner.py",
+            "eval/test_run.py",
             "eval/test_target.py",
             "formats/",
             "test_agent.py",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.errors import Failure, UserError
-from rstar2.files import read_json, write_json, write_text
+from rstar2.files import read_json, whole_path, write_json, write_text
 from rstar2.runs import GRADER_SECRET
 
 INSTALLER = "uv==0.13.8"
@@ -167,11 +167,11 @@ def _installer(harness: Harness) -> str:
     """The program that installs, beside the environments; it is fetched once for all of them."""
     uv = environments_folder() / INSTALLER.replace("==", "-")
     if not uv.exists():
-        with tempfile.TemporaryDirectory(dir=uv.parent) as folder:
+        with tempfile.TemporaryDirectory(dir=uv.parent) as folder, whole_path(uv) as part:
             venv.create(folder, symlinks=True, with_pip=True)
             pip = [f"{folder}/bin/python", "-m", "pip", "install", "--disable-pip-version-check"]
             _install(harness, pip, [INSTALLER])
-            os.replace(f"{folder}/bin/uv", uv)
+            shutil.copy2(f"{folder}/bin/uv", part)
     return str(uv)
 
 

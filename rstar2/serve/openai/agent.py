@@ -16,11 +16,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from rstar2.engines.streamed_text import TagSplitter, TextStream, thinks_first
 from rstar2.loop.agent import Limits, Tools, rollout
 from rstar2.loop.engine import Engine, Sampling
-from rstar2.loop.prompts import ChatCodec, Message
 from rstar2.loop.trace import ToolCall, Trace
+from rstar2.loop.turns.codec import ChatCodec, Message
 from rstar2.serve.openai.answers import ChatAnswer, Usage
 from rstar2.serve.openai.http import ApiError, streamed, while_connected
 from rstar2.serve.openai.requests import ChatRequest
@@ -184,16 +183,11 @@ class _Turn:
     """Shows one turn after the other."""
 
     def __init__(self, codec: ChatCodec, show: Callable[[_Shown], None]) -> None:
-        self._codec = codec
+        self._stream = codec.stream()
         self._show = show
-        self._begin()
-
-    def _begin(self) -> None:
-        self._text = TextStream(self._codec)
-        self._splitter = TagSplitter(thinks_first(self._codec))
 
     def add(self, token_ids: list[int]) -> None:
-        self._pieces(self._splitter.add(self._text.add(token_ids)))
+        self._pieces(self._stream.add(token_ids))
 
     def called(self, call: ToolCall) -> None:
         """The turn is over, and its calls have ended."""
@@ -204,8 +198,7 @@ class _Turn:
         self._show(_Shown(reasoning=text, call=call))
 
     def end(self) -> None:
-        self._pieces(self._splitter.end())
-        self._begin()
+        self._pieces(self._stream.end())
 
     def _pieces(self, pieces: list[Any]) -> None:
         for piece in pieces:

@@ -25,10 +25,11 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
 from rstar2.loop.agent import Limits
 from rstar2.loop.engine import Engine
-from rstar2.loop.prompts import ChatCodec, FormatChoice
 from rstar2.loop.toolbox import Toolbox
-from rstar2.processes import begin_module
-from rstar2.serve.launch import answers
+from rstar2.loop.turns.choose import FormatChoice
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.processes import answers, begin_module
+from rstar2.retry import RetryPolicy
 from rstar2.serve.openai.agent import Agent, Context, agent_router
 from rstar2.serve.openai.answers import model_list
 from rstar2.serve.openai.http import add_errors, require_key
@@ -68,7 +69,8 @@ def open_model(settings: AgentServerSettings) -> OpenedModel:
         assert isinstance(engine, HFEngine)
         engine.context = min(engine.context, settings.max_model_len or engine.context)
         return OpenedModel(engine, codec, settings.model, settings.model, engine.context)
-    server = asyncio.run(open_server(settings.engine_url, None, settings.model, ENGINE_WAIT_S, choice))
+    retry = RetryPolicy(ENGINE_WAIT_S)
+    server = asyncio.run(open_server(settings.engine_url, None, settings.model, retry, choice))
     served = server.served
     return OpenedModel(server.engine, server.codec, served.model, served.root, served.max_len)
 
