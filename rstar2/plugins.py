@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rstar2.errors import Failure, UserError
+from rstar2.errors import Failure, RStarError, UserError
 
 FOLDERS = "RSTAR2_MODULE_FOLDERS"
 """The environment variable with the folders that were searched so far."""
@@ -97,9 +97,14 @@ def load_function(
 
 @contextmanager
 def failures_named(reference: str, role: str) -> Iterator[None]:
-    """An exception within the block, which calls a user's function, becomes a Failure that names function and cause."""
+    """An exception within the block, which calls a user's function, becomes a Failure that names function and cause.
+
+    An RStarError stays as it is: the function says by it what is wrong.
+    """
     try:
         yield
+    except RStarError:
+        raise
     except Exception as error:
         raise Failure(
             f"{role} {reference} failed: {_described(error)}",
