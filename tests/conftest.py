@@ -24,6 +24,7 @@ from rstar2.loop.formats.format import ours
 from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.loop.turns.template import END_OF_TURN
+from rstar2.plugins import FOLDERS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -168,3 +169,16 @@ def token_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandl
     process, handle = start_service(settings)
     yield handle
     stop_service(process)
+
+
+@pytest.fixture
+def users_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forgets afterwards which folders were searched for users' modules, and the modules that came from there."""
+    monkeypatch.setenv(FOLDERS, "")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    searched = [Path(folder) for folder in os.environ[FOLDERS].split(os.pathsep) if folder]
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        if file and Path(file).parent in searched:
+            del sys.modules[name]

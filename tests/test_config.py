@@ -106,8 +106,11 @@ def test_a_wrong_value_of_the_file_is_the_files() -> None:
         ),
         ("stage2.optim.lr=fast", "stage2.optim.lr must be a number above 0, not 'fast'"),
         ("sft.epochs=0", "sft.epochs must be a whole number of at least 1, not 0"),
-        ("rl.roc.variant=x", "rl.roc.variant must be one of 'paper', 'release', 'off', not 'x'"),
-        ("rl.roc.down_sample_to_n=99", "roc.down_sample_to_n = 99 is more than rollout.rollouts = 8"),
+        (
+            "rl.select=x",
+            "select must be one of 'all_failed', 'random', 'release', 'roc', 'void_turn', or 'module:object', not 'x'",
+        ),
+        ("rl.groups.keep=99", "groups.keep = 99 is more than rollout.rollouts = 8"),
         ("traces.flaws.wrong=0.9", "the shares add up to 1.53, more than 1"),
     ],
 )
@@ -184,19 +187,24 @@ def test_the_stages_are_the_papers(stage: int, steps: int, tokens: int, turns: i
     recipe = stage_recipe(stage, None, [])
     assert (recipe.steps, recipe.drop_solved) == (steps, drop_solved)
     rollout = recipe.rollout
-    assert (rollout.prompts, rollout.rollouts, recipe.roc.down_sample_to_n) == (512, 32, 16)
+    assert (rollout.prompts, rollout.rollouts, recipe.groups.keep) == (512, 32, 16)
     assert (rollout.tokens, rollout.prompt_tokens, rollout.max_turns) == (tokens, 2048, turns)
     assert rollout.temperature == 1.0
     optim = recipe.optim
     assert (optim.lr, optim.warmup_steps, *recipe.clip) == (1e-6, 20, 0.2, 0.28)
-    assert recipe.roc.variant == "paper"
+    assert recipe.select.name == "roc"
     assert recipe.reward == "paper"
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        *("hardware.hung_after_s=inf", "judge.wait_s=inf", "roc.refill_batches=inf", "roc.penalty_floor=inf"),
+        *(
+            "hardware.hung_after_s=inf",
+            "judge.wait_s=inf",
+            "groups.refill_batches=inf",
+            "select.penalty_floor=inf",
+        ),
         *(
             "optim.lr=inf",
             "optim.clip_high=inf",
@@ -235,6 +243,6 @@ def test_sft_is_the_papers() -> None:
 def test_the_laptop_changes_the_machine_and_not_the_method(stage: int) -> None:
     whole, laptop = stage_recipe(stage, None, []), stage_recipe(stage, "laptop", [])
     assert laptop.hardware.device == "cpu"
-    assert laptop.roc == whole.roc
+    assert (laptop.select, laptop.groups) == (whole.select, whole.groups)
     assert laptop.optim == whole.optim
     assert laptop.rollout == whole.rollout

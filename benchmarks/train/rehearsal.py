@@ -39,7 +39,8 @@ from rstar2.judge.service.start import running_judge
 from rstar2.loop.formats.format import FORMAT_FILE, ours, save_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.turns.codec import ChatCodec
-from rstar2.train.roc import RocSettings, Rollout, gives_gradient, sample_down
+from rstar2.train.group import Rollout, gives_gradient
+from rstar2.train.select import Selection, SelectSettings
 from rstar2.train.verl.agent_loop import RStarAgentLoop
 from rstar2.train.verl.engines.router import GROUP_ENDS, SessionRouter
 from rstar2.train.verl.rollout_fields import rollout_of
@@ -208,7 +209,7 @@ def made_loop(engines: Engines, codec: ChatCodec, judge: JudgeHandle, folder: Pa
 async def step(loop: RStarAgentLoop, engines: Engines, memory: Memory) -> tuple[list[Rollout], int, float]:
     """All rollouts of a step, those that RoC keeps of groups that teach, and the seconds of the selection."""
     sizes = engines.sizes
-    settings = RocSettings(down_sample_to_n=sizes.rollouts // 2)
+    roc = Selection(SelectSettings(name="roc"))
     dice, selection, kept, done = np.random.default_rng(1), 0.0, 0, 0
     progress = max(1, sizes.problems * sizes.rollouts // 20)
 
@@ -234,8 +235,8 @@ async def step(loop: RStarAgentLoop, engines: Engines, memory: Memory) -> tuple[
         nonlocal selection, kept
         rollouts = await asyncio.gather(*(one(problem, sample) for sample in range(sizes.rollouts)))
         began = time.monotonic()
-        chosen = [rollouts[at] for at in sample_down(rollouts, settings, dice)]
-        kept += len(chosen) * gives_gradient(chosen, settings)
+        chosen = [rollouts[at] for at in roc.choose(rollouts, sizes.rollouts // 2, dice)]
+        kept += len(chosen) * gives_gradient(chosen, drop_equal_rewards=True)
         selection += time.monotonic() - began
         return list(rollouts)
 

@@ -45,11 +45,11 @@ G = 4
 """Rollouts a problem that are trained on, as in the demo; it rolls out 2G."""
 ROC = "grpo-roc"
 ARMS = {
-    ROC: ["rl.algorithm.name=grpo-roc"],
-    "grpo-g": ["rl.algorithm.name=grpo", f"rl.rollout.rollouts={G}"],
-    "grpo-2g": ["rl.algorithm.name=grpo", f"rl.roc.down_sample_to_n={2 * G}"],
-    "void-turn": ["rl.algorithm.name=void-turn"],
-    "drop-all-failed": ["rl.algorithm.name=drop-all-failed"],
+    ROC: ["rl.select=roc"],
+    "grpo-g": ["rl.select=random", f"rl.rollout.rollouts={G}"],
+    "grpo-2g": ["rl.select=random", f"rl.groups.keep={2 * G}"],
+    "void-turn": ["rl.select=void_turn"],
+    "drop-all-failed": ["rl.select=all_failed"],
 }
 """The recipe's keys that each changes. The second writes half the tokens a step and so trains for twice the steps."""
 LABELS = {
@@ -86,7 +86,7 @@ Seeds = dict[int, dict[str, list[Point]]]
 
 
 def arm_plan(seed: int, arm: str, steps: int) -> DemoPlan:
-    """The demo's plan with an arm's algorithm; of its stages only the first is run."""
+    """The demo's plan with an arm's selection; of its stages only the first is run."""
     total, every = steps * (2 if arm == "grpo-g" else 1), steps // 2
     measured = [f"rl.checkpoint.every={every}", f"rl.checkpoint.export_every={every}"]
     return demo_plan("demo", seed, [*ARMS[arm], f"rl.steps={total}", *measured])

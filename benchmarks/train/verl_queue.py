@@ -30,9 +30,9 @@ from rich.table import Table
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from rstar2.cli.common import out
-from rstar2.train.roc import Rollout
+from rstar2.train.group import Rollout
 from rstar2.train.verl.agent_loop_manager import AgentLoopWorker
-from rstar2.train.verl.sampler import POLL_S, RocReplayBuffer, poll_interval
+from rstar2.train.verl.sampler import POLL_S, SelectingReplayBuffer, poll_interval
 
 PROMPT_TOKENS = 256
 TURNS = 7
@@ -97,14 +97,17 @@ async def fill(rollouts: int, group: int, tokens: int) -> float:
 
 def looks(folder: Path, rollouts: int, group: int) -> list[float]:
     """Seconds of each look of the sampler."""
-    buffer: Any = RocReplayBuffer(
+    buffer: Any = SelectingReplayBuffer(
         trainer_mode="sync",
         trainer_config={},
         max_off_policy_threshold=None,
         max_off_policy_strategy="drop",
         refill_fn=None,
         sampler_kwargs={
-            "roc": {},
+            "select": {"name": "roc"},
+            "keep": 16,
+            "drop_equal_rewards": True,
+            "refill_batches": 0,
             "seed": 1,
             "traces": folder,
             "traces_per_step": 0,

@@ -7,6 +7,7 @@ Run it after a change of a key, its description or a shipped recipe: `python doc
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import textwrap
@@ -20,6 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
 from rstar2.train.recipe_files import read_recipe
+from rstar2.train.select import SelectSettings, settings_of, shipped
 
 PAGE = Path(__file__).resolve().parents[1] / "training.md"
 MARK = "<!-- From here on written by docs/generators/recipe_reference.py from the models; do not edit. -->\n"
@@ -30,7 +32,7 @@ UNITS = (
     (r"^steps$|steps$|every$", "steps"),
     (r"^(epochs)$", "epochs"),
     (r"share$", "share, 0 to 1"),
-    (r"^rollouts$|in_flight$|to_n$|_num$|per_step$", "rollouts"),
+    (r"^rollouts$|in_flight$|_num$|per_step$", "rollouts"),
     (r"prompts$", "problems"),
     (r"minutes$", "minutes"),
     (r"^nodes$", "machines"),
@@ -39,7 +41,8 @@ UNITS = (
 STATED = {
     "optim.clip_low": "0.2",
     "optim.clip_high": "0.28",
-    "algorithm.name": "grpo-roc",
+    "algorithm.objective": "grpo",
+    "select.name": "roc",
     "rollout.prompt_tokens": "–",
     "optim.state": "– / – / fresh",
 }
@@ -88,9 +91,29 @@ def _tables(
         rows.append(f"| {' | '.join(cells)} |")
     if prefix:
         yield f"### [{prefix.rstrip('.')}]\n\n{_oneline(inspect.getdoc(model) or '')}\n"
+    if model is SelectSettings:
+        rows += _selections_rows()
     yield "\n".join(["| key | meaning | unit | default | paper |", "|---|---|---|---|---|", *rows]) + "\n"
     for name, table in inner:
         yield from _tables(table, f"{prefix}{name}.", [each.get(name, {}) for each in paper])
+
+
+def _selections_rows() -> Iterator[str]:
+    """A row for each setting of each selection, which its function's docstring describes."""
+    for selection in shipped():
+        function = importlib.import_module(f"{SelectSettings.__module__}.{selection}").select
+        text = inspect.getdoc(function) or ""
+        for name, field in settings_of(selection).model_fields.items():
+            described = re.search(rf"^    {name}: (.*(?:\n      .*)*)", text, re.MULTILINE)
+            assert described, f"{selection} does not describe {name}"
+            cells = [
+                f"`select.{name}`",
+                f"{selection}: {_oneline(described[1])}",
+                _unit(name, field),
+                _value(_default(field)),
+                "–",
+            ]
+            yield f"| {' | '.join(cells)} |"
 
 
 def _described(model: type[BaseModel]) -> dict[str, str]:

@@ -65,10 +65,11 @@ def command(
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     tool: Annotated[
-        Literal["program", "notebook"] | None,
+        str | None,
         typer.Option(
-            help="program: Python starts afresh in each call. notebook: Python keeps its variables. By default, "
-            "what the format says."
+            metavar="program|notebook|MODULE:OBJECT",
+            help="program: Python starts afresh in each call. notebook: Python keeps its variables. Or a tool of your "
+            "own. By default, what the format says.",
         ),
     ] = None,
     judge: Annotated[

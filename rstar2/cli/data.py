@@ -172,22 +172,14 @@ def prepare(
     The folder has data.parquet, for `rstar2 train` and `rstar2 sft`; dropped.jsonl, which lists each unusable or
     filtered row with the reason; and card.md.
     """
-    from rstar2.data.mixture.recipe import plan_mixture
-    from rstar2.eval.grader.grade import gold_fault
+    from rstar2.data.mixture.recipe import MixtureRequest, plan_mixture
+    from rstar2.eval.grader.grading import gold_fault
 
     changes, also = _changes(against, filters, agree, measured, pass_rate, exclude_solved)
     if model is not None:
         changes["rewrite"] = {"model": model}
-    plan = plan_mixture(
-        sources,
-        given or [],
-        changes,
-        also,
-        change or [],
-        rewrite or "",
-        offline=dry_run,
-        answer_fault=gold_fault,
-    )
+    request = MixtureRequest(sources, given or [], changes, also, change or [], rewrite or "")
+    plan = plan_mixture(request, offline=dry_run, answer_fault=gold_fault)
     if dry_run:
         out.print_json(plan.recipe.model_dump_json())
         return

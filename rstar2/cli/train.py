@@ -56,7 +56,7 @@ EPILOG = examples(
         "on a laptop, for a tiny model",
         "rstar2 train --stage 1 --profile laptop --model runs/demo/sft/model "
         "--data runs/demo/stage1/train.parquet --set steps=5 --set rollout.prompts=8 --set rollout.rollouts=8 "
-        "--set roc.down_sample_to_n=4 --set rollout.tokens=128 --set optim.lr=3e-4",
+        "--set groups.keep=4 --set rollout.tokens=128 --set optim.lr=3e-4",
     ),
     (
         "print the resolved recipes and VERL's commands",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from rstar2.config import KeysOf, Strict, merged, resolve
+from rstar2.config import KeysOf, Strict, resolve
 from rstar2.demo.tiny import TinyModel
 from rstar2.errors import UserError
 from rstar2.eval.settings import HOW_IT_RUNS, EvalSettings
@@ -111,7 +111,7 @@ def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
         over = {"seed": demo.seed, **on_top(demo.rl, getattr(demo, f"stage{number}"))}
         named: Any = {"where": f"{path}, [rl] and [stage{number}]", "within": ("rl", f"stage{number}")}
         stages[number] = stage_recipe(number, LAPTOP, overrides, over=over, **named)
-        over = merged(over, {"roc": {"variant": "off"}})
+        over = on_top(over, {"select": "random"})
         plain[number] = stage_recipe(number, LAPTOP, overrides, over=over, **named)
     _check(demo, sft, stages)
     return DemoPlan(demo=demo, sft=sft, stages=stages, plain=plain)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar2.engines.models import ServerModel, ask_served
-from rstar2.engines.openai_server import MODELS_S
 from rstar2.engines.text_tokens import END_ID, messages_of, plain_ids, text_codec
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 from rstar2.loop.tools.python_code_with_standard_io import NAME as PYTHON
 from rstar2.loop.turns import tags
+from rstar2.retry import RetryPolicy
 
 INEXACT = (
     "token counts and budgets: four bytes of text count as a token",
@@ -31,13 +31,13 @@ _TEMPLATE_ROOM = 1024
 
 
 async def open_chat_api(
-    url: str, name: str | None, key: str | None, wait_s: float = MODELS_S, tool: str = PYTHON
+    url: str, name: str | None, key: str | None, retries: RetryPolicy | None = None, tool: str = PYTHON
 ) -> ServerModel:
     """Ask an endpoint for its model, which is offered one tool; the arguments and errors are `open_server`'s."""
-    codec = text_codec([tool])
+    codec = text_codec(tool)
     asking = ChatEngine(url, name, [], key)
     try:
-        served = await ask_served(asking, wait_s)
+        served = await ask_served(asking, retries)
     finally:
         await asking.aclose()
     return ServerModel(ChatEngine(url, served.model, list(codec.format.tools), key), codec, served, None)

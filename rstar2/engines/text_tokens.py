@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rstar2.loop.formats.format import Format
-from rstar2.loop.tools import tool_modules
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.loop.turns.template import END_OF_TURN, TemplateCodec
@@ -83,10 +82,9 @@ def _unpacked(token_id: int) -> bytes:
     return number.to_bytes((number.bit_length() + 7) // 8)[1:]
 
 
-def text_codec(tools: Sequence[str]) -> ChatCodec:
-    """A codec for a server that applies its own template, with the tools of these names."""
-    schemas = tuple(tool_modules()[name].SCHEMA for name in tools)
-    fmt = Format(template=TEMPLATE, tools=schemas, tools_in_prompt=False)
+def text_codec(tool: str) -> ChatCodec:
+    """A codec for a server that applies its own template, with one tool, named as in `Format.with_tool`."""
+    fmt = Format(template=TEMPLATE, tools_in_prompt=False).with_tool(tool)
     return TemplateCodec(TextTokenizer(), fmt, "the server's own")
 
 

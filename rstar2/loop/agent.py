@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -17,20 +17,11 @@ from typing import Any, Protocol
 from rstar2.loop.engine import Engine, EngineError, OnTokens, Sampling
 from rstar2.loop.formats.format import Format
 from rstar2.loop.formats.replies import refused_text
-from rstar2.loop.tools import ArgumentType, tool_modules, tool_name
+from rstar2.loop.tool import ArgumentsError
 from rstar2.loop.trace import CallStatus, Finish, ToolCall, Trace, Turn
 from rstar2.loop.turns.codec import ChatCodec, Message
 from rstar2.loop.turns.turn import WrittenCall
 
-_TYPES: Mapping[ArgumentType, Any] = {
-    "string": str,
-    "integer": int,
-    "number": int | float,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
-"""JSON schema's types of a tool's arguments, as `json` reads them."""
 OnCall = Callable[[ToolCall], None]
 """Gets each tool call once it and those before it in its turn have ended, for a person who watches."""
 _SEED_STEP = 1_000_003
@@ -77,33 +68,17 @@ def checked_call(call: WrittenCall, fmt: Format) -> ToolCall | tuple[str, dict[s
     if call.fault:
         return refused("parse_error", call.fault, call.error)
     name, arguments = call.name, call.arguments
-    tool = tool_name(name)
-    if tool is None or tool not in fmt.called_tools:
+    tool = fmt.tool(name)
+    if tool is None:
         known = ", ".join(fmt.tool_names) or "none"
         return refused("unknown_tool", f"Unknown tool {name}. Tools: {known}.", KeyError(name), name)
-    parameters = tool_modules()[tool].SCHEMA["function"]["parameters"]
-    properties, required = parameters["properties"], parameters["required"]
     if fmt.missing_texts_are_empty and isinstance(arguments, dict):
-        arguments = {key: "" for key in required if properties[key]["type"] == "string"} | arguments
-    if not isinstance(arguments, dict) or not _fit(arguments, properties, required):
-        needs = " and ".join(f'"{key}" ({properties[key]["type"]})' for key in required)
+        arguments = tool.empty_texts | arguments
+    try:
+        return name, tool.fitting(arguments)
+    except ArgumentsError as error:
         unread = AttributeError(f"{type(arguments).__name__!r} object has no attribute 'get'")
-        return refused("invalid_arguments", f"{name} needs {needs} in its arguments.", unread, name)
-    return name, {key: value for key, value in arguments.items() if key in properties}
-
-
-def _fit(arguments: dict[str, Any], properties: Mapping[str, Any], required: Sequence[str]) -> bool:
-    """Whether a call's arguments have their types, with all that are required; others may be null or left out."""
-    for key, schema in properties.items():
-        value = arguments.get(key)
-        if value is None:
-            if key in required:
-                return False
-        elif not isinstance(value, _TYPES[schema["type"]]) or (
-            isinstance(value, bool) and schema["type"] != "boolean"
-        ):
-            return False
-    return True
+        return refused("invalid_arguments", str(error), unread, name)
 
 
 class RolloutError(EngineError):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar2 import plugins
 from rstar2.config import dotted
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.files import write_text
@@ -59,7 +60,7 @@ CPU_ENVIRONMENT = {
 _FORWARDED = re.compile(
     r"(NCCL|RCCL|TORCH_NCCL|GLOO|UCX|FI|HF|HUGGING_FACE|TRANSFORMERS|VLLM"
     r"|WANDB|WEAVE|WF|MLFLOW|TRACKIO|SWANLAB|CLEARML|VOLC|MLP|RL_INSIGHT)_"
-    rf"|{GRADER_SECRET}$|(?i:https?_proxy|no_proxy)$"
+    rf"|{GRADER_SECRET}$|{plugins.FOLDERS}$|(?i:https?_proxy|no_proxy)$"
 )
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$|(?i:proxy|ur[il])$")
 """A proxy's or a server's address may hold a password."""
@@ -120,7 +121,7 @@ def stage_command(
     metrics: str = FIRST_METRICS,
     first_step: int = 0,
 ) -> Command:
-    """`python -m verl.trainer.main_ppo` for one stage of GRPO-RoC in its `folder`, see `rstar2.train.stages`.
+    """`python -m verl.trainer.main_ppo` for one RL stage in its `folder`, see `rstar2.train.stages`.
 
     `model` is its folder, or a hub id. The file `metrics` there gets a line of JSON per step. Trackers count the steps
     from `first_step`, those of the stages before, on.
@@ -213,7 +214,7 @@ def stage_commands(
 def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> dict[str, Any]:
     rollout, optim, hardware = recipe.rollout, recipe.optim, recipe.hardware
     actor, engine = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-    selection, (clip_low, clip_high) = recipe.selection, recipe.clip
+    groups, (clip_low, clip_high) = recipe.groups, recipe.clip
     return {
         **verl_keys(recipe.algorithm, rollout.tokens),
         "algorithm.use_kl_in_reward": False,
@@ -223,7 +224,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "data.max_prompt_length": rollout.prompt_tokens,
         "data.max_response_length": rollout.tokens,
         # Dropped groups are replaced in any number, so problems are then fetched one by one.
-        "data.gen_batch_size": 1 if selection.refill_batches or recipe.mode != "sync" else None,
+        "data.gen_batch_size": 1 if groups.refill_batches or recipe.mode != "sync" else None,
         "data.seed": recipe.seed,
         "actor_rollout_ref.model.path": model,
         f"{actor}.strategy": "fsdp2",
@@ -252,7 +253,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{actor}.entropy_from_logits_with_chunking": True,
         f"{actor}.checkpoint.save_contents": _SAVED,
         f"{engine}.name": "vllm",
-        f"{engine}.n": selection.down_sample_to_n,
+        f"{engine}.n": groups.keep,
         f"{engine}.temperature": rollout.temperature,
         f"{engine}.tensor_model_parallel_size": hardware.tensor_parallel,
         f"{engine}.gpu_memory_utilization": hardware.engine_memory_share,
@@ -268,7 +269,10 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"+{engine}.agent.agent_loop_manager_class": "rstar2.train.verl.agent_loop_manager.AgentLoopManager",
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
         "+trainer.v1.sampler.sampler_kwargs": {
-            "roc": selection.model_dump(),
+            "select": recipe.select.model_dump(),
+            "keep": groups.keep,
+            "drop_equal_rewards": recipe.drops_equal_rewards,
+            "refill_batches": groups.refill_batches,
             "seed": recipe.seed,
             "traces": folder / "traces",
             "traces_per_step": recipe.traces_per_step,

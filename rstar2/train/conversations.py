@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, islice
@@ -12,7 +11,7 @@ from typing import Any
 
 from rstar2.data.parquet import iter_rows
 from rstar2.errors import UserError
-from rstar2.files import read_objects
+from rstar2.files import read_objects, whole_path
 from rstar2.loop.turns.codec import ChatCodec, Encoded, Message
 from rstar2.loop.turns.tags import message_text
 
@@ -52,23 +51,20 @@ def write_encoded(path: Path, conversations: Iterable[Encoded]) -> None:
     columns = {"input_ids": pyarrow.int32(), "loss_mask": pyarrow.int8()}
     schema = pyarrow.schema([(name, pyarrow.list_(kind)) for name, kind in columns.items()])
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     rest = iter(conversations)
-    try:
-        with pyarrow.OSFile(str(part), "wb") as file, pyarrow.ipc.new_file(file, schema) as writer:
-            while group := list(islice(rest, _WRITTEN_TOGETHER)):
-                ends = accumulate((len(each.input_ids) for each in group), initial=0)
-                offsets = pyarrow.array(list(ends), type=pyarrow.int32())
-                lists = [
-                    pyarrow.ListArray.from_arrays(
-                        offsets, _joined([getattr(each, name) for each in group], kind)
-                    )
-                    for name, kind in columns.items()
-                ]
-                writer.write_batch(pyarrow.record_batch(lists, schema=schema))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with (
+        whole_path(path) as part,
+        pyarrow.OSFile(str(part), "wb") as file,
+        pyarrow.ipc.new_file(file, schema) as writer,
+    ):
+        while group := list(islice(rest, _WRITTEN_TOGETHER)):
+            ends = accumulate((len(each.input_ids) for each in group), initial=0)
+            offsets = pyarrow.array(list(ends), type=pyarrow.int32())
+            lists = [
+                pyarrow.ListArray.from_arrays(offsets, _joined([getattr(each, name) for each in group], kind))
+                for name, kind in columns.items()
+            ]
+            writer.write_batch(pyarrow.record_batch(lists, schema=schema))
 
 
 def _joined(parts: list[array[int]], kind: Any) -> Any:

@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rstar2.config import Strict, dotted
-from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.judge.schema import Isolation
 from rstar2.loop.judge_check import PACKAGES
-from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
+from rstar2.train.algorithms import OBJECTIVES, AlgorithmSettings
 from rstar2.train.attention import Attention, ignored_keys
 from rstar2.train.records.alarms import AlarmSettings
-from rstar2.train.roc import RocSettings
+from rstar2.train.reward import checked_reward
+from rstar2.train.select import SelectSettings
 from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
 from rstar2.train.trainer.tracking import TraceTracker, Tracker
 from rstar2.train.trainer.verl_limits import engine_fault, queue_fault
@@ -26,7 +26,6 @@ VERL_MICRO_BATCH = 4
 """VERL's default of `data.micro_batch_size_per_gpu`."""
 ROLLOUTS_PER_PROCESS = 512
 """Rollouts in flight for each process that runs the agent loop."""
-RewardRule = ReadingRule | Literal["constant"]
 
 
 class Hardware(Strict):
@@ -159,8 +158,21 @@ class RolloutSettings(Strict):
     max_failed_share: float = Field(0.05, ge=0, lt=1)
     """If a larger share of a step's rollouts failed, the step is not trained on, because failures hit long rollouts
     most: training waits half a minute or more and rolls the step out again with the next problems; after the third time
-    it ends. Otherwise these rollouts are left out before RoC selects. A rollout fails through an engine, the grader or
-    a fault in the agent loop. Also the limit for held-out problems, as is `judge.max_lost_share`."""
+    it ends. Otherwise these rollouts are left out before the selection. A rollout fails through an engine, the grader
+    or a fault in the agent loop. Also the limit for held-out problems, as is `judge.max_lost_share`."""
+
+
+class GroupSettings(Strict):
+    """What becomes of a problem's group of rollouts, whatever selection (`select`) chooses from it."""
+
+    keep: int = Field(16, ge=2)
+    """Rollouts trained on per problem, of `rollout.rollouts`: G."""
+    drop_equal_rewards: bool | None = None
+    """Drop groups whose chosen rewards are all equal, whether they already were before the selection or only after it.
+    By default true, unless the baseline of `algorithm.objective` is the whole batch (reinforce++)."""
+    refill_batches: float = Field(0, ge=0)
+    """Replace dropped groups with new problems, up to this many times a step's problems; DAPO does so. Padding fills
+    what is still missing after that, as it does with 0."""
 
 
 class OptimSettings(Strict):
@@ -175,9 +187,9 @@ class OptimSettings(Strict):
     weight_decay: float = Field(0.01, ge=0)
     """AdamW's weight decay; neither the paper nor the release states one."""
     clip_low: float | None = Field(None, gt=0)
-    """Clip range below 1. By default the algorithm's own (`rstar2.train.algorithms`), 0.2 for most."""
+    """Clip range below 1. By default that of `algorithm.objective`, 0.2 for most."""
     clip_high: float | None = Field(None, gt=0)
-    """Clip range above 1. By default the algorithm's own, 0.28 for most."""
+    """Clip range above 1. By default that of `algorithm.objective`, 0.28 for most."""
 
 
 class CheckpointSettings(Strict):
@@ -234,10 +246,54 @@ class JudgeSettings(Strict):
     """Seconds that a tool call waits for its result beyond the program's own time limit; after that it is lost."""
     max_lost_share: float = Field(0.05, ge=0, lt=1)
     """If a larger share of a step's rollouts lost a call, the step is not trained on: training waits for the judge, and
-    rolls the step out again with the next problems. Otherwise these rollouts are left out before RoC selects."""
+    rolls the step out again with the next problems. Otherwise these rollouts are left out before the selection."""
     stop_after_s: float = Field(1800.0, gt=0)
     """Seconds of a step's waiting for the judge, rollouts not counted, after which training ends. Its last checkpoint
     is kept. It ends too if a judge that answers spoils a step ten times in a row."""
+
+
+_REPLACED: dict[str, str | dict[str, str]] = {
+    "roc.variant": {"paper": 'select = "roc"', "release": 'select = "release"', "off": 'select = "random"'},
+    "roc.leave_out": {
+        "none": "nothing",
+        "void-turn": 'select = "void_turn", or a selection of your own that combines it with another',
+        "all-failed": 'select = "all_failed", or a selection of your own that combines it with another',
+    },
+    "roc.down_sample_to_n": "groups.keep",
+    "roc.reject_equal_reward": "groups.drop_equal_rewards",
+    "roc.refill_batches": "groups.refill_batches",
+    "roc.roc_error_ratio": "select.roc_error_ratio",
+    "roc.roc_answer_format": "select.roc_answer_format",
+    "roc.min_zero_reward_trace_num": "select.min_zero_reward_trace_num",
+    "roc.min_non_zero_reward_trace_num": "select.min_non_zero_reward_trace_num",
+    "roc.penalty_floor": "select.penalty_floor",
+    "algorithm.name": {
+        "grpo-roc": 'select = "roc"',
+        "grpo": 'select = "random"',
+        "dapo": 'select = "random" and groups.refill_batches = 3',
+        "void-turn": 'select = "void_turn"',
+        "drop-all-failed": 'select = "all_failed"',
+        # All but grpo-roc also drew at random.
+        **{
+            name: f'algorithm.objective = "{name}" and select = "random"'
+            for name in OBJECTIVES
+            if name != "grpo"
+        },
+    },
+}
+"""What to write instead of each key of an earlier version; for some, what it is depends on the value."""
+
+
+def replaced_keys(values: dict[str, Any]) -> list[tuple[str, str]]:
+    """The keys of an earlier version in a stage's recipe, each with what to write instead."""
+    replaced = []
+    for key, value in dotted({name: values[name] for name in ("roc", "algorithm") if name in values}).items():
+        instead = _REPLACED.get(key)
+        if isinstance(instead, dict):
+            instead = instead.get(str(value), "select, groups and algorithm.objective")
+        if instead:
+            replaced.append((key, instead))
+    return replaced
 
 
 def _check_model_config(verl: dict[str, Any]) -> None:
@@ -258,17 +314,19 @@ class StageRecipe(Strict):
     update too."""
     rollout: RolloutSettings = RolloutSettings()
     asynchronous: AsyncSettings = AsyncSettings()
+    select: SelectSettings = SelectSettings()
+    groups: GroupSettings = GroupSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
-    roc: RocSettings = RocSettings()
     optim: OptimSettings = OptimSettings()
     judge: JudgeSettings = JudgeSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     held_out: HeldOutSettings = HeldOutSettings()
     alarms: AlarmSettings = AlarmSettings()
     hardware: Hardware = Hardware()
-    reward: RewardRule = "paper"
-    """The rule that reads the answer (`rstar2.eval.grader.reading_rules`); the reward is 1 if the answer is correct,
-    else 0. constant: every trace gets 1, a control that cannot learn; the paper's rule decides which traces count as
+    reward: Annotated[str, AfterValidator(checked_reward)] = "paper"
+    """What a rollout is worth. paper, boxed, release, lenient: 1 if the answer that this rule reads
+    (`rstar2.eval.grader.reading_rules`) is correct, else 0. constant: 1 for every rollout, a control that cannot learn.
+    `module:object`: a function of your own. With the last two, the paper's rule decides which answers count as
     correct."""
     format: str | None = None
     """Format for a model without a format file: a name or a file. If unset or empty, the model's own chat template."""
@@ -281,13 +339,14 @@ class StageRecipe(Strict):
     every failed rollout is kept too: one that the engine could not finish or the grader not grade, or that lost a tool
     call because of a fault of the judge. A rollout with a wrong answer is not a failed one."""
     seed: int = Field(1, ge=0)
-    """Seed for the order of problems, for RoC's draws and, on a CPU, for the rollouts."""
+    """Seed for the order of problems, for the selection's draws and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
     """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's
     log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several have a mode that writes files into the run's
     folder and needs no server; docs/training.md has the table."""
     trace_trackers: tuple[TraceTracker, ...] = ()
-    """Where the traces that `traces_per_step` keeps are also sent, with reward, verdict and whether RoC kept them."""
+    """Where the traces that `traces_per_step` keeps are also sent, with reward, verdict and whether they were trained
+    on."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """VERL's own keys, dotted, for settings that have no key here."""
 
@@ -327,14 +386,15 @@ class StageRecipe(Strict):
 
     @property
     def clip(self) -> tuple[float, float]:
-        """How far below and above 1 the ratio of probabilities may go: the recipe's, else the algorithm's own."""
-        own = ALGORITHMS[self.algorithm.name].clip
+        """How far below and above 1 the ratio of probabilities may go: the recipe's, else the objective's own."""
+        own = OBJECTIVES[self.algorithm.objective].clip
         return self.optim.clip_low or own[0], self.optim.clip_high or own[1]
 
     @property
-    def selection(self) -> RocSettings:
-        """How the algorithm samples groups down."""
-        return selection(self.algorithm, self.roc)
+    def drops_equal_rewards(self) -> bool:
+        """Whether groups whose chosen rewards are all equal are dropped."""
+        drop = self.groups.drop_equal_rewards
+        return drop if drop is not None else not OBJECTIVES[self.algorithm.objective].batch_baseline
 
     @property
     def longest(self) -> int:
@@ -357,6 +417,14 @@ class StageRecipe(Strict):
         """Tokens per GPU in a micro-batch of which only log-probabilities are computed."""
         return self.hardware.log_prob_tokens or self.update_tokens
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_old_keys(cls, values: Any) -> Any:
+        if isinstance(values, dict) and (old := replaced_keys(values)):
+            told = "; ".join(f"{key} (write {instead})" for key, instead in old)
+            raise ValueError(f"keys that are no longer read: {told}")
+        return values
+
     @model_validator(mode="after")
     def _verl_reads_its_keys(self) -> StageRecipe:
         _check_model_config(self.verl)
@@ -376,14 +444,12 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _ranks_share_an_update(self) -> StageRecipe:
-        prompts, kept = self.rollout.prompts, self.roc.down_sample_to_n
+        prompts, kept = self.rollout.prompts, self.groups.keep
         told = f"rollout.prompts = {prompts}"
         own = dotted(self.verl).get("actor_rollout_ref.actor.ppo_mini_batch_size")
         if isinstance(own, int):
             prompts, told = own, f"verl.actor_rollout_ref.actor.ppo_mini_batch_size = {own}"
-        if why := self.hardware.batch_fault(
-            prompts * kept, f"{told} times roc.down_sample_to_n = {kept} rollouts"
-        ):
+        if why := self.hardware.batch_fault(prompts * kept, f"{told} times groups.keep = {kept} rollouts"):
             raise ValueError(why)
         return self
 
@@ -408,10 +474,9 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _group_fits(self) -> StageRecipe:
-        if self.roc.down_sample_to_n > self.rollout.rollouts:
+        if self.groups.keep > self.rollout.rollouts:
             raise ValueError(
-                f"roc.down_sample_to_n = {self.roc.down_sample_to_n} is more than "
-                f"rollout.rollouts = {self.rollout.rollouts}"
+                f"groups.keep = {self.groups.keep} is more than rollout.rollouts = {self.rollout.rollouts}"
             )
         return self
 

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from rstar2.config import dotted, merged, read_toml, recipes_folder, resolve
 from rstar2.errors import UserError
+from rstar2.plugins import search_in
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
+from rstar2.train.select import SelectSettings
 
 PAPER = "paper"
 """The recipe with a file for each stage: `stage1.toml` to `stage3.toml`."""
@@ -18,9 +20,10 @@ RecipeKind = Literal["stage", "sft", "demo", "profile"]
 
 
 def read_recipe(name: str, kind: RecipeKind) -> tuple[Path, dict[str, Any]]:
-    """The file of a recipe or a profile, given by path or by the name of one that is shipped, and what it holds.
+    """The file of a recipe or a profile, named by its path or as one that is shipped, and what it holds.
 
-    A UserError where there is none, or it is of another kind.
+    What it names as `module:object` may be in a module beside it. Raises a UserError if there is no such file, or it is
+    of another kind.
     """
     path, shipped = Path(name), recipes_folder() / f"{name}.toml"
     if path.suffix != ".toml" or not path.is_file():
@@ -29,6 +32,8 @@ def read_recipe(name: str, kind: RecipeKind) -> tuple[Path, dict[str, Any]]:
     hint = f"Give a .toml file or one of: {', '.join(_shipped(kind))}."
     if not path.is_file():
         raise UserError(f"no {word} {name}", hint)
+    if path != shipped:
+        search_in(path.parent)
     values = read_toml(path)
     if (found := _kind(values)) != kind and found in ("demo", "profile"):
         is_ = "a hardware profile" if found == "profile" else "the demo's recipe"
@@ -48,15 +53,27 @@ def _shipped(kind: RecipeKind) -> list[str]:
 
 
 def on_top(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`merged`, with VERL's keys dotted in both, so that the one on top wins however either is written.
+    """`merged`, but for keys that can be written in two ways: those of VERL, and the selection.
 
-    What `--set` adds to the dotted keys comes after them, and wins too.
+    VERL's keys are dotted in both, so that the one on top wins however either is written. What `--set` adds to the
+    dotted keys comes after them, and wins too. A selection's name alone is a table in both; the settings of another
+    selection than the one on top are dropped.
     """
-    layers = [
-        {**layer, "verl": dotted(layer["verl"])} if isinstance(layer.get("verl"), dict) else layer
-        for layer in (base, over)
-    ]
-    return merged(*layers)
+    below, above = _one_way(base), _one_way(over)
+    name = above.get("select", {}).get("name")
+    if name is not None and name != below.get("select", {}).get("name", SelectSettings().name):
+        below.pop("select", None)
+    return merged(below, above)
+
+
+def _one_way(layer: dict[str, Any]) -> dict[str, Any]:
+    """A layer of a recipe with keys that can be written in two ways written in one."""
+    ways: dict[str, Any] = {}
+    if isinstance(verl := layer.get("verl"), dict):
+        ways["verl"] = dotted(verl)
+    if isinstance(select := layer.get("select"), str):
+        ways["select"] = {"name": select}
+    return {**layer, **ways}
 
 
 def stage_range(text: str) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rstar2.addresses import is_loopback
 from rstar2.data.parquet import prepared_file
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
+from rstar2.files import whole_folder
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.schema import ISOLATION_ORDER
 from rstar2.loop.formats.format import FORMAT_FILE, Format
@@ -19,6 +19,7 @@ from rstar2.loop.judge_check import require, try_judge
 from rstar2.loop.model_folder import write_format
 from rstar2.loop.turns.choose import codec_for, differences, load_tokenizer, model_format, named_format
 from rstar2.loop.turns.codec import ChatCodec, Encoded
+from rstar2.model_shape import weight_files
 from rstar2.train.answers import UnreadableAnswer, readable_rows
 from rstar2.train.attention import check_attention
 from rstar2.train.conversations import encode, read_conversations
@@ -296,10 +297,10 @@ def rl_format(named: str | None, model: Path) -> Format:
 
 
 def check_model(model: Path) -> None:
-    """Raise a UserError for a folder that has no config.json or weights."""
+    """Raises UserError if a folder has no config.json or no weights."""
     if not (model / "config.json").is_file():
         raise UserError(f"{model} has no config.json", "Give the folder of a Hugging Face model.")
-    if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
+    if not weight_files(model):
         raise UserError(f"{model} has no weights", "Give the folder that also holds the .safetensors files.")
 
 
@@ -312,13 +313,10 @@ def with_format(model: Path, fmt: Format, folder: Path) -> Path:
     own, source = model_format(model, tokenizer)
     if folder.is_dir() or (source == FORMAT_FILE and own == fmt):
         return folder if folder.is_dir() else model
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    write_format(codec_for(tokenizer, fmt), model, part)
-    for file in model.iterdir():
-        # The tokens in the legacy file would replace those of tokenizer_config.json.
-        if file.is_file() and file.name != "special_tokens_map.json" and not (part / file.name).exists():
-            (part / file.name).symlink_to(file.resolve())
-    part.rename(folder)
+    with whole_folder(folder) as part:
+        write_format(codec_for(tokenizer, fmt), model, part)
+        for file in model.iterdir():
+            # The tokens in the legacy file would replace those of tokenizer_config.json.
+            if file.is_file() and file.name != "special_tokens_map.json" and not (part / file.name).exists():
+                (part / file.name).symlink_to(file.resolve())
     return folder

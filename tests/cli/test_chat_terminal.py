@@ -28,8 +28,8 @@ from rstar2.loop.formats.format import ours, save_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.loop.trace import read_traces
 from rstar2.loop.turns.template import END_OF_TURN
+from rstar2.processes import answers
 from rstar2.report import write_report
-from rstar2.serve.launch import answers
 
 pytestmark = pytest.mark.slow
 

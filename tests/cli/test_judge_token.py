@@ -63,7 +63,7 @@ def test_train_refuses_it_before_the_data_is_read(
 def test_train_tries_programs_on_the_judge_that_it_starts_itself(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "train.parquet"
     write_parquet(data, rl_rows([Problem(str(n), "How many?", "7") for n in range(4)], 2, "made"))
-    small = ["rollout.prompts=4", "rollout.rollouts=2", "roc.down_sample_to_n=2", "rollout.prompt_tokens=900"]
+    small = ["rollout.prompts=4", "rollout.rollouts=2", "groups.keep=2", "rollout.prompt_tokens=900"]
     changes = [word for change in (*small, 'judge.packages=["no_such"]') for word in ("--set", change)]
     ran = rstar2(
         "train",

@@ -116,7 +116,7 @@ def test_a_runs_lengths_are_expected_again(model: Path) -> None:
         (["--model", "nowhere"], "no model folder at nowhere"),
         (["--model", "Qwen3-14B", "--profile", "9xh100"], "no profile 9xh100"),
         (["--model", "Qwen3-14B", "--stage", "4"], "--stage 4: no such stage"),
-        (["--model", "Qwen3-14B", "--set", "algorithm.name=grop"], "the nearest is 'grpo'"),
+        (["--model", "Qwen3-14B", "--set", "algorithm.objective=grop"], "the nearest is 'grpo'"),
         (["--model", "Qwen3-14B", "--set", "hardware.gpu=h1000"], "the nearest is 'h100'"),
         (
             ["--model", "Qwen3-14B", "--generate-tps", "inf"],

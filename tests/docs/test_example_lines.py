@@ -34,7 +34,7 @@ from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import FORMAT_FILE, ours
-from rstar2.loop.tools import tool_modules
+from rstar2.loop.tools import shipped_tools
 from rstar2.loop.trace import TraceWriter, read_traces
 from rstar2.loop.turns.choose import load_codec
 
@@ -137,7 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     page = (ROOT / "docs" / "published-14b.md").read_text("utf-8")
     [toml] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (root / "published.toml").write_text(toml)
-    write_json(root / "release_tools.json", [tool.SCHEMA for tool in tool_modules().values()])
+    write_json(root / "release_tools.json", [tool.schema for tool in shipped_tools().values()])
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
         made_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
     write_json(root / "runs/demo/config.json", {"kind": "demo", "config": {}})

@@ -22,7 +22,7 @@ from rstar2.data.parquet import rl_rows
 from rstar2.data.problem import Problem
 from rstar2.engines.models import open_server
 from rstar2.eval.grader import GraderPool
-from rstar2.eval.runner import evaluate
+from rstar2.eval.run import evaluate
 from rstar2.eval.settings import EvalSettings
 from rstar2.loop.agent import Limits
 from rstar2.loop.engine import Generation, OnTokens, Sampling

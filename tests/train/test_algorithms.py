@@ -1,4 +1,4 @@
-"""Algorithms by name: what each keeps of a group, and VERL keys that VERL itself accepts and computes with."""
+"""Objectives by name: VERL keys that VERL itself accepts and computes with."""
 
 from __future__ import annotations
 
@@ -8,43 +8,38 @@ from typing import get_args
 import numpy as np
 import pytest
 from support.optional import needs
-from support.train.roc_selection import select
 from support.train.verl_config import accepted
 
 from rstar2.errors import UserError
-from rstar2.loop.trace import ToolCall, Trace, Turn
-from rstar2.train.algorithms import ALGORITHMS, AlgorithmName, AlgorithmSettings, selection, verl_keys
+from rstar2.train.algorithms import OBJECTIVES, AlgorithmSettings, ObjectiveName, verl_keys
 from rstar2.train.command import stage_command
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import stage_recipe
-from rstar2.train.roc import RocSettings, Rollout
+from rstar2.train.select import SelectSettings
 
-NAMES = get_args(AlgorithmName)
+NAMES = get_args(ObjectiveName)
 
 
 def recipe_of(name: str, *changes: str) -> StageRecipe:
-    return stage_recipe(1, None, [f"algorithm.name={name}", *changes])
+    return stage_recipe(1, None, [f"algorithm.objective={name}", *changes])
 
 
 def test_every_name_stands_for_something() -> None:
-    assert set(ALGORITHMS) == set(NAMES)
+    assert set(OBJECTIVES) == set(NAMES)
 
 
 def test_the_default_is_the_papers() -> None:
     recipe = stage_recipe(1, None, [])
-    assert recipe.algorithm.name == "grpo-roc"
-    assert recipe.selection == recipe.roc
+    assert (recipe.algorithm.objective, recipe.select.name) == ("grpo", "roc")
     assert recipe.clip == (0.2, 0.28)
 
 
-@pytest.mark.parametrize(
-    ("typed", "nearest"), [("dap", "'dapo'"), ("grpo_roc", "'grpo-roc'"), ("reinforce", "'reinforce++'")]
-)
-def test_an_unknown_algorithm_is_refused_with_the_nearest_name(typed: str, nearest: str) -> None:
+@pytest.mark.parametrize(("typed", "nearest"), [("dr_grpo", "'dr-grpo'"), ("reinforce", "'reinforce++'")])
+def test_an_unknown_objective_is_refused_with_the_nearest_name(typed: str, nearest: str) -> None:
     with pytest.raises(UserError) as refused:
         recipe_of(typed)
     message = refused.value.message
-    assert "algorithm.name must be one of 'grpo-roc', 'grpo', 'dapo'" in message
+    assert "algorithm.objective must be one of 'grpo', 'dr-grpo', 'gspo'" in message
     assert message.endswith(f"not {typed!r}; the nearest is {nearest}")
 
 
@@ -57,7 +52,7 @@ def test_a_clip_range_that_the_recipe_names_is_kept_and_the_algorithms_own_is_th
 @pytest.mark.slow
 @needs("verl")
 @pytest.mark.parametrize("name", NAMES)
-def test_verl_accepts_every_algorithm_and_correction(name: str, tmp_path: Path) -> None:
+def test_verl_accepts_every_objective_and_correction(name: str, tmp_path: Path) -> None:
     recipe = recipe_of(name, "algorithm.correction=token-tis", "algorithm.correction_limit=3")
     config = accepted(stage_command(recipe, tmp_path / "stage1", tmp_path / "model").argv[3:])
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
@@ -70,9 +65,9 @@ def test_verl_accepts_every_algorithm_and_correction(name: str, tmp_path: Path) 
     assert core_algos.get_adv_estimator_fn(algorithm.adv_estimator)
     assert (name in ("gspo", "cispo")) == (actor.policy_loss.loss_mode == name)
     assert algorithm.norm_adv_by_std_in_grpo == (name != "dr-grpo")
-    assert bool(config.data.gen_batch_size) == (name == "dapo")
     kwargs = config.trainer.v1.sampler.sampler_kwargs
-    assert RocSettings.model_validate(dict(kwargs.roc)) == recipe.selection
+    assert SelectSettings.model_validate(dict(kwargs.select)) == recipe.select
+    assert kwargs.drop_equal_rewards == (name != "reinforce++")
 
 
 def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list[float]:
@@ -109,7 +104,6 @@ def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list
     ("name", "expected"),
     [
         # By hand: (r - mean) / std over the group, its standard deviation that of a sample.
-        ("grpo-roc", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
         ("grpo", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
         ("dr-grpo", [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]),
         # The mean of the group's others is taken off.
@@ -128,8 +122,8 @@ def test_verl_computes_the_advantages_that_the_name_says(
 @needs("verl")
 def test_a_problem_weighs_what_another_does_however_long_its_rollouts_are(tmp_path: Path) -> None:
     """By hand: 12 and 4 tokens, 8 on average, so the advantages of the longer group count 8 / 12, the others 8 / 4."""
-    alike = advantages_of(recipe_of("grpo-roc"), tmp_path, shorter=2)
-    weighed = advantages_of(recipe_of("grpo-roc", "algorithm.loss_weights=problems"), tmp_path, shorter=2)
+    alike = advantages_of(recipe_of("grpo"), tmp_path, shorter=2)
+    weighed = advantages_of(recipe_of("grpo", "algorithm.loss_weights=problems"), tmp_path, shorter=2)
     weights = [2 / 3] * 4 + [2] * 4
     expected = [advantage * weight for advantage, weight in zip(alike, weights, strict=True)]
     assert weighed == pytest.approx(expected, abs=2e-3)
@@ -137,10 +131,10 @@ def test_a_problem_weighs_what_another_does_however_long_its_rollouts_are(tmp_pa
 
 @pytest.mark.parametrize("name", NAMES)
 def test_problems_weigh_the_same_only_in_grpos_own_loss(name: str) -> None:
-    if not ALGORITHMS[name].keys:
+    if not OBJECTIVES[name].keys:
         recipe_of(name, "algorithm.loss_weights=problems")
         return
-    with pytest.raises(UserError, match=r"needs GRPO's own loss .*grpo-roc, grpo, dapo"):
+    with pytest.raises(UserError, match=r"needs GRPO's own loss \(algorithm.objective = 'grpo'\)"):
         recipe_of(name, "algorithm.loss_weights=problems")
 
 
@@ -148,84 +142,3 @@ def test_problems_weigh_the_same_only_in_grpos_own_loss(name: str) -> None:
 def test_without_a_correction_verl_weights_nothing() -> None:
     keys = verl_keys(AlgorithmSettings(), 8192)
     assert not [key for key in keys if "rollout_correction" in key]
-
-
-def trace_of(*turns: tuple[str, list[str]]) -> Trace:
-    """A trace of turns, each its text and the statuses of its calls."""
-    written = [
-        Turn(text=text, start=i, end=i + 1, calls=[ToolCall(status=status, output="") for status in statuses])
-        for i, (text, statuses) in enumerate(turns)
-    ]
-    return Trace(
-        problem_id="p", prompt_ids=[1], response_ids=[1] * len(turns), response_mask=[1] * len(turns),
-        turns=written, finish="answer", reward=1.0,
-    )  # fmt: skip
-
-
-ANSWER = ("<answer>\\boxed{9}</answer>", list[str]())
-
-
-@pytest.mark.parametrize(
-    ("turns", "void"),
-    [
-        ([("so", ["ok"]), ANSWER], 0),
-        ([("so", ["error"]), ("again", ["timeout"]), ANSWER], 0),
-        ([ANSWER], 0),
-        ([("the \\boxed{3}", [])], 0),
-        ([("so", ["parse_error"]), ANSWER], 1),
-        ([("so", ["ok"]), ("I give up", [])], 1),
-        ([("so", ["parse_error", "ok"]), ("<answer>9", [])], 1),
-    ],
-)
-def test_a_void_turn_has_neither_a_call_that_parses_nor_an_answer(
-    turns: list[tuple[str, list[str]]], void: int
-) -> None:
-    assert Rollout.from_trace(trace_of(*turns)).void_turns == void
-
-
-def kept(name: str, group: list[Rollout], keep: int = 4) -> list[int]:
-    settings = selection(AlgorithmSettings.model_validate({"name": name}), RocSettings(down_sample_to_n=keep))
-    return select(group, settings, np.random.default_rng(1))
-
-
-def made(reward: float, calls: int = 2, failed: int = 0, void: int = 0) -> Rollout:
-    return Rollout(reward, calls, failed, 1, 2, void_turns=void)
-
-
-def test_rollouts_with_void_turns_are_left_out() -> None:
-    group = [made(1), made(1, void=1), made(0), made(0, void=2), made(0, failed=2), made(1)]
-    assert kept("void-turn", group, keep=6) == [0, 2, 4, 5]
-    assert kept("void-turn", [made(1, void=1), made(0, void=1), made(1)]) == [], "nothing to compare with"
-
-
-def test_rollouts_of_which_every_call_failed_are_left_out_but_not_those_without_a_call() -> None:
-    group = [made(1), made(1, failed=2), made(0, failed=1), made(0, calls=0), made(0, failed=2, void=1)]
-    assert kept("drop-all-failed", group, keep=5) == [0, 2, 3]
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "grpo-roc"])
-def test_all_but_grpo_roc_draw_at_random_whatever_the_failed_calls(name: str) -> None:
-    """Under RoC a correct rollout with failed calls is hardly ever kept beside clean ones."""
-    group = [made(1, calls=4, failed=3)] * 8 + [made(1, calls=4)] * 8 + [made(0)] * 16
-    settings = selection(AlgorithmSettings.model_validate({"name": name}), RocSettings())
-    drawn = [select(group, settings, np.random.default_rng(seed)) for seed in range(40)]
-    flawed = sum(i < 8 for kept in drawn for i in kept) / sum(i < 16 for kept in drawn for i in kept)
-    assert 0.35 < flawed < 0.65
-    roc = [select(group, RocSettings(), np.random.default_rng(seed)) for seed in range(40)]
-    assert sum(i < 8 for kept in roc for i in kept) < 0.1 * sum(i < 16 for kept in roc for i in kept)
-
-
-def test_only_reinforce_plus_plus_keeps_groups_of_equal_rewards() -> None:
-    equal = [made(1)] * 8
-    assert {name for name in NAMES if kept(name, equal)} == {"reinforce++"}
-
-
-def test_dapo_replaces_groups_without_a_signal() -> None:
-    assert recipe_of("dapo").selection.refill_batches == 3
-    assert recipe_of("dapo", "roc.refill_batches=1").selection.refill_batches == 1
-    assert recipe_of("grpo").selection.refill_batches == 0
-
-
-def test_a_recipes_own_choice_of_what_to_leave_out_holds_beside_every_algorithm() -> None:
-    assert recipe_of("gspo", "roc.leave_out=void-turn").selection.leave_out == "void-turn"
-    assert recipe_of("void-turn").selection.leave_out == "void-turn"

@@ -16,7 +16,7 @@ from rstar2.errors import UserError
 from rstar2.train.command import _FORWARDED, Command, agent_loop_yaml, sft_command, stage_command
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import sft_recipe, stage_recipe
-from rstar2.train.roc import RocSettings
+from rstar2.train.select import SelectSettings
 
 NEEDS_VERL = needs("verl")
 
@@ -37,7 +37,7 @@ def test_verl_accepts_every_stage_on_every_profile(stage: int, profile: str | No
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     omega_conf_to_dataclass(config.algorithm)
-    assert rollout.n == recipe.roc.down_sample_to_n
+    assert rollout.n == recipe.groups.keep
     assert rollout.name == ("vllm" if profile is None else "rstar2_cpu")
     assert config.data.max_response_length == recipe.rollout.tokens
     assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 0.28)
@@ -49,7 +49,7 @@ def test_verl_accepts_every_stage_on_every_profile(stage: int, profile: str | No
     assert actor.entropy_coeff == 0
     assert actor.loss_agg_mode == "token-mean"
     assert config.actor_rollout_ref.model.path == str(tmp_path / "a model")
-    assert config.trainer.v1.sampler.sampler_kwargs.roc.variant == "paper"
+    assert config.trainer.v1.sampler.sampler_kwargs.select.name == "roc"
     assert config.trainer.device == ("cuda" if profile is None else "cpu")
 
 
@@ -84,8 +84,8 @@ def test_verl_accepts_the_recipes_of_others(name: str, tmp_path: Path) -> None:
     recipe = stage_recipe(1, None, [], name)
     config = composed("ppo_trainer", command_of(recipe, tmp_path).argv[3:])
     kwargs = config.trainer.v1.sampler.sampler_kwargs
-    assert RocSettings.model_validate(dict(kwargs.roc)) == recipe.roc
-    assert (recipe.reward, recipe.roc.variant, recipe.rollout.max_turns) == ("release", "release", 5)
+    assert SelectSettings.model_validate(dict(kwargs.select)) == recipe.select
+    assert (recipe.reward, recipe.select.name, recipe.rollout.max_turns) == ("release", "release", 5)
     assert config.data.train_batch_size * recipe.rollout.rollouts == 128 * 32
 
 
@@ -167,7 +167,7 @@ def test_the_stages_are_the_papers() -> None:
             r.rollout.tokens,
             r.rollout.prompts,
             r.rollout.rollouts,
-            r.roc.down_sample_to_n,
+            r.groups.keep,
             r.rollout.max_turns,
         )
         for n, r in table.items()
@@ -299,9 +299,9 @@ def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
         ("rollout.nonsense=1", "unknown key rollout.nonsense"),
         ("steps=-1", "steps must be a whole number of at least 1, not -1"),
         ("rollout.prompts=many", "rollout.prompts must be a whole number of at least 1, not 'many'"),
-        ("roc.variant=other", "roc.variant must be one of 'paper', 'release', 'off', not 'other'"),
+        ("select=relase", "'void_turn', or 'module:object', not 'relase'; the nearest is 'release'"),
         ("steps", "not of the form a.b=c"),
-        ("roc.down_sample_to_n=64", "more than rollout.rollouts = 32"),
+        ("groups.keep=64", "more than rollout.rollouts = 32"),
     ],
 )
 def test_a_wrong_change_is_refused_by_name(change: str, said: str) -> None:

@@ -22,7 +22,7 @@ from rstar2.data.builtin import FORMAT
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.models import local_model
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.tools.python_code_with_standard_io import NAME, SCHEMA
+from rstar2.loop.tools.python_code_with_standard_io import NAME, python_code_with_standard_io
 from rstar2.loop.trace import read_traces
 from rstar2.loop.turns.tags import message_text
 from rstar2.runs import open_run
@@ -54,7 +54,7 @@ def solved(a: int, b: int) -> dict[str, Any]:
         {"role": "tool", "content": str(a * b), "tool_call_id": "1"},
         {"role": "assistant", "content": f"<answer>\\boxed{{{a * b}}}</answer>"},
     ]
-    return {"messages": messages, "tools": [SCHEMA]}
+    return {"messages": messages, "tools": [python_code_with_standard_io.schema]}
 
 
 def programmed(a: int, b: int) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def test_an_sft_that_was_killed_resumes_from_its_last_checkpoint(root: Path) -> 
 
 
 def test_a_stage_takes_the_prepared_problems(root: Path, judge: JudgeHandle) -> None:
-    changes = ("steps=1", "rollout.prompts=4", "rollout.rollouts=4", "roc.down_sample_to_n=2")
+    changes = ("steps=1", "rollout.prompts=4", "rollout.rollouts=4", "groups.keep=2")
     changes += ("rollout.tokens=160", "rollout.max_turns=2", "rollout.prompt_tokens=128")
     settings = [word for change in changes for word in ("--set", change)]
     data = ("--model", root / "tuned", "--data", root / "rl", "--profile", "laptop", "--judge", judge.url)

@@ -10,7 +10,7 @@ from support.optional import needs
 from support.train.verl_config import accepted, composed
 
 from rstar2.errors import UserError
-from rstar2.train.algorithms import AlgorithmName
+from rstar2.train.algorithms import ObjectiveName
 from rstar2.train.command import sft_command, stage_command
 from rstar2.train.recipe_files import read_recipe, sft_recipe, stage_recipe
 
@@ -50,7 +50,7 @@ def test_the_agent_loops_processes_follow_the_rollouts_in_flight() -> None:
     asynchronous = ["mode=separate_async", "asynchronous.rollout_nodes=4", "hardware.sequences_in_flight=16"]
     assert processes("64xh100", *asynchronous) == 12
     # VERL hands a process whole problems.
-    few = ["rollout.prompts=4", "rollout.rollouts=1024", "roc.down_sample_to_n=512"]
+    few = ["rollout.prompts=4", "rollout.rollouts=1024", "groups.keep=512"]
     assert processes("64xh100", *few) == 4
 
 
@@ -77,11 +77,11 @@ def seen_by_verl(config: Any) -> dict[str, Any]:
 @pytest.mark.slow
 @needs("verl")
 @pytest.mark.parametrize("profile", PROFILES)
-def test_verl_accepts_every_recipe_and_every_algorithm_on_every_profile(profile: str, tmp_path: Path) -> None:
-    """All pairs of profile, recipe and algorithm; the keys of the three are disjoint."""
-    for number, algorithm in enumerate(get_args(AlgorithmName)):
+def test_verl_accepts_every_recipe_and_every_objective_on_every_profile(profile: str, tmp_path: Path) -> None:
+    """All pairs of profile, recipe and objective; the keys of the three are disjoint."""
+    for number, objective in enumerate(get_args(ObjectiveName)):
         stage, recipe = RECIPES[(number + PROFILES.index(profile)) % len(RECIPES)]
-        resolved = stage_recipe(stage, profile, [f"algorithm.name={algorithm}"], recipe)
+        resolved = stage_recipe(stage, profile, [f"algorithm.objective={objective}"], recipe)
         argv = stage_command(resolved, tmp_path / "stage1", tmp_path / "model").argv[3:]
         config = accepted(argv)
         named = {key: getattr(resolved.hardware, key) for key in NAMED - {"router"}}
@@ -178,17 +178,17 @@ def test_sft_on_ranks_that_cannot_share_a_batch_is_refused(
         (
             "64xh100",
             ["hardware.nodes=6"],
-            r"rollout\.prompts = 512 times roc\.down_sample_to_n = 16 .* 48 GPUs",
+            r"rollout\.prompts = 512 times groups\.keep = 16 .* 48 GPUs",
         ),
         (
             "laptop",
-            ["rollout.prompts=4", "roc.down_sample_to_n=2", "hardware.gpus_per_node=3"],
+            ["rollout.prompts=4", "groups.keep=2", "hardware.gpus_per_node=3"],
             "cannot be split evenly over 3 ranks",
         ),
         (
             "64xh100",
             ["verl.actor_rollout_ref.actor.ppo_mini_batch_size=3"],
-            "ppo_mini_batch_size = 3 times roc.down_sample_to_n = 16 rollouts cannot be split evenly over 64",
+            "ppo_mini_batch_size = 3 times groups.keep = 16 rollouts cannot be split evenly over 64",
         ),
         ("64xh100", ["hardware.tensor_parallel=16"], "hardware.gpus_per_node = 8 .*tensor_parallel = 16"),
         ("8xh100", ["hardware.tensor_parallel=3"], "cannot be split into engines of .*tensor_parallel = 3"),

@@ -95,7 +95,7 @@ def test_a_schedulers_signal_saves_the_step_of_an_rl_stage_and_the_same_command_
     problems = tmp_path / "train.parquet"
     write_parquet(problems, rl_rows(builtin.training(1, 16, skip=TRACES), 4, "builtin"))
     changes = [
-        *(f"mode={mode}", "steps=6", "rollout.prompts=4", "rollout.rollouts=4", "roc.down_sample_to_n=2"),
+        *(f"mode={mode}", "steps=6", "rollout.prompts=4", "rollout.rollouts=4", "groups.keep=2"),
         *("rollout.tokens=64", "rollout.max_turns=2", "rollout.prompt_tokens=512", "checkpoint.every=100"),
         # Several micro-batches for each update.
         "hardware.update_tokens=600",

@@ -249,9 +249,10 @@ def test_a_step_is_one_update_with_16_rollouts_of_each_of_512_problems(
     sampler = config.trainer.v1.sampler
     assert sampler.custom_sampler.path == "pkg://rstar2.train.verl.sampler"
     assert (sampler.sampler_kwargs.prompts, sampler.sampler_kwargs.rollouts) == (512, 32)
-    roc = sampler.sampler_kwargs.roc
-    assert (roc.variant, roc.down_sample_to_n, roc.penalty_floor) == ("paper", 16, 0.001)
-    assert (roc.reject_equal_reward, roc.roc_error_ratio, roc.roc_answer_format) == (True, True, True)
+    select = sampler.sampler_kwargs.select
+    assert (select.name, sampler.sampler_kwargs.keep, select.penalty_floor) == ("roc", 16, 0.001)
+    assert (select.roc_error_ratio, select.roc_answer_format) == (True, True)
+    assert sampler.sampler_kwargs.drop_equal_rewards is True
     assert sampler.sampler_kwargs.judge.max_lost_share == 0.05
 
 
@@ -272,9 +273,9 @@ def test_the_recipes_of_others_reach_verl(name: str, steps: int, update_tokens: 
     assert rollout.temperature == 1.0
     sampler = config.trainer.v1.sampler.sampler_kwargs
     assert (sampler.prompts, sampler.rollouts) == (128, 32)
-    roc = sampler.roc
-    assert (roc.variant, roc.down_sample_to_n, roc.reject_equal_reward) == ("release", 16, True)
-    assert (roc.min_zero_reward_trace_num, roc.min_non_zero_reward_trace_num) == (2, 2)
+    select = sampler.select
+    assert (select.name, sampler.keep, sampler.drop_equal_rewards) == ("release", 16, True)
+    assert (select.min_zero_reward_trace_num, select.min_non_zero_reward_trace_num) == (2, 2)
     [entry] = json.loads(agent_loop_yaml(recipe, tmp_path, "http://judge", None))
     assert (entry["max_turns"], entry["reward"]) == (5, "release")
 

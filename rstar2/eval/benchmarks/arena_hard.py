@@ -204,6 +204,7 @@ BENCHMARK = Benchmark(
     open=_open,
     protocol={"samples": 1, "temperature": 0.0},
     harness=HARNESS,
+    chat=True,
     judged=True,
     headline=WIN_RATE,
 )

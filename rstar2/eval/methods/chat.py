@@ -16,13 +16,14 @@ from typing import Any, Protocol
 
 from rstar2.data.problem import Problem
 from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
-from rstar2.engines.retry import RetryingEngine, RetryPolicy
+from rstar2.engines.pool import RetryingEngine
 from rstar2.eval.settings import EvalSettings, sample_seed
-from rstar2.loop.engine import Engine, EngineError, Sampling
+from rstar2.loop.engine import EngineError, Sampling
 from rstar2.loop.trace import Trace, Turn
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.codec import ChatCodec, Message
 from rstar2.loop.turns.turn import EMPTY, ParsedTurn
+from rstar2.retry import RetryPolicy
 
 JUDGE_MODEL = "judge model"
 """What messages call a model that grades."""
@@ -59,9 +60,10 @@ class Reply:
 class Chat(Protocol):
     """A model that is asked by chat messages."""
 
-    policy: RetryPolicy
-    tokens: int
-    """Written so far."""
+    @property
+    def tokens(self) -> int:
+        """Tokens that it wrote so far."""
+        ...
 
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
@@ -73,11 +75,13 @@ class Chat(Protocol):
 class EngineChat:
     """A model of this process, or of a vLLM server, asked through its own chat template."""
 
-    def __init__(self, engine: Engine, codec: ChatCodec, wait_s: float, turn_timeout_s: float) -> None:
-        self._engine = RetryingEngine(engine, wait_s, turn_timeout_s)
-        self.policy = self._engine.policy
-        self.tokens = 0
+    def __init__(self, engine: RetryingEngine, codec: ChatCodec) -> None:
+        self._engine = engine
         self._codec = codec
+
+    @property
+    def tokens(self) -> int:
+        return self._engine.tokens
 
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
@@ -86,7 +90,6 @@ class EngineChat:
         if tools:
             self._refuse_dropped(self._codec.tokenizer.decode(prompt), tools)
         made = await self._engine.generate(prompt, sampling)
-        self.tokens = self._engine.tokens
         message, written = self._codec.message(made.token_ids, prompt, with_calls=bool(tools))
         calls = message.get("tool_calls")
         finish = "length" if made.finish == "length" else "tool_calls" if calls else "stop"
@@ -136,6 +139,7 @@ class ServerChat:
     Args:
         url: the server, with or without `/v1`; else a UserError.
         model: its name there; None takes the one that the server holds.
+        retries: shared by all requests of the run.
         service: what messages call it.
         key: its API key, where it asks for one.
     """
@@ -144,14 +148,14 @@ class ServerChat:
         self,
         url: str,
         model: str | None,
-        wait_s: float,
+        retries: RetryPolicy,
         turn_timeout_s: float,
         service: str = "server",
         key: str | None = None,
     ) -> None:
         self._server = OpenAIServer(url, key, _WORDING[service], turn_timeout_s)
         self.url = self._server.url
-        self.policy = RetryPolicy(service, wait_s)
+        self._service = retries.service(service)
         self.tokens = 0
         self.model = model
         self._takes_all: bool | None = None
@@ -160,7 +164,7 @@ class ServerChat:
     async def named(self) -> str:
         """The model's name, asked of the server where none was given; EngineError where it holds several."""
         if self.model is None:
-            self.model = (await self.policy.call(lambda: self._server.served(None))).model
+            self.model = (await self._service.call(lambda: self._server.served(None))).model
         return self.model
 
     async def takes_all(self) -> bool:
@@ -171,7 +175,7 @@ class ServerChat:
         async with self._asking:
             if self._takes_all is None:
                 try:
-                    served = await self.policy.call(lambda: self._server.served(self.model))
+                    served = await self._service.call(lambda: self._server.served(self.model))
                     self._takes_all = served.takes_all
                 except EngineError:
                     self._takes_all = False
@@ -195,16 +199,16 @@ class ServerChat:
 
     async def _within_context(self, body: dict[str, Any]) -> Reply:
         try:
-            return await self.policy.call(lambda: self._complete(body))
+            return await self._service.call(lambda: self._complete(body))
         except Refused as refused:
             context = _context(refused)
         try:
-            first = await self.policy.call(lambda: self._complete({**body, "max_tokens": 1}))
+            first = await self._service.call(lambda: self._complete({**body, "max_tokens": 1}))
         except Refused as refused:
             _context(refused)
             return Reply({"role": "assistant", "content": ""}, "length", 0, 0)
         room = {"max_tokens": context - first.prompt_tokens}
-        return await self.policy.call(lambda: self._complete({**body, **room}))
+        return await self._service.call(lambda: self._complete({**body, **room}))
 
     async def _complete(self, body: dict[str, Any]) -> Reply:
         answer = await self._server.post("/v1/chat/completions", body)

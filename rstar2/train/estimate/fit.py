@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rstar2.config import dotted
-from rstar2.train.estimate.gpus import GIB
+from rstar2.machine import GIB
+from rstar2.model_shape import ModelShape
 from rstar2.train.estimate.memory import Memory
-from rstar2.train.estimate.model import ModelShape
 from rstar2.train.estimate.work import Judge
 from rstar2.train.recipe import Hardware, StageRecipe
 
@@ -142,7 +142,7 @@ def _engine_warnings(hardware: Hardware, memory: Memory) -> Iterator[str]:
 
 def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
     """How much more a step may roll out than the plan says, which knows no model's groups without a gradient."""
-    refills = recipe.selection.refill_batches
+    refills = recipe.groups.refill_batches
     if refills:
         most = round((1 + refills) * recipe.rollout.prompts * recipe.rollout.rollouts)
         yield (

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rstar2.errors import UserError
-from rstar2.train.estimate.gpus import gpu_of
-from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory, Update
-from rstar2.train.estimate.model import ModelShape
+from rstar2.model_shape import ModelShape
+from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory, Update, gpu_of
 
 if TYPE_CHECKING:
     from rstar2.train.recipe import RolloutSettings, SftRecipe, StageRecipe
@@ -70,14 +69,14 @@ class Assumptions:
 
     def times_rolled_out(self, recipe: StageRecipe) -> float:
         """Groups of a step per problem of it: more than one where those without a gradient are replaced."""
-        return 1 / max(self.trained_groups, 1 / (1 + recipe.selection.refill_batches))
+        return 1 / max(self.trained_groups, 1 / (1 + recipe.groups.refill_batches))
 
     def update(self, recipe: StageRecipe) -> Update:
         """What the largest step trains on."""
-        rollout, selection = recipe.rollout, recipe.selection
-        groups = 1.0 if selection.refill_batches else self.trained_groups
+        rollout = recipe.rollout
+        trained_groups = 1.0 if recipe.groups.refill_batches else self.trained_groups
         tokens = min(self.tokens_of_largest_step or self.rollout_tokens(rollout), rollout.tokens)
-        kept = max(1, round(groups * rollout.prompts * selection.down_sample_to_n))
+        kept = max(1, round(trained_groups * rollout.prompts * recipe.groups.keep))
         return Update(kept, self.prompt_tokens(rollout) + tokens)
 
 
@@ -184,7 +183,7 @@ def stage_step(
     rollout, hardware = recipe.rollout, recipe.hardware
     gpus = hardware.nodes * hardware.gpus_per_node
     rollouts = round(rollout.prompts * rollout.rollouts * given.times_rolled_out(recipe))
-    kept = rollout.prompts * min(recipe.roc.down_sample_to_n, rollout.rollouts)
+    kept = rollout.prompts * min(recipe.groups.keep, rollout.rollouts)
     mean, prompt = given.rollout_tokens(rollout), given.prompt_tokens(rollout)
     per_token_s, at_once = _token_s(shape, recipe, memory, given)
     generate = rates.generate or at_once / per_token_s / hardware.tensor_parallel

@@ -24,7 +24,7 @@ from rstar2.eval.grader.outcomes import UNDECIDED, missed
 from rstar2.eval.settings import sample_seed
 from rstar2.files import whole_file
 from rstar2.loop.trace import Trace, TraceWriter
-from rstar2.train.roc import Rollout
+from rstar2.train.group import Rollout
 
 
 def may_be_kept(trace: Trace, share: float, seed: int) -> bool:

@@ -1,4 +1,4 @@
-"""Statistics of a step's rollouts before RoC selects, and of the selection itself: what VERL logs comes after.
+"""Statistics of a step's rollouts before the selection, and of the selection itself: what VERL logs comes after.
 
 What says something about the policy (pass rate, length, failed calls, penalties) covers the rollouts with a verdict:
 those that finished and lost no call to the judge. The others are counted beside it.
@@ -15,13 +15,15 @@ import numpy as np
 
 from rstar2.eval.grader.outcomes import UNDECIDED, Missed
 from rstar2.loop.trace import CallStatus
-from rstar2.train.roc import RocSettings, Rollout, left_out, p_err, p_format
+from rstar2.train.group import Rollout
+from rstar2.train.select import Selection
+from rstar2.train.select.roc import p_err, p_format
 
 FAILURES = tuple(status for status in get_args(CallStatus) if status != "ok")
 """Every way in which a call can fail; `lost` is the judge's fault."""
 DROPPED = ("failed", "lost", "left_out", "no_gradient", "wrong", "correct")
-"""Why a rollout is not trained on: it failed; a call of it was lost; `roc.leave_out`; nothing of its group is trained
-on; and wrong and correct ones that the selection did not draw."""
+"""Why a rollout is not trained on: it failed; a call of it was lost; a rule of the selection leaves it out;
+nothing of its group is trained on; and wrong and correct ones that the selection did not draw."""
 MISSED = get_args(Missed)
 """Every reason why an answer is not correct."""
 FailureKind = Literal["engine", "grader", "agent_loop", "missing"]
@@ -59,7 +61,7 @@ def raw_metrics(
     rollouts: Sequence[Rollout],
     kept: Sequence[int],
     groups: Sequence[Sequence[int]],
-    settings: RocSettings,
+    selection: Selection,
     failed: Sequence[FailedRollout] = (),
 ) -> dict[str, float]:
     """The metrics `rstar2/…` of a step that is trained on.
@@ -99,7 +101,7 @@ def raw_metrics(
         "rstar2/tool_wait_share": sum(r.tool_wait_s for r in rollouts) / wall_s if wall_s else 0.0,
         "rstar2/rollouts": float(len(rollouts) + len(failed)),
         "rstar2/kept": float(len(kept)),
-        **_dropped(rollouts, set(kept), groups, settings, len(failed)),
+        **_dropped(rollouts, set(kept), groups, selection, len(failed)),
         "rstar2/mixed_groups": sum(len(each) > 1 for each in rewards) / len(rewards),
         "rstar2/dropped_groups": 1 - trained / len(groups),
     }
@@ -130,7 +132,7 @@ def _dropped(
     rollouts: Sequence[Rollout],
     kept: set[int],
     groups: Sequence[Sequence[int]],
-    settings: RocSettings,
+    selection: Selection,
     failed: int,
 ) -> dict[str, float]:
     """How many rollouts are not trained on, by reason; the first that applies counts."""
@@ -140,7 +142,7 @@ def _dropped(
         for rollout in (rollouts[i] for i in group if i not in kept):
             if rollout.lost_calls:
                 reasons["lost"] += 1
-            elif left_out(rollout, settings):
+            elif selection.excludes(rollout):
                 reasons["left_out"] += 1
             elif not trained:
                 reasons["no_gradient"] += 1

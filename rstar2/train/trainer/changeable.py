@@ -6,6 +6,8 @@ from collections.abc import Set
 from typing import Any
 
 from rstar2.config import dotted
+from rstar2.errors import UserError, first_few
+from rstar2.train.recipe import replaced_keys
 
 MAY_CHANGE = frozenset(
     {
@@ -43,7 +45,16 @@ MAY_CHANGE = frozenset(
 
 
 def compared(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe as JSON, or a part of one, without the keys that may change; VERL's are dotted, however written."""
+    """A recipe as JSON, or a part of one, without the keys that may change; VERL's are dotted, however written.
+
+    Raises a UserError if it is that of an earlier version, whose keys this one does not read.
+    """
+    if old := replaced_keys(recipe):
+        raise UserError(
+            f"the run was begun by an earlier version of rstar2; its recipe has keys that are no longer read: "
+            f"{first_few([key for key, _ in old])}",
+            "Finish it with that version, or give another folder with --run.",
+        )
     verl = {"verl": dotted(recipe["verl"])} if "verl" in recipe else {}
     return without({**recipe, **verl}, MAY_CHANGE)
 

@@ -54,17 +54,17 @@ def verl_keys(mode: Mode, settings: AsyncSettings, gpus_per_node: int) -> dict[s
     """VERL's keys of a mode."""
     sampler = "trainer.v1.sampler"
     if mode == "sync":
-        return {f"{sampler}.custom_sampler.name": "RocReplayBuffer"}
+        return {f"{sampler}.custom_sampler.name": "SelectingReplayBuffer"}
     keys: dict[str, Any] = {
         "trainer.v1.trainer_mode": mode,
         f"trainer.v1.{mode}.num_warmup_batches": settings.batches_ahead,
-        f"{sampler}.custom_sampler.name": "RocReplayBufferAsync",
+        f"{sampler}.custom_sampler.name": "SelectingReplayBufferAsync",
         f"{sampler}.max_off_policy_threshold": settings.max_steps,
         f"{sampler}.max_off_policy_strategy": settings.too_old,
     }
     if mode == "separate_async":
         keys |= {
-            # RoC selects over a whole step, so a step is one update, and each is sent to the engines.
+            # Groups are selected over a whole step, so a step is one update, and each is sent to the engines.
             "trainer.v1.separate_async.parameter_sync_step": 1,
             "actor_rollout_ref.hybrid_engine": False,
             "actor_rollout_ref.rollout.nnodes": settings.rollout_nodes,

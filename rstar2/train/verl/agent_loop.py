@@ -7,7 +7,8 @@ import functools
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from ray.exceptions import RayActorError, RayTaskError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from rstar2.errors import Failure
+from rstar2.errors import Failure, RStarError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.grader.outcomes import UNDECIDED, missed
 from rstar2.eval.settings import sample_seed
@@ -28,10 +29,9 @@ from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.trace import ToolCall, Trace
 from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
-from rstar2.train.recipe import RewardRule
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import may_be_kept, write_failed
-from rstar2.train.reward import reading_rule, text_to_grade
+from rstar2.train.reward import Reward, reading_rule, text_to_grade
 from rstar2.train.verl.cpu.platform import CPU_ROLLOUT
 from rstar2.train.verl.engines.router import GROUP_ENDS
 from rstar2.train.verl.rollout_fields import to_extra_fields
@@ -167,7 +167,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         judge_wait_s: float,
         max_turns: int,
         format: str,
-        reward: RewardRule,
+        reward: str,
         seed: int,
         traces: str,
         trace_share: float,
@@ -178,11 +178,21 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         self._codec = codec_for(self.tokenizer, read_format(format), format)
         self._tools = Toolbox(_judge(judge_url, judge_token, judge_wait_s), self._codec.format)
         self._limits = Limits(max_turns, int(self.rollout_config.response_length))
-        self._reward = reward
         self._seed = seed
         self._traces = Path(traces)
+        with self._ends_training():
+            self._reward = Reward(reward)
         self._trace_share = trace_share
         self._may_end_unfinished = may_end_unfinished
+
+    @contextmanager
+    def _ends_training(self) -> Iterator[None]:
+        """An error within the block ends training at once: every further rollout would have it too."""
+        try:
+            yield
+        except RStarError as error:
+            write_final_error(self._traces.parent, error)
+            raise
 
     def _seed_of(self, row: dict[str, Any]) -> int | None:
         """The rollout's seed on a CPU, so that a run can be repeated; None on vLLM, which is faster without."""
@@ -239,10 +249,11 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
     async def _rewarded(self, trace: Trace) -> Trace:
         """Grade a trace's final turn against the gold answer and give it its reward.
 
-        An answer that the grader could not decide earns none, because a model could provoke it on purpose. Raises
-        GraderFault if grading was prevented by something that no answer can cause.
+        An answer that the grader could not decide counts as not correct, because a model could provoke it on purpose.
+        Raises GraderFault if grading was prevented by something that no answer can cause, and a Failure that ends
+        training if a user's reward failed.
         """
-        verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward))
+        verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward.name))
         if verdict.grader_failed:
             if self._trace_share > 0:
                 write_failed(self._traces, trace)
@@ -256,10 +267,10 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 trace.gold,
                 verdict.extracted,
             )
-        reward = 1.0 if verdict.correct or self._reward == "constant" else 0.0
-        return trace.model_copy(
-            update={**asdict(verdict), "read_by": reading_rule(self._reward), "reward": reward}
-        )
+        graded = trace.model_copy(update={**asdict(verdict), "read_by": reading_rule(self._reward.name)})
+        with self._ends_training():
+            # In a thread, because a user's reward may take long.
+            return graded.model_copy(update={"reward": await asyncio.to_thread(self._reward, graded)})
 
 
 def _described(trace: Trace, row: dict[str, Any]) -> Trace:

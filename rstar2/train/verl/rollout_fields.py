@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from rstar2.loop.trace import Trace
+from rstar2.train.group import Rollout
 from rstar2.train.records.raw_metrics import FailedRollout
-from rstar2.train.roc import Rollout
 
 _ROLLOUT = "rstar2_rollout"
 _TRACE = "rstar2_trace"

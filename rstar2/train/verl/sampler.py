@@ -1,4 +1,4 @@
-"""Applies RoC behind VERL's custom-sampler hook: 2G rollouts per problem come in, G go to the update.
+"""Applies the selection behind VERL's custom-sampler hook: of the rollouts of a problem, at most G go to the update.
 
 Rollouts without a verdict are left out first: those that lost a tool call to the judge, and those that failed. If they
 are too many, the step is not trained on. It waits, for the judge if that lost them, and is rolled out again.
@@ -20,18 +20,19 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from rstar2.backoff import Backoff
 from rstar2.errors import Failure
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.client.http import AccessRefused, JudgeError
 from rstar2.judge.schema import RunRequest
+from rstar2.retry import Backoff
+from rstar2.train.group import Rollout, gives_gradient
 from rstar2.train.recipe import JudgeSettings
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import choose, write_step
 from rstar2.train.records.progress import ProgressWriter, RolloutProgress
 from rstar2.train.records.raw_metrics import FailedRollout, failed_tokens, failure_text, raw_metrics
-from rstar2.train.roc import RocSettings, Rollout, gives_gradient, sample_down
+from rstar2.train.select import Selection, SelectSettings
 from rstar2.train.trainer.saving import STOP_FILE
 from rstar2.train.verl.held_out import HeldOut, NoVerdictsError
 from rstar2.train.verl.output.traces import TraceSender
@@ -54,13 +55,13 @@ _EVICTED = ("off_policy", "rollout_failure")
 log = logging.getLogger(__name__)
 
 
-class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
-    """Samples every group down by RoC, logs what the group looked like before, and keeps traces.
+class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
+    """Selects the rollouts of every group to train on, logs what the group looked like before, and keeps traces.
 
-    `sampler_kwargs` of the trainer config: `roc` (RocSettings), `judge` (JudgeSettings), `seed`, `traces` (a folder),
-    `traces_per_step`, `trace_trackers`, `run` (its name in trackers), `prompts` (problems per step), `rollouts` (2G),
-    `held_out_samples` (rollouts of a held-out problem), `max_failed_share`, `agent_loop` (the file of
-    `command.agent_loop_yaml`).
+    `sampler_kwargs` of the trainer config: `select` (SelectSettings), `keep` (G), `drop_equal_rewards`,
+    `refill_batches`, `judge` (JudgeSettings), `seed`, `traces` (a folder), `traces_per_step`, `trace_trackers`, `run`
+    (its name in trackers), `prompts` (problems per step), `rollouts` (per problem), `held_out_samples` (rollouts of a
+    held-out problem), `max_failed_share`, `agent_loop` (the file of `command.agent_loop_yaml`).
     """
 
     held_out: HeldOut
@@ -68,7 +69,9 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
 
     def __init__(self, **kwargs: Any) -> None:
         given = kwargs["sampler_kwargs"]
-        self._settings = RocSettings.model_validate(dict(given["roc"]))
+        self._selection = Selection(SelectSettings.model_validate(dict(given["select"])))
+        self._keep = int(given["keep"])
+        self._drop_equal_rewards = bool(given["drop_equal_rewards"])
         self._judge = JudgeSettings.model_validate(dict(given["judge"]))
         self._seed = int(given["seed"])
         self._traces = Path(given["traces"])
@@ -94,7 +97,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         self._fault = ""
         """What is wrong with the step's rollouts."""
         self._poll_begun_at = 0.0
-        self._refills = int(self._settings.refill_batches * given["prompts"])
+        self._refills = int(float(given["refill_batches"]) * given["prompts"])
         """Dropped groups of a step that are replaced."""
         self._replaced: dict[str, list[Any]] = {}
         """The extra fields of the rollouts of each dropped and replaced group, by the group's key."""
@@ -102,9 +105,9 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """Those of such groups that failed."""
         self._accepted: set[str] = set()
         """Groups that are not replaced."""
-        # What VERL's own filter for groups without a signal needs; here RoC decides what is one.
+        # What VERL's own filter for groups without a signal needs; which groups those are is decided here.
         refill = {
-            "filter_groups_metric": "roc",
+            "filter_groups_metric": "selection",
             "train_batch_size": int(given["prompts"]),
             "gen_batch_size": 1,
         }
@@ -118,7 +121,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         Raises:
             JudgeError: too many rollouts lost a call, and the judge was away for longer than the recipe's
                 `judge.stop_after_s`, or `EMPTY_STEPS` times in a row while it answers.
-            Failure: too many rollouts failed, `FAILED_STEPS` times; or the algorithm leaves out all of them, whatever
+            Failure: too many rollouts failed, `FAILED_STEPS` times; or the selection leaves out all of them, whatever
                 was rolled out; or a signal has asked for the end, and the step would be rolled out again.
         """
         self._step, self._fault = global_steps, ""
@@ -190,7 +193,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             in_groups.append(list(range(start, start + len(replaced))))
             start += len(replaced)
         if kept:
-            self._raw = raw_metrics(rollouts, kept, in_groups, self._settings, self._failed)
+            self._raw = raw_metrics(rollouts, kept, in_groups, self._selection, self._failed)
             self._raw["rstar2/reused_rollouts"] = float(sum(map(reused, fields)))
             self._raw["rstar2/off_policy_tokens"] = self._off_policy([written_by(fields[i]) for i in kept])
         if self._traces_per_step:
@@ -288,8 +291,8 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         for group, keys in groups.items():
             fields = _extra_fields(keys, partition_id)
             rollouts = [rollout_of(each) for each in fields]
-            kept = [rollouts[i] for i in self._sample_down(rollouts)]
-            if gives_gradient(kept, self._settings) or len(self._replaced) >= self._refills:
+            kept = [rollouts[i] for i in self._choose(rollouts)]
+            if gives_gradient(kept, self._drop_equal_rewards) or len(self._replaced) >= self._refills:
                 self._accepted.add(group)
             else:
                 self._replaced[group] = fields
@@ -297,10 +300,15 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                 found.add(group)
         return found, Counter()
 
-    def _sample_down(self, group: list[Rollout]) -> list[int]:
+    def _choose(self, rollouts: list[Rollout]) -> list[int]:
+        """The indices of a problem's rollouts to train on. A fault of a user's selection ends training at once."""
         # Seeded by step and problem, so that a resumed run draws as an uninterrupted one would.
-        seed = sample_seed(self._seed, f"roc {self._step} {group[0].problem_id}", 0)
-        return sample_down(group, self._settings, np.random.default_rng(seed))
+        seed = sample_seed(self._seed, f"roc {self._step} {rollouts[0].problem_id}", 0)
+        try:
+            return self._selection.choose(rollouts, self._keep, np.random.default_rng(seed))
+        except Failure as error:
+            write_final_error(self._agent_loop.parent, error)
+            raise
 
     def _select(self, rollouts: list[Rollout], groups: dict[str, list[int]]) -> list[int]:
         """The indices of the rollouts to train on.
@@ -311,8 +319,8 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         kept: list[int] = []
         spare: list[int] = []
         for members in groups.values():
-            chosen = [members[i] for i in self._sample_down([rollouts[m] for m in members])]
-            if gives_gradient([rollouts[i] for i in chosen], self._settings):
+            chosen = [members[i] for i in self._choose([rollouts[m] for m in members])]
+            if gives_gradient([rollouts[i] for i in chosen], self._drop_equal_rewards):
                 kept += chosen
             elif len(chosen) > 1:
                 spare = chosen
@@ -330,13 +338,13 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     def _nothing_to_train_on(self, times: int) -> None:
         """Say why a step is rolled out again; a Failure once that was in vain `EMPTY_STEPS` times in a row."""
         why = (
-            f"step {self._step}: no problem has two rollouts left (roc.leave_out = {self._settings.leave_out}, "
+            f"step {self._step}: no problem has two rollouts left (select = {self._selection.name}, "
             f"{self._lost_text()}, {self._failed_text()})"
         )
         if times == EMPTY_STEPS:
             raise Failure(
                 f"{why}, {times} times in a row; the last checkpoint is kept",
-                "Use an algorithm that leaves out less, or a model that makes better calls.",
+                "Use a selection that leaves out less, or a model that makes better calls.",
             )
         log.warning("%s; it is rolled out again", why)
 
@@ -422,7 +430,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             self._raw["rstar2/traces_not_sent"] = float(self._trace_trackers.send(traces))
 
 
-class RocReplayBufferAsync(RocReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]
+class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]
     """The same for VERL's asynchronous trainers.
 
     A step takes the oldest of the groups that are finished. A group that is too old, or could not even record that its
@@ -438,7 +446,7 @@ class RocReplayBufferAsync(RocReplayBuffer, ReplayBufferAsync):  # type: ignore[
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """The batch of a step, after RoC, and its metrics; a Failure where group after group has failed."""
+        """The batch of a step, after the selection, and its metrics; a Failure where group after group has failed."""
         if partition_id == "train" and self._resumed:
             self._resumed = False
             self._clear_trained(partition_id)

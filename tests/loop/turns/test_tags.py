@@ -6,7 +6,7 @@ import pytest
 
 from rstar2.loop.trace import Trace, Turn
 from rstar2.loop.turns.tags import after_reasoning, find_calls, read_turn
-from rstar2.train.roc import Rollout
+from rstar2.train.group import Rollout
 
 MANY = 400_000
 """Tags in one text: a search that takes the square of its length would take far longer than a test may."""

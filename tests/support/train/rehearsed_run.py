@@ -39,7 +39,7 @@ def recipes(rehearsal: Path) -> dict[int, StageRecipe]:
             *(f"stage{number}.steps={steps}" for number, steps in STEPS.items()),
             "rollout.prompts=64",
             "rollout.rollouts=4",
-            "roc.down_sample_to_n=2",
+            "groups.keep=2",
             "stage3.drop_solved=0",  # The filter needs engines; it has tests of its own.
             "traces_per_step=0",
             f"hardware.hung_after_s={durations['hung_after_s']}",

@@ -57,9 +57,9 @@ class Rehearsal:
         self._failing = False
 
     def _made_sampler(self) -> Any:
-        from rstar2.train.verl.sampler import RocReplayBuffer
+        from rstar2.train.verl.sampler import SelectingReplayBuffer
 
-        return RocReplayBuffer(
+        return SelectingReplayBuffer(
             trainer_mode="sync",
             trainer_config=self._config.trainer,
             max_off_policy_threshold=None,

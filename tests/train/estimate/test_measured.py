@@ -48,13 +48,13 @@ def test_what_was_not_measured_is_assumed() -> None:
 def test_memory_follows_from_the_largest_step_and_replaced_groups_are_no_loss(tmp_path: Path) -> None:
     write_steps(tmp_path / "stage1", 40.0, 50.0)
     assumed = measured_assumptions(tmp_path)
-    small = ["rollout.prompts=30", "rollout.rollouts=8", "roc.down_sample_to_n=4"]
+    small = ["rollout.prompts=30", "rollout.rollouts=8", "groups.keep=4"]
     # 60 tokens of half of the groups are fewer than 50 of two thirds.
     write_steps(tmp_path / "stage2", 60.0, 50.0)
     assert measured_assumptions(tmp_path).update(stage_recipe(1, "laptop", small)).mean_tokens == 31 + 50
     kept = assumed.update(stage_recipe(1, "laptop", small))
     assert (kept.rollouts, kept.mean_tokens) == (80, 31 + 50)
-    refilled = assumed.update(stage_recipe(1, "laptop", [*small, "algorithm.name=dapo"]))
+    refilled = assumed.update(stage_recipe(1, "laptop", [*small, "groups.refill_batches=3"]))
     assert refilled.rollouts == 120
 
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.model_configs import PUBLISHED
 from support.optional import needs
 
-from rstar2.train.estimate.gpus import GIB
+from rstar2.machine import GIB
+from rstar2.model_shape import ModelShape, shape_of
 from rstar2.train.estimate.memory import (
     CPU_FRAGMENTED,
     CPU_LOGITS,
@@ -19,12 +21,9 @@ from rstar2.train.estimate.memory import (
     sft_memory,
     stage_memory,
 )
-from rstar2.train.estimate.model import ModelShape, shape_of
 from rstar2.train.estimate.work import Assumptions
 from rstar2.train.recipe import Hardware, StageRecipe
 from rstar2.train.recipe_files import sft_recipe, stage_recipe
-
-from .test_model import PUBLISHED
 
 
 def shape(name: str) -> ModelShape:
@@ -79,7 +78,7 @@ def test_sequence_parallelism_divides_the_activations() -> None:
 
 def test_a_small_step_takes_no_more_than_its_tokens_need() -> None:
     """The laptop's micro-batch could hold 16,384 tokens; two rollouts of 32 tokens do not fill it."""
-    small = ["rollout.prompts=1", "rollout.rollouts=4", "roc.down_sample_to_n=2", "rollout.tokens=16"]
+    small = ["rollout.prompts=1", "rollout.rollouts=4", "groups.keep=2", "rollout.tokens=16"]
     recipe = stage_recipe(1, "laptop", [*small, "rollout.prompt_tokens=16"])
     model = shape("Qwen3-0.6B")
     assert planned(model, recipe).activations < 64 * 1.1 * activation_bytes(model, 4, CPU_LOGITS, False)
@@ -155,7 +154,7 @@ def test_expected_rollouts_are_spread_around_their_mean(mean: int, longest: int)
 def test_expected_lengths_leave_what_is_taken_at_most() -> None:
     model = shape("Qwen3-0.6B")
     for profile in ("64xh100", "laptop"):
-        recipe = stage_recipe(1, profile, ["rollout.prompts=32", "roc.down_sample_to_n=2"])
+        recipe = stage_recipe(1, profile, ["rollout.prompts=32", "groups.keep=2"])
         short, full = stage_memory(model, recipe, Update(64, 100.0)), planned(model, recipe)
         assert short.update_total == full.update_total > short.expected_update_total
         assert short.activations == full.activations

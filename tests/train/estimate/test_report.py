@@ -7,14 +7,13 @@ import re
 from typing import Any
 
 import pytest
+from support.model_configs import PUBLISHED
 
+from rstar2.model_shape import ModelShape, shape_of
 from rstar2.train.estimate.memory import Update, sft_memory
-from rstar2.train.estimate.model import ModelShape, shape_of
 from rstar2.train.estimate.report import RunEstimate, estimate_run, sft_saving, sft_warnings
 from rstar2.train.estimate.work import Assumptions, Rates, update_flop
 from rstar2.train.recipe_files import sft_recipe, stage_recipes
-
-from .test_model import PUBLISHED
 
 
 def shape(name: str) -> ModelShape:
@@ -153,7 +152,7 @@ def test_a_judge_of_the_papers_size_is_enough_and_one_of_two_workers_is_told() -
 
 
 def test_a_small_run_is_not_told_of_a_larger_judge_than_it_has_rollouts() -> None:
-    small = ["rollout.prompts=8", "rollout.rollouts=8", "roc.down_sample_to_n=4"]
+    small = ["rollout.prompts=8", "rollout.rollouts=8", "groups.keep=4"]
     estimate = estimated("Qwen3-0.6B", "laptop", *small, judge_workers=2, rates=Rates(generate=1e6))
     judge = estimate.stages[1].judge
     assert (judge.tool_calls, judge.cores) == (176, 64)
@@ -205,13 +204,13 @@ def test_what_does_not_fit_is_told_with_the_key_to_change(changes: list[str], sa
 def test_groups_that_are_replaced_are_rolled_out_too_and_told() -> None:
     """DAPO replaces groups without a gradient, here half of them, up to three times a step's problems."""
     plain = estimated("Qwen3-14B", "64xh100").stages[1]
-    dapo = ("algorithm.name=dapo",)
-    half = estimated("Qwen3-14B", "64xh100", *dapo, assumptions=Assumptions(trained_groups=0.5)).stages[1]
+    refilled = ("groups.refill_batches=3",)
+    half = estimated("Qwen3-14B", "64xh100", *refilled, assumptions=Assumptions(trained_groups=0.5)).stages[1]
     assert (plain.step.rollouts, half.step.rollouts) == (16_384, 2 * 16_384)
     assert half.hours > 1.5 * plain.hours
     few = Assumptions(trained_groups=0.0)
-    assert estimated("Qwen3-14B", "64xh100", *dapo, assumptions=few).stages[1].step.rollouts == 4 * 16_384
-    (said,) = [warning for warning in warned("Qwen3-14B", "64xh100", *dapo) if "replaced" in warning]
+    assert estimated("Qwen3-14B", "64xh100", *refilled, assumptions=few).stages[1].step.rollouts == 4 * 16_384
+    (said,) = [warning for warning in warned("Qwen3-14B", "64xh100", *refilled) if "replaced" in warning]
     assert "up to 4 times its problems, 65,536 rollouts" in said
     assert not any("replaced" in warning for warning in plain.warnings)
 
@@ -229,7 +228,7 @@ def test_a_model_too_large_for_the_machine_is_told_on_a_cpu() -> None:
     memory, time = warned("Qwen3-4B", "laptop", machine_memory=24 << 30)
     assert "this machine has 24.0 GiB" in memory
     assert time.startswith("one rollout of full length, with the judge away, may take")
-    assert warned("Qwen3-0.6B", "laptop", *["rollout.prompts=1", "rollout.rollouts=4", "roc.down_sample_to_n=2"],
+    assert warned("Qwen3-0.6B", "laptop", *["rollout.prompts=1", "rollout.rollouts=4", "groups.keep=2"],
                   "rollout.tokens=64", "rollout.prompt_tokens=64", machine_memory=24 << 30) == []  # fmt: skip
 
 

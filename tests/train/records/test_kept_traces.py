@@ -8,9 +8,9 @@ import pytest
 from support.train.kept_traces import training_traces
 
 from rstar2.loop.trace import ToolCall, Trace, Turn
+from rstar2.train.group import Rollout
 from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.records.kept_traces import choose, may_be_kept, write_failed, write_step
-from rstar2.train.roc import Rollout
 
 
 def made(sample: int, step: int = 1, lost: bool = False, problem: str = "p", verdict: str = "wrong") -> Trace:

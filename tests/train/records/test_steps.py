@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rstar2.train.group import Rollout
 from rstar2.train.records.curves import curve
 from rstar2.train.records.panels import PANELS
 from rstar2.train.records.raw_metrics import MISSED, FailedRollout, raw_metrics
@@ -23,11 +24,14 @@ from rstar2.train.records.steps import (
     write_steps,
     write_steps_before,
 )
-from rstar2.train.roc import RocSettings, Rollout
+from rstar2.train.select import Selection, SelectSettings
 
 
 def line(step: int, **data: float) -> str:
     return json.dumps({"step": step, "data": {"rstar2/pass_rate": 0.5, **data}}) + "\n"
+
+
+ROC = Selection(SelectSettings(name="roc"))
 
 
 def rollout(reward: float, calls: dict[str, int] | None = None, **more: Any) -> Rollout:
@@ -47,9 +51,9 @@ def test_every_rollout_that_is_not_trained_on_has_one_reason() -> None:
         rollout(0),
     ]
     solved = [rollout(1), rollout(1), rollout(1, lost_calls=1)]
-    settings = RocSettings(leave_out="void-turn")
+    selection = Selection(SelectSettings(name="void_turn"))
     failed = [FailedRollout("engine", "it died", 9), FailedRollout("missing", "no record")]
-    made = raw_metrics([*group, *solved], [2, 4], [[*range(6)], [6, 7, 8]], settings, failed)
+    made = raw_metrics([*group, *solved], [2, 4], [[*range(6)], [6, 7, 8]], selection, failed)
     reasons = {name.rpartition("/")[2]: made[name] for name in made if "/dropped/" in name}
     assert reasons == {"failed": 2, "lost": 2, "left_out": 1, "no_gradient": 2, "wrong": 1, "correct": 1}
     assert sum(reasons.values()) + made["rstar2/kept"] == made["rstar2/rollouts"]
@@ -59,7 +63,7 @@ def test_penalties_and_failures_are_those_before_and_after_selection() -> None:
     messy = rollout(1, {"ok": 1, "error": 3}, answer_blocks=3, calls_s=4.0, slowest_call_s=2.5)
     clean = rollout(1, {"ok": 4}, calls_s=2.0, slowest_call_s=0.5)
     wrong = rollout(0, {"timeout": 1, "parse_error": 1})
-    made = raw_metrics([messy, clean, wrong], [1, 2], [[0, 1, 2]], RocSettings())
+    made = raw_metrics([messy, clean, wrong], [1, 2], [[0, 1, 2]], ROC)
     assert (made["rstar2/p_err"], made["rstar2/kept_p_err"]) == (0.375, 0.0)
     assert (made["rstar2/p_format"], made["rstar2/kept_p_format"]) == (0.5, 0.0)
     assert made["rstar2/calls/error"] == 0.3
@@ -71,9 +75,7 @@ def test_penalties_and_failures_are_those_before_and_after_selection() -> None:
 def test_numbers_about_the_policy_cover_the_rollouts_with_a_verdict() -> None:
     finished = [rollout(1), rollout(0, tokens=30)]
     lost = [rollout(0, {"lost": 1}, lost_calls=1, tokens=1000, truncated=True)] * 2
-    made = raw_metrics(
-        [*finished, *lost], [0, 1], [[0, 1, 2, 3]], RocSettings(), [FailedRollout("engine", "", 5000)]
-    )
+    made = raw_metrics([*finished, *lost], [0, 1], [[0, 1, 2, 3]], ROC, [FailedRollout("engine", "", 5000)])
     assert (made["rstar2/pass_rate"], made["rstar2/reward"], made["rstar2/truncated"]) == (0.5, 0.5, 0)
     assert (made["rstar2/tokens"], made["rstar2/tokens_max"]) == (20, 30)
     assert (made["rstar2/lost_rollouts"], made["rstar2/failed_rollouts/engine"]) == (2, 1)
@@ -85,7 +87,7 @@ def test_answers_that_earn_nothing_are_counted_by_their_reason(tmp_path: Path) -
     reasons = ("wrong", "no_answer", "not_understood", "deadline", "deadline", "work", "fault")
     judged = [rollout(1, missed="fault"), *(rollout(0, missed=reason) for reason in reasons)]
     lost = rollout(0, {"lost": 1}, lost_calls=1, missed="deadline")
-    made = raw_metrics([*judged, lost], [0, 1], [[*range(9)]], RocSettings())
+    made = raw_metrics([*judged, lost], [0, 1], [[*range(9)]], ROC)
     shares = {reason: made[f"rstar2/answers/{reason}"] for reason in MISSED}
     assert shares == {
         "wrong": 1 / 8, "no_answer": 1 / 8, "not_understood": 1 / 8, "deadline": 2 / 8, "work": 1 / 8, "fault": 1 / 8,

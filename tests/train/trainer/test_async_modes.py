@@ -75,7 +75,7 @@ def test_machines_that_only_generate_are_asked_for_too() -> None:
 def test_verls_own_trainer_of_the_mode_takes_the_recipe(profile: str, mode: str, tmp_path: Path) -> None:
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from rstar2.train.verl.sampler import RocReplayBufferAsync
+    from rstar2.train.verl.sampler import SelectingReplayBufferAsync
 
     changes = [
         f"mode={mode}", "asynchronous.batches_ahead=1.5", "asynchronous.max_steps=3",
@@ -86,7 +86,7 @@ def test_verls_own_trainer_of_the_mode_takes_the_recipe(profile: str, mode: str,
     # The trainer checks its mode's keys when it is made; its `init` would start the workers.
     trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
     buffer = trainer.replay_buffer
-    assert isinstance(buffer, RocReplayBufferAsync)
+    assert isinstance(buffer, SelectingReplayBufferAsync)
     assert (buffer.max_off_policy_threshold, buffer.max_off_policy_strategy) == (3, "wait")
     assert config.trainer.v1[mode].num_warmup_batches == 1.5
     assert trainer.parameter_sync_step == 1

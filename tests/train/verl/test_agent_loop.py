@@ -21,6 +21,7 @@ from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.trace import ToolCall
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
+from rstar2.train.reward import Reward
 
 if TYPE_CHECKING:
     from rstar2.train.verl.agent_loop import RStarAgentLoop
@@ -69,7 +70,7 @@ async def test_it_is_kept_unless_no_traces_are_and_the_group_fails(
 async def test_a_rollout_that_could_not_be_graded_whatever_its_answer_has_no_verdict(
     codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rstar2.eval.grader.grade import PREVENTED, Verdict
+    from rstar2.eval.grader.grading import PREVENTED, Verdict
     from rstar2.train.verl import agent_loop
 
     for rule in PREVENTED:
@@ -80,7 +81,7 @@ async def test_a_rollout_that_could_not_be_graded_whatever_its_answer_has_no_ver
 
         monkeypatch.setattr(agent_loop, "_grader", Grader)
         made: Any = loop(codec, tmp_path / "traces", 0.01)
-        made.server_manager, made._reward = DyingServer(codec, dead=True), "paper"
+        made.server_manager, made._reward = DyingServer(codec, dead=True), Reward("paper")
         with pytest.raises(agent_loop.GraderFault, match=rule) as caught:
             await made.run({"temperature": 1.0}, **ROW)
         assert caught.value.trace.tokens > 0
@@ -91,7 +92,7 @@ async def test_a_rollout_that_could_not_be_graded_whatever_its_answer_has_no_ver
 async def test_an_answer_that_the_grader_could_not_decide_earns_nothing_and_is_counted_apart(
     codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from rstar2.eval.grader.grade import INTERNAL_ERROR, WORKER_ENDED, Verdict
+    from rstar2.eval.grader.grading import INTERNAL_ERROR, WORKER_ENDED, Verdict
     from rstar2.train.verl import agent_loop
     from rstar2.train.verl.rollout_fields import rollout_of, trace_of
 
@@ -109,7 +110,7 @@ async def test_an_answer_that_the_grader_could_not_decide_earns_nothing_and_is_c
         monkeypatch.setattr(agent_loop, "_grader", Grader)
         # A share at which no trace is drawn: these are kept for what they are.
         made: Any = loop(codec, tmp_path / "traces", 1e-12)
-        made.server_manager, made._reward = DyingServer(codec, dead=True), "paper"
+        made.server_manager, made._reward = DyingServer(codec, dead=True), Reward("paper")
         output = await made.run({"temperature": 1.0}, **ROW)
         rollout, trace = rollout_of(output.extra_fields), trace_of(output.extra_fields)
         assert (output.reward_score, rollout.correct, rollout.missed) == (0.0, False, why.strip())
@@ -245,7 +246,7 @@ async def test_a_turn_whose_engine_died_is_asked_of_another_and_the_router_is_to
     codec: ChatCodec, tmp_path: Path
 ) -> None:
     made: Any = loop(codec, tmp_path / "traces", 0.0)
-    made.server_manager, made._reward = DyingServer(codec, dead=True), "paper"
+    made.server_manager, made._reward = DyingServer(codec, dead=True), Reward("paper")
     output = await made.run({"temperature": 1.0}, **ROW)
     (request,) = set(made.server_manager.asked)
     assert request.startswith("u1/")

@@ -20,7 +20,7 @@ from rstar2.train.records.steps import step_metrics
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200), needs("verl")]
 
 CHANGES = (
-    "steps=2", "rollout.prompts=8", "rollout.rollouts=8", "roc.down_sample_to_n=4", "rollout.tokens=400",
+    "steps=2", "rollout.prompts=8", "rollout.rollouts=8", "groups.keep=4", "rollout.tokens=400",
     "checkpoint.every=1", "traces_per_step=-1",
     # As on GPUs: four rollouts are under way at a time, and the others wait at our scheduler.
     "hardware.router=sessions", "hardware.sequences_in_flight=4",

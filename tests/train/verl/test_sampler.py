@@ -18,15 +18,16 @@ from rstar2.judge.schema import RunResult
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.trace import ToolCall, Trace, Turn, read_traces
 from rstar2.processes import free_port
+from rstar2.train.group import Rollout
 from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.records.progress import PROGRESS_FILE, read_progress
 from rstar2.train.records.raw_metrics import FailedRollout, raw_metrics
-from rstar2.train.roc import RocSettings, Rollout
+from rstar2.train.select import Selection, SelectSettings
 from rstar2.train.trainer.saving import STOP_FILE
 from rstar2.train.verl.rollout_fields import failed_tag, rollout_of, to_extra_fields, trace_of
 
 if TYPE_CHECKING:
-    from rstar2.train.verl.sampler import RocReplayBuffer
+    from rstar2.train.verl.sampler import SelectingReplayBuffer
 
 pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
 
@@ -70,12 +71,14 @@ def buffer(
     refill: Callable[[int], None] | None = None,
     max_steps: int | None = None,
     max_failed_share: float = 0.05,
-    **roc: Any,
-) -> RocReplayBuffer:
+    select: str = "roc",
+    keep: int = 16,
+    refill_batches: float = 0,
+) -> SelectingReplayBuffer:
     """VERL's asynchronous one where `max_steps` is given."""
-    from rstar2.train.verl.sampler import RocReplayBuffer, RocReplayBufferAsync
+    from rstar2.train.verl.sampler import SelectingReplayBuffer, SelectingReplayBufferAsync
 
-    made: type[RocReplayBuffer] = RocReplayBufferAsync if max_steps else RocReplayBuffer
+    made: type[SelectingReplayBuffer] = SelectingReplayBufferAsync if max_steps else SelectingReplayBuffer
     return made(
         trainer_mode="colocate_async" if max_steps else "sync",
         trainer_config={},
@@ -83,7 +86,10 @@ def buffer(
         max_off_policy_strategy="drop",
         refill_fn=refill or (lambda count: None),
         sampler_kwargs={
-            "roc": roc,
+            "select": {"name": select},
+            "keep": keep,
+            "drop_equal_rewards": True,
+            "refill_batches": refill_batches,
             "seed": 3,
             "traces": str(folder),
             "traces_per_step": traces_per_step,
@@ -99,7 +105,7 @@ def buffer(
     )
 
 
-def test_roc_is_told_of_the_models_own_text_alone() -> None:
+def test_a_rollout_is_described_by_the_models_own_text_alone() -> None:
     made = Rollout.from_trace(TRACE)
     assert (made.calls, made.failed_calls, made.lost_calls) == (2, 1, 1)
     assert (made.answer_blocks, made.turns, made.closed_blocks) == (2, 2, 0)
@@ -122,7 +128,7 @@ def test_raw_statistics_count_what_selection_would_hide() -> None:
         rollout(False, calls=5, failed=5),
         rollout(False, lost_calls=1),
     ]
-    raw = raw_metrics(rollouts, kept=[0, 3], groups=[[0, 1], [2, 3]], settings=RocSettings())
+    raw = raw_metrics(rollouts, kept=[0, 3], groups=[[0, 1], [2, 3]], selection=Selection(SelectSettings()))
     assert raw["rstar2/pass_rate"] == pytest.approx(2 / 3), "a rollout that lost a call is not a wrong one"
     assert raw["rstar2/failed_call_ratio_correct"] == pytest.approx(2 / 4)
     assert raw["rstar2/kept_failed_call_ratio_correct"] == 0.0
@@ -134,14 +140,14 @@ def test_raw_statistics_count_what_selection_would_hide() -> None:
 def test_each_group_is_sampled_down_and_a_step_repeats(tmp_path: Path) -> None:
     rollouts = [rollout(i % 3 > 0, calls=2, failed=i % 2) for i in range(16)]
     groups = {"a": list(range(8)), "b": list(range(8, 16))}
-    first, again = (buffer(tmp_path, down_sample_to_n=4)._select(rollouts, groups) for _ in range(2))
+    first, again = (buffer(tmp_path, keep=4)._select(rollouts, groups) for _ in range(2))
     assert first == again
     assert [sum(i < 8 for i in first), sum(i >= 8 for i in first)] == [4, 4]
 
 
 def test_a_step_whose_groups_are_all_dropped_trains_on_one_without_advantage(tmp_path: Path) -> None:
     mixed = [rollout(True)] * 3 + [rollout(False)]
-    kept = buffer(tmp_path, down_sample_to_n=2)._select(
+    kept = buffer(tmp_path, keep=2)._select(
         [*mixed, *[rollout(True)] * 4], {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7]}
     )
     assert len(kept) == 2
@@ -199,7 +205,7 @@ def group(rewards: str) -> list[Trace]:
 
 
 def test_lost_rollouts_never_reach_the_update(submit: Any, tmp_path: Path) -> None:
-    sampler = buffer(tmp_path, -1, judge={"max_lost_share": 0.3}, down_sample_to_n=4)
+    sampler = buffer(tmp_path, -1, judge={"max_lost_share": 0.3}, keep=4)
     submit("a", group("x1100100"))
     submit("b", group("xxx10000"))
     batch, metrics = sampler.sample(1, "train", 2)
@@ -219,7 +225,7 @@ def test_groups_without_a_gradient_are_replaced_up_to_the_limit(submit: Any, tmp
         for name, rewards in islice(fresh, count):
             submit(name, group(rewards))
 
-    sampler = buffer(tmp_path, prompts=2, refill=refill, down_sample_to_n=4, refill_batches=1.0)
+    sampler = buffer(tmp_path, prompts=2, refill=refill, keep=4, refill_batches=1.0)
     submit("a", group("11111111"))
     submit("b", group("11111110"))
     batch, metrics = sampler.sample(1, "train", 2)
@@ -233,7 +239,7 @@ def test_groups_without_a_gradient_are_replaced_up_to_the_limit(submit: Any, tmp
 def test_a_judge_that_is_away_pauses_a_step_and_then_ends_the_training(submit: Any, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([{"judge_url": url, "judge_token": None}]))
-    sampler = buffer(tmp_path, judge={"stop_after_s": 0.2}, rollouts=4, down_sample_to_n=2)
+    sampler = buffer(tmp_path, judge={"stop_after_s": 0.2}, rollouts=4, keep=2)
     submit("a", group("1x10"))
     with pytest.raises(JudgeError, match=r"rollouts that lost a tool call: 1 .*the last checkpoint is kept"):
         sampler.sample(1, "train", 1)
@@ -254,7 +260,7 @@ def test_a_step_that_waits_for_the_judge_says_that_it_has_nothing_to_save(
 
     monkeypatch.setattr(module, "_run_a_program", look)
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([{"judge_url": "http://j", "judge_token": None}]))
-    sampler = buffer(tmp_path, refill=lambda count: pytest.fail("rolled out again"), down_sample_to_n=2)
+    sampler = buffer(tmp_path, refill=lambda count: pytest.fail("rolled out again"), keep=2)
     submit("a", group("1x10"))
     with pytest.raises(Failure, match="step 1 is not rolled out again, because training was asked to end"):
         sampler.sample(1, "train", 1)
@@ -269,7 +275,7 @@ def test_a_judge_that_refuses_the_token_is_not_waited_for(
 ) -> None:
     settings = {"judge_url": token_judge.url, "judge_token": "another"}
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
-    sampler = buffer(tmp_path, judge={"stop_after_s": 1e6}, down_sample_to_n=2)
+    sampler = buffer(tmp_path, judge={"stop_after_s": 1e6}, keep=2)
     submit("a", group("1x10"))
     with pytest.raises(WrongToken, match="refused the token"):
         sampler.sample(1, "train", 1)
@@ -283,7 +289,7 @@ def test_a_judge_whose_health_is_good_but_that_loses_programs_is_waited_for(
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
     lost = RunResult(id="1", outcome="lost", stderr="its queue is gone")
     monkeypatch.setattr(SyncJudgeClient, "run", lambda *_: lost)
-    sampler = buffer(tmp_path, judge={"stop_after_s": 0.2}, down_sample_to_n=2)
+    sampler = buffer(tmp_path, judge={"stop_after_s": 0.2}, keep=2)
     submit("a", group("1x10"))
     with pytest.raises(JudgeError, match=r"for 0\.2 s") as caught:
         sampler.sample(1, "train", 1)
@@ -298,11 +304,11 @@ def test_a_step_of_which_nothing_can_be_trained_on_is_no_fault_of_the_judge(
         tmp_path,
         rollouts=4,
         refill=lambda count: submit(next(names), group("1010")),
-        down_sample_to_n=2,
-        leave_out="all-failed",
+        keep=2,
+        select="all_failed",
     )
     submit("a", group("1010"))
-    with pytest.raises(Failure, match=r"roc.leave_out = all-failed.*10 times in a row.*checkpoint is kept"):
+    with pytest.raises(Failure, match=r"select = all_failed.*10 times in a row.*checkpoint is kept"):
         sampler.sample(1, "train", 1)
     assert "waits for the judge" not in caplog.text
     assert caplog.text.count("it is rolled out again") == 9
@@ -319,7 +325,7 @@ def test_once_the_judge_answers_the_step_is_rolled_out_again(
         asked.append(count)
         submit("b", group("1010"))
 
-    sampler = buffer(tmp_path, rollouts=4, refill=refill, down_sample_to_n=2)
+    sampler = buffer(tmp_path, rollouts=4, refill=refill, keep=2)
     submit("a", group("1x10"))
     batch, metrics = sampler.sample(1, "train", 1)
     assert asked == [1]
@@ -342,7 +348,7 @@ def test_only_waiting_for_the_judge_counts_and_a_judge_that_keeps_losing_calls_e
             submit(name, group(rewards))
 
     # Less than one question to the judge takes, so that any second round is past it.
-    sampler = buffer(tmp_path, judge={"stop_after_s": 1e-9}, rollouts=4, refill=refill, down_sample_to_n=2)
+    sampler = buffer(tmp_path, judge={"stop_after_s": 1e-9}, rollouts=4, refill=refill, keep=2)
     submit("a", group("1x10"))
     batch, metrics = sampler.sample(1, "train", 1)
     assert {key.split("_")[0] for key in batch.keys} == {"d"}
@@ -362,7 +368,7 @@ ENGINE_DIED = FailedRollout("engine", "VERL's rollout server failed: out of memo
 def test_failed_rollouts_are_counted_by_cause_and_never_reach_the_update(
     submit: Any, verls_queue: Any, tmp_path: Path, max_steps: int | None
 ) -> None:
-    sampler = buffer(tmp_path, max_failed_share=0.3, max_steps=max_steps, down_sample_to_n=4)
+    sampler = buffer(tmp_path, max_failed_share=0.3, max_steps=max_steps, keep=4)
     grader = FailedRollout("grader", "the grader failed", 10)
     submit("a", group("110010"), failed=[ENGINE_DIED, grader])
     # Of this one, two left no record at all.
@@ -392,7 +398,7 @@ def test_a_step_whose_long_rollouts_fail_is_not_trained_on(
         handed.append(next(names))
         submit(handed[-1], group("11101111110"), failed=[ENGINE_DIED] * 9)
 
-    sampler = buffer(tmp_path, -1, rollouts=20, refill=refill, down_sample_to_n=4)
+    sampler = buffer(tmp_path, -1, rollouts=20, refill=refill, keep=4)
     submit("a", group("11101111110"), failed=[ENGINE_DIED] * 9)
     with pytest.raises(Failure) as caught:
         sampler.sample(1, "train", 1)
@@ -429,7 +435,7 @@ def test_once_rollouts_finish_again_the_step_is_trained_on_and_says_what_was_dis
         told.append(progress.fault)
         submit("b", group("11110000"))
 
-    sampler = buffer(tmp_path, refill=refill, max_steps=max_steps, down_sample_to_n=4)
+    sampler = buffer(tmp_path, refill=refill, max_steps=max_steps, keep=4)
     batch, metrics = sampler.sample(1, "train", 1)
     assert groups_of(batch.keys) == {"b"}
     assert (metrics["rstar2/failed_rollouts"], metrics["rstar2/discarded_rollouts"]) == (0, 8)
@@ -444,7 +450,7 @@ def test_failures_in_replaced_groups_count_too(submit: Any, tmp_path: Path) -> N
         prompts=1,
         refill=lambda count: submit("b", group("11110000")),
         max_failed_share=0.2,
-        down_sample_to_n=4,
+        keep=4,
         refill_batches=1.0,
     )
     submit("a", group("111111"), failed=[ENGINE_DIED] * 2)
@@ -487,7 +493,7 @@ def groups_of(keys: Any) -> set[str]:
 def test_an_asynchronous_step_takes_the_oldest_finished_groups_whole(
     submit: Any, verls_queue: Any, tmp_path: Path
 ) -> None:
-    sampler = buffer(tmp_path, -1, max_steps=8, down_sample_to_n=4)
+    sampler = buffer(tmp_path, -1, max_steps=8, keep=4)
     submit("late", group("11110000"), step=3)
     submit("new", group("11110000"), step=3)
     submit("old", group("11110000"), step=1, written_by={0: 10, 1: 20})
@@ -529,7 +535,7 @@ def test_a_group_that_took_too_many_steps_is_left_out_and_another_problem_handed
         assert count == 1
         submit("fresh", group("11110000"), step=4)
 
-    sampler = buffer(tmp_path, refill=refill, max_steps=3, down_sample_to_n=4)
+    sampler = buffer(tmp_path, refill=refill, max_steps=3, keep=4)
     submit("stale", group("11110000"), step=1)
     submit("just-in-time", group("11110000"), step=2)
     batch, metrics = sampler.sample(4, "train", 2)
@@ -542,7 +548,7 @@ def test_a_resumed_run_forgets_the_rollouts_that_its_checkpoint_was_trained_on(
     submit: Any, verls_queue: Any, tmp_path: Path
 ) -> None:
     """VERL saves the queue before it clears the step's rollouts, whose groups are gone by then."""
-    sampler = buffer(tmp_path, max_steps=8, down_sample_to_n=4)
+    sampler = buffer(tmp_path, max_steps=8, keep=4)
     submit("trained", group("11110000"), None)
     submit("finished", group("11110000"))
     submit("running", group("1"), "running")
@@ -561,7 +567,7 @@ def test_groups_that_fail_without_end_end_the_training(submit: Any, tmp_path: Pa
             handed.append(f"again{len(handed)}")
             submit(handed[-1], group("1"), "failure")
 
-    sampler = buffer(tmp_path, refill=refill, prompts=2, max_steps=8, down_sample_to_n=4)
+    sampler = buffer(tmp_path, refill=refill, prompts=2, max_steps=8, keep=4)
     submit("a", group("1"), "failure")
     with pytest.raises(Failure, match=r"rollouts of 21 groups failed; the last checkpoint is kept"):
         sampler.sample(1, "train", 1)
@@ -590,7 +596,7 @@ def test_the_kept_traces_of_a_step_that_is_trained_on_go_to_the_trackers_too(
         refill=lambda count: submit("good", group("11110000")),
         max_failed_share=1.0,
         judge={"max_lost_share": 0.0},
-        down_sample_to_n=4,
+        keep=4,
     )
     monkeypatch.setattr(sampler, "_await_judge", lambda limit_s: 0.0)
     _, metrics = sampler.sample(7, "train", 1)

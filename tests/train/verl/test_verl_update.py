@@ -48,7 +48,7 @@ ONE_RANK = {
 Train = Callable[..., Trained]
 SMALL = [
     "rollout.rollouts=8",
-    "roc.down_sample_to_n=4",
+    "groups.keep=4",
     "rollout.tokens=400",
     "rollout.prompt_tokens=64",
     "traces_per_step=0",
@@ -210,7 +210,7 @@ def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, pl
     assert among.metrics["actor/grad_norm"] == pytest.approx(alone.metrics["actor/grad_norm"], rel=1e-4)
     # Kept, they would have no advantage, and their tokens would make the mean over tokens smaller.
     [kept] = train(
-        recipe(6, "roc.reject_equal_reward=false"), [[*rejected[:2], *MIXED, *rejected[2:]]]
+        recipe(6, "groups.drop_equal_rewards=false"), [[*rejected[:2], *MIXED, *rejected[2:]]]
     ).updates
     assert kept.tokens > 2 * alone.tokens
     assert same(alone, kept, scale=kept.tokens / alone.tokens, tolerance=1e-4)
@@ -232,7 +232,7 @@ def test_a_step_weighs_its_tokens_or_its_problems_alike(train: Train, plain: Tra
 
 
 def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:
-    fewer = ["rollout.rollouts=20", "roc.down_sample_to_n=10"]
+    fewer = ["rollout.rollouts=20", "groups.keep=10"]
 
     def groups(**says: str) -> list[Group]:
         return [Group("a", "x1110000111000011110", says=says), Group("bb", "111000011100001111x0", says=says)]
@@ -248,7 +248,7 @@ def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:
 
 
 def test_a_batch_with_failed_rollouts_trains_on_none_of_them(train: Train) -> None:
-    fewer = ["rollout.rollouts=20", "roc.down_sample_to_n=10"]
+    fewer = ["rollout.rollouts=20", "groups.keep=10"]
     step = [Group("a", "f1110000111000011110"), Group("bb", "111000011100001111f0")]
     [update] = train(recipe(2, *fewer), [step]).updates
     found = {name: update.metrics[f"rstar2/{name}"] for name in ("failed_rollouts", "rollouts", "pass_rate")}
@@ -262,7 +262,7 @@ def test_a_step_whose_long_rollouts_fail_updates_nothing_and_the_user_is_told_at
 ) -> None:
     """Nine of ten long rollouts, which are right less often, fail after their first turn, in every attempt."""
     failing = [Group("a", "1110111101ffffffff0f"), Group("bb", "1011111110fffff0ffff")]
-    asked = recipe(2, "rollout.rollouts=20", "roc.down_sample_to_n=10")
+    asked = recipe(2, "rollout.rollouts=20", "groups.keep=10")
     made = trainer("train_failing", asked, root / "model", tmp_path / "stage", failing)
     assert (made.updates, made.attempts) == (0, 3)
     assert (

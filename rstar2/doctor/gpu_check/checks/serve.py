@@ -85,7 +85,7 @@ def _wait_until_it_answers(
     settings: Settings, process: subprocess.Popen[bytes], url: str, seen: Measured
 ) -> None:
     """CheckFailed if the server ends first; it gives up by itself after `READY_S`."""
-    from rstar2.serve.launch import answers
+    from rstar2.processes import answers
 
     while not answers(url):
         if (code := process.poll()) is not None:
@@ -146,12 +146,12 @@ async def _check_parser(
     """The server's own tool parser has to find the call in the text that it was forced to write."""
     import httpx
 
-    from rstar2.loop.tools.python_code_with_standard_io import NAME, SCHEMA
+    from rstar2.loop.tools.python_code_with_standard_io import NAME, python_code_with_standard_io
 
     body = {
         "model": name,
         "messages": codec.format.messages("What is 123 * 456?"),
-        "tools": [SCHEMA],
+        "tools": [python_code_with_standard_io.schema],
         "max_tokens": 256,
         **forced,
     }

@@ -20,9 +20,9 @@ MOST_OFF = 0.02
 def run(settings: Settings) -> Measured:
     from rstar2.doctor.gpu_check.tools import training
     from rstar2.doctor.gpu_check.tools.model import random_model
+    from rstar2.model_shape import read_shape
     from rstar2.runs import load_config
     from rstar2.train.estimate.memory import sft_memory
-    from rstar2.train.estimate.model import read_shape
     from rstar2.train.recipe import SftRecipe
     from rstar2.train.records.steps import sft_metrics
 

@@ -340,7 +340,7 @@ def _at_whole_points(
     if edged:
         needed, most = EDGED_POINTS, MANY_POINTS
     elif alone:  # with few points, it may be that all are even, and (-1)^n is 1 at all of them
-        needed, most = 4 * SMOOTH_POINTS, EDGED_POINTS
+        needed, most = 2 * SMOOTH_POINTS, EDGED_POINTS
     else:
         needed = most = 2 * SMOOTH_POINTS
     real = Symbol("i") not in {*walk(a), *walk(b)}

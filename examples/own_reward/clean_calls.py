@@ -1,0 +1,39 @@
+"""A reward of your own: 1 for a correct answer, of which a quarter is lost if a tool call failed.
+
+Run `python clean_calls.py` to see what it gives for traces that are made up.
+"""
+
+from __future__ import annotations
+
+from rstar2.data.problem import Problem
+from rstar2.loop.trace import CallStatus, ToolCall, Trace, Turn
+
+
+def reward(problem: Problem, trace: Trace) -> float:
+    """Any finite number; the trace has the grader's verdict already."""
+    if not trace.correct:
+        return 0.0
+    return 0.75 if trace.failed_calls else 1.0
+
+
+def made(verdict: str, status: CallStatus) -> Trace:
+    """A trace with one call."""
+    turns = [
+        Turn(text="Let me compute that.", start=0, end=1, calls=[ToolCall(status=status, output="")]),
+        Turn(text=r"<answer>\boxed{42}</answer>", start=1, end=2),
+    ]
+    return Trace(
+        problem_id="p", prompt_ids=[1], response_ids=[2, 3], response_mask=[1, 1], turns=turns, finish="answer",
+        verdict=verdict,
+    )  # fmt: skip
+
+
+def main() -> None:
+    problem = Problem("p", "What is 6 times 7?", "42")
+    print("correct:", reward(problem, made("correct", "ok")))
+    print("correct, with a failed call:", reward(problem, made("correct", "error")))
+    print("wrong:", reward(problem, made("wrong", "ok")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Rollouts at random, whatever their rewards and failures.
+
+Source: plain GRPO (arXiv 2402.03300), which trains on all rollouts that it samples. It does so here too if
+`rollout.rollouts` equals `groups.keep`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rstar2.train.group import Group
+
+
+def select(group: Group, rng: np.random.Generator) -> list[int]:
+    """Plain GRPO: G of the rollouts, drawn uniformly without replacement.
+
+    Args:
+        group: the N rollouts of a problem.
+
+    Returns:
+        The indices of min(N, G) rollouts.
+    """
+    size = len(group.rollouts)
+    if size <= group.keep:
+        return list(range(size))
+    drawn: list[int] = rng.choice(size, size=group.keep, replace=False).tolist()
+    return sorted(drawn)

@@ -1,0 +1,27 @@
+"""What a group of rollouts comes to in training: the two questions that the sampler asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rstar2.train.group import Rollout, gives_gradient
+from rstar2.train.select import Selection, SelectSettings
+
+
+def choose(
+    name: str, rollouts: Sequence[Rollout], keep: int, seed: int | np.random.Generator = 0, **settings: Any
+) -> list[int]:
+    """The indices that a selection chooses."""
+    selection = Selection(SelectSettings.model_validate({"name": name, **settings}))
+    return selection.choose(rollouts, keep, np.random.default_rng(seed))
+
+
+def trained(
+    name: str, rollouts: Sequence[Rollout], keep: int, seed: int | np.random.Generator = 0, **settings: Any
+) -> list[int]:
+    """The indices of the rollouts that are trained on: none if those that are chosen give no gradient."""
+    chosen = choose(name, rollouts, keep, seed, **settings)
+    return chosen if gives_gradient([rollouts[i] for i in chosen], drop_equal_rewards=True) else []
