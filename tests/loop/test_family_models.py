@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("renderers")
 
+from rstar2.eval.runner import evaluate
 from support.commands import rstar2
 from support.family_tokenizers import family_tokenizer
 from support.optional import needs
@@ -23,7 +24,6 @@ from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.eval.grader import GraderPool
-from rstar2.eval.runner import evaluate
 from rstar2.eval.settings import EvalSettings
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits
@@ -211,10 +211,10 @@ def test_the_commands_take_a_model_of_a_family(model: Path, tmp_path: Path, judg
 def test_serve_shows_a_client_what_rollouts_show(model: Path) -> None:
     from fastapi import FastAPI
     from fastapi.testclient import TestClient
-
-    from rstar2.engines.hf import HFEngine
     from rstar2.serve.openai.completions import completions_router
     from rstar2.serve.openai.turns import Model
+
+    from rstar2.engines.hf import HFEngine
 
     codec = load_codec(model)
     app = FastAPI()

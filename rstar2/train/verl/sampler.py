@@ -21,7 +21,6 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from rstar2.errors import Failure, RStarError
-from rstar2.backoff import Backoff
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.client.http import AccessRefused, JudgeError
