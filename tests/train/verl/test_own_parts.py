@@ -1,8 +1,9 @@
-"""A selection and a reward of a user's own, from outside the package, in a step of VERL's trainer on the CPU."""
+"""A selection, a reward and a tool of a user's own, from outside the package, in a step of VERL on the CPU."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,15 @@ from support.train.kept_traces import training_traces
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.files import write_json
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.loop.formats.format import FORMAT_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
 
 MODULE = """
 import numpy as np
+from rstar2 import tool
 from rstar2.data.problem import Problem
 from rstar2.loop.trace import Trace
 from rstar2.train.group import Group
@@ -38,6 +42,15 @@ def broken(problem: Problem, trace: Trace) -> float:
 
 def too_many(group: Group, rng: np.random.Generator) -> list[int]:
     return list(range(len(group.rollouts)))
+
+@tool
+def double(number: int) -> int:
+    '''Double a number.
+
+    Args:
+        number: The number.
+    '''
+    return 2 * number
 """
 RECIPE = """
 steps = 1
@@ -69,12 +82,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(folder / "model", size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
     write_parquet(folder / "problems.parquet", rl_rows(builtin.training(1, 8), 6, "builtin"))
+    with_tool(folder / "model", "users_parts:double")
     return folder
 
 
-def train(folder: Path, run: str, judge: JudgeHandle, *changes: str) -> subprocess.CompletedProcess[str]:
+def with_tool(model: Path, reference: str) -> None:
+    """Give the format of a model a user's tool."""
+    record = json.loads((model / FORMAT_FILE).read_text())
+    parameters = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
+    schema = {"type": "function", "function": {"name": "double", "parameters": parameters}}
+    tools = [each for each in record["tools"] if each["function"]["name"] != "double"]
+    write_json(
+        model / FORMAT_FILE, {**record, "tools": [*tools, schema], "tool_objects": {"double": reference}}
+    )
+
+
+def train(
+    folder: Path, run: str, judge: JudgeHandle, *changes: str, model: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run `rstar2 train` in another folder than that of the recipe and its module."""
-    words = ["--recipe", folder / "own.toml", "--profile", "laptop", "--model", folder / "model"]
+    words = ["--recipe", folder / "own.toml", "--profile", "laptop", "--model", model or folder / "model"]
     words += ["--data", folder / "problems.parquet", "--judge", judge.url, "--run", folder / run]
     settings = [word for change in changes for word in ("--set", change)]
     (elsewhere := folder / "elsewhere").mkdir(exist_ok=True)
@@ -88,6 +115,7 @@ def train(folder: Path, run: str, judge: JudgeHandle, *changes: str) -> subproce
 
 
 def test_a_step_is_rewarded_and_selected_by_a_users_functions(folder: Path, judge: JudgeHandle) -> None:
+    """Each process that rolls out has loaded the tool of the model's format, or it would have ended."""
     ran = train(folder, "run", judge)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     traces = list(training_traces(folder / "run" / "stage1"))
@@ -123,3 +151,12 @@ def test_a_users_function_that_fails_ends_training_with_its_cause(
     assert cause in " ".join(ran.stderr.split()), ran.stdout[-3000:] + ran.stderr[-3000:]
     assert "Traceback" not in ran.stderr
     assert not (folder / run / "stage1" / "model").exists()
+
+
+def test_a_tool_whose_module_is_not_there_is_refused_at_the_start(folder: Path, judge: JudgeHandle) -> None:
+    model = shutil.copytree(folder / "model", folder / "other-model")
+    with_tool(model, "users_absent:double")
+    ran = train(folder, "refused", judge, model=model)
+    assert ran.returncode == 2, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert "the tool users_absent:double: there is no module users_absent" in " ".join(ran.stderr.split())
+    assert "Traceback" not in ran.stderr
