@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from support import own_tools
+from support.written_calls import parse_calls
 from typing_extensions import TypedDict
 
 from rstar2.errors import UserError
 from rstar2.judge.client import JudgeClient
-from rstar2.loop.agent import parse_calls
 from rstar2.loop.formats.format import Format, ours, read_format, save_format
 from rstar2.loop.tool import ArgumentsError, tool
 from rstar2.loop.toolbox import Toolbox
