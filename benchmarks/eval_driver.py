@@ -27,7 +27,7 @@ from rstar2.engines.oracle import byte_codec
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress
-from rstar2.eval.runner import evaluate
+from rstar2.eval.run import evaluate
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.loop.trace import ToolCall
 

@@ -1,9 +1,8 @@
-"""Seconds until `rstar2 serve` answers, and tokens a second with some requests in flight, engine by engine.
+"""Seconds until `rstar2 serve` answers with vLLM, and tokens a second with some requests in flight.
 
     python benchmarks/serve.py models/smollm2 --python .venv-vllm/bin/python
-    python benchmarks/serve.py models/smollm2 --engines transformers
     python benchmarks/serve.py models/smollm2 --url http://127.0.0.1:8000        # one that runs; no start is timed
-    python benchmarks/serve.py Qwen3-4B --engines vllm --in-flight 1 32 256 -- --load-format dummy     # random weights
+    python benchmarks/serve.py Qwen3-4B --in-flight 1 32 256 -- --load-format dummy     # random weights
 
 Every request has a prompt of its own of 64 tokens and is answered with exactly `--tokens` tokens. What is after `--`
 goes to vLLM.
@@ -24,19 +23,18 @@ from contextlib import contextmanager
 
 import openai
 
+from rstar2.machine import nvidia_gpus
 from rstar2.processes import free_port
-from rstar2.serve.hardware import find_gpus
 
 PROMPT = 64
 
 
 @contextmanager
-def started(model: str, engine: str, python: str | None, extra: list[str]) -> Iterator[tuple[str, float]]:
+def started(model: str, python: str | None, extra: list[str]) -> Iterator[tuple[str, float]]:
     """A server for the length of the block: its URL, and the seconds until it answered."""
     port = free_port()
-    words = [model, "--engine", engine, "--port", str(port), "--detach", "--ready-s", "3600"]
-    if engine == "vllm":
-        words += ["--python", python or sys.executable, *(["--", *extra] if extra else [])]
+    words = [model, "--port", str(port), "--detach", "--ready-s", "3600"]
+    words += ["--python", python or sys.executable, *(["--", *extra] if extra else [])]
     with tempfile.TemporaryDirectory() as state:
         env = {**os.environ, "RSTAR2_STATE": state}
         command = [sys.executable, "-m", "rstar2", "serve"]
@@ -83,7 +81,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model")
-    parser.add_argument("--engines", nargs="+", default=["vllm", "transformers"])
     parser.add_argument("--python", help="the interpreter of vLLM's environment")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--in-flight", nargs="+", type=int, default=[1, 8, 32])
@@ -92,15 +89,14 @@ def main() -> None:
     cut = words.index("--") if "--" in words else len(words)
     options, extra = parser.parse_args(words[:cut]), words[cut + 1 :]
     many = options.in_flight
-    print(f"| engine | seconds to readiness | {' | '.join(f'{n} in flight' for n in many)} |")
+    print(f"| server | seconds to readiness | {' | '.join(f'{n} in flight' for n in many)} |")
     print("|---|" + "---|" * (1 + len(many)))
     if options.url:
         measure(options.url, options.url, None, many, options.tokens)
         return
-    for engine in options.engines:
-        with started(options.model, engine, options.python, extra) as (url, ready_s):
-            measure(engine, url, ready_s, many, options.tokens)
-    cards = "".join(f", {gpu.name}" for gpu in find_gpus())
+    with started(options.model, options.python, extra) as (url, ready_s):
+        measure("vLLM", url, ready_s, many, options.tokens)
+    cards = "".join(f", {gpu.name}" for gpu in nvidia_gpus())
     print(f"\n{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}{cards}")
 
 

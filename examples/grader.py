@@ -5,8 +5,7 @@ Run `python examples/grader.py`.
 
 from __future__ import annotations
 
-from rstar2.eval.grader import GraderPool
-from rstar2.eval.grader.grade import grade
+from rstar2.eval.grader import GraderPool, grade
 
 PAIRS = [
     ("\\frac{1}{2}", "It is \\boxed{0.5}."),

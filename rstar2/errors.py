@@ -57,6 +57,14 @@ def as_user_error() -> Iterator[None]:
         raise UserError(error.message, error.hint) from error
 
 
+def first_error(errors: BaseExceptionGroup[RStarError]) -> RStarError:
+    """Returns the first error of a group, which may be in a group inside it."""
+    first: RStarError | BaseExceptionGroup[RStarError] = errors
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first
+
+
 def first_few(names: Sequence[str]) -> str:
     """Names for a message, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

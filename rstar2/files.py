@@ -1,11 +1,13 @@
-"""Writes files that are whole or absent, and reads JSON, in lines too, that users or we wrote."""
+"""Atomic writes of files and folders, and readers and an appending writer for JSON and JSON Lines."""
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,10 +21,10 @@ def read_objects(
     decimals_as_text: bool = False,
     on_fault: Callable[[int, str], None] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON Lines file (jsonlines.org), each with the number of its line; blank lines are skipped.
+    """The objects of a JSON Lines file (jsonlines.org) of a user, each with its line number. Blank lines are skipped.
 
-    With `decimals_as_text`, a number with a decimal point is given as text, with the digits it was written with. With
-    `on_fault`, it is called with a bad line's number and fault, and the next line is read.
+    With `decimals_as_text`, a number with a decimal point is returned as text, with the digits it was written with.
+    With `on_fault`, a bad line does not raise: `on_fault` gets its number and fault, and the next line is read.
 
     Raises:
         UserError: it cannot be read, is not UTF-8, or a line is not one JSON object; `hint` says what to do.
@@ -62,7 +64,7 @@ def _refuse(text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file's value, None where there is no such file; UserError where it cannot be read."""
+    """A JSON file's value, or None if there is no such file. Raises UserError if it cannot be read."""
     if not path.exists():
         return None
     try:
@@ -84,16 +86,64 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def private_file(path: Path) -> Path:
-    """A file to append to, which this user alone can read; made where it is not there, with its folder."""
+    """A file to append to that only this user can read. It is made if it does not exist, with its folder."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
     path.chmod(0o600)
     return path
 
 
+class LineWriter(AbstractContextManager["LineWriter"]):
+    """Appends lines to a file of JSON Lines, each with one write. Raises OSError if that fails, on a full disk say.
+
+    If an earlier process was killed in the middle of its last line, that line is removed first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_torn_line(path)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, line: str) -> None:
+        """Append one line; `line` is without its end."""
+        data = line.encode() + b"\n"
+        written = self._file.write(data) or 0
+        if written < len(data) and self._file.write(data[written:]) != len(data) - written:
+            # The second write raises the error itself in most cases, such as a full disk.
+            raise OSError(f"short writes to {self._file.name}")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _drop_torn_line(path: Path) -> None:
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb+") as file:
+        # Mapped, so that only the end of a large file is read.
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            size, end = len(content), content.rfind(b"\n") + 1
+        if end != size:
+            file.truncate(end)
+
+
+def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that a `LineWriter` wrote, each with its number from 1, without a torn last one.
+
+    Raises OSError if the file cannot be read.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):
+                yield number, line
+
+
 @contextmanager
 def output_file(path: Path) -> Iterator[TextIO]:
-    """`whole_file` for what a user names with --output; its folder is made where it is not there.
+    """`whole_file` for a path from --output. Its folder is made if it does not exist.
 
     Raises:
         UserError: it is a folder, or lies below a file.
@@ -118,22 +168,53 @@ def output_file(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
-    """A file for UTF-8 text that takes its place at the end of the block, with `mode` less the umask, or not at all.
+    """A file for UTF-8 text that appears at `path` when the block ends, with `mode` less the umask, or not at all.
 
-    A link is followed. What is no file and no folder, such as a pipe or `/dev/stdout`, is written to as it goes. An
-    OSError where it cannot be written, or is a folder.
+    A link is followed. If `path` is neither a file nor a folder, such as a pipe or `/dev/stdout`, it is written to
+    directly. Raises OSError if it cannot be written, or is a folder.
     """
     if path.exists() and not path.is_file():
-        with path.open("w", encoding="utf-8") as there:
-            yield there
+        with path.open("w", encoding="utf-8") as stream:
+            yield stream
         return
-    place = path.resolve()
-    part = place.with_name(f".{place.name}.{os.getpid()}.part")
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
+    with whole_path(path) as part, open(part, "w", encoding="utf-8", opener=opener) as file:
+        yield file
+
+
+@contextmanager
+def whole_path(path: Path) -> Iterator[Path]:
+    """Where to write a file that moves to `path` when the block ends, synced to the disk, or is removed if it raises.
+
+    A link is followed. Several processes may write to the same `path`; the last one replaces it.
+    """
+    path = path.resolve()
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(part, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            yield file
-            file.flush()
+        yield part
+        with part.open("rb") as file:
             os.fsync(file.fileno())
-        part.replace(place)
+        part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """An empty folder that moves to `path` when the block ends, or is removed if it raises.
+
+    It has one name for all processes, so that what a killed one left is replaced: models are large. The caller makes
+    sure that no other process writes to `path`. Raises OSError if `path` is a file, or a folder with something in it.
+    """
+    part = path.with_name(f".{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        part.rename(path)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise

@@ -1,21 +1,58 @@
-"""What this machine has, as this process may use it: processors, memory, GPUs."""
+"""What this machine has, as this process may use it: processors, memory, GPUs. And what GPUs of each kind can do."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 GIB = 1 << 30
-_ASK_S = 60.0
+_ASK_S = 120.0
+"""`nvidia-smi` takes long on a machine with many GPUs if its driver has to start."""
 _CGROUP = Path("/sys/fs/cgroup")
 _DEV = Path("/dev")
+_AMD_DRIVER = Path("/sys/module/amdgpu/version")
 _GPU_DEVICES = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")
 """Devices of NVIDIA's and AMD's drivers, Jetson boards and WSL included; `torch.cuda` knows of no other GPUs."""
 _TORCH = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(i))"
+
+
+@dataclass(frozen=True)
+class GPU:
+    """One of NVIDIA's GPUs that this process may use."""
+
+    name: str
+    total_gib: float
+    free_gib: float
+    capability: float
+    """CUDA's compute capability. From 8.0 on a GPU computes in bfloat16."""
+
+
+@dataclass(frozen=True)
+class GpuKind:
+    """What a GPU has and does at most, as its maker publishes it for dense bf16."""
+
+    memory: int | None
+    """Bytes, as PyTorch reports them; None if it is the machine's memory."""
+    bytes_per_s: float
+    """From its memory."""
+    flop_per_s: float
+
+
+GPU_KINDS = {
+    "a100": GpuKind(int(79.2 * GIB), 2.0e12, 312e12),
+    "h100": GpuKind(int(79.1 * GIB), 3.35e12, 989e12),
+    "h200": GpuKind(int(139.8 * GIB), 4.8e12, 989e12),
+    "b200": GpuKind(int(178.3 * GIB), 8.0e12, 2250e12),
+    "mi300x": GpuKind(int(191.7 * GIB), 5.3e12, 1307e12),
+}
+CPU = GpuKind(None, 1e10, 5e10)
+"""A rank on a CPU: about two cores, in fp32."""
 
 
 def usable_cores() -> float:
@@ -39,14 +76,55 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def gpu_names() -> list[str]:
-    """The GPUs of this machine, one name each."""
-    return _nvidia() or _by_torch()
+    """The GPUs that this process may use, one name each, with their memory if the driver says it."""
+    nvidia = [f"{name}, {total} MiB" if total.isdigit() else name for name, total, *_ in _nvidia_smi()]
+    return nvidia or _by_torch()
 
 
-def _nvidia() -> list[str]:
+def nvidia_gpus() -> list[GPU]:
+    """The GPUs of NVIDIA that this process may use and that have memory of their own."""
+    return [
+        GPU(name, int(total) / 1024, int(free) / 1024, float(capability))
+        for name, total, free, capability in _nvidia_smi()
+        if total.isdigit() and free.isdigit() and re.fullmatch(r"\d+\.\d+", capability)
+    ]
+
+
+def gpu_kind() -> str | None:
+    """The key in `GPU_KINDS` of this machine's GPU; None if it has none or one of another kind."""
+    here = " ".join(gpu_names()).lower()
+    return next((kind for kind in GPU_KINDS if kind in here), None)
+
+
+def gpu_driver() -> str | None:
+    """The version of NVIDIA's or AMD's driver; None if neither says it."""
+    versions = _nvidia_smi_rows("driver_version")
+    return versions[0][0] if versions else _read(_AMD_DRIVER) or None
+
+
+def _nvidia_smi() -> list[list[str]]:
+    """Name, memory, free memory and capability of each GPU that CUDA_VISIBLE_DEVICES does not hide, as text."""
+    rows = _nvidia_smi_rows("index", "uuid", "name", "memory.total", "memory.free", "compute_cap")
+    return [values for index, uuid, *values in rows if _is_visible(index, uuid)]
+
+
+def _nvidia_smi_rows(*fields: str) -> list[list[str]]:
+    """What `nvidia-smi` says of each GPU; empty if it is not installed or fails."""
     if shutil.which("nvidia-smi") is None:
         return []
-    return _lines(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"])
+    lines = _lines(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])
+    rows = ([value.strip() for value in line.split(",")] for line in lines)
+    # It prints warnings among them.
+    return [row for row in rows if len(row) == len(fields)]
+
+
+def _is_visible(index: str, uuid: str) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES has a GPU, by its index or by the beginning of its UUID."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return True
+    names = [name.strip() for name in visible.split(",")]
+    return index in names or any(name.startswith("GPU-") and uuid.startswith(name) for name in names)
 
 
 def _by_torch() -> list[str]:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ _FIRST_PORT, _TRIES = 20_000, 100
 """Ray's workers take the ports below."""
 _LISTENS = "0A"
 """The state of a socket that listens, in /proc/net/tcp."""
+_ANSWER_S = 10.0
 _END_S = 60.0
 """How long a process may take to end that was killed, or that closed its standard input at once."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -106,17 +108,29 @@ def begin_module(settings: type[Settings]) -> Settings:
 def stop_group(
     process: subprocess.Popen[bytes], wait_s: float, asked_by: signal.Signals = signal.SIGTERM
 ) -> None:
-    """Ask a process that leads its own session to end, then kill it and all of its group.
+    """Ask a process that leads its own session to end, then kill it and all of its group; see `stop_groups`."""
+    stop_groups([process], wait_s, asked_by)
 
-    It may take `wait_s` seconds to end; an interrupt meanwhile has it killed at once.
+
+def stop_groups(
+    processes: Sequence[subprocess.Popen[bytes]], wait_s: float, asked_by: signal.Signals = signal.SIGTERM
+) -> None:
+    """Ask processes that lead sessions of their own to end, then kill them and all of their groups.
+
+    Together they may take `wait_s` seconds. An interrupt meanwhile has them killed at once.
     """
+    deadline = time.monotonic() + wait_s
     try:
-        _signal_group(process, asked_by)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(wait_s)
+        for process in processes:
+            _signal_group(process, asked_by)
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
     finally:
-        _signal_group(process, signal.SIGKILL)
-        process.wait(_END_S)
+        for process in processes:
+            _signal_group(process, signal.SIGKILL)
+        for process in processes:
+            process.wait(_END_S)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -164,6 +178,17 @@ def _open_files(pid: int) -> Iterator[str]:
         for number in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 yield os.readlink(f"/proc/{pid}/fd/{number}")
+
+
+def answers(url: str) -> bool:
+    """Whether a server answers at its /health."""
+    import httpx
+
+    with suppress(httpx.HTTPError):  # it does not listen, or not yet
+        # Loading CA certificates would be most of the work, and this is asked several times a second.
+        answer = httpx.get(f"{url}/health", timeout=_ANSWER_S, trust_env=False, verify=False)
+        return answer.status_code == httpx.codes.OK
+    return False
 
 
 def free_port() -> int:

@@ -21,7 +21,9 @@ from support.train.ray_nodes import ray_nodes
 from rstar2.judge.service.settings import ServiceSettings
 from rstar2.judge.service.start import JudgeHandle, running_judge, start_service, stop_service
 from rstar2.loop.formats.format import ours
-from rstar2.loop.prompts import END_OF_TURN, ChatCodec
+from rstar2.loop.turns.choose import codec_for
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.template import END_OF_TURN
 from rstar2.plugins import FOLDERS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -116,7 +118,12 @@ def tokenizer() -> Any:
         show_progress=False,
     )
     raw.train_from_iterator(
-        [ours().template, ours().user, (REPOSITORY / "rstar2" / "loop" / "prompts.py").read_text()], trainer
+        [
+            ours().template,
+            ours().user,
+            (REPOSITORY / "rstar2" / "loop" / "turns" / "template.py").read_text(),
+        ],
+        trainer,
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
@@ -128,7 +135,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def codec(tokenizer: Any) -> ChatCodec:
-    return ChatCodec(tokenizer)
+    return codec_for(tokenizer)
 
 
 @pytest.fixture(autouse=True)

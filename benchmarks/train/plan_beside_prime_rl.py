@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar2.cli.common import out
-from rstar2.train.estimate.gpus import GIB, GPUS
+from rstar2.machine import GIB, GPU_KINDS
+from rstar2.model_shape import ModelShape, shape_of
 from rstar2.train.estimate.memory import ASLEEP, trainer_memory
-from rstar2.train.estimate.model import ModelShape, shape_of
 from rstar2.train.estimate.work import Assumptions, update_flop
 from rstar2.train.recipe import Hardware
 
@@ -36,7 +36,7 @@ SHAPES = {
     "Qwen3-4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
                  "num_attention_heads": 32},
 }  # fmt: skip
-FLOP_PER_S = {**{name.upper(): gpu.flop_per_s for name, gpu in GPUS.items()}, "A6000": 154.8e12}
+FLOP_PER_S = {**{name.upper(): gpu.flop_per_s for name, gpu in GPU_KINDS.items()}, "A6000": 154.8e12}
 LOGITS = {"sft": 8, "rl": 0}
 """Copies of the logits in bf16 that are as large as what prime-rl holds."""
 

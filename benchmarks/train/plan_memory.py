@@ -24,11 +24,11 @@ from language_model import rstar2, set_words, write_data
 from rstar2.cli.common import out
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.machine import GIB
+from rstar2.model_shape import read_shape
 from rstar2.runs import load_config
-from rstar2.train.estimate.gpus import GIB
 from rstar2.train.estimate.measured import assumptions_of
 from rstar2.train.estimate.memory import sft_memory, stage_memory
-from rstar2.train.estimate.model import read_shape
 from rstar2.train.estimate.work import Assumptions
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
 from rstar2.train.records.steps import Metrics, sft_metrics, step_metrics

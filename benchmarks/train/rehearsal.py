@@ -37,8 +37,8 @@ from rstar2.engines.oracle import byte_codec
 from rstar2.judge.service.settings import JudgeHandle
 from rstar2.judge.service.start import running_judge
 from rstar2.loop.formats.format import FORMAT_FILE, ours, save_format
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.tools.python_code_with_standard_io import NAME
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.group import Rollout, gives_gradient
 from rstar2.train.select import Selection, SelectSettings
 from rstar2.train.verl.agent_loop import RStarAgentLoop

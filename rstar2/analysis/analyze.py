@@ -35,8 +35,8 @@ from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import Failure, UserError, as_user_error
 from rstar2.eval.target import model_hash
 from rstar2.files import write_json
-from rstar2.loop.prompts import load_tokenizer
 from rstar2.loop.trace import Trace, read_traces
+from rstar2.loop.turns.choose import load_tokenizer
 
 WINDOW = 2048
 """Traces in memory at a time."""

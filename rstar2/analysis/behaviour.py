@@ -9,6 +9,7 @@ import numpy as np
 from rstar2.analysis.estimates import Sums
 from rstar2.analysis.tables import Chart, Row, Table, Value, chart, interval, number, share_interval
 from rstar2.loop.trace import Trace
+from rstar2.loop.turns import tags
 
 GRAM = 8
 """Tokens of the stretches whose repetition is counted."""
@@ -31,7 +32,8 @@ def verifies_itself(trace: Trace) -> bool:
     boxed = False
     for turn in trace.turns:
         before = turn.text.find("\\boxed")
-        if turn.calls and (boxed or 0 <= before < turn.text.rfind("<tool_call>")):
+        last_call = max((part.start for part in turn.read_parts() if part.kind == "call"), default=0)
+        if turn.calls and (boxed or 0 <= before < last_call):
             return True
         boxed = boxed or before >= 0
     return False
@@ -62,9 +64,7 @@ class Behaviour:
             "truncated": trace.finish != "answer",
             "no answer tag": trace.answer_blocks == 0,
             "several answer tags": trace.answer_blocks > 1,
-            "unclosed tag": any(
-                text.count(f"<{tag}>") > text.count(f"</{tag}>") for tag in ("answer", "tool_call")
-            ),
+            "unclosed tag": tags.has_open_block(text),
             "verified": verifies_itself(trace),
         }
         if trace.response_ids:  # a server that is asked by chat messages tells none

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rstar2.analysis.entropy import entropy_bounds
-from rstar2.engines.retry import RetryPolicy
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.loop.engine import EngineUnavailable
 from rstar2.loop.trace import Trace
+from rstar2.retry import RetryPolicy
 
 TOP = 20
 """Log-probabilities asked for per position: the most that a vLLM server gives unless it is told otherwise."""
@@ -48,7 +48,7 @@ def bounds(
 async def _bounds(
     engine: VLLMEngine, traces: Sequence[Trace], vocabulary: int, on_done: Callable[[int], None] | None
 ) -> list[Bounds]:
-    slots, policy = asyncio.Semaphore(_IN_FLIGHT), RetryPolicy("engine", _WAIT_S)
+    slots, service = asyncio.Semaphore(_IN_FLIGHT), RetryPolicy(_WAIT_S).service("engine")
 
     async def attempt(ids: list[int]) -> list[list[float]]:
         try:
@@ -60,7 +60,7 @@ async def _bounds(
     async def one(trace: Trace) -> Bounds:
         async with slots:
             ids = [*trace.prompt_ids, *trace.response_ids]
-            top = await policy.call(lambda: attempt(ids))
+            top = await service.call(lambda: attempt(ids))
         if on_done is not None:
             on_done(1)
         written = np.array(trace.response_mask, dtype=bool)

@@ -7,7 +7,6 @@ reads them, with what each token stands for in its turn's text.
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rstar2.errors import UserError
+from rstar2.files import whole_path
 
 STEP = 2e-4
 """Nats; 65,535 steps are the entropy of half a million equally likely tokens."""
@@ -56,9 +56,7 @@ def concatenated(rows: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
 
 
 def write_entropies(traces: Path, held: TokenEntropies) -> None:
-    """Write them beside the traces, whole or not at all; OSError where that fails."""
-    place = place_of(traces)
-    part = place.with_name(f".{place.name}.{os.getpid()}.part")
+    """Write them beside the traces, whole or not at all. Raises OSError if that fails."""
     arrays = {
         "about": np.frombuffer(json.dumps(held.about).encode(), dtype=np.uint8),
         "sizes": held.sizes,
@@ -68,12 +66,8 @@ def write_entropies(traces: Path, held: TokenEntropies) -> None:
     }
     if held.upper is not None:
         arrays["upper"] = _packed(held.upper)
-    try:
-        with part.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        part.replace(place)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_path(place_of(traces)) as part, part.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_entropies(traces: Path) -> TokenEntropies | None:

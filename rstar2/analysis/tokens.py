@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rstar2.errors import UserError
-from rstar2.loop.formats.calls import CLOSE, find_calls
 from rstar2.loop.trace import Trace, Turn
+from rstar2.loop.turns import tags
 
 KINDS = ("prose", "code", "call", "answer", "tag")
 """call: the JSON around a call's code. answer: inside <answer>. tag: the tags themselves and the end of a turn."""
@@ -22,8 +22,6 @@ NUMBER = "<number>"
 REACH = 64
 """Tokens looked at on each side of a call and of a reply."""
 
-_TAG = re.compile("</?(?:reason|think|answer|tool_call)>")
-_CODE = re.compile(r'"code"\s*:\s*"((?:[^"\\]|\\.)*+)')
 _WORD = re.compile(r"[^\W\d_]+(?:[-'][^\W\d_]+)*|\d+|[^\w\s]|_+")
 _REPLACED = "\ufffd"
 """What a tokenizer gives for a part of a character."""
@@ -103,7 +101,7 @@ class TokenReader:
             end - len(piece.lstrip()) if piece.strip() else end - len(piece)
             for piece, end in zip(texts, ends, strict=True)
         ]
-        spans = list(_spans(text))
+        spans = list(_spans(turn, started))
         starts = [start for start, _ in spans]
         kinds = np.array(
             [spans[bisect_right(starts, first) - 1][1] if piece else KINDS.index("tag")
@@ -212,22 +210,27 @@ def _named(word: str) -> str:
     return NUMBER if word.isdigit() else word.lower()
 
 
-def _spans(text: str) -> Iterator[tuple[int, int]]:
-    """Where each stretch of a turn's text begins, in order, and its kind; text before any tag is prose."""
-    yield 0, KINDS.index("prose")
-    calls = {call.start(): call for call in find_calls(text)}
-    at = 0
-    while match := _TAG.search(text, at):
-        yield match.start(), KINDS.index("tag")
-        at = match.end()
-        # A tag that the code holds is code, and one that is only mentioned is no call.
-        call = calls.get(match.start())
-        if call is None:
-            yield at, KINDS.index("answer" if match[0] == "<answer>" else "prose")
+def _spans(turn: Turn, started: int) -> Iterator[tuple[int, int]]:
+    """Where each stretch of a turn's text begins, in order, and its kind; what lies between two parts are tags.
+
+    Places are counted without the first `started` characters, which the chat template wrote.
+    """
+    yield 0, KINDS.index("tag")
+    calls = iter(turn.calls)
+    for kind, start, end in turn.read_parts():
+        begins, ends = max(start - started, 0), end - started
+        if ends <= 0:
             continue
-        yield at, KINDS.index("call")
-        end = call.end() - len(CLOSE) * call[0].endswith(CLOSE)
-        if code := _CODE.search(text, at, end):
-            yield code.start(1), KINDS.index("code")
-            yield code.end(1), KINDS.index("call")
-        at = end
+        if kind != "call":
+            yield begins, KINDS.index("answer" if kind == "answer" else "prose")
+        else:
+            call = turn.text[start:end]
+            inside_start, inside_end = tags.inside_call(call)
+            yield begins, KINDS.index("tag")
+            yield begins + inside_start, KINDS.index("call")
+            record = next(calls, None)
+            if code := tags.code_span(call, record.code if record else None):
+                yield begins + code[0], KINDS.index("code")
+                yield begins + code[1], KINDS.index("call")
+            yield begins + inside_end, KINDS.index("tag")
+        yield ends, KINDS.index("tag")

@@ -12,9 +12,8 @@ from rstar2.chat.line_editor import ending_calls, keys_unseen
 from rstar2.chat.model import OpenModel
 from rstar2.chat.screen import Screen
 from rstar2.chat.transcript import Transcript
-from rstar2.engines.streamed_text import TagSplitter, thinks_first
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import Trace
+from rstar2.loop.turns import tags
 
 
 def answer(
@@ -112,18 +111,16 @@ class Usage:
         return f"{self.tokens:,} tokens, {self.seconds:.1f} s, {rate} tokens/s{calls}{failed}"
 
 
-def answer_text(trace: Trace, codec: ChatCodec) -> str:
+def answer_text(trace: Trace) -> str:
     """What the model's last turn says, without its thought, its calls and all tags."""
-    splitter = TagSplitter(thinks_first(codec))
-    pieces = splitter.add(trace.final_text) + splitter.end()
-    return "".join(piece.content for piece in pieces if piece.kind == "text").strip()
+    return tags.without_tags(trace.turns[-1].text_of("text", "answer")).strip() if trace.turns else ""
 
 
 def as_object(trace: Trace, opened: OpenModel, transcript: str | None) -> dict[str, Any]:
     """An answer for scripts, JSON-able."""
     usage = Usage.of(trace)
     return {
-        "answer": answer_text(trace, opened.codec),
+        "answer": answer_text(trace),
         "finish": trace.finish,
         "calls": [call.model_dump() for call in trace.calls],
         "usage": {**vars(usage), "tokens_per_s": round(usage.tokens_per_s, 3)},

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from rstar2.chat.repetition import repeats
 from rstar2.errors import Failure
-from rstar2.loop.agent import Limits, OnCall, ToolRunner, Tools, continue_rollout
+from rstar2.loop.agent import Limits, OnCall, ToolRunner, Tools, answer_messages, continue_rollout
 from rstar2.loop.engine import Engine, OnTokens, Sampling
-from rstar2.loop.prompts import ChatCodec, Message
 from rstar2.loop.trace import Trace, Turn
+from rstar2.loop.turns.codec import ChatCodec, Message
 
 
 class AnswerRepeats(Failure):
@@ -58,9 +58,7 @@ class Conversation:
         if not self.answers or self.codec.format.one_question:
             return []
         last = self.answers[-1]
-        ids = last.prompt_ids + last.response_ids
-        # A turn that was stopped, or cut by a budget, is closed.
-        return ids if ids[-1] == self.codec.end_id else [*ids, self.codec.end_id]
+        return self.codec.closed(last.prompt_ids + last.response_ids)
 
     async def ask(
         self,
@@ -165,12 +163,30 @@ class Conversation:
         await self.engine.aclose()
 
     def _begin(self, text: str, instead_of: Trace | None) -> Trace:
-        history = self.history
-        prompt = history + self.codec.user_turn(text) if history else self.codec.prompt(self._opening(text))
+        prompt = self._prompt(text)
         if instead_of is not None:
             return Trace.begun(prompt, instead_of.problem_id, instead_of.sample + 1, text)
         self.questions += 1
         return Trace.begun(prompt, str(self.questions), 0, text)
+
+    def _prompt(self, text: str) -> list[int]:
+        """Token ids of the conversation so far with a question."""
+        history = self.history
+        if not history:
+            return self.codec.prompt(self._opening(text))
+        last = self.answers[-1]
+        start = len(last.prompt_ids) + last.turns[-1].start
+        asked: Message = {"role": "user", "content": text}
+        bridge = self.codec.bridge(history[:start], history[start:], [asked])
+        if bridge is not None:
+            return history + bridge
+        # The model is trained with earlier thoughts left out, so the conversation is rendered anew.
+        messages = self._opening(self.answers[0].problem)
+        for number, answer in enumerate(self.answers):
+            if number:
+                messages.append({"role": "user", "content": answer.problem})
+            messages += answer_messages(answer)
+        return self.codec.prompt([*messages, asked])
 
     def _opening(self, text: str) -> list[Message]:
         messages: list[Message] = [*self.codec.format.messages(text)]
@@ -186,8 +202,10 @@ class Conversation:
         partial = written[sum(trace.response_mask) :]
         if partial:
             start = len(trace.response_ids)
+            before = [*trace.prompt_ids, *trace.response_ids]
             trace.append(partial, None, mask=1)
-            trace.turns.append(Turn(text=self.codec.decode(partial), start=start, end=start + len(partial)))
+            read = self.codec.parse(partial, before)
+            trace.turns.append(Turn.read(read, start, start + len(partial)))
         trace.finish = "stopped"
 
     async def _tools(self) -> ToolRunner:

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from rstar2.chat.recovery import WAIT_S, ContinuingEngine, Notice
+from rstar2.chat.recovery import PAUSES, WAIT_S, ContinuingEngine, Notice
 from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import local_model, open_folder, open_server
 from rstar2.errors import UserError, as_user_error
-from rstar2.loop.formats.format import Format
-from rstar2.loop.prompts import MODELS_OWN, ChatCodec, FormatChoice
-from rstar2.loop.tools import tool_modules
+from rstar2.loop.tools import load_tool
+from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice, codec_for
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.plugins import is_reference
+from rstar2.retry import RetryPolicy
 from rstar2.serve.hardware import check_float32
 
 T = TypeVar("T")
@@ -21,10 +23,8 @@ Api = Literal["tokens", "chat"]
 """tokens: token ids go to a vLLM server and come back. chat: any OpenAI-compatible chat endpoint, text alone."""
 EngineName = Literal["auto", "vllm", "transformers"]
 """What runs a model of this machine; auto: vLLM where it is installed and worth its start, else transformers."""
-ToolName = Literal["program", "notebook"]
-"""program: every call starts anew. notebook: variables last over a conversation."""
 TOOLS: dict[str, str] = {"program": "python_code_with_standard_io", "notebook": "jupyter_code"}
-"""The tools behind these names."""
+"""The tools of the package by the names that a chat has for them."""
 _HINT = (
     "Give --run RUN; or --model with a run, a stage, a model's folder or a hub id; or --url. "
     "`rstar2 runs list` shows the runs."
@@ -43,12 +43,13 @@ class ModelChoice:
     key: str | None = None
     format: FormatChoice = MODELS_OWN
     engine: EngineName = "auto"
-    tool: ToolName | None = None
-    """None: those of the model's format."""
+    tool: str | None = None
+    """One of `TOOLS`, or a tool of the user's as `module:object`; None for those of the model's format."""
     away_s: float = WAIT_S
     """How long a server that went away is waited for."""
 
     def __post_init__(self) -> None:
+        self._check_tool()
         if self.run is not None and self.model is not None:
             raise UserError("--run and --model both name a model", "Give only one of them.")
         if self.run is not None and not self.run.is_dir():
@@ -71,6 +72,16 @@ class ModelChoice:
     def named(self) -> str | None:
         """The model, or with a server the tokenizer, by folder or hub id."""
         return self.model if self.run is None else str(self.run)
+
+    def _check_tool(self) -> None:
+        if self.tool is None or self.tool in TOOLS:
+            return
+        if not is_reference(self.tool):
+            raise UserError(
+                f"--tool {self.tool}: there is no such tool",
+                f"Give {', '.join(TOOLS)}, or module:object for your own.",
+            )
+        load_tool(self.tool)
 
     def _check_chat_api(self) -> None:
         if self.url is None:
@@ -106,24 +117,25 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
         UserError: no such model or tokenizer; no torch installed, or too little memory; nothing answers at the URL, or
             not with that model.
     """
+    retries = RetryPolicy(choice.away_s, PAUSES)
     if choice.url is None:
         assert choice.named is not None
         folder = local_model(choice.named)
         check_float32(folder)
-        engine, codec = open_folder(folder, max_batch=1, choice=choice.format)
+        model, codec = open_folder(folder, max_batch=1, choice=choice.format)
         codec = _with_tool(codec, choice.tool)
-        return OpenModel(ContinuingEngine(engine, codec.end_id, notice), codec, str(folder))
+        return OpenModel(ContinuingEngine(model, codec.end_id, notice, retries), codec, str(folder))
     if choice.api == "chat":
-        tool = TOOLS[choice.tool or "program"]
+        tool = _tool_name(choice.tool or "program")
         endpoint = await _reached(open_chat_api(choice.url, choice.name, choice.key, tool=tool))
-        engine = ContinuingEngine(endpoint.engine, None, notice)
+        engine = ContinuingEngine(endpoint.engine, None, notice, retries)
         checkpoint = f"{endpoint.served.model} at {choice.url}, over its chat API"
         return OpenModel(engine, endpoint.codec, checkpoint, INEXACT)
     opening = open_server(choice.url, choice.name, choice.named, choice=choice.format, key=choice.key)
     server = await _reached(opening)
     codec = _with_tool(server.codec, choice.tool)
     checkpoint = f"{server.served.model} ({server.served.root}) at {choice.url}"
-    return OpenModel(ContinuingEngine(server.engine, codec.end_id, notice, choice.away_s), codec, checkpoint)
+    return OpenModel(ContinuingEngine(server.engine, codec.end_id, notice, retries), codec, checkpoint)
 
 
 async def _reached(asked: Coroutine[Any, Any, T]) -> T:
@@ -132,10 +144,17 @@ async def _reached(asked: Coroutine[Any, Any, T]) -> T:
         return await asked
 
 
-def _with_tool(codec: ChatCodec, tool: ToolName | None) -> ChatCodec:
-    """A model's codec with another tool than its own, where one is asked for."""
-    if tool is None or codec.format.called_tools == {TOOLS[tool]}:
+def _tool_name(tool: str) -> str:
+    """A tool as formats name it."""
+    return TOOLS.get(tool, tool)
+
+
+def _with_tool(codec: ChatCodec, tool: str | None) -> ChatCodec:
+    """A model's codec with the tool that the user named in place of those of its format, if any."""
+    if tool is None:
         return codec
-    schema = tool_modules()[TOOLS[tool]].SCHEMA
-    fmt: Format = codec.format.model_copy(update={"tools": (schema,)})
-    return ChatCodec(codec.tokenizer, fmt, f"{codec.source}, with the tool {TOOLS[tool]}")
+    named = _tool_name(tool)
+    fmt = codec.format.with_tool(named)
+    if fmt.load_tools() == codec.format.load_tools():
+        return codec
+    return codec_for(codec.tokenizer, fmt, f"{codec.source}, with the tool {named}")

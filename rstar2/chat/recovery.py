@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from rstar2.backoff import Backoff
-from rstar2.engines.retry import FIRST_ANSWER_S
 from rstar2.loop.agent import ToolRunner, Tools
-from rstar2.loop.engine import Engine, EngineUnavailable, Generation, OnTokens, Sampling
+from rstar2.loop.engine import Engine, EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.loop.trace import ToolCall
+from rstar2.retry import Pauses, RetryPolicy, ServiceGone
 
 Notice = Callable[[str], None]
 """Shows a person one line."""
 WAIT_S = 30.0
 """How long a person waits for an engine or a judge that went away."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 2.0
+PAUSES = Pauses(0.25, 2.0, jitter=0.0)
 
 
 class ContinuingEngine:
-    """An engine whose turns are continued, from the tokens that were generated, after it was away for up to `wait_s`.
+    """An engine whose turns are continued, from the tokens that were generated, after it was away.
 
-    A server that never answered is waited for only a few seconds: most often its URL is wrong.
+    Args:
+        engine: generates.
+        stop_id: ends a turn; None for an engine that cannot continue one.
+        notice: shows a person, once per outage, that the engine is away.
+        retries: how long to wait for the engine.
     """
 
-    def __init__(self, engine: Engine, stop_id: int | None, notice: Notice, wait_s: float = WAIT_S) -> None:
+    def __init__(self, engine: Engine, stop_id: int | None, notice: Notice, retries: RetryPolicy) -> None:
         self.notice = notice
         self._engine = engine
         self._stop_id = stop_id
-        """Ends a turn; None for an engine that cannot continue one."""
-        self._wait_s = wait_s
-        self._answered = False
+        self._service = retries.service("engine")
 
     @property
     def name(self) -> str:
@@ -43,18 +43,27 @@ class ContinuingEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
-        """Generate, and continue after each failure of the engine; EngineUnavailable after too long without a token."""
+        """Generate a turn, and continue it after each failure of the engine.
+
+        Raises EngineError if the engine cannot continue, EngineUnavailable if it generates nothing for too long.
+        """
         written: list[int] = []
-        away_since: float | None = None
-        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        said = False
 
         def show(token_ids: list[int]) -> None:
-            nonlocal away_since
-            away_since, self._answered = None, True
-            backoff.reset()
+            nonlocal said
+            said = False
+            self._service.answered()
             written.extend(token_ids)
             if on_tokens is not None:
                 on_tokens(token_ids)
+
+        def say(trouble: str) -> None:
+            nonlocal said
+            if not said:
+                continued = "the answer continues" if written else "the question is asked again"
+                self.notice(f"{trouble}; {continued} when it is back")
+            said = True
 
         while True:
             before = len(written)
@@ -63,22 +72,26 @@ class ContinuingEngine:
             if before >= sampling.max_tokens:
                 return Generation(written, None, "length")
             rest = replace(sampling, max_tokens=sampling.max_tokens - before)
+            prompt = [*prompt_ids, *written]
+
+            async def attempt() -> Generation | EngineUnavailable:
+                try:
+                    return await self._engine.generate(prompt, rest, show)  # noqa: B023
+                except EngineUnavailable as error:
+                    if written and self._stop_id is None:
+                        raise EngineError(error.message, error.hint) from error
+                    if len(written) == before:  # noqa: B023
+                        raise
+                    # It answered until now, so the wait for it begins anew.
+                    return error
+
             try:
-                generated = await self._engine.generate([*prompt_ids, *written], rest, show)
-            except EngineUnavailable as error:
-                if written and self._stop_id is None:
-                    raise
-                wait_s = self._wait_s if self._answered else min(self._wait_s, FIRST_ANSWER_S)
-                now, goes_away = time.monotonic(), away_since is None
-                away_since = now if away_since is None else away_since
-                if now - away_since >= wait_s:
-                    raise
-                if goes_away:
-                    continued = "the answer continues" if written else "the question is asked again"
-                    self.notice(f"{error.message}; {continued} when it is back")
-                await asyncio.sleep(backoff.next_s())
+                generated = await self._service.call(attempt, on_wait=say)
+            except ServiceGone as gone:
+                raise EngineUnavailable(gone.message, gone.hint) from gone
+            if isinstance(generated, EngineUnavailable):
+                say(generated.message)
                 continue
-            self._answered = True
             if not before:
                 return generated
             return Generation([*written[:before], *generated.token_ids], None, generated.finish)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.turns.codec import ChatCodec
 
 
 @dataclass(frozen=True)

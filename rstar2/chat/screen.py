@@ -14,10 +14,11 @@ from rich.text import Text
 
 from rstar2.chat.latex import FormulaStream
 from rstar2.chat.layout import CodeFrame, WrappedText, folded, harmless
-from rstar2.engines.streamed_text import Kind, Piece, TagSplitter, TextStream, thinks_first, without_tags
-from rstar2.loop.agent import parse_calls
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.agent import checked_call
 from rstar2.loop.trace import ToolCall, Trace
+from rstar2.loop.turns import tags
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.stream import Kind, Piece
 
 Thoughts = Literal["on", "off", "fold"]
 """on: thought is shown dimmed. fold: that there is one, and how long it is. off: not at all."""
@@ -36,8 +37,7 @@ class Screen:
         self._out = out
         self._err = err
         self._format = codec.format
-        self._stream = TextStream(codec)
-        self._pieces = TagSplitter(thinks_first(codec))
+        self._pieces = codec.stream()
         self._thoughts = thoughts
         self._text = WrappedText(out)
         self._formulas = FormulaStream()
@@ -48,7 +48,7 @@ class Screen:
         self._thinking_since = 0.0
 
     def tokens(self, token_ids: list[int]) -> None:
-        self._show(self._pieces.add(self._stream.add(token_ids)))
+        self._show(self._pieces.add(token_ids))
 
     def result(self, call: ToolCall) -> None:
         self._end_turn()
@@ -83,7 +83,7 @@ class Screen:
                     self._text.margin()
                 self._kind = piece.kind
             if piece.kind == "call":
-                self._call(piece.content)
+                self._call(piece)
             elif piece.kind == "code":
                 self._code(piece.content)
             elif piece.kind == "thought" and self._thoughts != "on":
@@ -123,14 +123,14 @@ class Screen:
             self._frame = CodeFrame(self._out, "python")
         self._frame.add(code)
 
-    def _call(self, body: str) -> None:
+    def _call(self, piece: Piece) -> None:
         was_framed = self._frame is not None
         if self._frame is not None:
             self._frame.end()
             self._frame = None
-        (call,) = parse_calls(f"<tool_call>{body}</tool_call>", self._format)
+        call = None if piece.call is None else checked_call(piece.call, self._format)
         if not isinstance(call, tuple):
-            written = without_tags(body).strip()
+            written = tags.without_tags(piece.content).strip()
             self._box("not a call", written, Text(harmless(written)), "red")
         elif not was_framed:
             name, arguments = call

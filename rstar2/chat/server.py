@@ -11,7 +11,7 @@ from rstar2.chat.model import ModelChoice
 from rstar2.chat.recovery import Notice
 from rstar2.engines.models import local_model
 from rstar2.errors import Failure, UserError
-from rstar2.loop.prompts import FormatChoice, load_codec
+from rstar2.loop.turns.choose import FormatChoice, load_codec
 from rstar2.processes import free_port
 from rstar2.serve.choose import Choice, choose
 from rstar2.serve.hardware import model_size

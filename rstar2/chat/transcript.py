@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rstar2.errors import UserError
 from rstar2.files import write_json
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import Trace, TraceWriter, read_traces
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.runs import load_config, open_run
 
 KIND = "chat"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rstar2.cli import common
-from rstar2.cli.common import counted, err, examples, out
+from rstar2.cli.common import err, examples, out
 from rstar2.cli.eval import Judge, JudgeWorkers, Wait
-
-if TYPE_CHECKING:
-    from rstar2.eval.runner import EvalResult
 
 EPILOG = examples(
     (
@@ -59,54 +56,29 @@ def command(
     It is an evaluation that keeps no traces. The run's folder has verdicts.jsonl, with the id, sample and verdict of
     each rollout. Pass the folder to `data prepare` as --agree, or as --measured for --pass-rate and --exclude-solved.
     """
-    from rstar2.config import resolve
-    from rstar2.eval.benchmarks import Given
-    from rstar2.eval.settings import EvalSettings, JudgeChoice
+    from rstar2.eval.measure import measure
+    from rstar2.eval.plan import EvalRequest
+    from rstar2.eval.settings import JudgeChoice
     from rstar2.eval.stored import VERDICTS
-    from rstar2.eval.target import Target, reach_server
-    from rstar2.eval.terminal.live import LiveView
-    from rstar2.loop.prompts import FormatChoice
-    from rstar2.runs import open_run
+    from rstar2.eval.target import Target
+    from rstar2.eval.terminal.views import AgreementView
+    from rstar2.loop.turns.choose import FormatChoice
 
-    values = {
-        "samples": samples,
-        "temperature": temperature,
-        "max_tokens": max_tokens,
-        "seed": seed,
-        "in_flight": in_flight,
-        "wait_s": wait,
-    }
-    target = Target(model, url, model_name, format=FormatChoice(format, force_format), api_key=api_key)
-    server = reach_server(target, resolve(EvalSettings, values, [], "agree").wait_s)
-
-    from rstar2.eval.measure import measure, prepare
-
-    choice = JudgeChoice(judge, judge_token, judge_workers)
-    plan = prepare(target, server, [candidates], values, choice, Given(), limit=limit, record=VERDICTS)
-    with open_run(run_folder, "agree", plan.config) as run:
-        problems = counted(sum(len(each.problems) for each in plan.benchmarks.values()), "problem")
-        out.print(f"{problems} on {plan.opened.name} → {run_folder}", markup=False, soft_wrap=True)
-        for note in plan.notes:
-            err.print(note, style="yellow", markup=False, soft_wrap=True)
-        results, interrupted, refused = measure(plan, run, LiveView(err))
-        for result in results:
-            _print(result, run_folder)
-        if refused is not None:
-            raise refused
-        if interrupted:
-            err.print("start the same command again to continue")
-            raise KeyboardInterrupt
-
-
-def _print(result: EvalResult, run_folder: Path) -> None:
-    from rstar2.data.filters.settings import Agreement
-
-    least = Agreement().least
-    agreed = sum(row["correct"] >= least * row["samples"] for row in result.per_problem)
-    whole = "" if result.complete else " so far"
-    out.print(
-        f"{agreed:,} of {counted(len(result.per_problem), 'problem')}{whole} have the label's answer in at "
-        f"least {least:.1%} of their samples; to keep only these: --agree {run_folder}",
-        markup=False,
-        soft_wrap=True,
+    request = EvalRequest(
+        target=Target(model, url, model_name, format=FormatChoice(format, force_format), api_key=api_key),
+        benchmarks=[candidates],
+        settings={
+            "samples": samples,
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            "seed": seed,
+            "in_flight": in_flight,
+            "wait_s": wait,
+        },
+        judge=JudgeChoice(judge, judge_token, judge_workers),
+        limit=limit,
+        record=VERDICTS,
+        folder=run_folder,
+        kind="agree",
     )
+    measure(request, AgreementView(out, err))

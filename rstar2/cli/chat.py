@@ -65,10 +65,11 @@ def command(
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     tool: Annotated[
-        Literal["program", "notebook"] | None,
+        str | None,
         typer.Option(
-            help="program: Python starts afresh in each call. notebook: Python keeps its variables. By default, "
-            "what the format says."
+            metavar="program|notebook|MODULE:OBJECT",
+            help="program: Python starts afresh in each call. notebook: Python keeps its variables. Or a tool of your "
+            "own. By default, what the format says.",
         ),
     ] = None,
     judge: Annotated[
@@ -116,7 +117,7 @@ def command(
     from rstar2.errors import UserError
     from rstar2.loop.agent import Limits
     from rstar2.loop.engine import Sampling
-    from rstar2.loop.prompts import FormatChoice
+    from rstar2.loop.turns.choose import FormatChoice
 
     if top_p <= 0:
         raise UserError(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rstar2.data.mixture.card import Card
     from rstar2.data.mixture.look import TOKENS_OF
     from rstar2.data.mixture.prepare import CountTokens
-    from rstar2.loop.prompts import ChatCodec
+    from rstar2.loop.turns.codec import ChatCodec
 
 app = typer.Typer(
     name="data",
@@ -172,22 +172,14 @@ def prepare(
     The folder has data.parquet, for `rstar2 train` and `rstar2 sft`; dropped.jsonl, which lists each unusable or
     filtered row with the reason; and card.md.
     """
-    from rstar2.data.mixture.recipe import plan_mixture
-    from rstar2.eval.grader.grade import gold_fault
+    from rstar2.data.mixture.recipe import MixtureRequest, plan_mixture
+    from rstar2.eval.grader.grading import gold_fault
 
     changes, also = _changes(against, filters, agree, measured, pass_rate, exclude_solved)
     if model is not None:
         changes["rewrite"] = {"model": model}
-    plan = plan_mixture(
-        sources,
-        given or [],
-        changes,
-        also,
-        change or [],
-        rewrite or "",
-        offline=dry_run,
-        answer_fault=gold_fault,
-    )
+    request = MixtureRequest(sources, given or [], changes, also, change or [], rewrite or "")
+    plan = plan_mixture(request, offline=dry_run, answer_fault=gold_fault)
     if dry_run:
         out.print_json(plan.recipe.model_dump_json())
         return
@@ -381,7 +373,7 @@ def diff(
 
 def _codec(tokenizer: str, format: str | None = None, force_format: bool = False) -> ChatCodec:
     from rstar2.engines.models import local_model
-    from rstar2.loop.prompts import FormatChoice, load_codec
+    from rstar2.loop.turns.choose import FormatChoice, load_codec
 
     return load_codec(local_model(tokenizer), FormatChoice(format, force_format))
 
@@ -402,9 +394,9 @@ def _rendered(row: dict[str, Any], codec: ChatCodec | None) -> str:
         return str(codec.tokenizer.decode(_token_ids(row, codec), skip_special_tokens=False))
     if "problem" in row:
         return str(row["problem"])
-    from rstar2.train.conversations import written
+    from rstar2.loop.turns.tags import message_text
 
-    return "\n".join(f"{message['role']}: {written(message)}" for message in row["messages"])
+    return "\n".join(f"{message['role']}: {message_text(message)}" for message in row["messages"])
 
 
 def _token_ids(row: dict[str, Any], codec: ChatCodec) -> list[int]:

@@ -58,7 +58,7 @@ def command(
         from rstar2.cli.plan import show_run
         from rstar2.demo.tiny import config_values
         from rstar2.eval.settings import JudgeChoice
-        from rstar2.train.estimate.model import shape_of
+        from rstar2.model_shape import shape_of
 
         shape, problems = shape_of(config_values(plan.demo.model), recipe), plan.demo.problems.train
         show_run(shape, plan.stages, JudgeChoice().workers, folder, problems)

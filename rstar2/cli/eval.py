@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 import rstar2.eval
 from rstar2.cli import common
 from rstar2.cli.common import RUN, RunGroup, counted, err, examples, out
 from rstar2.data.benchmarks import NAMES
-
-if TYPE_CHECKING:
-    from rstar2.eval.measure import EvalPlan
 
 GENERAL = tuple(
     sorted(
@@ -32,9 +28,10 @@ app = typer.Typer(name="eval", cls=RunGroup, rich_markup_mode="rich", add_comple
 Benchmarks = Annotated[
     list[str],
     typer.Argument(
-        metavar="BENCHMARK|GROUP|FILE.jsonl...",
+        metavar="BENCHMARK|GROUP|FILE.jsonl|MODULE:OBJECT...",
         help=f"{', '.join(dict.fromkeys((*NAMES, *GENERAL)))}; {', '.join(GROUPS)}; or JSON lines with "
-        "`problem`, `answer` and optionally `id`. `setup` makes a harness's environment, `compare` compares two runs.",
+        "`problem`, `answer` and optionally `id`; or a `Benchmark` of your own module. `setup` makes a "
+        "harness's environment, `compare` compares two runs.",
     ),
 ]
 Oracle = Annotated[
@@ -122,6 +119,10 @@ RunFolder = Annotated[
             "--judge-model-name gpt-4.1",
         ),
         ("problems of your own", "rstar2 eval problems.jsonl --model runs/demo/stage1"),
+        (
+            "a benchmark of your own, BENCHMARK in my_bench.py",
+            "rstar2 eval my_bench:BENCHMARK --model runs/demo/stage1",
+        ),
         ("check data, judge and grader without a model: scores 90 %", "rstar2 eval math500 --oracle"),
         ("compare two measurements, paired by problem", "rstar2 eval compare runs/before runs/after"),
     ),
@@ -164,12 +165,21 @@ def run(
     Ctrl-C abandons them.
     """
     from rstar2.errors import UserError
-    from rstar2.eval.benchmarks import Given, JudgeModel, needs_tokenizer
+    from rstar2.eval.benchmarks import Given, JudgeModel
+    from rstar2.eval.measure import measure
+    from rstar2.eval.plan import EvalRequest
     from rstar2.eval.settings import JudgeChoice
-    from rstar2.eval.target import Target, reach_server
-    from rstar2.loop.prompts import FormatChoice
+    from rstar2.eval.target import Target
+    from rstar2.eval.terminal.views import EvalView
+    from rstar2.loop.turns.choose import FormatChoice
+    from rstar2.report import write_report
 
-    values = {
+    if run_folder is not None and not (model or url or oracle):
+        raise UserError(
+            "no model to measure: --run names the folder for the evaluation, not a model",
+            f"To measure the model that a run trained, give --model {run_folder}.",
+        )
+    settings = {
         "samples": samples,
         "temperature": temperature,
         "top_p": top_p,
@@ -180,74 +190,18 @@ def run(
         "in_flight": in_flight,
         "wait_s": wait,
     }
-    if run_folder is not None and not (model or url or oracle):
-        raise UserError(
-            "no model to measure: --run names the folder for the evaluation, not a model",
-            f"To measure the model that a run trained, give --model {run_folder}.",
-        )
-    target = Target(model, url, model_name, oracle, FormatChoice(format, force_format), api, api_key)
-    asked = {key: value for key, value in values.items() if value is not None}
-    # Before all that takes long: the other imports, and a dataset hub without a network.
-    server = reach_server(target, wait, needs_tokenizer(benchmarks))
-
-    from rstar2.eval.measure import prepare
-
-    choice = JudgeChoice(judge, judge_token, judge_workers)
-    given = Given(data, baseline, native_calls)
     key = os.environ.get("OPENAI_API_KEY")
-    judge_model = JudgeModel(judge_model_url, judge_model_name, key) if judge_model_url else None
-    plan = prepare(target, server, benchmarks, asked, choice, given, judge_model, limit)
-    _measure(plan, run_folder or plan.folder, per_problem)
-
-
-def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
-    from rstar2.eval.measure import measure
-    from rstar2.eval.terminal.live import LiveView
-    from rstar2.eval.terminal.tables import problems_table, result_tables
-    from rstar2.report import write_report
-    from rstar2.runs import open_run
-
-    with open_run(folder, "eval", plan.config) as run:
-        _announce(plan, folder)
-        results, interrupted, refused = measure(plan, run, LiveView(err))
-        summaries = [(result.name, result.summary) for result in results]
-        for table in result_tables(summaries, out):
-            out.print(table)
-        if per_problem:
-            for result in results:
-                out.print(problems_table(result))
-        out.print(f"report: {write_report(folder)}", markup=False, soft_wrap=True)
-        if refused is not None:
-            raise refused
-        if interrupted:
-            err.print("start the same command again to continue")
-            raise KeyboardInterrupt
-
-
-def _announce(plan: EvalPlan, folder: Path) -> None:
-    """Say what is measured and how: the settings once where all benchmarks have the same."""
-    from rstar2.eval.terminal.tables import settings_lines
-
-    counts = ", ".join(
-        f"{name} ({counted(len(each.problems), 'problem')})" for name, each in plan.benchmarks.items()
+    request = EvalRequest(
+        target=Target(model, url, model_name, oracle, FormatChoice(format, force_format), api, api_key),
+        benchmarks=benchmarks,
+        settings={name: value for name, value in settings.items() if value is not None},
+        judge=JudgeChoice(judge, judge_token, judge_workers),
+        files=Given(data, baseline, native_calls),
+        judge_model=JudgeModel(judge_model_url, judge_model_name, key) if judge_model_url else None,
+        limit=limit,
+        folder=run_folder,
     )
-    where = escape(f"on {plan.opened.name} → {folder}")
-    out.print(f"[bold]{escape(counts)}[/bold] {where}", soft_wrap=True)
-    out.print(f"format: {plan.opened.identity['format']}", style="dim", markup=False, soft_wrap=True)
-    for note in plan.notes:
-        err.print(note, style="yellow", markup=False, soft_wrap=True)
-    left = plan.opened.left_to_server
-    for what in (*plan.opened.identity.get("inexact", ()), *([left] if left else [])):
-        err.print(f"not exact: {what}", style="yellow", markup=False, soft_wrap=True)
-    protocols = {name: each.settings.protocol() for name, each in plan.benchmarks.items()}
-    distinct: list[dict[str, object]] = []
-    for protocol in protocols.values():
-        if protocol not in distinct:
-            distinct.append(protocol)
-    for protocol in distinct:
-        named = ", ".join(name for name, own in protocols.items() if own == protocol)
-        prefix = f"{named}: " if len(distinct) > 1 else ""
-        out.print(prefix + settings_lines(protocol, out.width), style="dim", markup=False, soft_wrap=True)
+    measure(request, EvalView(out, err, write_report, per_problem))
 
 
 @app.command(

@@ -61,7 +61,7 @@ def show(
     from rstar2.judge.schema import RunResult
     from rstar2.loop.formats.format import ours, read_format
     from rstar2.loop.formats.replies import result_text
-    from rstar2.loop.prompts import FormatChoice, load_codec
+    from rstar2.loop.turns.choose import FormatChoice, load_codec
 
     if model is not None:
         codec = load_codec(find_model(model) or model, FormatChoice(format, force_format))

@@ -25,6 +25,9 @@ from rstar2.cli.common import (
 if TYPE_CHECKING:
     from subprocess import Popen
 
+    from rich.console import RenderableType
+    from rich.table import Table
+
     from rstar2.judge.schema import RunResult
     from rstar2.judge.service.settings import JudgeHandle
 
@@ -183,18 +186,59 @@ def status(
     """Show the queue, workers, times and outcomes of a running judge."""
     from rich.live import Live
 
-    from rstar2.judge.service.status_table import dashboard
-
     address = _address(url, token)
     if json:
         out.print_json(data=_status(*address))
     elif once or not out.is_terminal:
-        out.print(dashboard(address[0], _status(*address)))
+        out.print(_dashboard(address[0], _status(*address)))
     else:
-        with Live(dashboard(address[0], _status(*address)), console=out, auto_refresh=False) as live:
+        with Live(_dashboard(address[0], _status(*address)), console=out, auto_refresh=False) as live:
             while True:
                 time.sleep(1.0)
-                live.update(dashboard(address[0], _status(*address)), refresh=True)
+                live.update(_dashboard(address[0], _status(*address)), refresh=True)
+
+
+def _dashboard(url: str, status: dict[str, Any]) -> RenderableType:
+    """One answer of `/status` as text and a table."""
+    from rich.console import Group
+
+    isolation = status["isolation"] or "unknown"
+    lines = [
+        f"judge at [bold]{escape(url)}[/], isolation [bold]{isolation}[/], {status['num_workers']} workers",
+        f"{status['queue']} queued, {status['running']} running, {status['rate']:.0f} programs a second",
+        f"queue {_times(status['queue_time'])}; run {_times(status['run_time'])} (last 2000 programs)",
+        f"outcomes: {_counts(status['outcomes'])}; restarts: {_counts(status['restarts'])}",
+        *(f"[yellow]not enforced: {escape(sentence)}[/]" for sentence in status["exceptions"]),
+    ]
+    return Group(*lines, _worker_table(status["workers"]))
+
+
+def _times(times: dict[str, float]) -> str:
+    return f"p50 {times['p50_ms']:.1f} ms, p99 {times['p99_ms']:.1f} ms" if times else "no times yet"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none yet"
+
+
+def _worker_table(workers: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    from rstar2.judge.queue.liveness import STALE_S
+
+    table = Table("worker", "pid", "isolation", "done", "mean ms", "running s", "heartbeat")
+    for worker in workers:
+        table.add_row(
+            escape(worker["name"]),
+            str(worker["pid"]),
+            worker["isolation"],
+            str(worker["done"]),
+            f"{1000 * worker['mean_s']:.1f}",
+            f"{worker['running_s']:.1f}",
+            f"{worker['age_s']:.1f} s ago",
+            style="red" if worker["age_s"] > STALE_S else None,
+        )
+    return table
 
 
 def _address(url: str | None, token: str | None) -> tuple[str, str | None]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rstar2.eval.settings import JudgeChoice
-    from rstar2.train.estimate.model import ModelShape
+    from rstar2.model_shape import ModelShape
     from rstar2.train.estimate.report import RunEstimate, StageEstimate
     from rstar2.train.estimate.work import Assumptions
     from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
@@ -81,8 +81,8 @@ def command(
 
     Starts nothing. Parameter counts are exact; memory and hours are estimates, printed with their assumptions.
     """
+    from rstar2.model_shape import read_shape
     from rstar2.train.estimate.measured import measured_assumptions
-    from rstar2.train.estimate.model import read_shape
     from rstar2.train.estimate.report import estimate_run, start_warnings
     from rstar2.train.estimate.work import Rates
     from rstar2.train.recipe_files import stage_range, stage_recipes
@@ -256,7 +256,7 @@ def _workers(judge: JudgeChoice) -> int | None:
 
 def _shape(model: Path | str) -> ModelShape | None:
     from rstar2.errors import UserError
-    from rstar2.train.estimate.model import read_shape
+    from rstar2.model_shape import read_shape
 
     try:
         return read_shape(Path(model))

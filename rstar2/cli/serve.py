@@ -35,7 +35,7 @@ Port = Annotated[
             "one copy on 4 GPUs, with a context of 32K tokens",
             "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768",
         ),
-        ("without vLLM, on the CPU", "rstar2 serve runs/demo --engine transformers"),
+        ("the agent without vLLM, on the CPU", "rstar2 serve runs/demo --with-tools --engine transformers"),
         (
             "with a vLLM in an environment of its own",
             "rstar2 serve runs/demo --python .venv-vllm/bin/python",
@@ -52,7 +52,9 @@ def run(
     ] = None,
     engine: Annotated[
         Literal["vllm", "transformers"],
-        typer.Option(help="transformers needs no vLLM, but runs slowly, on the CPU."),
+        typer.Option(
+            help="transformers needs no vLLM, but runs slowly, on the CPU, and only with --with-tools."
+        ),
     ] = "vllm",
     with_tools: Annotated[
         bool,
@@ -116,7 +118,7 @@ def run(
 
     `rstar2 serve status` shows the servers on this machine, `serve down` stops one, and `serve logs` shows its logs.
     """
-    from rstar2.loop.prompts import FormatChoice
+    from rstar2.loop.turns.choose import FormatChoice
     from rstar2.serve.choose import Choice, choose
     from rstar2.serve.plan import Endpoint
     from rstar2.serve.vllm import check_port

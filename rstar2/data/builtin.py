@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import random
 import traceback
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.loop.formats.format import read_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME
+from rstar2.loop.turns import tags
 
 HELD_OUT_SHARE = 4
 """One text in this many is held out."""
@@ -145,19 +145,18 @@ def _question(rng: random.Random, name: str, text: str, numbers: str) -> Questio
 
 
 def _call(code: str) -> str:
-    arguments = json.dumps({"name": NAME, "arguments": {"code": code, "input": ""}})
-    return f"<tool_call>\n{arguments}\n</tool_call>"
+    return tags.call_text(NAME, {"code": code, "input": ""})
 
 
 def _answer(number: str) -> str:
-    return f"<answer>\\boxed{{{number}}}</answer>"
+    return tags.answer_text(number)
 
 
 def _conversation(question: Question, kind: str, rng: random.Random) -> list[dict[str, str]]:
     messages = FORMAT.messages(question.problem.problem)
 
     def assistant(thought: str, rest: str) -> None:
-        messages.append({"role": "assistant", "content": f"<reason>{thought}</reason>\n{rest}"})
+        messages.append({"role": "assistant", "content": f"{tags.REASON}{thought}{tags.REASON_END}\n{rest}"})
 
     def tool(code: str) -> None:
         messages.append({"role": "tool", "content": run_trusted(code)[0]})

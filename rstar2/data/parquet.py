@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
+from rstar2.files import whole_path
 
 AGENT_NAME = "rstar2"
 """The agent loop that VERL runs on the problems."""
@@ -165,6 +165,5 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     import pyarrow.parquet
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), part)
-    part.replace(path)
+    with whole_path(path) as part:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), part)

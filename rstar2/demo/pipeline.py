@@ -15,7 +15,6 @@ RUN/
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -26,15 +25,15 @@ from rstar2.data.parquet import rl_rows
 from rstar2.demo.recipe import DemoPlan, DemoRecipe
 from rstar2.demo.tiny import make_base_model
 from rstar2.eval.settings import JudgeChoice
-from rstar2.files import write_json
-from rstar2.loop.prompts import load_codec
+from rstar2.files import whole_folder, write_json
+from rstar2.loop.turns.choose import load_codec
 from rstar2.runs import Run
 from rstar2.train.conversations import encode, write_encoded
 from rstar2.train.pipeline import Pipeline, open_pipeline
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.records.timing import PhaseTimer, run_timing
 from rstar2.train.sampling import Evaluation
-from rstar2.train.stages import PhaseProgress, is_done, run_sft
+from rstar2.train.stages import PhaseProgress, SftInput, is_done, run_sft
 from rstar2.train.start_checks import with_format
 
 TOKENIZER_TRACES = 1500
@@ -101,9 +100,8 @@ def fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
         codec = load_codec(base)
         write_encoded(data, (encode({"messages": messages}, codec) for messages in conversations))
     timer = PhaseTimer(folder, pipeline.timer)
-    return run_sft(
-        plan.sft, base, data, count, folder, run.logs, pipeline.progress, timer, pipeline.trainer_env
-    )
+    inputs = SftInput(plan.sft, base, data, count)
+    return run_sft(inputs, folder, run.logs, pipeline.progress, timer, pipeline.trainer_env)
 
 
 def _base(demo: DemoRecipe, root: Path) -> Path:
@@ -114,10 +112,8 @@ def _base(demo: DemoRecipe, root: Path) -> Path:
     examples = tuple(question.problem for question in builtin.held_out(demo.seed, EXAMPLES))
     fmt = builtin.FORMAT.model_copy(update={"examples": examples})
     if not model.exists():
-        part = root / ".random.part"
-        shutil.rmtree(part, ignore_errors=True)
         conversations = builtin.traces(demo.seed, demo.traces.count, demo.traces.flaws.model_dump())
         traces = islice(conversations, TOKENIZER_TRACES)
-        make_base_model(part, demo.model, traces, fmt.template, demo.seed)
-        part.rename(model)
+        with whole_folder(model) as part:
+            make_base_model(part, demo.model, traces, fmt.template, demo.seed)
     return with_format(model, fmt, base)

@@ -20,7 +20,7 @@ from pydantic import Field
 from rstar2.config import Strict
 from rstar2.loop.formats.format import Format
 from rstar2.loop.model_folder import write_format
-from rstar2.loop.prompts import ChatCodec, load_tokenizer
+from rstar2.loop.turns.choose import codec_for, load_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL = [END_OF_TEXT, "<|im_start|>", "<|im_end|>"]
@@ -88,7 +88,7 @@ def make_tiny_model(
 ) -> None:
     """Write a random model in a format to `folder`; the rest is as of `make_base_model`."""
     make_base_model(folder, size, conversations, fmt.template, seed)
-    write_format(ChatCodec(load_tokenizer(folder), fmt), folder, folder)
+    write_format(codec_for(load_tokenizer(folder), fmt), folder, folder)
 
 
 def make_base_model(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from rstar2.doctor import hardware, harnesses, isolation, software
+from rstar2.doctor import hardware, isolation, software
 from rstar2.doctor.finding import Finding
 from rstar2.errors import UserError
+from rstar2.eval.benchmarks import harnesses
+from rstar2.eval.harnesses.environment import fault
 from rstar2.install import install_command
 
 
 def examine() -> list[Finding]:
-    """The results; a UserError where this package is not installed, so that nothing says what it needs."""
+    """All findings. Raises UserError if this package is not installed, because then nothing says what it needs."""
     try:
         metadata.version("rstar2")
     except metadata.PackageNotFoundError as error:
@@ -30,5 +32,23 @@ def examine() -> list[Finding]:
         isolation.namespaces(),
         isolation.landlock(),
         isolation.seccomp(),
-        *harnesses.environments(),
+        *harness_environments(),
     ]
+
+
+def harness_environments() -> list[Finding]:
+    """The environments of benchmark harnesses that were made on this machine.
+
+    One that was never made is left out: only its benchmarks need it.
+    """
+    findings = []
+    for harness in harnesses():
+        if not harness.folder.is_dir():
+            continue
+        name, wrong = f"harness {harness.name}", fault(harness)
+        if wrong is None:
+            findings.append(Finding(name, ", ".join(harness.packages), "ok", False))
+            continue
+        fix = f"Needed only for {', '.join(harness.benchmarks)}."
+        findings.append(Finding(name, wrong, "missing", False, fix, (harness.command,)))
+    return findings

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar2.engines.models import ServerModel, ask_served
-from rstar2.engines.openai_server import MODELS_S
 from rstar2.engines.text_tokens import END_ID, messages_of, plain_ids, text_codec
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 from rstar2.loop.tools.python_code_with_standard_io import NAME as PYTHON
+from rstar2.loop.turns import tags
+from rstar2.retry import RetryPolicy
 
 INEXACT = (
     "token counts and budgets: four bytes of text count as a token",
@@ -30,13 +31,13 @@ _TEMPLATE_ROOM = 1024
 
 
 async def open_chat_api(
-    url: str, name: str | None, key: str | None, wait_s: float = MODELS_S, tool: str = PYTHON
+    url: str, name: str | None, key: str | None, retries: RetryPolicy | None = None, tool: str = PYTHON
 ) -> ServerModel:
     """Ask an endpoint for its model, which is offered one tool; the arguments and errors are `open_server`'s."""
-    codec = text_codec([tool])
+    codec = text_codec(tool)
     asking = ChatEngine(url, name, [], key)
     try:
-        served = await ask_served(asking, wait_s)
+        served = await ask_served(asking, retries)
     finally:
         await asking.aclose()
     return ServerModel(ChatEngine(url, served.model, list(codec.format.tools), key), codec, served, None)
@@ -58,7 +59,7 @@ class _Turn:
     def add(self, choice: dict[str, Any]) -> None:
         delta = choice.get("delta") or {}
         if thought := delta.get("reasoning_content") or delta.get("reasoning"):
-            self._begin("thought", "<think>")
+            self._begin("thought", tags.THINK)
             self.give(str(thought))
         if words := delta.get("content"):
             self._begin("words", "")
@@ -70,9 +71,9 @@ class _Turn:
     def end(self) -> None:
         """Close what is open."""
         if self._part == "thought":
-            self.give("</think>\n")
+            self.give(f"{tags.THINK_END}\n")
         elif self._part.startswith("call"):
-            self.give(("" if self._arguments else "{}") + "}\n</tool_call>")
+            self.give(("" if self._arguments else "{}") + "}\n" + tags.CLOSE)
         self._part = ""
 
     def _begin(self, part: str, opening: str) -> None:
@@ -90,7 +91,7 @@ class _Turn:
         part = f"call {call.get('index', 0)} {self._call_id}"
         if part != self._part:
             self._begin(
-                part, f'\n<tool_call>\n{{"name": {json.dumps(function.get("name", ""))}, "arguments": '
+                part, f'\n{tags.OPEN}\n{{"name": {json.dumps(function.get("name", ""))}, "arguments": '
             )
             self._arguments = 0
         arguments = function.get("arguments") or ""

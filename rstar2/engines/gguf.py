@@ -10,10 +10,15 @@ import sys
 from pathlib import Path
 
 from rstar2.errors import RStarError, UserError
+from rstar2.files import whole_folder
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Write a GGUF model to `folder`, whole or not at all; a UserError for a bad path, or without the package gguf."""
+    """Write a GGUF model to `folder`, whole or not at all.
+
+    Raises:
+        UserError: a path is wrong, or the package gguf is not installed.
+    """
     from importlib.util import find_spec
 
     if find_spec("gguf") is None:
@@ -27,18 +32,17 @@ def convert(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    part = folder.with_name(f".{folder.name}.part")
     where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
-    model.save_pretrained(part)
     tokenizer = AutoTokenizer.from_pretrained(**where)
     for name in ("bos", "eos", "pad", "unk"):
         # The converted tokenizer takes another token for the end; the model's configuration is right.
         if (token := getattr(model.config, f"{name}_token_id", None)) is not None:
             setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
     tokenizer.clean_up_tokenization_spaces = False  # transformers warns of it, and does not do it for BPE
-    tokenizer.save_pretrained(part)
-    part.rename(folder)
+    with whole_folder(folder) as part:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import contextlib
 import math
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,21 +32,8 @@ TINY_PARAMETERS = 10_000_000
 """A model of fewer is stepped fastest by one thread: a second costs more than it gains."""
 GREEDY_BELOW = 1e-5
 """A lower temperature is greedy, as for vLLM: divided by it, logits are no numbers any more."""
-_LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have; OpenAI's value."""
 _ALL_THREADS = torch.get_num_threads()
 """Torch's own choice, which an earlier engine in this process may have changed."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One token, as it is generated."""
-
-    token: int
-    logprob: float
-    """At the sampling temperature, as all log-probabilities here."""
-    top: tuple[tuple[int, float], ...]
-    """The likeliest tokens at its place and their log-probabilities, likeliest first; as many as were asked for."""
 
 
 @dataclass
@@ -57,9 +44,7 @@ class _Row:
     sampling: Sampling
     budget: int
     future: Future[Generation]
-    on_step: Callable[[Step], None] | None
-    top: int
-    own_stops: bool
+    on_token: Callable[[int], None] | None
     rng: np.random.Generator
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -109,43 +94,16 @@ class HFEngine:
     ) -> Generation:
         loop = asyncio.get_running_loop()
 
-        def notify(step: Step) -> None:
+        def notify(token: int) -> None:
             assert on_tokens is not None
-            loop.call_soon_threadsafe(on_tokens, [step.token])
+            loop.call_soon_threadsafe(on_tokens, [token])
 
         return await asyncio.wrap_future(self._submit(prompt_ids, sampling, notify if on_tokens else None))
 
-    async def steps(
-        self, prompt_ids: Sequence[int], sampling: Sampling, top: int = 0, own_stops: bool = True
-    ) -> AsyncGenerator[Step, None]:
-        """The tokens of one turn as they are generated, each with the `top` likeliest; closing it frees its row.
-
-        Without `own_stops` the turn continues after `stop_ids`. EngineError as of `generate`.
-        """
-        loop = asyncio.get_running_loop()
-        made: asyncio.Queue[Step | None] = asyncio.Queue()
-
-        def notify(step: Step | None) -> None:
-            loop.call_soon_threadsafe(made.put_nowait, step)
-
-        future = self._submit(prompt_ids, sampling, notify, top, own_stops)
-        future.add_done_callback(lambda _: notify(None))
-        try:
-            while (step := await made.get()) is not None:
-                yield step
-            future.result()
-        finally:
-            future.cancel()
-
     def _submit(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        on_step: Callable[[Step], None] | None,
-        top: int = 0,
-        own_stops: bool = True,
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_token: Callable[[int], None] | None
     ) -> Future[Generation]:
-        """Queue a request; `on_step` is called in the engine's thread."""
+        """Queue a request; `on_token` is called in the engine's thread."""
         if self._closed:
             raise EngineError(f"the engine for {self.name} is closed")
         future: Future[Generation] = Future()
@@ -154,7 +112,7 @@ class HFEngine:
             future.set_result(Generation([], [], "length"))
             return future
         rng = np.random.default_rng(sampling.seed)
-        self._inbox.put(_Row(list(prompt_ids), sampling, budget, future, on_step, top, own_stops, rng))
+        self._inbox.put(_Row(list(prompt_ids), sampling, budget, future, on_token, rng))
         return future
 
     async def call(self, work: Callable[[], None]) -> None:
@@ -317,15 +275,15 @@ class HFEngine:
         drawn = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True).squeeze(-1)
         drawn = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
         chosen = logprobs.gather(-1, drawn[:, None]).squeeze(-1)
-        for i, (row, token, logprob) in enumerate(zip(rows, drawn.tolist(), chosen.tolist(), strict=True)):
+        for row, token, logprob in zip(rows, drawn.tolist(), chosen.tolist(), strict=True):
             row.token_ids.append(token)
             row.logprobs.append(logprob)
             if not math.isfinite(logprob):
                 _fail(row, EngineError(f"the model {self.name} gives log-probabilities that are not finite"))
-            if row.on_step is None or row.future.done():
+            if row.on_token is None or row.future.done():
                 continue
             try:
-                row.on_step(Step(token, logprob, _likeliest(logprobs[i], row.top)))
+                row.on_token(token)
             except Exception as error:  # noqa: BLE001 - passed to its caller
                 _fail(row, error)
 
@@ -333,7 +291,7 @@ class HFEngine:
         """Answer the rows that are done and take them out of the batch."""
         keep: list[int] = []
         for i, row in enumerate(self._rows):
-            stopped = row.own_stops and row.token_ids[-1] in self.stop_ids
+            stopped = row.token_ids[-1] in self.stop_ids
             if stopped or len(row.token_ids) >= row.budget:
                 answer = Generation(row.token_ids, row.logprobs, "stop" if stopped else "length")
                 with contextlib.suppress(InvalidStateError):  # cancelled by its caller meanwhile
@@ -382,12 +340,6 @@ class HFEngine:
                 item = self._inbox.get()
                 if isinstance(item, _Row):
                     _fail(item, error)
-
-
-def _likeliest(logprobs: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
-    """The `count` likeliest tokens of a row of shape (V,), likeliest first."""
-    values, tokens = logprobs.topk(min(count, len(logprobs)))
-    return tuple(zip(tokens.tolist(), values.clamp(min=_LEAST_LOGPROB).tolist(), strict=True))
 
 
 def _fail(row: _Row, error: Exception) -> None:

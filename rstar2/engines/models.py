@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.engines.openai_server import MODELS_S, Served
-from rstar2.engines.retry import RetryPolicy
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
 from rstar2.install import install_command
 from rstar2.loop.engine import Engine, EngineUnavailable
-from rstar2.loop.prompts import (
+from rstar2.loop.turns.choose import (
     MODELS_OWN,
-    ChatCodec,
     FormatChoice,
     codec_of,
     load_chat_codec,
     load_codec,
     load_tokenizer,
 )
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.retry import RetryPolicy
 from rstar2.runs import load_config
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -124,7 +124,7 @@ def open_folder(
             f"running a model from a folder needs torch, which is not installed ({error.name})",
             f"Install it ({install_command('laptop')}), or give a vLLM server with --url.",
         ) from error
-    return HFEngine(folder, [codec.end_id], max_batch=max_batch), codec
+    return HFEngine(folder, codec.stop_ids, max_batch=max_batch), codec
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ async def open_server(
     url: str,
     name: str | None = None,
     tokenizer: str | None = None,
-    wait_s: float = MODELS_S,
+    retries: RetryPolicy | None = None,
     choice: FormatChoice = MODELS_OWN,
     key: str | None = None,
 ) -> ServerModel:
@@ -154,8 +154,8 @@ async def open_server(
         name: which model, where the server holds several.
         tokenizer: a model, as `find_model` takes it, with the tokenizer; None takes it from where the server loaded
             the model.
-        wait_s: seconds to wait for the server's answer; at most `FIRST_ANSWER_S` where nothing listens, and
-            `MODELS_S` where something does.
+        retries: how long to wait for the server's answer, at most `FIRST_ANSWER_S` if nothing listens; None waits
+            for `MODELS_S` seconds.
         key: the API key, where the server asks for one.
 
     Raises:
@@ -165,7 +165,7 @@ async def open_server(
     """
     engine = VLLMEngine(url, name, key=key)
     try:
-        served = await ask_served(engine, wait_s)
+        served = await ask_served(engine, retries)
     finally:
         await engine.aclose()
     return _opened(url, served, tokenizer, choice, key)
@@ -180,7 +180,7 @@ def _opened(
     else:
         folder = Path(served.root) if Path(served.root).is_dir() else None
         codec = codec_of(served.root, server_tokenizer(url, served), choice)
-    engine = VLLMEngine(url, served.model, stop_token_ids=[codec.end_id], key=key)
+    engine = VLLMEngine(url, served.model, stop_token_ids=codec.stop_ids, key=key)
     return ServerModel(engine, codec, served, folder)
 
 
@@ -196,16 +196,17 @@ def server_tokenizer(url: str, served: Served) -> Any:
         ) from error
 
 
-async def ask_served(engine: VLLMEngine, wait_s: float = MODELS_S) -> Served:
+async def ask_served(engine: VLLMEngine, retries: RetryPolicy | None = None) -> Served:
     """The model that a server holds for an engine; waits and raises as `open_server`."""
+    policy = retries or RetryPolicy(MODELS_S)
 
     async def attempt() -> Served:
         try:
-            async with asyncio.timeout(wait_s or None):
+            async with asyncio.timeout(policy.wait_s or None):
                 return await engine.served()
         except TimeoutError as error:
             raise EngineUnavailable(
                 f"the server at {engine.url} accepts requests but does not answer", "See its log."
             ) from error
 
-    return await RetryPolicy("engine", wait_s).call(attempt)
+    return await policy.service("engine").call(attempt)

@@ -1,6 +1,6 @@
 """Sends requests to a server with OpenAI's API, and tells one that is busy or away from one that refuses.
 
-Every request is one attempt; `rstar2.engines.retry` decides whether there is another.
+Every request is one attempt; `rstar2.retry.RetryPolicy` decides whether there is another.
 """
 
 from __future__ import annotations

@@ -5,13 +5,15 @@ What it should score is known beforehand, so a score that differs is a fault of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 from rstar2.loop.formats.format import OURS, Format
-from rstar2.loop.prompts import END_OF_TURN, ChatCodec
 from rstar2.loop.tools.python_code_with_standard_io import NAME as PYTHON
+from rstar2.loop.turns import tags
+from rstar2.loop.turns.choose import codec_for
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.template import END_OF_TURN
 
 WRONG_ANSWER = "-987654321"
 WRONG_EVERY = 10
@@ -39,7 +41,7 @@ class OracleEngine:
     ) -> Generation:
         opening, answer = self._recognise(tuple(prompt_ids))
         first = opening == len(prompt_ids)
-        text = _call(answer) if first else f"The tool agrees.</reason>\n<answer>\\boxed{{{answer}}}</answer>"
+        text = _call(answer) if first else _answer(answer)
         token_ids = [*self._codec.tokenizer.encode(text, add_special_tokens=False), self._codec.end_id]
         written = token_ids[: sampling.max_tokens]
         if on_tokens is not None:
@@ -60,8 +62,11 @@ class OracleEngine:
 
 def _call(answer: str) -> str:
     arguments = {"code": f"print({answer!r})", "input": ""}
-    call = json.dumps({"name": PYTHON, "arguments": arguments})
-    return f"Let me print it.</reason>\n<tool_call>\n{call}\n</tool_call>"
+    return f"Let me print it.{tags.REASON_END}\n{tags.call_text(PYTHON, arguments)}"
+
+
+def _answer(answer: str) -> str:
+    return f"The tool agrees.{tags.REASON_END}\n{tags.answer_text(answer)}"
 
 
 def byte_codec(fmt: Format | None = None, source: str = OURS) -> ChatCodec:
@@ -81,4 +86,4 @@ def byte_codec(fmt: Format | None = None, source: str = OURS) -> ChatCodec:
         eos_token=END_OF_TURN,
         additional_special_tokens=["<|im_start|>"],
     )
-    return ChatCodec(tokenizer, fmt, source)
+    return codec_for(tokenizer, fmt, source)

@@ -11,10 +11,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rstar2.loop.formats.calls import call_body, find_calls
 from rstar2.loop.formats.format import Format
-from rstar2.loop.prompts import END_OF_TURN, ChatCodec
-from rstar2.loop.tools import tool_modules
+from rstar2.loop.turns import tags
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.template import END_OF_TURN, TemplateCodec
 
 BYTES = 4
 """Bytes of an id at most."""
@@ -82,11 +82,10 @@ def _unpacked(token_id: int) -> bytes:
     return number.to_bytes((number.bit_length() + 7) // 8)[1:]
 
 
-def text_codec(tools: Sequence[str]) -> ChatCodec:
-    """A codec for a server that applies its own template, with the tools of these names."""
-    schemas = tuple(tool_modules()[name].SCHEMA for name in tools)
-    fmt = Format(template=TEMPLATE, tools=schemas, tools_in_prompt=False)
-    return ChatCodec(TextTokenizer(), fmt, "the server's own")
+def text_codec(tool: str) -> ChatCodec:
+    """A codec for a server that applies its own template, with one tool, named as in `Format.with_tool`."""
+    fmt = Format(template=TEMPLATE, tools_in_prompt=False).with_tool(tool)
+    return TemplateCodec(TextTokenizer(), fmt, "the server's own")
 
 
 def messages_of(token_ids: Sequence[int]) -> list[dict[str, Any]]:
@@ -109,19 +108,18 @@ def messages_of(token_ids: Sequence[int]) -> list[dict[str, Any]]:
 
 def _assistant(content: str, number: int) -> tuple[dict[str, Any], list[str]]:
     """A turn of the model without its thought, and the ids of the calls in it."""
-    _, end, after = content.rpartition("</think>")
-    written = after if end else content
-    found = find_calls(written)
-    said = written[: found[0].start()] if found else written
+    read = tags.read_turn(tags.after_thought(content))
     calls: list[dict[str, Any]] = []
-    for each in found:
-        body = call_body(each[0]).strip()
-        try:
-            call = json.loads(body)
-            name, arguments = str(call["name"]), json.dumps(call["arguments"], ensure_ascii=False)
-        except (ValueError, KeyError, TypeError):
-            name, arguments = "invalid", json.dumps({"text": body}, ensure_ascii=False)
-        function = {"name": name, "arguments": arguments}
+    for call in read.calls:
+        if call.fault:
+            body = {"text": tags.body(call.text)}
+            function = {"name": "invalid", "arguments": json.dumps(body, ensure_ascii=False)}
+        else:
+            function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
         calls.append({"id": f"call_{number}_{len(calls)}", "type": "function", "function": function})
-    message: dict[str, Any] = {"role": "assistant", "content": said.strip() or (None if calls else "")}
+    first = next((part.start for part in read.parts if part.kind == "call"), len(read.text))
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": read.text[:first].strip() or (None if calls else ""),
+    }
     return message | ({"tool_calls": calls} if calls else {}), [str(call["id"]) for call in calls]

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from rstar2.engines.retry import RetryPolicy
 from rstar2.eval import statistics
+from rstar2.eval.methods.agent import RetryingTools
 from rstar2.eval.results import Row
-from rstar2.eval.retry import RetryingTools
+from rstar2.retry import Outages, RetryPolicy
 
 _WINDOW_S = 20.0
 
@@ -26,6 +26,8 @@ class Progress:
     total: int
     resumed: int
     """Samples that earlier starts wrote."""
+    correct: int
+    """Of the samples that are done."""
     problems_done: int
     """Problems with all their samples."""
     problems: int
@@ -42,22 +44,25 @@ class Progress:
     eta_s: float | None
     trouble: str | None
     """Why the engine, the judge or the judge model does not answer; None while all do."""
+    outages: list[Outages]
+    """How long each of these was away in this start, and why."""
 
 
 class Writer(Protocol):
-    """A model that is asked again while it does not answer, and counts what it wrote."""
+    """A model that counts the tokens that it wrote."""
 
-    policy: RetryPolicy
-    tokens: int
+    @property
+    def tokens(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Services:
-    """What a run asks: the models, and the tools and the model that grades where it has any."""
+    """What a run asks, as far as its progress is read from it."""
 
-    models: tuple[Writer, ...]
+    retries: RetryPolicy
+    models: tuple[Writer, ...] = ()
+    """The measured model, by each way in which it is asked."""
     tools: RetryingTools | None = None
-    judge_model: Writer | None = None
 
     @property
     def tokens(self) -> int:
@@ -66,11 +71,6 @@ class Services:
     @property
     def calls(self) -> int:
         return self.tools.calls if self.tools else 0
-
-    @property
-    def trouble(self) -> str | None:
-        policies = [each.policy for each in (*self.models, self.tools, self.judge_model) if each is not None]
-        return next(filter(None, (policy.trouble for policy in policies)), None)
 
 
 class Meter:
@@ -104,6 +104,7 @@ class Meter:
             done=done,
             total=total,
             resumed=self._resumed,
+            correct=sum(map(sum, correct)),
             problems_done=sum(len(rows) >= wanted for rows, wanted in self._problems),
             problems=len(self._problems),
             in_flight=self._in_flight,
@@ -113,7 +114,8 @@ class Meter:
             accuracy=average.mean if average else None,
             interval=(average.by_problem.low, average.by_problem.high) if average else None,
             eta_s=elapsed * (total - done) / sampled if sampled else None,
-            trouble=self._services.trouble,
+            trouble=self._services.retries.trouble,
+            outages=self._services.retries.outages,
         )
 
     def _count(self) -> int:

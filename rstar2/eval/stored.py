@@ -33,6 +33,13 @@ class SampleRecord:
     summary: Callable[[Groups], dict[str, Any]]
     per_problem: Callable[[Groups, dict[str, str]], list[dict[str, Any]]]
     """From the rows and the gold answers, by problem."""
+    beside: SampleRecord | None = None
+    """Another record that is written too, and not read again."""
+    errors: bool = False
+    """Whether a sample that an engine refuses is recorded with the verdict `error`. The next start samples it again.
+    Otherwise it is missing, and the run ends with `rstar2.eval.run.SamplesRefused`."""
+    results: bool = True
+    """Whether results.json is written."""
 
 
 def _rows_of_traces(path: Path) -> Iterator[Row]:

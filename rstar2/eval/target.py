@@ -15,12 +15,13 @@ from typing import Any, Literal
 from rstar2.data.problem import Problem
 from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import ServerModel, find_model, local_model, model_name, open_folder, open_server
-from rstar2.engines.retry import FIRST_ANSWER_S
+from rstar2.engines.pool import RetryingEngine
 from rstar2.errors import UserError, as_user_error
 from rstar2.eval.methods.chat import JUDGE_MODEL, EngineChat, ServerChat
-from rstar2.eval.settings import EvalSettings
 from rstar2.loop.engine import Engine
-from rstar2.loop.prompts import MODELS_OWN, ChatCodec, FormatChoice
+from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.retry import FIRST_ANSWER_S, RetryPolicy
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
 _LEFT_TO_SERVER = (
@@ -94,14 +95,15 @@ class Opened:
         assert self.server is not None
         return f"{self.server.model} at {self.server.url}"
 
-    def chat(self, settings: EvalSettings) -> EngineChat | ServerChat:
+    def chat(self, retries: RetryPolicy, turn_timeout_s: float) -> EngineChat | ServerChat:
         """The model, asked by chat messages: on a server by the server's chat template, else by its own."""
-        waits = settings.wait_s, settings.turn_timeout_s
         if self.server is not None:
-            return ServerChat(self.server.url, self.server.model, *waits, key=self.server.key)
+            return ServerChat(
+                self.server.url, self.server.model, retries, turn_timeout_s, key=self.server.key
+            )
         assert self.engine is not None
         assert self.codec is not None
-        return EngineChat(self.engine, self.codec, *waits)
+        return EngineChat(RetryingEngine(self.engine, retries.service("engine"), turn_timeout_s), self.codec)
 
     @classmethod
     def of(
@@ -123,30 +125,32 @@ class ServedChat:
     """Whether it is known to take every sampling value."""
 
 
-def reach_server(target: Target, wait_s: float, tokenizer: bool = True) -> ServerModel | ServedChat | None:
+def reach_server(
+    target: Target, retries: RetryPolicy, tokenizer: bool = True
+) -> ServerModel | ServedChat | None:
     """The target's server, once it answers; None where the target is on no server.
 
-    Without `tokenizer` any server with OpenAI's chat API will do. UserError where nothing answers there for `wait_s`
-    seconds, or not with that model.
+    Without `tokenizer` any server with OpenAI's chat API will do. UserError where nothing answers there for
+    as long as `retries` waits, or not with that model.
     """
     if target.url is None:
         return None
     with as_user_error():
         if not tokenizer:
-            return asyncio.run(_reach_chat(target.url, target.model_name, target.api_key, wait_s))
+            return asyncio.run(_reach_chat(target.url, target.model_name, target.api_key, retries))
         if target.api == "chat":
-            return asyncio.run(open_chat_api(target.url, target.model_name, target.api_key, wait_s))
+            return asyncio.run(open_chat_api(target.url, target.model_name, target.api_key, retries))
         opening = open_server(
-            target.url, target.model_name, target.model, wait_s, target.format, target.api_key
+            target.url, target.model_name, target.model, retries, target.format, target.api_key
         )
         return asyncio.run(opening)
 
 
-def reach_judge_model(url: str, name: str | None, wait_s: float, key: str | None = None) -> str:
+def reach_judge_model(url: str, name: str | None, retries: RetryPolicy, key: str | None = None) -> str:
     """The name of the model that grades, once its server answers; UserError where nothing does, or it must be named."""
 
     async def reached() -> str:
-        asking = ServerChat(url, name, wait_s, FIRST_ANSWER_S, JUDGE_MODEL, key)
+        asking = ServerChat(url, name, retries, FIRST_ANSWER_S, JUDGE_MODEL, key)
         async with contextlib.aclosing(asking) as chat:
             await chat.takes_all()
             return await chat.named()
@@ -155,8 +159,8 @@ def reach_judge_model(url: str, name: str | None, wait_s: float, key: str | None
         return asyncio.run(reached())
 
 
-async def _reach_chat(url: str, name: str | None, key: str | None, wait_s: float) -> ServedChat:
-    async with contextlib.aclosing(ServerChat(url, name, wait_s, FIRST_ANSWER_S, key=key)) as chat:
+async def _reach_chat(url: str, name: str | None, key: str | None, retries: RetryPolicy) -> ServedChat:
+    async with contextlib.aclosing(ServerChat(url, name, retries, FIRST_ANSWER_S, key=key)) as chat:
         return ServedChat(chat.url, await chat.named(), key, await chat.takes_all())
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from rstar2.errors import UserError
-from rstar2.eval.grader.grade import VerdictName
-from rstar2.loop.trace import drop_torn_line
+from rstar2.eval.grader.grading import VerdictName
+from rstar2.files import whole_lines
 
 VerdictWord = VerdictName | Literal["error"]
 """The grader's, or error: the sample says nothing, since the engine, the judge or the grader failed it."""
@@ -26,44 +25,21 @@ def verdict_line(problem: str, sample: int, verdict: VerdictWord) -> str:
     return json.dumps({"id": problem, "sample": sample, "verdict": verdict})
 
 
-class VerdictWriter(contextlib.AbstractContextManager["VerdictWriter"]):
-    """Appends verdicts to a file, each with one write; OSError where that fails."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drop_torn_line(path)
-        self._file = path.open("ab", buffering=0)
-
-    def write(self, problem: str, sample: int, verdict: VerdictWord) -> None:
-        line = verdict_line(problem, sample, verdict).encode() + b"\n"
-        if self._file.write(line) != len(line):
-            raise OSError(f"short write to {self._file.name}")
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-
 def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:
-    """Each line's problem, sample and verdict; a torn last line is left out.
-
-    UserError where a line is not a verdict.
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                row = json.loads(line)
-                problem, sample, verdict = str(row["id"]), int(row["sample"]), row["verdict"]
-            except (ValueError, KeyError, TypeError):
-                problem, sample, verdict = "", 0, ""
-            if verdict not in _WORDS:
-                raise UserError(
-                    f"{path}, line {number}: not a verdict",
-                    'A line must be {"id": …, "sample": 0, "verdict": "correct"}, with a verdict that is '
-                    f"one of {', '.join(sorted(_WORDS))}.",
-                )
-            yield problem, sample, verdict
+    """Each line's problem, sample and verdict, without a torn last line. Raises UserError for any other bad line."""
+    for number, line in whole_lines(path):
+        try:
+            row = json.loads(line)
+            problem, sample, verdict = str(row["id"]), int(row["sample"]), row["verdict"]
+        except (ValueError, KeyError, TypeError):
+            problem, sample, verdict = "", 0, ""
+        if verdict not in _WORDS:
+            raise UserError(
+                f"{path}, line {number}: not a verdict",
+                'A line must be {"id": …, "sample": 0, "verdict": "correct"}, with a verdict that is '
+                f"one of {', '.join(sorted(_WORDS))}.",
+            )
+        yield problem, sample, verdict
 
 
 class Tally:

@@ -8,35 +8,22 @@ It works on token ids: what the model wrote is kept as written, tool output is e
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rstar2.loop.engine import Engine, EngineError, OnTokens, Sampling
-from rstar2.loop.formats.calls import call_bodies
 from rstar2.loop.formats.format import Format
 from rstar2.loop.formats.replies import refused_text
-from rstar2.loop.prompts import ChatCodec
-from rstar2.loop.tools import ArgumentType, tool_modules, tool_name
+from rstar2.loop.tool import ArgumentsError
 from rstar2.loop.trace import CallStatus, Finish, ToolCall, Trace, Turn
+from rstar2.loop.turns.codec import ChatCodec, Message
+from rstar2.loop.turns.turn import WrittenCall
 
-_TYPES: Mapping[ArgumentType, Any] = {
-    "string": str,
-    "integer": int,
-    "number": int | float,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
-"""JSON schema's types of a tool's arguments, as `json` reads them."""
 OnCall = Callable[[ToolCall], None]
 """Gets each tool call once it and those before it in its turn have ended, for a person who watches."""
-_MAX_DEPTH = 64
-"""Of lists and objects in a call. `json` reads a thousand, but pydantic, which reads traces, 200 in a whole line."""
 _SEED_STEP = 1_000_003
 """Turns of one rollout draw from different streams: this times the turn is added to the rollout's seed."""
 
@@ -63,76 +50,35 @@ class Limits:
     max_tokens: int = 8192
 
 
-def parse_calls(text: str, fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:
-    """The calls of a turn, in order: (name, arguments), or a failed `ToolCall` where one cannot be run.
+def checked_calls(calls: Sequence[WrittenCall], fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:
+    """The calls of a turn that the format allows, in order: (name, arguments), or a failed `ToolCall`.
 
     Arguments that are not in the tool's schema are left out, as the tool does not read them.
     """
-    bodies = call_bodies(text, closed_only=fmt.closed_calls_only)
-    return [_parse_call(body, fmt) for body in bodies[: fmt.calls_per_turn]]
+    return [checked_call(call, fmt) for call in calls[: fmt.calls_per_turn]]
 
 
-def _parse_call(body: str, fmt: Format) -> ToolCall | tuple[str, dict[str, Any]]:
+def checked_call(call: WrittenCall, fmt: Format) -> ToolCall | tuple[str, dict[str, Any]]:
+    """A call as `checked_calls` gives it."""
+
     def refused(status: CallStatus, reason: str, error: object, name: str = "") -> ToolCall:
         output = refused_text(reason, str(error), fmt.layout, decoded=status != "parse_error")
         return ToolCall(name=name, status=status, output=output)
 
-    try:
-        call = json.loads(body)
-        _check_storable(call)
-    except (ValueError, RecursionError) as error:
-        return refused("parse_error", f"The tool call is not valid JSON: {error}", error)
-    try:
-        name, arguments = str(call["name"]), call["arguments"]
-    except (LookupError, TypeError) as error:
-        return refused("parse_error", 'The tool call needs "name" and "arguments".', error)
-    tool = tool_name(name)
-    if tool is None or tool not in fmt.called_tools:
+    if call.fault:
+        return refused("parse_error", call.fault, call.error)
+    name, arguments = call.name, call.arguments
+    tool = fmt.tool(name)
+    if tool is None:
         known = ", ".join(fmt.tool_names) or "none"
         return refused("unknown_tool", f"Unknown tool {name}. Tools: {known}.", KeyError(name), name)
-    parameters = tool_modules()[tool].SCHEMA["function"]["parameters"]
-    properties, required = parameters["properties"], parameters["required"]
     if fmt.missing_texts_are_empty and isinstance(arguments, dict):
-        arguments = {key: "" for key in required if properties[key]["type"] == "string"} | arguments
-    if not isinstance(arguments, dict) or not _fit(arguments, properties, required):
-        needs = " and ".join(f'"{key}" ({properties[key]["type"]})' for key in required)
+        arguments = tool.empty_texts | arguments
+    try:
+        return name, tool.fitting(arguments)
+    except ArgumentsError as error:
         unread = AttributeError(f"{type(arguments).__name__!r} object has no attribute 'get'")
-        return refused("invalid_arguments", f"{name} needs {needs} in its arguments.", unread, name)
-    return name, {key: value for key, value in arguments.items() if key in properties}
-
-
-def _check_storable(value: object, depth: int = 0) -> None:
-    """Raise a ValueError for what `json` reads, but no file or reply can hold: a call of the model must end no run."""
-    if depth > _MAX_DEPTH:
-        raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError("it holds half a surrogate pair") from error
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"it holds the number {value}")
-    elif isinstance(value, list):
-        for each in value:
-            _check_storable(each, depth + 1)
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            _check_storable(key, depth + 1)
-            _check_storable(each, depth + 1)
-
-
-def _fit(arguments: dict[str, Any], properties: Mapping[str, Any], required: Sequence[str]) -> bool:
-    """Whether a call's arguments have their types, with all that are required; others may be null or left out."""
-    for key, schema in properties.items():
-        value = arguments.get(key)
-        if value is None:
-            if key in required:
-                return False
-        elif not isinstance(value, _TYPES[schema["type"]]) or (
-            isinstance(value, bool) and schema["type"] != "boolean"
-        ):
-            return False
-    return True
+        return refused("invalid_arguments", str(error), unread, name)
 
 
 class RolloutError(EngineError):
@@ -209,17 +155,19 @@ async def _take_turns(
     for number in range(limits.max_turns):
         start = len(trace.response_ids)
         seed = None if sampling.seed is None else (sampling.seed + _SEED_STEP * number) % (1 << 31)
+        before = [*trace.prompt_ids, *trace.response_ids]
         generated = await engine.generate(
-            [*trace.prompt_ids, *trace.response_ids],
+            before,
             replace(sampling, max_tokens=limits.max_tokens - start, seed=seed),
             on_tokens,
         )
         trace.append(generated.token_ids, generated.logprobs, mask=1)
-        turn = Turn(text=codec.decode(generated.token_ids), start=start, end=len(trace.response_ids))
+        read = codec.parse(generated.token_ids, before)
+        turn = Turn.read(read, start, len(trace.response_ids))
         trace.turns.append(turn)
         if generated.finish == "length":
             return "max_tokens"
-        calls = parse_calls(turn.text, codec.format)
+        calls = checked_calls(read.calls, codec.format)
         if not calls:
             return "answer"
         if number == limits.max_turns - 1:
@@ -228,11 +176,35 @@ async def _take_turns(
             )
             break
         turn.calls = await _run_all(calls, tools, on_call)
-        output = codec.tool_turn([call.output for call in turn.calls])
+        output = codec.bridge(before, generated.token_ids, replies(turn.calls))
+        if output is None:
+            raise EngineError(
+                f"the format {codec.source} cannot lead on from a tool call", "Name another format."
+            )
         if len(trace.response_ids) + len(output) >= limits.max_tokens:
             return "max_tokens"
         trace.append(output, [0.0] * len(output), mask=0)
     return "max_turns"
+
+
+def replies(calls: Sequence[ToolCall]) -> list[Message]:
+    """What a model reads after its calls."""
+    return [{"role": "tool", "name": call.name, "content": call.output} for call in calls]
+
+
+def answer_messages(trace: Trace) -> list[Message]:
+    """A rollout as messages of OpenAI's API, for a prompt that is rendered anew."""
+    messages: list[Message] = []
+    for turn in trace.turns:
+        message: Message = {"role": "assistant", "content": turn.text_of("text", "answer").strip()}
+        if thought := turn.text_of("thought").strip():
+            message["reasoning_content"] = thought
+        ran = [call for call in turn.calls if call.arguments is not None]
+        if ran:
+            functions = [{"name": call.name, "arguments": call.arguments} for call in ran]
+            message["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+        messages += [message, *replies(turn.calls)]
+    return messages
 
 
 async def _run_all(

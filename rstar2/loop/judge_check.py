@@ -9,7 +9,6 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rstar2.errors import UserError, as_user_error
 from rstar2.judge.client import JudgeClient
@@ -17,7 +16,7 @@ from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation, RunRequest
 from rstar2.loop.formats.format import Format
 from rstar2.loop.toolbox import Toolbox
-from rstar2.loop.tools import tool_modules, tool_name
+from rstar2.loop.tools import shipped_tool
 from rstar2.loop.trace import ToolCall
 
 PACKAGES = ("numpy", "scipy", "sympy")
@@ -97,9 +96,12 @@ async def judge_report(
     """Run a program with each tool of a format that takes code, and import `packages`; without a format, a plain one.
 
     Raises:
+        UserError: a tool of the format cannot be loaded.
         AccessRefused: the judge refuses the token.
         JudgeError: nothing answers, or a program that prints a number does not print it.
     """
+    if fmt is not None:
+        fmt.load_tools()
     isolation = (await judge.health()).get("isolation")
     codes = [name for name in (fmt.tool_names if fmt else ()) if _takes_code(name)]
     if not codes:
@@ -136,10 +138,9 @@ async def _missing(judge: JudgeClient, fmt: Format, tool: str, packages: Sequenc
 
 
 def _takes_code(called: str) -> bool:
-    """Whether a tool can be tried with a program: `code` is the only argument that it requires."""
-    name = tool_name(called)
-    schema: dict[str, Any] = tool_modules()[name].SCHEMA if name else {}
-    return bool(name) and schema["function"]["parameters"]["required"] == ["code"]
+    """Whether a tool can be tried with a program: it is one of the package that requires only `code`."""
+    tool = shipped_tool(called)
+    return tool is not None and tool.parameters["required"] == ["code"]
 
 
 def _why(call: ToolCall) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rstar2.files import read_json, write_json
 from rstar2.loop.formats.format import save_format
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.turns.codec import ChatCodec
 
 GENERATION_CONFIG = "generation_config.json"
 _LENGTHS = ("max_length", "max_new_tokens")
@@ -32,7 +32,7 @@ def write_format(codec: ChatCodec, model: Path, folder: Path) -> None:
     save_format(codec.format, folder)
     tokenizer = codec.tokenizer
     text_end, pad = tokenizer.eos_token, tokenizer.pad_token_id
-    tokenizer.chat_template = codec.format.template
+    tokenizer.chat_template = codec.format.template or None
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(codec.end_id)
     if pad in (None, codec.end_id) and text_end not in (None, tokenizer.eos_token):
         # A trainer that ignores padding would otherwise ignore the ends of turns.
@@ -54,14 +54,14 @@ def ends_turns(codec: ChatCodec, model: Path) -> bool:
     """Whether a plain server ends a model's text where its format ends a turn, however long the turn is."""
     values = read_json(model / GENERATION_CONFIG) or {}
     limited = any(values.get(name) is not None for name in _LENGTHS)
-    return not limited and codec.end_id in {codec.tokenizer.eos_token_id, *_ends(values)}
+    return not limited and set(codec.stop_ids) <= {codec.tokenizer.eos_token_id, *_ends(values)}
 
 
 def generation_config(codec: ChatCodec, model: Path) -> dict[str, Any]:
     """A model's generation_config.json, with the end of a turn first of the tokens that end its text."""
     config, values = (read_json(model / name) for name in ("config.json", GENERATION_CONFIG))
     values = dict(values or {})
-    ends = list(dict.fromkeys([codec.end_id, *_ends(values), *_ends(config)]))
+    ends = list(dict.fromkeys([*codec.stop_ids, *_ends(values), *_ends(config)]))
     _drop_lengths(values)
     # transformers reads it as: these values were made from config.json alone. That is no longer so.
     values.pop("_from_model_config", None)

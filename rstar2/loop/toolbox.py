@@ -1,7 +1,8 @@
-"""Runs the tool calls of rollouts: finds the tool, runs the call on the judge, words the result for the model."""
+"""Runs the tool calls of rollouts: finds the tool, runs the call, words the result for the model."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -13,40 +14,47 @@ from rstar2.judge.client.http import AccessRefused
 from rstar2.judge.schema import RunResult
 from rstar2.loop.formats.format import Format
 from rstar2.loop.formats.replies import result_text
-from rstar2.loop.tools import Tool, ToolContext, tool_modules, tool_name
+from rstar2.loop.tool import ToolContext
 from rstar2.loop.trace import CallStatus, ToolCall
+
+MAX_SESSIONS = 256
+"""Sessions that one process has open at the same time, which is what one worker of the judge holds."""
 
 
 class Toolbox:
-    """The tools of a format, for any number of rollouts of one event loop."""
+    """The tools of a format, for any number of rollouts of one event loop.
+
+    Raises:
+        UserError: a tool of the format cannot be loaded.
+    """
 
     def __init__(self, judge: JudgeClient, fmt: Format) -> None:
-        self._context = ToolContext(judge, fmt.limits)
-        self._format = fmt
+        fmt.load_tools()
+        self._judge, self._format = judge, fmt
+        self._sessions = asyncio.Semaphore(MAX_SESSIONS)
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[RolloutTools]:
         """The tools for one rollout; what they opened is closed at the end of the block, however it ends."""
-        tools = RolloutTools(self._context, self._format)
+        context = ToolContext(self._judge, self._format.limits, self._sessions)
         try:
-            yield tools
+            yield RolloutTools(context, self._format)
         finally:
-            await tools.aclose()
+            await context.aclose()
 
 
 class RolloutTools:
-    """The tools of one rollout, each opened when it is first called. `Toolbox.opened` makes and closes them."""
+    """The tools of one rollout. `Toolbox.opened` makes them, and closes what they open."""
 
     def __init__(self, context: ToolContext, fmt: Format) -> None:
         self._context = context
         self._format = fmt
-        self._tools: dict[str, Tool] = {}
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
-        """Run a call that `rstar2.loop.agent.parse_calls` found fit.
+        """Run a call whose arguments `rstar2.loop.agent.parse_calls` checked.
 
-        Its status is `lost` if the service behind the tool failed. Whatever else a tool raises is the `error` of that
-        call.
+        Its status is `lost` if the service behind the tool failed, which the tool says by raising an RStarError.
+        Whatever else a tool raises is the `error` of that call.
 
         Raises:
             AccessRefused: the judge refuses this client, so that every further call would be lost too.
@@ -54,7 +62,10 @@ class RolloutTools:
         started = time.monotonic()
         limits, layout = self._context.limits, self._format.layout
         try:
-            result = await self._tool(name).run(arguments)
+            tool = self._format.tool(name)
+            if tool is None:
+                raise KeyError(f"no tool {name}")
+            result = await tool.run(arguments, self._context)
             status: CallStatus = "invalid_arguments" if result.outcome == "invalid" else result.outcome
             output = result_text(result, layout, limits)
         except AccessRefused:
@@ -62,20 +73,12 @@ class RolloutTools:
         except RStarError as error:
             status, output = "lost", f"The code could not be run: {error.message}"
         except Exception as error:  # noqa: BLE001 - a tool may raise anything, the run continues
-            raised = RunResult(id="", outcome="error", stderr=f"{type(error).__name__}: {error}")
-            status, output = "error", result_text(raised, layout, limits)
+            # A file cannot hold half a surrogate pair, which a message may.
+            message = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
+            status, output = (
+                "error",
+                result_text(RunResult(id="", outcome="error", stderr=message), layout, limits),
+            )
         return ToolCall(
             name=name, arguments=arguments, status=status, output=output, wall_s=time.monotonic() - started
         )
-
-    def _tool(self, name: str) -> Tool:
-        own_name = tool_name(name)
-        if own_name is None:
-            raise KeyError(f"no tool {name}")
-        if own_name not in self._tools:
-            self._tools[own_name] = tool_modules()[own_name].Tool(self._context)
-        return self._tools[own_name]
-
-    async def aclose(self) -> None:
-        for tool in self._tools.values():
-            await tool.aclose()

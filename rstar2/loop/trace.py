@@ -7,7 +7,6 @@ line, at the end; readers skip it and `TraceWriter` removes it before it appends
 from __future__ import annotations
 
 import contextlib
-import mmap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from rstar2.errors import UserError
+from rstar2.files import LineWriter, whole_lines
+from rstar2.loop.turns import tags
+from rstar2.loop.turns.turn import ParsedTurn, Part, PartKind, joined
 
 CallStatus = Literal[
     "ok", "error", "timeout", "memory", "output_limit", "refused", "lost", "parse_error", "unknown_tool",
@@ -42,6 +44,12 @@ class ToolCall(BaseModel, extra="forbid"):
     """Seconds from asking the judge to its answer, waiting in its queue included."""
 
     @property
+    def code(self) -> str | None:
+        """The code among the arguments; None if there is none."""
+        code = (self.arguments or {}).get("code")
+        return code if isinstance(code, str) else None
+
+    @property
     def failed(self) -> bool:
         """Whether the model's own call failed (method, p_err)."""
         return self.status not in ("ok", "lost")
@@ -59,6 +67,24 @@ class Turn(BaseModel, extra="forbid"):
     calls: list[ToolCall] = Field(default_factory=list)
     calls_not_run: int = 0
     """Calls that parse, in the last turn that the limit allows: the model could not read their output."""
+    parts: list[Part] | None = None
+    """What the turn consists of; None in traces of earlier versions, see `read_parts`."""
+
+    @classmethod
+    def read(cls, turn: ParsedTurn, start: int, end: int) -> Turn:
+        """The record of a turn that was read."""
+        return cls(text=turn.text, start=start, end=end, parts=list(turn.parts))
+
+    def read_parts(self, thinking: bool = False) -> list[Part]:
+        """The parts, of traces of earlier versions too, whose models wrote our tags.
+
+        `thinking` says for such a trace whether the turn begins inside a thought.
+        """
+        return list(tags.read_turn(self.text, thinking=thinking).parts) if self.parts is None else self.parts
+
+    def text_of(self, *kinds: PartKind) -> str:
+        """The parts of these kinds, one after another."""
+        return joined(self.text, self.read_parts(), *kinds)
 
 
 class Trace(BaseModel, extra="forbid"):
@@ -160,64 +186,49 @@ class Trace(BaseModel, extra="forbid"):
 
     @property
     def answer_blocks(self) -> int:
-        """How many `<answer>` blocks the model opened, over all its turns."""
-        return sum(turn.text.count("<answer>") for turn in self.turns)
+        """How many answer blocks the model opened, over all its turns."""
+        return sum(tags.answer_blocks(turn.text) for turn in self.turns)
 
 
-def read_traces(path: Path) -> Iterator[Trace]:
-    """Yield the traces of a JSON-lines file; a torn last line is left out.
+def read_traces(path: Path | str) -> Iterator[Trace]:
+    """Yield the traces of a JSON Lines file, without a torn last line.
 
-    UserError where the file is missing, or another line is not a trace.
+    Raises:
+        UserError: the file cannot be read, or another line is not a trace.
     """
+    path = Path(path)
     try:
-        file = path.open("rb")
+        for number, line in whole_lines(path):
+            yield _trace(path, number, line)
     except OSError as error:
         raise UserError(f"cannot read traces: {path}: {error.strerror}", "Check the run's folder.") from error
-    with file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield Trace.model_validate_json(line)
-            except ValidationError as error:
-                first = error.errors()[0]
-                wrong = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
-                raise UserError(
-                    f"{path}, line {number}: not a trace ({wrong})",
-                    "Give a run, or traces that rstar2 wrote; `rstar2 grade` grades the outputs of other programs.",
-                ) from error
+
+
+def _trace(path: Path, number: int, line: bytes) -> Trace:
+    try:
+        return Trace.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        wrong = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
+        raise UserError(
+            f"{path}, line {number}: not a trace ({wrong})",
+            "Give a run, or traces that rstar2 wrote; `rstar2 grade` grades the outputs of other programs.",
+        ) from error
 
 
 class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
-    """Appends traces to a JSON-lines file, each with one write; OSError where that fails (a full disk, say).
+    """Appends traces to a JSON Lines file, each with one write. Raises OSError if that fails.
 
-    `as_line` says what is written of a trace.
+    `as_line` returns what is written of a trace.
     """
 
     def __init__(self, path: Path, as_line: Callable[[Trace], str] = Trace.model_dump_json) -> None:
+        self.path = path
         self._as_line = as_line
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drop_torn_line(path)
-        self._file = path.open("ab", buffering=0)
+        self._lines = LineWriter(path)
 
     def write(self, trace: Trace) -> None:
-        line = self._as_line(trace).encode() + b"\n"
-        written = self._file.write(line) or 0
-        if written < len(line) and self._file.write(line[written:]) != len(line) - written:
-            # The second write raises what is wrong itself, a full disk most often.
-            raise OSError(f"short writes to {self._file.name}")
+        self._lines.write(self._as_line(trace))
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-
-def drop_torn_line(path: Path) -> None:
-    """Cut a JSON-lines file back to its last whole line. A missing file stays missing."""
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    with path.open("rb+") as file:
-        # Mapped, so that only the end of a large file is read.
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            size, keep = len(content), content.rfind(b"\n") + 1
-        if keep != size:
-            file.truncate(keep)
+        self._lines.close()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rstar2.analysis.sources import has_changed
 from rstar2.eval.stored import Measurement, measurements
 from rstar2.files import read_json
-from rstar2.report.kept import KeptTraces, kept_traces
+from rstar2.loop.trace import Trace
+from rstar2.report.shading import Shading, shaded_traces
 from rstar2.runs import load_config
 
 _TRAINING_KINDS = ("demo", "train")
@@ -20,13 +24,40 @@ _CURVES = (
     ("pass_rate", "Pass rate in training", "pass rate", "share"),
     ("tokens", "Mean tokens in training", "tokens", "tokens"),
 )
-
+_MOST_OF_STEPS = 600
+_MOST_FAILED = 60
+"""Traces per stage: of its steps, and of rollouts that the engine could not finish."""
 _SHAPE = (("layers", "layers"), ("hidden", "wide"), ("vocab", "tokens in the vocabulary"))
 """Keys of the demo's model, and what they are called."""
 
 Chart = dict[str, Any]
 """JSON-able: `title`, `x` and `y` (labels of the axes), `unit` (a "share" is shown in percent), `marks`, a list of
 [x, text], and `series`, a list of `name` and `points`, where a point is [x, y] or [x, y, low, high]."""
+
+
+@dataclass(frozen=True)
+class KeptTraces:
+    """The traces that one stage of training kept."""
+
+    name: str
+    """Shown to people: training, stage 1."""
+    folder: Path
+    """Where `rstar2.train.records.kept_traces` wrote them."""
+
+    def shown(self) -> Iterator[tuple[Trace, Shading | None]]:
+        """The first few of each step, by step, then of those that failed; at most 660, with their shading.
+
+        Raises:
+            UserError: a file is damaged.
+        """
+        steps = sorted(self.folder.glob("step-*.jsonl"))
+        skipped = -(-len(steps) // _MOST_OF_STEPS) or 1
+        steps = steps[::skipped]
+        for path in steps:
+            yield from islice(shaded_traces(path), _MOST_OF_STEPS // len(steps))
+        files = sorted(self.folder.glob("failed-*.jsonl"))
+        failed = (shaded for path in files for shaded in shaded_traces(path))
+        yield from islice(failed, _MOST_FAILED)
 
 
 @dataclass(frozen=True)
@@ -204,3 +235,14 @@ def _training(run: Path) -> dict[str, Any] | None:
 def _cell(value: float | None) -> float | str | None:
     """A measurement in the page's data, which is JSON and has neither NaN nor infinities."""
     return value if value is None or math.isfinite(value) else str(value)
+
+
+def kept_traces(run: Path) -> list[KeptTraces]:
+    """The stages of a run that kept traces, in order; those under plain GRPO come last."""
+    found = []
+    for prefix, folder in (("", run), ("plain GRPO ", run / "plain")):
+        for stage in sorted(folder.glob("stage[0-9]")):
+            number = re.sub(r"\D", "", stage.name)
+            if any((stage / "traces").glob("*.jsonl")):
+                found.append(KeptTraces(f"{prefix}training, stage {number}", stage / "traces"))
+    return found

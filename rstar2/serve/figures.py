@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from rstar2.serve.launch import answers
+from rstar2.processes import answers
 from rstar2.serve.settings import ServerHandle
 
 _WANTED = {

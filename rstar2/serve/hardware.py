@@ -1,4 +1,4 @@
-"""Reads what this machine has and what a model needs, and chooses how the model is laid out on the GPUs.
+"""Chooses how a model is laid out on the GPUs of this machine, or in its memory.
 
 The estimate is of memory alone: weights, and the KV cache of one conversation of full length, have to fit beside what
 vLLM needs for a step. vLLM measures for itself once it has loaded.
@@ -6,17 +6,16 @@ vLLM needs for a step. vLLM measures for itself once it has loaded.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from rstar2.errors import UserError
+from rstar2.machine import GIB, GPU, memory_bytes
+from rstar2.model_shape import read_attention, weight_bytes
 
-GIB = 1 << 30
+VALUE_BYTES = 2
+"""Of a number in the KV cache."""
 STEP_GIB = 3.0
 """Of each GPU, for activations, CUDA graphs and the CUDA context."""
 SHARE = 0.92
@@ -27,19 +26,6 @@ KV_GIB = 4
 """For the KV cache of a model on processors, where the memory is there and one conversation needs no more."""
 PROCESS_GIB = 2.0
 """Of an engine on processors, beside weights and KV cache."""
-_QUERY = "index,uuid,name,memory.total,memory.free,compute_cap"
-_NVIDIA_SMI_S = 120.0
-
-
-@dataclass(frozen=True)
-class GPU:
-    """A GPU that this process may use."""
-
-    name: str
-    total_gib: float
-    free_gib: float
-    capability: float
-    """CUDA's compute capability: 8.0 and more have bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -70,57 +56,21 @@ class Layout:
     """What was chosen and why, in sentences."""
 
 
-def find_gpus() -> list[GPU]:
-    """NVIDIA's GPUs, less those that CUDA_VISIBLE_DEVICES hides; none where `nvidia-smi` names none."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    wanted = None if visible is None else [name.strip() for name in visible.split(",")]
-    found = []
-    for line in told.stdout.splitlines() if told.returncode == 0 else []:
-        index, uuid, name, total, free, capability = (part.strip() for part in line.split(","))
-        if wanted is None or index in wanted or uuid in wanted:
-            found.append(GPU(name, float(total) / 1024, float(free) / 1024, float(capability)))
-    return found
-
-
-def available_gib() -> float:
-    """Memory of this machine that programs can still take."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) / (1 << 20)
-    return 0.0
-
-
 def model_size(folder: Path) -> ModelSize | None:
-    """The size of a model of this machine; None where its config.json or weights do not say."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config = config.get("text_config", config)
-        heads = int(config["num_attention_heads"])
-        head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-        kv_heads = int(config.get("num_key_value_heads") or heads)
-        layers, context = int(config["num_hidden_layers"]), int(config["max_position_embeddings"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    """The size of a model of this machine; None if its config.json or weights do not say."""
+    shape, weights = read_attention(folder), weight_bytes(folder)
+    if shape is None or shape.context is None or not weights:
         return None
-    files = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
-    weights = sum(file.stat().st_size for file in files)
-    # Keys and values, at two bytes a number.
-    return ModelSize(weights / GIB, 2 * 2 * layers * kv_heads * head_dim, context, heads) if weights else None
+    return ModelSize(weights / GIB, shape.kv_bytes(VALUE_BYTES), shape.context, shape.heads)
 
 
 def check_float32(folder: Path) -> None:
     """Raise a UserError where transformers could not hold a model here, on processors in float32."""
-    size = model_size(folder)
-    if size is not None and 2 * size.weights_gib + PROCESS_GIB > available_gib():
+    weights_gib, free_gib = weight_bytes(folder) / GIB, memory_bytes()[1] / GIB
+    if 2 * weights_gib + PROCESS_GIB > free_gib:
         raise UserError(
-            f"the model has {size.weights_gib:.1f} GiB of weights, which need about twice that in float32, but only "
-            f"{available_gib():.1f} GiB of memory are free",
+            f"the model has {weights_gib:.1f} GiB of weights, which need about twice that in float32, but only "
+            f"{free_gib:.1f} GiB of memory are free",
             "Use a smaller model, or run this one with vLLM on a GPU.",
         )
 

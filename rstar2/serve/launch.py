@@ -7,13 +7,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from rstar2.errors import Failure, UserError
-from rstar2.processes import listens, start_bound, stop_group
+from rstar2.processes import answers, listens, start_bound, stop_group
 from rstar2.serve.causes import explained, explained_end
 from rstar2.supervision.logs import tail
 
@@ -43,10 +44,24 @@ def stage(lines: Sequence[str]) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class StartedServer:
+    """A process that is to answer at a URL."""
+
+    process: subprocess.Popen[bytes]
+    name: str
+    """For messages."""
+    url: str
+    log: Path
+
+
 def start_server(
     command: Sequence[str], environment: Mapping[str, str], log: Path, text: str = ""
 ) -> subprocess.Popen[bytes]:
-    """Start a server whose output is appended to `log`, given a text to read; a Failure without such a program."""
+    """Start a server. It reads `text` from its standard input, and what it prints is appended to `log`.
+
+    Raises Failure if there is no such program.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     try:
@@ -56,29 +71,20 @@ def start_server(
         raise Failure(f"cannot start {command[0]}: {error.strerror}", "Install it again.") from error
 
 
-def answers(url: str) -> bool:
-    """Whether a server answers at its /health."""
-    with suppress(httpx.TransportError):  # it does not listen
-        # To read certificates would be most of the work, and it is asked twice a second.
-        answer = httpx.get(f"{url}/health", timeout=5.0, trust_env=False, verify=False)
-        return answer.status_code == httpx.codes.OK
-    return False
-
-
 def wait_ready(
-    process: subprocess.Popen[bytes],
-    name: str,
-    url: str,
-    log: Path,
+    server: StartedServer,
     ready_s: float,
     on_progress: OnProgress | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Return once the server answers, or `stopping` says so.
+    """Return once the server answers, or once `stopping` returns true.
 
-    The error of `explained_end` where it ends, that of `explained` where it does not answer in `ready_s` seconds;
-    UserError where another program answers in its place.
+    Raises:
+        UserError: another program answers in its place.
+        UserError, Failure: the error of `explained_end` if it ends, and that of `explained` if it does not answer
+            within `ready_s` seconds.
     """
+    process, name, url, log = server.process, server.name, server.url, server.log
     deadline, said = time.monotonic() + ready_s, ""
     while process.poll() is None and not stopping():
         if answers(url):
@@ -102,15 +108,15 @@ def wait_ready(
 def running_server(
     command: Sequence[str], environment: Mapping[str, str], url: str, log: Path, ready_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A vLLM server for the length of a `with` block, which is entered once it answers; its output goes to `log`.
+    """A vLLM server for the length of a `with` block, which is entered once it answers. It prints to `log`.
 
-    The error of `wait_ready` where it does not come up.
+    Raises the error of `wait_ready` if it does not come up.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")
     process = start_server(command, environment, log)
     try:
-        wait_ready(process, "vLLM", url, log, ready_s)
+        wait_ready(StartedServer(process, "vLLM", url, log), ready_s)
         yield process
     finally:
         stop_group(process, STOP_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -13,7 +12,6 @@ from pydantic import BaseModel
 
 from rstar2.errors import UserError
 from rstar2.install import pip_command
-from rstar2.loop.prompts import FormatChoice
 from rstar2.processes import free_port
 from rstar2.serve.vllm import VLLM, ServeSettings, url_of, vllm_command
 
@@ -29,6 +27,29 @@ class Process(BaseModel, extra="forbid"):
     """What it reads from its standard input."""
     url: str
     """Where it answers, without a slash at the end."""
+
+
+class AgentServerSettings(BaseModel, extra="forbid"):
+    """What the agent's endpoint (`rstar2.serve.openai.agent_server`) uses, and its address."""
+
+    engine_url: str | None
+    """The engine's server. None runs the model in the endpoint's own process, with transformers."""
+    model: str
+    """The folder or hub id with the tokenizer and the format; without `engine_url` the folder of the model."""
+    max_model_len: int | None = None
+    """Limits the context of a model that runs in this process. None means the model's own context."""
+    host: str
+    port: int
+    format: str | None = None
+    force_format: bool = False
+    judge_url: str | None = None
+    """None starts a judge."""
+    judge_token: str | None = None
+    judge_workers: int = 2
+    max_turns: int = 10
+    max_tokens: int = 8192
+    """Tokens of an answer, tool output included."""
+    api_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,49 +70,12 @@ def inner() -> Endpoint:
     return Endpoint("127.0.0.1", free_port())
 
 
-def model_process(at: Endpoint, folder: str, choice: FormatChoice, max_model_len: int | None) -> Process:
-    """The transformers engine, see `rstar2.serve.openai.model_server`."""
-    settings = {
-        "folder": folder,
-        "host": at.host,
-        "port": at.port,
-        "api_key": at.api_key,
-        "max_model_len": max_model_len,
-        "format": choice.named,
-        "force_format": choice.forced,
-    }
-    return _module("engine", "rstar2.serve.openai.model_server", settings, at)
-
-
-def agent_process(
-    at: Endpoint,
-    engine_url: str,
-    model: str,
-    choice: FormatChoice,
-    judge: tuple[str | None, str | None],
-    limits: tuple[int, int],
-) -> Process:
-    """The agent's endpoint, see `rstar2.serve.openai.agent_server`; `limits` are turns and tokens."""
-    settings = {
-        "engine_url": engine_url,
-        "model": model,
-        "host": at.host,
-        "port": at.port,
-        "api_key": at.api_key,
-        "format": choice.named,
-        "force_format": choice.forced,
-        "judge_url": judge[0],
-        "judge_token": judge[1],
-        "max_turns": limits[0],
-        "max_tokens": limits[1],
-    }
-    return _module("agent", "rstar2.serve.openai.agent_server", settings, at)
-
-
-def _module(name: str, module: str, settings: dict[str, object], at: Endpoint) -> Process:
+def agent_process(settings: AgentServerSettings) -> Process:
+    """The agent's endpoint, see `rstar2.serve.openai.agent_server`."""
+    command = [sys.executable, "-m", "rstar2.serve.openai.agent_server"]
     # Standard input, as of `begin_module`: a command line and an environment can be read by others.
-    text = json.dumps(settings) + "\n"
-    return Process(name=name, command=[sys.executable, "-m", module], settings=text, url=at.url)
+    text = settings.model_dump_json() + "\n"
+    return Process(name="agent", command=command, settings=text, url=url_of(settings.host, settings.port))
 
 
 def vllm_processes(

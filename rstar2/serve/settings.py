@@ -1,16 +1,15 @@
-"""What the supervisor of a server is told when it starts, and what it says."""
+"""What the supervisor of a server is told when it starts, and what it says of the server."""
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import BaseModel
+from pydantic import Field
 
 from rstar2.serve.plan import Process
+from rstar2.supervision.settings import SupervisionSettings
 from rstar2.supervision.state import Handle
 
 
-class SupervisorSettings(BaseModel, extra="forbid"):
+class SupervisorSettings(SupervisionSettings):
     """One `rstar2 serve`."""
 
     model: str
@@ -20,9 +19,7 @@ class SupervisorSettings(BaseModel, extra="forbid"):
     url: str
     """Where clients reach it."""
     port: int
-    folder: str
-    """Where logs go, in `logs/`."""
-    files: dict[str, str] = {}
+    files: dict[str, str] = Field(default_factory=dict)
     """What the processes read: texts by their paths."""
     waves: list[list[Process]]
     """Started one after the other, the processes of a wave together: engines, then what speaks to them."""
@@ -31,9 +28,6 @@ class SupervisorSettings(BaseModel, extra="forbid"):
     restarts: int = 3
     """How often within `RESTART_WINDOW_S` a process that crashed is started again."""
     max_log_bytes: int = 64 << 20
-    """Size at which a log is moved to a second file, replacing the one that was moved before."""
-    detached: bool = False
-    """True: outlive the process that started it."""
 
 
 class ServerHandle(Handle):
@@ -53,12 +47,3 @@ class ServerHandle(Handle):
     restarts: int = 0
     error: str = ""
     """Why it gave up; empty while it runs."""
-
-
-class Event(BaseModel):
-    """One line that the supervisor prints."""
-
-    kind: Literal["progress", "ready", "restart", "failed"]
-    text: str = ""
-    hint: str = ""
-    user_error: bool = False

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from pathlib import Path
 
-from rstar2.errors import Failure, UserError
-from rstar2.serve.settings import Event, SupervisorSettings
+from rstar2.errors import Failure
+from rstar2.serve.settings import SupervisorSettings
 from rstar2.serve.state import STOP_S, SUPERVISOR
+from rstar2.supervision.settings import Event
 from rstar2.supervision.start import started_supervisor
 
 START_S = 120.0
@@ -23,27 +23,19 @@ def supervised(settings: SupervisorSettings, start_s: float = START_S) -> Genera
         UserError: the model cannot be served so, whatever is tried again.
         Failure: it did not come up, crashed too often, or was stopped before it answered.
     """
-    logs = Path(settings.folder) / "logs"
     # The supervisor itself gives up after `ready_s` of each process.
-    wait_s: float | None = start_s + settings.ready_s * sum(map(len, settings.waves))
-    with started_supervisor(SUPERVISOR, settings, Path(settings.folder), Event, STOP_S) as (process, events):
+    wait_s = start_s + settings.ready_s * sum(map(len, settings.waves))
+    with started_supervisor(SUPERVISOR, settings, "the server's supervisor", STOP_S) as (process, events):
         ready = False
         while not (ready and settings.detached):
-            try:
-                event = events.next(None if ready else wait_s)
-            except TimeoutError as error:
-                raise Failure(
-                    f"the server's supervisor said nothing for {wait_s:g} s", f"See {logs}."
-                ) from error
+            event = events.next(None if ready else wait_s)
             if event is None:
                 # 0: `rstar2 serve down`.
                 if process.wait(STOP_S) != 0:
-                    raise Failure("the server's supervisor ended", f"See {logs}.")
+                    raise Failure("the server's supervisor ended", f"See {settings.folder}/logs.")
                 if not ready:
                     raise Failure("the server was stopped while it was starting", "Start it again.")
                 break
-            if event.kind == "failed":
-                raise (UserError if event.user_error else Failure)(event.text, event.hint)
             ready = ready or event.kind == "ready"
             yield event
     if process.stdin is not None:

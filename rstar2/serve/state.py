@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rstar2.errors import Failure, UserError
@@ -13,7 +10,7 @@ from rstar2.supervision.state import StateFile, end_module, runs_module, state_f
 
 SUPERVISOR = "rstar2.serve.supervisor"
 STOP_S = 90.0
-"""For all parts one after the other."""
+"""For all waves of parts, one after the other."""
 
 
 def server_folder(port: int) -> Path:
@@ -25,24 +22,17 @@ def state_file(port: int) -> StateFile[ServerHandle]:
     return _file(state_folder() / "serve" / f"{port}.json")
 
 
-@contextmanager
-def claimed_port(port: int) -> Iterator[None]:
-    """Have a port's folder and state file to oneself for the length of the block; UserError where another has them."""
-    taken = UserError(
+def runs_at(port: int) -> bool:
+    """Whether a server of this machine runs at a port. Raises UserError if its state file cannot be read."""
+    handle = state_file(port).read()
+    return handle is not None and _runs(handle)
+
+
+def port_taken(port: int) -> UserError:
+    return UserError(
         f"another server of rstar2 is starting or running on port {port}",
         "Give another port with --port; `rstar2 serve status` shows the servers.",
     )
-    with (server_folder(port) / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise taken from None
-        except OSError:
-            pass  # a file system without locks
-        handle = state_file(port).read()
-        if handle is not None and _runs(handle):
-            raise taken
-        yield
 
 
 def read_states() -> list[ServerHandle]:

@@ -18,9 +18,10 @@ from typing import Any
 from rstar2.engines.models import find_model
 from rstar2.errors import UserError
 from rstar2.install import install_command
+from rstar2.loop.formats.families import TAG_PARSERS, Parsers
 from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.loop.model_folder import GENERATION_CONFIG, ends_turns, generation_config
-from rstar2.loop.prompts import FormatChoice, load_chat_codec, load_codec
+from rstar2.loop.turns.choose import FormatChoice, load_chat_codec, load_codec
 
 _FIND = """
 import importlib.metadata, json
@@ -64,6 +65,8 @@ class ServeSettings:
     """Of the weights; None for what the model was saved in."""
     kv_gib: int = 4
     """GiB of memory for the KV cache where the model runs on processors; a GPU has its own rule."""
+    parsers: Parsers = TAG_PARSERS
+    """The parsers that read the model's turns for /v1/chat/completions."""
     extra: tuple[str, ...] = field(default=())
     """Further arguments for vLLM, as they are."""
 
@@ -140,7 +143,10 @@ def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[s
         command = [vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", settings.model]
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_gib)
     command += ["--host", settings.host, "--port", str(settings.port)]
-    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    if settings.parsers.tool_calls is not None:
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", settings.parsers.tool_calls]
+    if settings.parsers.reasoning is not None:
+        command += ["--reasoning-parser", settings.parsers.reasoning]
     command += ["--logprobs-mode", "processed_logprobs"]
     if settings.tp > 1:
         command += ["--tensor-parallel-size", str(settings.tp)]
@@ -202,6 +208,17 @@ def generation_config_of(folder: Path, choice: FormatChoice) -> dict[str, Any] |
     except UserError:  # It can be shown no conversation, so it has no turns.
         return None
     return None if ends_turns(codec, folder) else generation_config(codec, folder)
+
+
+def parsers_of(model: str, choice: FormatChoice) -> Parsers:
+    """The parsers of vLLM that fit the turns of a model; those of our tags if its files are not on this machine."""
+    folder = files_of(model)
+    if folder is None:
+        return TAG_PARSERS
+    try:
+        return load_chat_codec(folder, choice).format.parsers
+    except UserError:  # It can be shown no conversation, so it has no turns.
+        return TAG_PARSERS
 
 
 def check_port(host: str, port: int) -> None:

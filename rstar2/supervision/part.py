@@ -5,18 +5,30 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from rstar2.backoff import Backoff
+from rstar2.retry import Backoff
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """When a part that died is started again: after pauses that double from `first_s` to `longest_s`."""
+
+    first_s: float
+    longest_s: float
+    stable_s: float
+    """A part that ran for this long is started again after the first pause."""
+    at_once: bool = False
+    """Such a part is started again after no pause."""
 
 
 class Part:
     """One child process that must always run.
 
     Args:
-        start: starts it; what it raises is raised, and a later call tries again.
-        on_death: called for each process that is found dead; what it raises is raised, and no other is started.
-        pauses: before a start. One that ran for `stable_s` seconds is started again after the first pause, or, with
-            `at_once`, after none.
+        start: starts it. An error that it raises is passed on, and a later call tries again.
+        on_death: called for each process that has died. If it raises, the error is passed on and no other is started.
+        stop_s: how long it may take to end once it is asked to.
         process: the first one, if it was started already.
     """
 
@@ -24,16 +36,15 @@ class Part:
         self,
         start: Callable[[], subprocess.Popen[bytes]],
         on_death: Callable[[], None],
-        pauses: Backoff,
-        stable_s: float,
-        at_once: bool = False,
+        restarts: Restarts,
+        stop_s: float,
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self._start = start
         self._on_death = on_death
-        self.pauses = pauses
-        self._stable_s = stable_s
-        self._at_once = at_once
+        self._restarts = restarts
+        self.pauses = Backoff(restarts.first_s, restarts.longest_s)
+        self.stop_s = stop_s
         self.process = process or start()
         self._started = time.monotonic()
         self._restart_at: float | None = None
@@ -43,8 +54,8 @@ class Part:
         now = time.monotonic()
         if self._restart_at is None and self.process.poll() is not None:
             self._on_death()
-            if now - self._started > self._stable_s:
-                self.pauses.reset(at_once=self._at_once)
+            if now - self._started > self._restarts.stable_s:
+                self.pauses.reset(at_once=self._restarts.at_once)
             self._restart_at = now + self.pauses.next_s()
         if self._restart_at is not None and now >= self._restart_at:
             try:

@@ -1,4 +1,4 @@
-"""Starts a supervisor in a process of its own, and reads what it reports."""
+"""Starts a supervisor in a process of its own, and reads its events."""
 
 from __future__ import annotations
 
@@ -10,28 +10,37 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Generic, TypeVar
+from typing import IO
 
-from pydantic import BaseModel
-
+from rstar2.errors import Failure, UserError
 from rstar2.processes import stop_group
 from rstar2.supervision.logs import private_log
+from rstar2.supervision.settings import Event, SupervisionSettings
 
-Report = TypeVar("Report", bound=BaseModel)
 
+class Events:
+    """What a supervisor prints, event after event.
 
-class Reports(Generic[Report]):
-    """The lines of JSON that a process prints, one after the other."""
+    Args:
+        what: the supervisor, for messages, such as "the judge's supervisor".
+        logs: where its logs are, for hints.
+    """
 
-    def __init__(self, stream: IO[bytes], kind: type[Report]) -> None:
+    def __init__(self, stream: IO[bytes], what: str, logs: Path) -> None:
         self._stream = stream
-        self._kind = kind
+        self._what = what
+        self._logs = logs
         self._unread = b""
 
-    def next(self, wait_s: float | None) -> Report | None:
-        """The next one, None where the process ended; a TimeoutError where neither comes within `wait_s` seconds.
+    def next(self, wait_s: float | None = None) -> Event | None:
+        """Returns the next event, or None if the supervisor has ended.
 
-        Without a limit it is for what may be silent as long as it lives.
+        Args:
+            wait_s: how long it may take. None means no limit, for a supervisor that may be silent as long as it lives.
+
+        Raises:
+            UserError, Failure: the service failed, for the reason that the event has.
+            Failure: nothing came within `wait_s` seconds.
         """
         deadline = None if wait_s is None else time.monotonic() + wait_s
         poll = select.poll()
@@ -39,30 +48,33 @@ class Reports(Generic[Report]):
         while b"\n" not in self._unread:
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not poll.poll(None if left_s is None else 1000 * left_s):
-                raise TimeoutError
+                raise Failure(f"{self._what} said nothing for {wait_s:g} s", f"See {self._logs}.")
             data = os.read(self._stream.fileno(), 65536)
             if not data:
                 return None
             self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
-        return self._kind.model_validate_json(line)
+        event = Event.model_validate_json(line)
+        if event.kind == "failed":
+            raise (UserError if event.user_error else Failure)(event.text, event.hint)
+        return event
 
 
 @contextmanager
 def started_supervisor(
-    module: str,
-    settings: BaseModel,
-    folder: Path,
-    report: type[Report],
-    stop_s: float,
-    hidden: Collection[str] = (),
-) -> Iterator[tuple[subprocess.Popen[bytes], Reports[Report]]]:
-    """Start `python -m module`, which reads its settings with `begin_module`, and read its reports within the block.
+    module: str, settings: SupervisionSettings, what: str, stop_s: float, hidden: Collection[str] = ()
+) -> Iterator[tuple[subprocess.Popen[bytes], Events]]:
+    """Start `python -m module`, which reads its settings with `begin_module`, and read its events within the block.
 
-    Where the block raises it is ended, see `stop_supervisor`; else it continues until its standard input is closed,
-    thus also until this process ends in whatever way. Its log is in `logs` in `folder`; of the environment it has all
-    but what is `hidden`.
+    If the block raises, the supervisor is stopped. Else it runs until its standard input is closed, thus also until
+    this process ends in whatever way.
+
+    Args:
+        what: see `Events`.
+        stop_s: how long it may take to stop.
+        hidden: environment variables that it does not inherit.
     """
+    folder = Path(settings.folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with private_log(folder / "logs", "supervisor").open("ab") as log:
         process = subprocess.Popen(
@@ -78,7 +90,7 @@ def started_supervisor(
     try:
         process.stdin.write(settings.model_dump_json().encode() + b"\n")
         process.stdin.flush()
-        yield process, Reports(process.stdout, report)
+        yield process, Events(process.stdout, what, folder / "logs")
     except BaseException:
         stop_supervisor(process, stop_s)
         raise
@@ -87,7 +99,7 @@ def started_supervisor(
 
 
 def stop_supervisor(process: subprocess.Popen[bytes], stop_s: float) -> None:
-    """End a supervisor and everything it started; it may take `stop_s` seconds before it is killed."""
+    """Stop a supervisor and everything it started. After `stop_s` seconds it is killed."""
     if process.stdin is not None and not process.stdin.closed:
         process.stdin.close()
     stop_group(process, stop_s)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rstar2.data.parquet import HOW_TO_PREPARE, prepared_file, stage_rows
 from rstar2.errors import UserError
-from rstar2.eval.grader.grade import gold_fault
+from rstar2.eval.grader.grading import gold_fault
 from rstar2.files import write_json
 
 LEFT_OUT_FILE = "left_out.json"

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
 from rstar2.data.parquet import iter_rows
 from rstar2.errors import UserError
-from rstar2.files import read_objects
-from rstar2.loop.prompts import ChatCodec, Message
+from rstar2.files import read_objects, whole_path
+from rstar2.loop.turns.codec import ChatCodec, Encoded, Message
+from rstar2.loop.turns.tags import message_text
 
 _WRITTEN_TOGETHER = 1024
 """Conversations in a record batch of the file for SFT."""
 _ROLES = ("system", "user", "assistant", "tool")
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A conversation as SFT sees it."""
-
-    input_ids: array[int]
-    """Shape (T,)."""
-    loss_mask: array[int]
-    """Shape (T,): 1 where the model has to write the token."""
-
-    def cut(self, tokens: int) -> Encoded:
-        return Encoded(self.input_ids[:tokens], self.loss_mask[:tokens])
 
 
 def read_conversations(path: Path) -> Iterator[dict[str, Any]]:
@@ -55,35 +40,8 @@ def read_conversations(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
-    """Encode a row of `read_conversations`; what follows the last assistant message is left out.
-
-    Generation starts inside the generation prompt's `<reason>`, so in a conversation with tool calls a turn without a
-    thought gets an empty one. Other conversations are taught as they are. A conversation with tool calls and without
-    `tools` is shown the format's tools.
-    """
-    messages: list[Message] = row["messages"]
-    calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
-    tools = _tools(row)
-    if tools is None and not calls:
-        tools = []
-    ids, mask, before = array("i"), array("b"), list[Message]()
-    for message in messages:
-        if message["role"] != "assistant":
-            before.append({"role": message["role"], "content": message.get("content") or ""})
-            continue
-        text = written(message)
-        if text.startswith(codec.turn_start):
-            started, text = True, text.removeprefix(codec.turn_start)
-        elif calls:
-            started, text = True, _empty_thought(codec.turn_start) + text
-        else:
-            started = False
-        given = codec.between(before, started) if ids else codec.prompt(before, tools, started)
-        turn = codec.turn(text)
-        ids.extend([*given, *turn])
-        mask.extend([*[0] * len(given), *[1] * len(turn)])
-        before = []
-    return Encoded(ids, mask)
+    """Encode a row of `read_conversations`, see `ChatCodec.training_sample`."""
+    return codec.training_sample(row["messages"], _tools(row))
 
 
 def write_encoded(path: Path, conversations: Iterable[Encoded]) -> None:
@@ -93,23 +51,20 @@ def write_encoded(path: Path, conversations: Iterable[Encoded]) -> None:
     columns = {"input_ids": pyarrow.int32(), "loss_mask": pyarrow.int8()}
     schema = pyarrow.schema([(name, pyarrow.list_(kind)) for name, kind in columns.items()])
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     rest = iter(conversations)
-    try:
-        with pyarrow.OSFile(str(part), "wb") as file, pyarrow.ipc.new_file(file, schema) as writer:
-            while group := list(islice(rest, _WRITTEN_TOGETHER)):
-                ends = accumulate((len(each.input_ids) for each in group), initial=0)
-                offsets = pyarrow.array(list(ends), type=pyarrow.int32())
-                lists = [
-                    pyarrow.ListArray.from_arrays(
-                        offsets, _joined([getattr(each, name) for each in group], kind)
-                    )
-                    for name, kind in columns.items()
-                ]
-                writer.write_batch(pyarrow.record_batch(lists, schema=schema))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with (
+        whole_path(path) as part,
+        pyarrow.OSFile(str(part), "wb") as file,
+        pyarrow.ipc.new_file(file, schema) as writer,
+    ):
+        while group := list(islice(rest, _WRITTEN_TOGETHER)):
+            ends = accumulate((len(each.input_ids) for each in group), initial=0)
+            offsets = pyarrow.array(list(ends), type=pyarrow.int32())
+            lists = [
+                pyarrow.ListArray.from_arrays(offsets, _joined([getattr(each, name) for each in group], kind))
+                for name, kind in columns.items()
+            ]
+            writer.write_batch(pyarrow.record_batch(lists, schema=schema))
 
 
 def _joined(parts: list[array[int]], kind: Any) -> Any:
@@ -120,25 +75,6 @@ def _joined(parts: list[array[int]], kind: Any) -> Any:
     for part in parts:
         values.extend(part)
     return pyarrow.Array.from_buffers(kind, len(values), [None, pyarrow.py_buffer(values)])
-
-
-def _empty_thought(turn_start: str) -> str:
-    """What ends the thought that the generation prompt opens, such as `</reason>`."""
-    tag = re.fullmatch(r"<(\w+)>\s*", turn_start)
-    return f"</{tag[1]}>\n" if tag else ""
-
-
-def written(message: Message) -> str:
-    """An assistant message as the model has to write it: calls of OpenAI's form follow the text."""
-    calls = [_call_text(call["function"]) for call in message.get("tool_calls") or []]
-    return "\n".join([*filter(None, [message.get("content")]), *calls])
-
-
-def _call_text(function: dict[str, Any]) -> str:
-    arguments = function["arguments"]
-    given = json.loads(arguments) if isinstance(arguments, str) else arguments
-    call = json.dumps({"name": function["name"], "arguments": given}, ensure_ascii=False)
-    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def _tools(row: dict[str, Any]) -> list[Message] | None:
@@ -158,7 +94,7 @@ def _are_tools(row: dict[str, Any]) -> bool:
 
 def _can_be_encoded(row: dict[str, Any]) -> bool:
     """Whether the texts that a row of messages and tools comes to are such that a tokenizer takes them."""
-    texts = [written(message) for message in row["messages"]]
+    texts = [[message_text(message), message.get("reasoning_content")] for message in row["messages"]]
     try:
         json.dumps([texts, _tools(row)], ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -169,7 +105,7 @@ def _can_be_encoded(row: dict[str, Any]) -> bool:
 def _are_calls(calls: Any) -> bool:
     """Whether they are calls as OpenAI's API writes them; `arguments` is JSON, as text or not."""
     try:
-        return isinstance(calls, list | tuple) and all(_call_text(call["function"]) for call in calls)
+        return isinstance(calls, list | tuple) and bool(message_text({"tool_calls": calls}) or not calls)
     except (KeyError, TypeError, ValueError):
         return False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from rstar2.eval.grader.outcomes import UNDECIDED, Missed, missed
 from rstar2.loop.trace import Trace, Turn
+from rstar2.loop.turns import tags
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,6 @@ class Rollout:
             turn.text + "".join(outputs) for turn, outputs in zip(trace.turns, shown, strict=False)
         )
         replies = [output for outputs in shown for output in outputs]
-        # Only up to the last end: looking behind it from each beginning would take quadratic time.
-        closed = len(re.findall("<answer>.*?</answer>", text[: text.rfind("</answer>") + 9], re.DOTALL))
-        balanced = text.count("<answer>") == text.count("</answer>") == closed
         cut_off = trace.finish == "max_tokens" and not trace.turns[-1].calls
         lost = [call.output for call in trace.calls if call.status == "lost"]
         return cls(
@@ -81,7 +78,7 @@ class Rollout:
             replies=len(replies),
             error_replies=sum("error" in reply.lower() for reply in replies),
             later_turns_ended=max(len(trace.turns) - 1 - cut_off, 0),
-            closed_blocks=closed if balanced else 0,
+            closed_blocks=tags.closed_answer_blocks(text),
             correct=trace.correct,
             missed=missed(trace) or "wrong",
             problem_id=trace.problem_id,
@@ -100,7 +97,7 @@ class Rollout:
 
 def _is_void(turn: Turn) -> bool:
     called = turn.calls_not_run or any(call.status != "parse_error" for call in turn.calls)
-    return not called and "\\boxed" not in turn.text and "</answer>" not in turn.text
+    return not called and "\\boxed" not in turn.text and not tags.ends_answer(turn.text)
 
 
 @dataclass(frozen=True)

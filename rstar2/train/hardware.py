@@ -14,11 +14,12 @@ from pathlib import Path
 from rstar2.errors import RStarError, Unavailable, UserError
 from rstar2.install import install_command
 from rstar2.machine import gpu_names
+from rstar2.model_shape import weight_bytes
 from rstar2.train.recipe import Hardware
 
 LAPTOP = "laptop"
 TINY_BYTES = 100 * 2**20
-"""Weights of at most so many bytes, 25 million parameters in fp32, are trained on a CPU in sensible time."""
+"""Weights up to this size, 25 million parameters in fp32, are trained on a CPU in sensible time."""
 CLUSTER_S = 60.0
 """How long a Ray cluster may take to say what it has."""
 _REFUSED = re.compile(
@@ -29,8 +30,7 @@ _REFUSED = re.compile(
 
 def default_profile(model: Path) -> str | None:
     """The laptop profile for a tiny model on a machine without GPUs and without a Ray cluster; None otherwise."""
-    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    return LAPTOP if 0 < weights <= TINY_BYTES and not _cluster() and not gpu_names() else None
+    return LAPTOP if 0 < weight_bytes(model) <= TINY_BYTES and not _cluster() and not gpu_names() else None
 
 
 def check_hardware(wanted: Iterable[Hardware]) -> None:

@@ -20,7 +20,7 @@ from rstar2.processes import start_bound, stop_group
 from rstar2.train.command import CPU_ENVIRONMENT, Command
 from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, changed_at, describe
-from rstar2.train.records.steps import whole_lines
+from rstar2.train.records.steps import metrics_rows
 from rstar2.train.stopping import StopAfterStep
 from rstar2.train.trainer.causes import find_cause
 from rstar2.train.trainer.checkpoints import newest_size
@@ -234,4 +234,4 @@ def _whole_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
     with path.open("rb") as file:
         file.seek(position)
         data = file.read()
-    return list(whole_lines(data)), position + data.rfind(b"\n") + 1
+    return list(metrics_rows(data)), position + data.rfind(b"\n") + 1

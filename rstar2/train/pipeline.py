@@ -7,7 +7,7 @@ call after a kill repeats nothing:
 RUN/
   sft/ stage1/ stage2/ stage3/      see `rstar2.train.stages`
   stage3/solved/                    verdicts on the training problems, see `rstar2.train.filter`
-  eval/sft/ eval/stage1/ …          see `rstar2.eval.runner` (the demo)
+  eval/sft/ eval/stage1/ …          see `rstar2.eval.run` (the demo)
   steps.csv                         every step of all stages, see `rstar2.train.records.steps`
   left_out.json                     problems that are not trained on, see `rstar2.train.answers`
   model.json                        the last finished stage's model
@@ -29,14 +29,13 @@ from rstar2.eval.progress import Progress
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.judge.service.start import running_judge
-from rstar2.loop.prompts import load_codec
+from rstar2.loop.turns.choose import load_codec
 from rstar2.runs import Run
 from rstar2.train import sampling, stages
 from rstar2.train.answers import write_left_out
 from rstar2.train.command import stage_command
 from rstar2.train.conversations import write_encoded
-from rstar2.train.filter.sample import FilterProgress
-from rstar2.train.filter.unsolved import counted, unsolved, unsolved_as_counted
+from rstar2.train.filter.unsolved import StageFilter, counted, unsolved, unsolved_as_counted
 from rstar2.train.launch import fork_server
 from rstar2.train.recipe import Hardware, StageRecipe
 from rstar2.train.records.alarms import AlarmRecorder
@@ -92,7 +91,7 @@ class Pipeline:
         self.progress.start(row, f"  {label}held-out problems", wanted)
         timer = PhaseTimer(out, self.timer)
         engine, codec = open_folder(model, evaluation.settings.in_flight)
-        shown = self._sampling_progress(row, timer)
+        shown = self._sampling_progress(row, timer, _accuracy)
         numbers = sampling.sample(engine, codec, evaluation, self.judge, out, shown).summary
         self.progress.finish(row, f"accuracy {numbers['accuracy']:.1%}")
         self.timer.save()
@@ -167,38 +166,34 @@ class Pipeline:
         if self.solved is not None:
             kept = unsolved_as_counted(counted(self.solved, recipe), rows, recipe)
         else:
-            count = self._counted_progress(row, timer)
-
-            def shown(progress: FilterProgress) -> None:
-                text = f"correct {progress.correct / progress.done:.1%}" if progress.done else ""
-                count(progress.done, progress.resumed, text)
-
-            kept = unsolved(model, rows, recipe, self.judge, folder / "solved", self.run.logs, shown)
+            shown = self._sampling_progress(row, timer, _share_correct)
+            stage = StageFilter(model, rows, recipe, self.judge, folder / "solved", self.run.logs)
+            kept = unsolved(stage, shown)
         self.progress.finish(row, f"{len(kept)} of {len(rows)} problems kept")
         return kept
 
-    def _sampling_progress(self, row: str, timer: PhaseTimer) -> OnProgress:
-        count = self._counted_progress(row, timer)
-
-        def on_progress(progress: Progress) -> None:
-            shown = "" if progress.accuracy is None else f"accuracy {progress.accuracy:.1%}"
-            count(progress.done, progress.resumed, shown)
-
-        return on_progress
-
-    def _counted_progress(self, row: str, timer: PhaseTimer) -> Callable[[int, int, str], None]:
+    def _sampling_progress(self, row: str, timer: PhaseTimer, text: Callable[[Progress], str]) -> OnProgress:
         """Shows how many samples are done, and counts the time in which there were new ones."""
         counted_s = 0.0
 
-        def on_progress(done: int, resumed: int, text: str) -> None:
+        def on_progress(progress: Progress) -> None:
             nonlocal counted_s
-            self.progress.update(row, done, text)
-            if resumed < done:
+            waiting = f"waiting: {progress.trouble}" if progress.trouble else ""
+            self.progress.update(row, progress.done, waiting or text(progress))
+            if progress.resumed < progress.done:
                 timer.timing.evaluation_s += timer.elapsed_s() - counted_s
                 counted_s = timer.elapsed_s()
                 timer.save()
 
         return on_progress
+
+
+def _accuracy(progress: Progress) -> str:
+    return "" if progress.accuracy is None else f"accuracy {progress.accuracy:.1%}"
+
+
+def _share_correct(progress: Progress) -> str:
+    return f"correct {progress.correct / progress.done:.1%}" if progress.done else ""
 
 
 def _method(recipe: StageRecipe) -> str:
@@ -257,7 +252,8 @@ def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
         # Training takes long, and what reads them from here on is the trainer.
         plan.conversations.clear()
     timer = PhaseTimer(folder)
-    return stages.run_sft(plan.recipe, base, data, count, folder, run.logs, progress, timer)
+    inputs = stages.SftInput(plan.recipe, base, data, count)
+    return stages.run_sft(inputs, folder, run.logs, progress, timer)
 
 
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:

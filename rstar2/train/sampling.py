@@ -14,12 +14,12 @@ from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress
-from rstar2.eval.runner import EvalResult, evaluate
+from rstar2.eval.run import EvalResult, evaluate
 from rstar2.eval.settings import EvalSettings
 from rstar2.judge.client import JudgeClient
 from rstar2.loop.engine import Engine
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.turns.codec import ChatCodec
 
 JudgeAddress = tuple[str, str | None]
 """A judge's URL and token."""

@@ -28,7 +28,6 @@ FOLDER/
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,10 +38,11 @@ from typing import Any, Protocol
 
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import Failure, UserError
-from rstar2.files import write_json, write_text
+from rstar2.files import whole_folder, write_json, write_text
 from rstar2.loop.formats.format import Format, save_format
 from rstar2.loop.model_folder import write_format
-from rstar2.loop.prompts import ChatCodec, load_codec
+from rstar2.loop.turns.choose import load_codec
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.answers import readable_rows
 from rstar2.train.command import (
     ROUTER_FILE,
@@ -133,23 +133,32 @@ def warner(progress: PhaseProgress, log: Path) -> Callable[[str], None]:
     return warn
 
 
+@dataclass(frozen=True)
+class SftInput:
+    """What stage 0 trains, and on what."""
+
+    recipe: SftRecipe
+    model: Path
+    data: Path
+    """A file of `rstar2.train.conversations.write_encoded`."""
+    conversations: int
+    """How many the file holds."""
+
+
 def run_sft(
-    recipe: SftRecipe,
-    model: Path,
-    data: Path,
-    conversations: int,
+    inputs: SftInput,
     folder: Path,
     logs: Path,
     progress: PhaseProgress,
     timer: PhaseTimer,
     trainer_env: Callable[[Hardware], Mapping[str, str]] | None = None,
 ) -> Path:
-    """Stage 0: fine-tune on `data`, of `rstar2.train.conversations.write_encoded`; returns the model's folder.
+    """Stage 0: fine-tune a model. Returns the new model's folder. Raises Failure if the trainer fails.
 
-
-    The trainer prints to `logs`; `trainer_env` is that of `rstar2.train.pipeline.Pipeline`. A Failure where it fails.
+    The trainer prints to `logs`; `trainer_env` is that of `rstar2.train.pipeline.Pipeline`.
     """
-    steps = conversations // recipe.batch * recipe.epochs
+    recipe = inputs.recipe
+    steps = inputs.conversations // recipe.batch * recipe.epochs
     progress.start("sft", "stage 0: SFT", steps)
     if is_done(folder):
         progress.finish("sft", DONE_BEFORE)
@@ -158,16 +167,17 @@ def run_sft(
     def on_step(step: int, metrics: dict[str, float]) -> None:
         progress.update("sft", step, f"loss {metrics['train/loss']:.3f}")
 
-    command = sft_command(recipe, folder, model, data, next_metrics(folder))
+    command = sft_command(recipe, folder, inputs.model, inputs.data, next_metrics(folder))
     if trainer_env:
         command.env.update(trainer_env(recipe.hardware))
     saved = CheckpointSettings(
         every=recipe.checkpoint_every, every_minutes=recipe.checkpoint_every_minutes, keep=SFT_KEEP
     )
     log = logs / "sft.log"
-    start = Start(command, folder, steps, model, log, recipe.hardware, saved, timer, warner(progress, log))
+    warn = warner(progress, log)
+    start = Start(command, folder, steps, inputs.model, log, recipe.hardware, saved, timer, warn)
     trained = train(start, on_step)
-    progress.finish("sft", f"{conversations} conversations, {steps} steps")
+    progress.finish("sft", f"{inputs.conversations} conversations, {steps} steps")
     return trained
 
 
@@ -357,15 +367,12 @@ def _export(start: Start, checkpoint: Path, model: Path) -> None:
     if model.is_dir():
         return
     begun_at = time.monotonic()
-    part = model.with_name(f".{model.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    words = ["-m", "rstar2.train.verl.output.export", str(actor_of(checkpoint)), str(part)]
     # What workers on other nodes read from files is gone by now, and is of no use here.
     env = {name: value for name, value in start.command.env.items() if name not in _FOR_WORKERS}
-    run_export(Command([sys.executable, *words], env), start.log, start.hardware.export_timeout_s)
-    write_format(load_codec(start.base), part, part)
-    part.rename(model)
+    with whole_folder(model) as part:
+        words = ["-m", "rstar2.train.verl.output.export", str(actor_of(checkpoint)), str(part)]
+        run_export(Command([sys.executable, *words], env), start.log, start.hardware.export_timeout_s)
+        write_format(load_codec(start.base), part, part)
     start.timer.timing.export_s += time.monotonic() - begun_at
     start.timer.save()
 

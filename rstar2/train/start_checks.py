@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,18 @@ from rstar2.addresses import is_loopback
 from rstar2.data.parquet import prepared_file
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
+from rstar2.files import whole_folder
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.schema import ISOLATION_ORDER
-from rstar2.loop.formats.format import FORMAT_FILE, Format, read_format
+from rstar2.loop.formats.format import FORMAT_FILE, Format
 from rstar2.loop.judge_check import require, try_judge
 from rstar2.loop.model_folder import write_format
-from rstar2.loop.prompts import ChatCodec, differences, load_tokenizer, model_format
+from rstar2.loop.turns.choose import codec_for, differences, load_tokenizer, model_format, named_format
+from rstar2.loop.turns.codec import ChatCodec, Encoded
+from rstar2.model_shape import weight_files
 from rstar2.train.answers import UnreadableAnswer, readable_rows
 from rstar2.train.attention import check_attention
-from rstar2.train.conversations import Encoded, encode, read_conversations
+from rstar2.train.conversations import encode, read_conversations
 from rstar2.train.filter.unsolved import check_counted, counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import JudgeAddress, Rows, problems_of
@@ -120,7 +122,7 @@ def plan_training(
         check_trackers(recipe.trackers, recipe.trace_trackers)
     if judge.url is None:
         server_binary()
-    codec = ChatCodec(load_tokenizer(model), fmt)
+    codec = codec_for(load_tokenizer(model), fmt)
     lengths = prompt_lengths(rows, codec)
     too_long = {
         number: _too_long(lengths, recipe, recipe.rollout.prompts, str(data))
@@ -270,8 +272,8 @@ def taught_codec(named: str | None, model: Path) -> ChatCodec:
     tokenizer = load_tokenizer(model)
     own, source = model_format(model, tokenizer)
     if named:
-        return ChatCodec(tokenizer, read_format(named, own.template), named)
-    return ChatCodec(tokenizer, own, source) if source == FORMAT_FILE else ChatCodec(tokenizer)
+        return codec_for(tokenizer, named_format(named, own, source), named)
+    return codec_for(tokenizer, own, source) if source == FORMAT_FILE else codec_for(tokenizer)
 
 
 def rl_format(named: str | None, model: Path) -> Format:
@@ -283,8 +285,8 @@ def rl_format(named: str | None, model: Path) -> Format:
     tokenizer = load_tokenizer(model)
     own, source = model_format(model, tokenizer)
     if not named:
-        return ChatCodec(tokenizer, own, source).format
-    wanted = ChatCodec(tokenizer, read_format(named, own.template), named).format
+        return codec_for(tokenizer, own, source).format
+    wanted = codec_for(tokenizer, named_format(named, own, source), named).format
     differing = differences(own, wanted, source) if source == FORMAT_FILE else []
     if differing:
         raise UserError(
@@ -295,10 +297,10 @@ def rl_format(named: str | None, model: Path) -> Format:
 
 
 def check_model(model: Path) -> None:
-    """Raise a UserError for a folder that has no config.json or weights."""
+    """Raises UserError if a folder has no config.json or no weights."""
     if not (model / "config.json").is_file():
         raise UserError(f"{model} has no config.json", "Give the folder of a Hugging Face model.")
-    if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
+    if not weight_files(model):
         raise UserError(f"{model} has no weights", "Give the folder that also holds the .safetensors files.")
 
 
@@ -311,13 +313,10 @@ def with_format(model: Path, fmt: Format, folder: Path) -> Path:
     own, source = model_format(model, tokenizer)
     if folder.is_dir() or (source == FORMAT_FILE and own == fmt):
         return folder if folder.is_dir() else model
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    write_format(ChatCodec(tokenizer, fmt), model, part)
-    for file in model.iterdir():
-        # The tokens in the legacy file would replace those of tokenizer_config.json.
-        if file.is_file() and file.name != "special_tokens_map.json" and not (part / file.name).exists():
-            (part / file.name).symlink_to(file.resolve())
-    part.rename(folder)
+    with whole_folder(folder) as part:
+        write_format(codec_for(tokenizer, fmt), model, part)
+        for file in model.iterdir():
+            # The tokens in the legacy file would replace those of tokenizer_config.json.
+            if file.is_file() and file.name != "special_tokens_map.json" and not (part / file.name).exists():
+                (part / file.name).symlink_to(file.resolve())
     return folder

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import CallStatus, ToolCall, Trace, Turn
+from rstar2.loop.turns.codec import ChatCodec
 
 CALL = (
     'Let me check.</reason>\n<tool_call>\n{"name": "python_code_with_standard_io", "arguments": '

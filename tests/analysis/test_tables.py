@@ -17,8 +17,8 @@ from rstar2.analysis.stored import FORKING, REFLECTION
 from rstar2.analysis.tables import Table, chart, write_csv
 from rstar2.analysis.tokens import KINDS, TokenReader, after_reply
 from rstar2.analysis.uncertainty import WINDOW, Uncertainty, top_tokens
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import ToolCall, Trace, Turn
+from rstar2.loop.turns.codec import ChatCodec
 
 HIGH, AFTER_OK, AFTER_FAILED, LOW = 2.0, 3.0, 4.0, 0.1
 RISE = 3
@@ -254,11 +254,11 @@ def test_a_call_after_a_boxed_value_is_self_verification() -> None:
     boxed = "\\boxed{4}"
     assert not verifies_itself(_trace([_call("ok")]))
     call_first = [
-        Turn(text="<tool_call>", start=0, end=3, calls=[_call("ok")]),
+        Turn(text="<tool_call>{}</tool_call>", start=0, end=3, calls=[_call("ok")]),
         Turn(text=boxed, start=3, end=6),
     ]
     assert not verifies_itself(_trace().model_copy(update={"turns": call_first}))
-    assert verifies_itself(_trace([_call("ok")], text=f"{boxed}<tool_call>"))
+    assert verifies_itself(_trace([_call("ok")], text=f"{boxed}<tool_call>{{}}</tool_call>"))
 
 
 def test_repeated_text_is_a_share_of_stretches() -> None:

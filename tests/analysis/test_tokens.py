@@ -9,6 +9,7 @@ import pytest
 
 from rstar2.analysis.tokens import KINDS, NUMBER, TokenReader, _spans, after_reply, events
 from rstar2.errors import UserError
+from rstar2.loop.trace import Turn
 
 
 def _text_by_kind(tokenizer: Any, trace: Any) -> dict[str, str]:
@@ -129,11 +130,11 @@ def test_replies_are_found_with_their_outcome_and_lost_calls_are_left_out(
 
 
 def test_a_tag_that_is_only_mentioned_begins_no_call() -> None:
-    spans = [(start, KINDS[kind]) for start, kind in _spans("a <tool_call> b</reason><answer>4")]
-    assert spans == [
-        (0, "prose"), (2, "tag"), (13, "prose"), (15, "tag"), (24, "prose"), (24, "tag"), (32, "answer")
-    ]  # fmt: skip
+    mention = Turn(text="a <tool_call> b</reason><answer>4", start=0, end=1)
+    spans = [(start, KINDS[kind]) for start, kind in _spans(mention, 0)]
+    assert spans == [(0, "tag"), (0, "prose"), (15, "tag"), (32, "answer"), (33, "tag")]
     body = '<tool_call>{"code": "x"}'
-    assert [KINDS[kind] for _, kind in _spans(f"{body}</tool_call> c")] == [
-        "prose", "tag", "call", "code", "call", "tag", "prose"
+    called = Turn(text=f"{body}</tool_call> c", start=0, end=1)
+    assert [KINDS[kind] for _, kind in _spans(called, 0)] == [
+        "tag", "tag", "call", "code", "call", "tag", "tag", "prose", "tag"
     ]  # fmt: skip

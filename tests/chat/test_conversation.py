@@ -23,13 +23,15 @@ from rstar2.chat.repetition import (
     Often,
     repeats,
 )
-from rstar2.engines.streamed_text import Piece, TagSplitter, TextStream, without_tags
 from rstar2.loop.agent import Limits
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
-from rstar2.loop.formats.calls import begins_object, call_bodies
-from rstar2.loop.prompts import END_OF_TURN, ChatCodec
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.loop.trace import CallStatus, ToolCall
+from rstar2.loop.turns.choose import codec_for
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.stream import Piece, TagSplitter, TextStream
+from rstar2.loop.turns.tags import begins_object, find_calls, inside_call, without_tags
+from rstar2.loop.turns.template import END_OF_TURN
 
 
 def _pieces(text: str, cuts: list[int]) -> list[str]:
@@ -101,7 +103,8 @@ def test_a_tag_that_is_only_mentioned_is_shown_as_text() -> None:
 def test_calls_are_shown_where_whole_turns_are_found_to_have_objects(text: str) -> None:
     splitter = TagSplitter()
     shown = [piece.content for piece in splitter.add(text) + splitter.end() if piece.kind == "call"]
-    assert shown == [body for body in call_bodies(text) if begins_object(body)]
+    bodies = [call[0][slice(*inside_call(call[0]))] for call in find_calls(text)]
+    assert shown == [body for body in bodies if begins_object(body)]
 
 
 def test_a_body_that_is_no_call_is_shown_without_the_tags_in_it() -> None:
@@ -146,7 +149,7 @@ def test_streamed_tokens_show_the_text_and_never_half_a_character(
     codec: ChatCodec, text: str, sizes: list[int]
 ) -> None:
     ids = codec.tokenizer.encode(text)
-    stream = TextStream(codec)
+    stream = TextStream(codec.decode)
     shown = []
     for size in itertools.cycle(sizes):
         if not ids:
@@ -265,7 +268,7 @@ async def test_a_reset_begins_anew_and_each_answer_draws_anew(codec: ChatCodec) 
 
 
 async def test_a_model_of_one_question_gets_each_as_the_first(codec: ChatCodec) -> None:
-    single = ChatCodec(codec.tokenizer, codec.format.model_copy(update={"one_question": True}))
+    single = codec_for(codec.tokenizer, codec.format.model_copy(update={"one_question": True}))
     writer = Writer(*[_spelled(codec, "yes")] * 2)
     chat = _chat(single, writer)
     await chat.ask("x")

@@ -10,6 +10,7 @@ import pytest
 
 from rstar2.chat.model import ModelChoice, open_model
 from rstar2.errors import UserError
+from rstar2.machine import GIB
 
 NAMING: dict[str, Any] = {"run": Path(), "model": "m", "url": "http://127.0.0.1:1", "api": "chat"}
 MEANT = [{"run"}, {"model"}, {"url"}, {"url", "run"}, {"url", "model"}, {"url", "api"}]
@@ -38,6 +39,6 @@ async def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(
         '{"num_attention_heads": 8, "hidden_size": 512, "num_hidden_layers": 4, "max_position_embeddings": 4096}'
     )
     (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
-    monkeypatch.setattr("rstar2.serve.hardware.available_gib", lambda: 1.5)
+    monkeypatch.setattr("rstar2.serve.hardware.memory_bytes", lambda: (64 * GIB, 3 * GIB // 2))
     with pytest.raises(UserError, match=r"1\.5 GiB of memory are free"):
         await open_model(ModelChoice(model=str(tmp_path)), lambda _: None)

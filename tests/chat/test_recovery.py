@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import pytest
 
-from rstar2.chat.recovery import ContinuingEngine
+from rstar2.chat.recovery import PAUSES, ContinuingEngine
 from rstar2.loop.engine import EngineUnavailable, Generation, OnTokens, Sampling
+from rstar2.retry import RetryPolicy
 
 END = 9
 
@@ -41,13 +41,13 @@ class Breaks:
 
 @pytest.mark.parametrize("for_good", [False, True])
 async def test_the_wait_begins_when_a_server_is_seen_to_be_away_and_not_with_its_last_token(
-    for_good: bool, monkeypatch: pytest.MonkeyPatch
+    for_good: bool,
 ) -> None:
     server, said = Breaks(for_good), list[str]()
-    monkeypatch.setattr("rstar2.chat.recovery.time", SimpleNamespace(monotonic=lambda: server.now))
-    engine = ContinuingEngine(server, END, said.append, wait_s=30.0)
+    retries = RetryPolicy(30.0, PAUSES, clock=lambda: server.now)
+    engine = ContinuingEngine(server, END, said.append, retries)
     if for_good:
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineUnavailable, match="the engine has not answered for 30 seconds: it broke"):
             await engine.generate([7], Sampling(max_tokens=10), lambda _: None)
     else:
         generated = await engine.generate([7], Sampling(max_tokens=10), lambda _: None)

@@ -12,9 +12,9 @@ from support.tools import SharedTools
 from rstar2.chat.conversation import Conversation
 from rstar2.loop.agent import Limits
 from rstar2.loop.engine import Generation, OnTokens, Sampling
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.trace import ToolCall
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.conversations import encode
 
 OUTPUTS = ["", "π √2 日本語 😀", "x" * 300, "a <|im_end|> b", "(no output)", "two\n\nlines\n"]

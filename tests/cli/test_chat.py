@@ -33,9 +33,9 @@ from rstar2.engines.openai_server import OpenAIServer
 from rstar2.errors import Failure, UserError
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import ours, save_format
-from rstar2.loop.prompts import END_OF_TURN
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.loop.trace import read_traces
+from rstar2.loop.turns.template import END_OF_TURN
 from rstar2.processes import free_port
 from rstar2.report import write_report
 

@@ -25,11 +25,11 @@ from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import ours, save_format
-from rstar2.loop.prompts import END_OF_TURN
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.loop.trace import read_traces
+from rstar2.loop.turns.template import END_OF_TURN
+from rstar2.processes import answers
 from rstar2.report import write_report
-from rstar2.serve.launch import answers
 
 pytestmark = pytest.mark.slow
 
@@ -213,7 +213,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(words: tuple[str, ...], 
 
 def standin_text(standin: StandIn) -> str:
     """The prompt that the server was asked last."""
-    from rstar2.loop.prompts import load_tokenizer
+    from rstar2.loop.turns.choose import load_tokenizer
 
     return str(load_tokenizer(standin.root).decode(standin.asked[-1]["prompt"]))
 

@@ -14,7 +14,7 @@ from support.commands import rstar2
 from support.servers.vllm_standin import StandIn, serving
 
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.turns.codec import ChatCodec
 
 pytestmark = pytest.mark.slow
 

@@ -61,7 +61,8 @@ def ran() -> Result:
 @pytest.fixture
 def gpu_path(tmp_path: Path) -> str:
     """A path on which nvidia-smi answers, so that torch need not be asked for GPUs."""
-    folder = _executable(tmp_path / "gpu", "nvidia-smi", f"echo '{GPU}'; echo '{GPU}'").parent
+    rows = "\n".join(f"{number}, GPU-{number}, NVIDIA H200, 143771, 143000, 9.0" for number in range(2))
+    folder = _executable(tmp_path / "gpu", "nvidia-smi", f"echo '{rows}'").parent
     return f"{folder}:{os.environ['PATH']}"
 
 

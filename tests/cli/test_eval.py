@@ -27,15 +27,15 @@ from support.waiting import wait_until
 
 from rstar2.data.problem import Problem
 from rstar2.eval.benchmarks import Given
-from rstar2.eval.measure import _readable, prepare
-from rstar2.eval.settings import JudgeChoice
+from rstar2.eval.plan import EvalRequest, _readable, plan_evaluation
 from rstar2.eval.target import Opened, Target
 from rstar2.eval.terminal.live import LiveView
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import ours, save_format
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import read_traces
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.processes import free_port
+from rstar2.retry import RetryPolicy
 
 COUNT = 24
 
@@ -266,7 +266,7 @@ def test_a_server_that_goes_away_is_waited_for_then_named_with_all_kept(
     judge: JudgeHandle,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rstar2.engines.retry.RetryPolicy", policies_on(Clock()))
+    monkeypatch.setattr("rstar2.eval.measure.RetryPolicy", policies_on(Clock()))
     answer = [*codec.tokenizer.encode("x</reason><answer>\\boxed{1}</answer>"), codec.end_id]
     bounds = ("-n", 1, "--in-flight", 2, "--wait", 60)
     words = ("--model", model, *bounds, "--run", "r", "--judge", judge.url, "--url")
@@ -285,6 +285,7 @@ def test_a_server_that_goes_away_is_waited_for_then_named_with_all_kept(
         left.result()
     assert code == 1, err
     assert "has not answered for 60 seconds" in err
+    assert re.search(r"the engine was away for \d+ s in all\. Requests sent again: \d+ × ", err)
     assert "Every finished sample is kept" in err
     assert 4 <= lines(traces) < COUNT
     assert json.loads((tmp_path / "r" / "numbers" / "results.json").read_text())["complete"] is False
@@ -352,12 +353,13 @@ def test_the_papers_number_stands_beside_the_whole_published_set_and_a_model_alo
     def compared(benchmark: str = "builtin", oracle: bool = False, **more: Any) -> bool:
         target = Target(None if oracle else str(model), None, None, oracle)
         given = Given(more.pop("data", None))
-        plan = prepare(target, None, [benchmark], {}, JudgeChoice(), given, **more)
+        request = EvalRequest(target, [benchmark], files=given, **more)
+        plan = plan_evaluation(request, RetryPolicy(0.0))
         return next(iter(plan.benchmarks.values())).as_published
 
     opened = Opened(None, None, {"name": "made"})
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("rstar2.eval.measure.open_target", lambda *_: opened)
+        patched.setattr("rstar2.eval.plan.open_target", lambda *_: opened)
         assert compared()
         assert compared(limit=1000)
         assert not compared(limit=5)
@@ -436,7 +438,7 @@ def test_a_server_that_does_not_answer_is_named_within_the_wait_and_before_anyth
         raise AssertionError("the benchmark was loaded first")
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    monkeypatch.setattr("rstar2.engines.models.RetryPolicy", policies_on(Clock()))
+    monkeypatch.setattr("rstar2.eval.measure.RetryPolicy", policies_on(Clock()))
     closed = f"http://127.0.0.1:{free_port()}"
     code, _, err = run("aime24", "--url", closed, "--wait", 60)
     assert (code, err.splitlines()[0]) == (2, f"nothing answers at {closed}: connection refused")

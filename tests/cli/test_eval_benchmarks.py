@@ -122,7 +122,7 @@ def model() -> Iterator[ChatStandIn]:
 def test_a_harness_scores_and_the_same_command_adds_nothing(
     harness: Path, model: ChatStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.eval.methods.chat.RetryPolicy", policies_on(Clock()))
+    monkeypatch.setattr("rstar2.eval.measure.RetryPolicy", policies_on(Clock()))
     model.busy_answers = 2
     first = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--max-tokens", 64)
     assert first.code == 0, printed(first)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from rstar2.cli import app
 from rstar2.errors import UserError
 from rstar2.loop.formats.format import ours, save_format
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.turns.codec import ChatCodec
 
 
 @pytest.fixture

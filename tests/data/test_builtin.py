@@ -6,13 +6,13 @@ import asyncio
 from itertools import islice
 
 import pytest
+from support.written_calls import parse_calls
 
 from rstar2.data import builtin
 from rstar2.errors import UserError
 from rstar2.eval.grader import grade
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.agent import parse_calls
 from rstar2.loop.toolbox import Toolbox
 
 FLAWS = {"repaired": 0.2, "guessed": 0.2, "wrong": 0.2, "missing": 0.2, "repeated": 0.1}

@@ -14,7 +14,7 @@ from support.optional import needs
 from support.train.demo_run import EVICTED, adam_steps, finish, start
 from support.train.kept_traces import training_traces
 
-from rstar2.loop.prompts import load_codec
+from rstar2.loop.turns.choose import load_codec
 from rstar2.train.records.steps import step_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]

@@ -34,9 +34,9 @@ from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import FORMAT_FILE, ours
-from rstar2.loop.prompts import load_codec
-from rstar2.loop.tools import tool_modules
+from rstar2.loop.tools import shipped_tools
 from rstar2.loop.trace import TraceWriter, read_traces
+from rstar2.loop.turns.choose import load_codec
 
 pytestmark = [pytest.mark.slow, needs("torch")]
 
@@ -137,7 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     page = (ROOT / "docs" / "published-14b.md").read_text("utf-8")
     [toml] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (root / "published.toml").write_text(toml)
-    write_json(root / "release_tools.json", [tool.SCHEMA for tool in tool_modules().values()])
+    write_json(root / "release_tools.json", [tool.schema for tool in shipped_tools().values()])
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
         made_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
     write_json(root / "runs/demo/config.json", {"kind": "demo", "config": {}})
@@ -174,6 +174,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     measured = [{"id": f"{name}-1", "correct": 8, "samples": 16} for name in sources()]
     write_json(root / "runs/agree/rl/results.json", {"per_problem": measured})
     (root / "problem.txt").write_text(problems[0].problem)
+    shutil.copy(ROOT / "examples/own_benchmark/estimates.py", root / "my_bench.py")
     (root / "prog.py").write_text("print(6 * 7)")
     (root / "input.txt").write_text("")
     python = root / ".venv-vllm/bin/python"

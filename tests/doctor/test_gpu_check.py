@@ -272,7 +272,7 @@ def test_a_larger_model_has_a_text_for_every_token_it_can_write(
     from rstar2.data import builtin
     from rstar2.doctor.gpu_check.sizes import Size
     from rstar2.doctor.gpu_check.tools import model
-    from rstar2.loop.prompts import load_codec
+    from rstar2.loop.turns.choose import load_codec
 
     messages = builtin.FORMAT.messages("What is 12 + 34?")
     tiny = load_codec(model.random_model(settings))

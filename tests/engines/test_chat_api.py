@@ -16,7 +16,7 @@ from rstar2.engines.chat_api import _Turn, open_chat_api
 from rstar2.engines.text_tokens import BYTES, TextTokenizer, messages_of, text_codec
 from rstar2.loop.agent import Limits, rollout
 from rstar2.loop.engine import EngineError, Sampling
-from rstar2.loop.tools.python_code_with_standard_io import NAME, SCHEMA
+from rstar2.loop.tools.python_code_with_standard_io import NAME, python_code_with_standard_io
 from rstar2.loop.trace import ToolCall
 
 
@@ -49,7 +49,7 @@ async def test_thought_calls_and_replies_go_through_the_endpoint_and_back() -> N
     assert codec.decode(shown) == "".join(turn.text for turn in trace.turns)
     first, second = endpoint.asked
     assert first["messages"] == [{"role": "user", "content": "Compute 6 * 7."}]
-    assert first["tools"] == [SCHEMA]
+    assert first["tools"] == [python_code_with_standard_io.schema]
     _, asked, reply = second["messages"]
     assert (asked["content"], json.loads(asked["tool_calls"][0]["function"]["arguments"])) == (
         None,
@@ -99,7 +99,7 @@ async def test_arguments_that_are_no_json_are_a_failed_call_and_are_sent_back(ar
 
 async def test_a_wrong_key_is_the_endpoints_own_message_and_length_is_a_cut() -> None:
     with serving(ChatEndpoint(lambda _: {"content": "long", "finish": "length"}, key="secret")) as endpoint:
-        prompt = text_codec([NAME]).prompt([{"role": "user", "content": "x"}])
+        prompt = text_codec(NAME).prompt([{"role": "user", "content": "x"}])
         for key in ("wrong", "secret"):
             opened = await open_chat_api(endpoint.url, None, key)
             if key == "wrong":
@@ -141,7 +141,7 @@ def test_text_survives_its_ids_and_counts_by_bytes(text: str) -> None:
     )
 )
 def test_a_conversation_is_read_again_from_its_ids(texts: list[str]) -> None:
-    codec = text_codec([NAME])
+    codec = text_codec(NAME)
     ids = codec.prompt([{"role": "user", "content": texts[0]}])
     for text in texts[1:]:
         ids += codec.turn("yes") + codec.user_turn(text)
@@ -152,7 +152,7 @@ def test_a_conversation_is_read_again_from_its_ids(texts: list[str]) -> None:
 
 
 def test_a_turn_that_only_mentions_the_tag_is_sent_back_as_text() -> None:
-    codec = text_codec([NAME])
+    codec = text_codec(NAME)
     ids = codec.prompt([{"role": "user", "content": "?"}])
     ids += codec.turn("I used the <tool_call> tag.") + codec.user_turn("Why?")
     assert messages_of(ids)[1] == {"role": "assistant", "content": "I used the <tool_call> tag."}

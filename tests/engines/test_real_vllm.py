@@ -38,9 +38,10 @@ from rstar2.engines.vllm import VLLMEngine
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.engine import Generation, Sampling
 from rstar2.loop.model_folder import write_format
-from rstar2.loop.prompts import ChatCodec, FormatChoice, load_codec
-from rstar2.loop.tools.python_code_with_standard_io import NAME, SCHEMA
+from rstar2.loop.tools.python_code_with_standard_io import NAME, python_code_with_standard_io
 from rstar2.loop.trace import read_traces
+from rstar2.loop.turns.choose import FormatChoice, load_codec
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.processes import free_port
 from rstar2.serve import ServeSettings, find_vllm, vllm_command
 from rstar2.train.scheduler.metrics import Reading, read_vllm
@@ -402,7 +403,7 @@ def _calls_python(url: str) -> None:
         asked: dict[str, Any] = {
             "model": client.models.list().data[0].id,
             "messages": messages,
-            "tools": [SCHEMA],
+            "tools": [python_code_with_standard_io.schema],
             "temperature": 0,
             "max_tokens": 80,
         }

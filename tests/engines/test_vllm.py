@@ -14,11 +14,12 @@ import pytest
 from support.clock import Clock, policies_on
 from support.servers.vllm_standin import StandIn, logprob, serving
 
-from rstar2.engines.retry import RetryingEngine, ServiceGone
+from rstar2.engines.pool import RetryingEngine
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
 from rstar2.loop.engine import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.processes import free_port
+from rstar2.retry import RetryPolicy, ServiceGone
 
 END = 7
 PROMPT = [1, 2, 3]
@@ -106,9 +107,7 @@ async def test_the_budget_is_cut_to_what_the_servers_context_still_holds() -> No
 
 def _retrying(standin: StandIn, wait_s: float) -> RetryingEngine:
     """An engine that waits by a clock of its own, which no slow machine changes."""
-    engine = RetryingEngine(_engine(standin), wait_s)
-    engine.policy = policies_on(Clock())("engine", wait_s)
-    return engine
+    return RetryingEngine(_engine(standin), policies_on(Clock())(wait_s).service("engine"))
 
 
 async def test_a_busy_server_is_requested_again(standin: StandIn) -> None:
@@ -152,7 +151,7 @@ async def test_a_turn_that_takes_longer_than_allowed_is_given_up(standin: StandI
             attempts.append(list(prompt_ids))
             return await super().generate(prompt_ids, sampling, on_tokens)
 
-    engine = RetryingEngine(Counted(standin.url), wait_s=0.0, turn_timeout_s=0.5)
+    engine = RetryingEngine(Counted(standin.url), RetryPolicy(0.0).service("engine"), turn_timeout_s=0.5)
     with pytest.raises(ServiceGone, match=r"did not finish a turn within 0\.5 seconds"):
         await engine.generate(PROMPT, GREEDY)
     assert attempts == [PROMPT]

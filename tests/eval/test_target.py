@@ -15,8 +15,9 @@ from rstar2.errors import UserError
 from rstar2.eval.target import Target, open_target, reach_judge_model, reach_server
 from rstar2.files import write_json
 from rstar2.loop.formats.format import FORMAT_FILE, ours, save_format
-from rstar2.loop.prompts import MODELS_OWN, FormatChoice
+from rstar2.loop.turns.choose import MODELS_OWN, FormatChoice
 from rstar2.processes import free_port
+from rstar2.retry import RetryPolicy
 
 
 def test_a_run_s_model_that_a_server_names_by_its_folder_has_the_run_s_name(
@@ -29,7 +30,7 @@ def test_a_run_s_model_that_a_server_names_by_its_folder_has_the_run_s_name(
     standin.root = str(folder)
     with serving(standin):
         target = Target(None, standin.url, None, False)
-        opened = open_target(target, [], 1, reach_server(target, TIMEOUT_S))
+        opened = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S)))
     assert opened.identity["name"] == "demo-stage3"
 
 
@@ -41,7 +42,7 @@ def test_the_results_name_the_format_and_that_it_was_forced(tokenizer: Any, tmp_
 
     def identity(choice: FormatChoice) -> dict[str, Any]:
         target = Target(None, standin.url, format=choice)
-        return open_target(target, [], 1, reach_server(target, TIMEOUT_S)).identity
+        return open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S))).identity
 
     with serving(standin):
         own, same = identity(MODELS_OWN), identity(FormatChoice("rstar2"))
@@ -55,7 +56,7 @@ def test_the_results_name_the_format_and_that_it_was_forced(tokenizer: Any, tmp_
 def test_a_model_behind_a_chat_endpoint_says_in_the_results_what_is_not_exact() -> None:
     with serving(ChatEndpoint(solves)) as endpoint:
         target = Target(url=f"{endpoint.url}/v1", api="chat")
-        opened = open_target(target, [], 1, reach_server(target, TIMEOUT_S))
+        opened = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S)))
     assert (opened.identity["name"], opened.identity["api"]) == ("scripted", "chat")
     assert "four bytes of text count as a token" in opened.identity["inexact"][0]
     assert "defaults decide top_k where it is off" in opened.left_to_server
@@ -72,9 +73,9 @@ def test_a_server_with_a_key_is_measured_and_without_it_the_option_is_named(
     standin.root, standin.key = str(tmp_path), "secret"
     with serving(standin):
         target = Target(url=standin.url, api_key="secret")
-        opened = open_target(target, [], 1, reach_server(target, TIMEOUT_S))
+        opened = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S)))
         with pytest.raises(UserError, match="HTTP 401") as refused:
-            reach_server(Target(url=standin.url), TIMEOUT_S)
+            reach_server(Target(url=standin.url), RetryPolicy(TIMEOUT_S))
     assert "--api-key" in refused.value.hint
     assert opened.server is not None
     assert opened.server.key == "secret"
@@ -86,20 +87,20 @@ def test_what_a_chat_server_decides_is_said_unless_it_takes_every_value() -> Non
         for owned_by, said in (("openai", True), ("vllm", False)):
             server.owned_by = owned_by
             target = Target(url=server.url)
-            opened = open_target(target, [], 1, reach_server(target, TIMEOUT_S, tokenizer=False))
+            opened = open_target(target, [], 1, reach_server(target, RetryPolicy(TIMEOUT_S), tokenizer=False))
             assert bool(opened.left_to_server) == said
             assert opened.identity == {"name": "scripted", "format": "the server's chat template"}
 
 
 def test_the_model_that_grades_has_a_name_in_the_settings_or_is_refused_before_anything_is_asked() -> None:
     with serving(ChatStandIn(lambda body: "fine")) as server:
-        assert reach_judge_model(server.url, None, TIMEOUT_S) == "scripted"
-        assert reach_judge_model(f"{server.url}/without-a-list", "named", TIMEOUT_S) == "named"
+        assert reach_judge_model(server.url, None, RetryPolicy(TIMEOUT_S)) == "scripted"
+        assert reach_judge_model(f"{server.url}/without-a-list", "named", RetryPolicy(TIMEOUT_S)) == "named"
     with serving(ChatStandIn(lambda body: "fine", names=("a", "b"))) as server:
         with pytest.raises(UserError, match=r"the judge model at .* serves 2 models: a, b") as several:
-            reach_judge_model(server.url, None, TIMEOUT_S)
+            reach_judge_model(server.url, None, RetryPolicy(TIMEOUT_S))
         assert "--judge-model-name" in several.value.hint
     away = f"http://127.0.0.1:{free_port()}"
     for name in (None, "named"):
         with pytest.raises(UserError, match=f"no judge model answers at {away}"):
-            reach_judge_model(away, name, 0.2)
+            reach_judge_model(away, name, RetryPolicy(0.2))

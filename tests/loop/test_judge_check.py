@@ -22,7 +22,7 @@ from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import Format, ours, read_format
 from rstar2.loop.judge_check import JudgeReport, check_judge, require, try_judge
-from rstar2.loop.tools import ToolLimits
+from rstar2.loop.tool import ToolLimits
 from rstar2.train.recipe_files import stage_recipes
 from rstar2.train.start_checks import check_judge_place, check_programs
 

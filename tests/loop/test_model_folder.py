@@ -15,7 +15,8 @@ from rstar2.data import builtin
 from rstar2.demo.tiny import END_OF_TEXT, MARKUP, TinyModel, make_base_model
 from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.loop.model_folder import ends_turns, generation_config, write_format
-from rstar2.loop.prompts import END_OF_TURN, ChatCodec, load_codec, load_tokenizer
+from rstar2.loop.turns.choose import codec_for, load_codec, load_tokenizer
+from rstar2.loop.turns.template import END_OF_TURN
 from rstar2.train.start_checks import with_format
 
 pytestmark = needs("torch")
@@ -55,7 +56,7 @@ def test_transformers_stops_at_the_end_of_a_turn(taught: Taught, tmp_path: Path)
     ran_on = _generated(folder, taught.problem)
     assert ran_on.startswith(f"{taught.turn}{END_OF_TURN}\n")
     assert "<tool_response>" in ran_on, "the base model's files let it invent the tool's output"
-    write_format(ChatCodec(load_tokenizer(folder), builtin.FORMAT), folder, folder)
+    write_format(codec_for(load_tokenizer(folder), builtin.FORMAT), folder, folder)
     assert _generated(folder, taught.problem) == f"{taught.turn}{END_OF_TURN}"
 
 
@@ -96,7 +97,7 @@ def test_the_base_model_has_the_traits_that_the_docs_list(tmp_path: Path) -> Non
         load_tokenizer(tmp_path),
     )
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
-    codec = ChatCodec(tokenizer, builtin.FORMAT)
+    codec = codec_for(tokenizer, builtin.FORMAT)
     # End of text.
     assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.eos_token_id == end
     assert codec.end_id != end
@@ -156,7 +157,7 @@ def test_all_that_ended_text_before_still_does(
     if generation is not None:
         values = {**generation, "top_p": 0.8, "max_length": 99, "_from_model_config": True}
         (tmp_path / "generation_config.json").write_text(json.dumps(values))
-    codec = ChatCodec(load_tokenizer(base), builtin.FORMAT)
+    codec = codec_for(load_tokenizer(base), builtin.FORMAT)
     assert generation_config(codec, tmp_path)["eos_token_id"] == ends
     write_format(codec, tmp_path, tmp_path)
     written = json.loads((tmp_path / "generation_config.json").read_text())
@@ -182,7 +183,7 @@ def test_padding_becomes_the_former_end_of_text_where_that_is_another_token(
 ) -> None:
     tokenizer = load_tokenizer(base)
     tokenizer.eos_token, tokenizer.pad_token = text_end, pad
-    write_format(ChatCodec(tokenizer, builtin.FORMAT), base, tmp_path)
+    write_format(codec_for(tokenizer, builtin.FORMAT), base, tmp_path)
     assert load_tokenizer(tmp_path).pad_token == becomes
 
 
@@ -194,7 +195,7 @@ def test_a_legacy_file_of_tokens_does_not_bring_the_old_end_back(base: Path, tmp
 
 
 def test_whether_a_plain_server_ends_turns(base: Path, tmp_path: Path) -> None:
-    assert not ends_turns(ChatCodec(load_tokenizer(base), builtin.FORMAT), base)
+    assert not ends_turns(codec_for(load_tokenizer(base), builtin.FORMAT), base)
     folder = with_format(base, builtin.FORMAT, tmp_path / "base")
     codec = load_codec(folder)
     assert ends_turns(codec, folder)

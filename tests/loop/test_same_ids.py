@@ -22,14 +22,15 @@ from rstar2.data.parquet import rl_rows
 from rstar2.data.problem import Problem
 from rstar2.engines.models import open_server
 from rstar2.eval.grader import GraderPool
-from rstar2.eval.runner import evaluate
+from rstar2.eval.run import evaluate
 from rstar2.eval.settings import EvalSettings
 from rstar2.loop.agent import Limits
 from rstar2.loop.engine import Generation, OnTokens, Sampling
 from rstar2.loop.formats.format import FORMAT_FILE, read_format
-from rstar2.loop.prompts import ChatCodec, load_codec, load_tokenizer
 from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.trace import ToolCall
+from rstar2.loop.turns.choose import codec_for, load_codec, load_tokenizer
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.stages import in_format
 from rstar2.train.start_checks import with_format
 
@@ -120,7 +121,7 @@ async def asked_by_verl(model: Path) -> list[list[int]]:
 
     from rstar2.train.verl.agent_loop import RStarAgentLoop
 
-    codec = ChatCodec(hf_tokenizer(str(model)), read_format(str(model / FORMAT_FILE)))
+    codec = codec_for(hf_tokenizer(str(model)), read_format(str(model / FORMAT_FILE)))
     engine = Recorder(codec)
 
     class Server:
@@ -167,7 +168,7 @@ def rendered_by_a_server(model: Path, openai: bool) -> list[list[int]]:
     """What a chat server makes of the same messages, from the model's folder alone."""
     tokenizer = load_tokenizer(model)
     fmt = read_format(str(model / FORMAT_FILE))
-    start = ChatCodec(tokenizer, fmt).turn_start
+    start = codec_for(tokenizer, fmt).turn_start
     turn: dict[str, Any] = {"role": "assistant", "content": start + FIRST}
     if openai:
         text, _, _ = FIRST.partition("<tool_call>")

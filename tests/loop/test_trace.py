@@ -15,7 +15,6 @@ from rstar2.loop.trace import (
     Trace,
     TraceWriter,
     Turn,
-    drop_torn_line,
     read_traces,
 )
 
@@ -65,16 +64,6 @@ def test_a_writer_removes_a_torn_line_before_it_appends(tmp_path: Path) -> None:
     with TraceWriter(path) as writer:
         writer.write(_trace(7))
     assert [trace.sample for trace in read_traces(path)] == [0, 1, 7]
-
-
-def test_a_torn_line_longer_than_a_block_is_removed_whole(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b"whole\n" + b"x" * 200_000)
-    drop_torn_line(path)
-    assert path.read_bytes() == b"whole\n"
-    path.write_bytes(b"x" * 200_000)
-    drop_torn_line(path)
-    assert path.read_bytes() == b""
 
 
 def test_a_wrong_line_in_the_middle_is_named_by_its_number(tmp_path: Path) -> None:

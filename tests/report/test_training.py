@@ -14,9 +14,7 @@ from support.report.browser import Browser
 from support.report.report_page import click, open_report, texts
 
 from rstar2.files import write_json
-from rstar2.report import kept
-from rstar2.report.collect import collect
-from rstar2.report.kept import kept_traces
+from rstar2.report.collect import collect, kept_traces
 
 pytestmark = pytest.mark.slow
 
@@ -162,8 +160,8 @@ def test_a_rollout_that_the_engine_could_not_finish_is_called_so(browser: Browse
 def test_a_long_stage_shows_a_bounded_number_of_traces_of_all_its_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "_MOST_OF_STEPS", 30)
-    monkeypatch.setattr(kept, "_MOST_FAILED", 3)
+    monkeypatch.setattr("rstar2.report.collect._MOST_OF_STEPS", 30)
+    monkeypatch.setattr("rstar2.report.collect._MOST_FAILED", 3)
     keep_rollouts(tmp_path / "stage2", steps=35, per_step=3, failed=5)
     (stage,) = kept_traces(tmp_path)
     assert [trace.step for trace, _ in stage.shown() if trace.finish != "error"] == list(range(1, 36, 2))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,16 @@ from support.servers import openai_client as openai
 from support.servers.serving import served
 from support.servers.vllm_standin import StandIn, serving
 from support.tools import patient
-from support.waiting import TIMEOUT_S
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits
-from rstar2.loop.prompts import ChatCodec, load_codec
+from rstar2.loop.turns.choose import codec_for, load_codec
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.serve.openai.agent import Agent, conversation
+from rstar2.serve.plan import AgentServerSettings
 
 pytestmark = [needs("torch"), pytest.mark.slow]
 
@@ -58,7 +63,7 @@ def standin(folder: Path, codec: ChatCodec) -> Iterator[StandIn]:
 
 @pytest.fixture(scope="module")
 def url(standin: StandIn, folder: Path, judge: JudgeHandle) -> Iterator[str]:
-    from rstar2.serve.openai.agent_server import AgentServerSettings, create_app
+    from rstar2.serve.openai.agent_server import create_app, open_model
 
     settings = AgentServerSettings(
         engine_url=standin.url,
@@ -68,7 +73,7 @@ def url(standin: StandIn, folder: Path, judge: JudgeHandle) -> Iterator[str]:
         api_key="secret",
         max_tokens=4096,
     )
-    with served(create_app(settings, (judge.url, judge.token))) as url:
+    with served(create_app(settings, open_model(settings), (judge.url, judge.token))) as url:
         yield url
 
 
@@ -135,7 +140,7 @@ def test_earlier_answers_and_a_system_text_are_shown_to_the_model(
 
 def test_a_greeting_of_the_chat_program_is_not_the_first_question(codec: ChatCodec) -> None:
     asked = codec.format.model_copy(update={"one_question": False, "user": "Solve: {problem}"})
-    agent = Agent(None, ChatCodec(codec.tokenizer, asked), None, Limits(), "x")  # type: ignore[arg-type]
+    agent = Agent(None, codec_for(codec.tokenizer, asked), None, Limits(), "x")  # type: ignore[arg-type]
     messages = [{"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "1 + 1?"}]
     assert conversation(agent, messages) == [{"role": "user", "content": "Solve: 1 + 1?"}]
 
@@ -162,6 +167,14 @@ def test_a_token_limit_is_said(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
         ({"model": "other"}, "does not exist"),
         ({"top_logprobs": 2}, "top_logprobs is not supported"),
+        ({"stop": "x"}, "stop is not supported"),
+        ({"frequency_penalty": 1.0}, "frequency_penalty is not supported"),
+        ({"temperature": 9}, "temperature"),
+        ({"extra_body": {"top_k": 10**19}}, "top_k"),
+        ({"extra_body": {"colour": 1}}, "colour"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "x"}]}, "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text"),
         ({"extra_body": {"return_token_ids": True}}, "return_token_ids is not supported"),
         (
             {"messages": [{"role": "user", "content": "1 + " * 4000}], "stream": True},
@@ -171,8 +184,180 @@ def test_a_token_limit_is_said(client: openai.OpenAI) -> None:
     ],
 )
 def test_what_it_does_not_have_is_refused(client: openai.OpenAI, more: dict[str, Any], said: str) -> None:
-    with pytest.raises(openai.APIStatusError, match=said):
+    with pytest.raises(openai.APIStatusError, match=said) as refused:
         client.chat.completions.create(**{**ASKED, **more})
+    assert isinstance(refused.value.body, dict)
+    assert set(refused.value.body) == {"message", "type", "param", "code"}
+    assert refused.value.body["type"] == "invalid_request_error"
+
+
+def test_a_refused_field_is_named_and_values_that_change_nothing_are_not_refused(
+    client: openai.OpenAI,
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**ASKED, n=2)
+    assert refused.value.param == "n"
+    neutral: dict[str, Any] = {"n": 1, "stop": [], "logprobs": False, "tools": [], "tool_choice": "auto"}
+    answer = client.chat.completions.create(**ASKED, **neutral, user="me", extra_body={"ignore_eos": False})
+    assert answer.choices[0].finish_reason == "stop"
+
+
+KEY = {"Authorization": "Bearer secret"}
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "said"),
+    [
+        (rb'{"messages": [{"role": "user", "content": "\ud800"}], "stream": true}', JSON, "surrogate"),
+        (rb'{"messages": [{"role": "user", "content": "a"}], "model": "\ud800"}', JSON, "surrogate"),
+        (b"{", {}, "valid dictionary"),
+        (b"{", JSON, "the body is not JSON"),
+    ],
+)
+def test_a_body_that_is_no_json_or_no_unicode_gets_openais_error_shape(
+    url: str, content: bytes, headers: dict[str, str], said: str
+) -> None:
+    answer = httpx.post(
+        f"{url}/v1/chat/completions",
+        content=content,
+        headers={**KEY, **headers},
+        trust_env=False,
+        timeout=TIMEOUT_S,
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", None)
+    assert said in error["message"]
+
+
+def test_an_unknown_path_gets_openais_error_shape(url: str) -> None:
+    answer = httpx.get(f"{url}/v1/nowhere", headers=KEY, trust_env=False, timeout=TIMEOUT_S)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, "Not Found")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_defect_of_the_server_is_an_error_in_openais_shape(
+    url: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rstar2.serve.openai.agent.rollout", None)
+    answer = httpx.post(
+        f"{url}/v1/chat/completions",
+        json={**ASKED, "stream": stream},
+        headers=KEY,
+        trust_env=False,
+        timeout=TIMEOUT_S,
+    )
+    if stream:
+        *_, event, end = answer.text.strip().split("\n\n")
+        assert end == "data: [DONE]"
+        error = json.loads(event.removeprefix("data: "))["error"]
+    else:
+        assert answer.status_code == 500
+        error = answer.json()["error"]
+    assert error["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [("Bearer secret", 200), ("bearer secret", 200), ("secret", 401), ("Basic secret", 401)],
+)
+def test_the_keys_scheme_is_read_in_any_case(url: str, sent: str, status: int) -> None:
+    headers = {"Authorization": sent}
+    answer = httpx.get(f"{url}/v1/models", headers=headers, trust_env=False, timeout=TIMEOUT_S)
+    assert answer.status_code == status
+
+
+@pytest.fixture(scope="module")
+def local(folder: Path, judge: JudgeHandle) -> Iterator[tuple[str, Any]]:
+    """The URL of an agent that runs its model in its own process, and that model's engine."""
+    from rstar2.serve.openai.agent_server import create_app, open_model
+
+    settings = AgentServerSettings(
+        engine_url=None, model=str(folder), max_model_len=400, host="127.0.0.1", port=1
+    )
+    model = open_model(settings)
+    with served(create_app(settings, model, (judge.url, judge.token))) as url:
+        yield url, model.engine
+
+
+def test_a_model_in_the_same_process_answers_within_its_limits(local: tuple[str, Any], folder: Path) -> None:
+    url, engine = local
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
+        [card] = client.models.list().data
+        more = card.model_extra or {}
+        assert (card.id, more["root"], more["max_model_len"]) == (str(folder), str(folder), 400)
+        asked: dict[str, Any] = {**ASKED, "model": card.id, "temperature": 0, "max_tokens": 12}
+        answer = client.chat.completions.create(**asked)
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 400 tokens"):
+            client.chat.completions.create(
+                **{**asked, "messages": [{"role": "user", "content": "1 + " * 400}]}
+            )
+    assert answer.usage is not None
+    # Random weights do not end an answer this soon.
+    assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 12)
+    fields = ("reasoning_content", "content")
+    whole = "".join(str((answer.choices[0].message.model_dump())[name] or "") for name in fields)
+    deltas = [chunk.choices[0].delta.model_dump() for chunk in chunks]
+    assert "".join(delta.get(name) or "" for name in fields for delta in deltas).strip() == whole.strip()
+    assert httpx.get(f"{url}/health", trust_env=False, timeout=TIMEOUT_S).status_code == 200
+    assert not engine._rows
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_disconnects_frees_its_place(
+    local: tuple[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, engine = local
+    stepped, go, step = threading.Event(), threading.Event(), engine._step
+
+    def held_step() -> None:
+        stepped.set()
+        assert go.wait(TIMEOUT_S)
+        step()
+
+    monkeypatch.setattr(engine, "_step", held_step)
+    body = {"messages": ASKED["messages"], "stream": stream}
+    async with httpx.AsyncClient(trust_env=False, timeout=None) as http:
+        asking = asyncio.create_task(http.post(f"{url}/v1/chat/completions", json=body))
+        assert await asyncio.to_thread(stepped.wait, TIMEOUT_S)
+        [row] = engine._rows
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    await asyncio.to_thread(wait_until, row.future.cancelled)
+    go.set()
+    await asyncio.to_thread(wait_until, lambda: not engine._rows)
+    assert len(row.token_ids) <= 3
+
+
+def test_while_a_long_text_is_encoded_others_are_answered(
+    local: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = local
+    begun, go, encode = threading.Event(), threading.Event(), ChatCodec.prompt
+
+    def held(*arguments: Any) -> list[int]:
+        begun.set()
+        assert go.wait(TIMEOUT_S)
+        return encode(*arguments)
+
+    monkeypatch.setattr(ChatCodec, "prompt", held)
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        body = {"messages": ASKED["messages"], "max_tokens": 1}
+        path = f"{url}/v1/chat/completions"
+        answers.append(httpx.post(path, json=body, trust_env=False, timeout=TIMEOUT_S))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        assert begun.wait(TIMEOUT_S)
+        assert httpx.get(f"{url}/v1/models", trust_env=False, timeout=TIMEOUT_S).status_code == 200
+    finally:
+        go.set()
+        asking.join(TIMEOUT_S)
+    assert answers[0].status_code == 200
 
 
 def test_without_the_key_nothing_is_run(url: str, standin: StandIn) -> None:

@@ -1,4 +1,4 @@
-"""`rstar2 serve --engine transformers --with-tools`, as a user starts it: engine, judge and agent in processes."""
+"""`rstar2 serve --engine transformers --with-tools`, as a user starts it: judge and agent in processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import FORMAT_FILE, ours
-from rstar2.loop.tools import tool_modules
+from rstar2.loop.tools import shipped_tools
 from rstar2.processes import free_port
 
 pytestmark = [needs("torch"), pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -33,8 +35,18 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
 
 
+@pytest.fixture
+def temporary_files() -> Iterator[Path]:
+    """A folder with a short path, since the judge's sockets have paths in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.long
-def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_the_agent_answers_and_nothing_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary_files: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(temporary_files))
     folder, port = tmp_path / "model", str(free_port())
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(folder, tiny, builtin.traces(1, 60, {}), builtin.FORMAT, seed=1)
@@ -68,6 +80,7 @@ def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
     ):
         client.with_options(max_retries=0).models.list()
     wait_until(lambda: not Path(f"/proc/{server['pid']}").exists())
+    assert list(temporary_files.glob("rstar2-serve-*")) == []
 
 
 @pytest.mark.parametrize("with_tools", [pytest.param(False, marks=pytest.mark.long), True])
@@ -85,7 +98,7 @@ def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_fo
     (model / "chat_template.jinja").write_text(ours().template)
     [toml] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "published.toml").write_text(toml)
-    write_json(tmp_path / "release_tools.json", [tool.SCHEMA for tool in tool_modules().values()])
+    write_json(tmp_path / "release_tools.json", [tool.schema for tool in shipped_tools().values()])
     monkeypatch.chdir(tmp_path)
     port = str(free_port())
     more = ["--python", str(vllm_environment(tmp_path / "vllm", "vllm")), "--port", port]

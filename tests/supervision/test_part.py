@@ -6,9 +6,10 @@ import subprocess
 
 import pytest
 
-from rstar2.backoff import Backoff
 from rstar2.errors import Failure
-from rstar2.supervision.part import Part
+from rstar2.supervision.part import Part, Restarts
+
+STOP_S = 1.0
 
 
 class _Owner:
@@ -31,7 +32,7 @@ class _Owner:
 
 def test_a_part_is_started_again_also_where_that_failed_until_it_died_too_often() -> None:
     owner = _Owner()
-    part = Part(owner.start, owner.on_death, Backoff(0.0, 0.0), stable_s=3600.0)
+    part = Part(owner.start, owner.on_death, Restarts(0.0, 0.0, stable_s=3600.0), STOP_S)
     part.process.wait()
     with pytest.raises(Failure, match="cannot start"):
         part.restart_if_dead()
@@ -46,7 +47,7 @@ def test_a_part_is_started_again_also_where_that_failed_until_it_died_too_often(
 def test_nothing_is_started_while_a_part_runs_or_pauses() -> None:
     owner = _Owner()
     with subprocess.Popen(["sleep", "3600"]) as running:
-        part = Part(owner.start, owner.on_death, Backoff(3600.0, 3600.0), 3600.0, process=running)
+        part = Part(owner.start, owner.on_death, Restarts(3600.0, 3600.0, 3600.0), STOP_S, process=running)
         part.restart_if_dead()
         assert (owner.starts, owner.died) == (0, 0)
         running.kill()
@@ -56,8 +57,8 @@ def test_nothing_is_started_while_a_part_runs_or_pauses() -> None:
 
 
 def test_one_that_was_stable_does_not_pause() -> None:
-    owner, pauses = _Owner(), Backoff(3600.0, 3600.0)
-    part = Part(owner.start, owner.on_death, pauses, stable_s=0.0, at_once=True)
+    owner, restarts = _Owner(), Restarts(3600.0, 3600.0, stable_s=0.0, at_once=True)
+    part = Part(owner.start, owner.on_death, restarts, STOP_S)
     part.process.wait()
     owner.starts = 9
     part.restart_if_dead()

@@ -5,19 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 from support.waiting import TIMEOUT_S
 
-from rstar2.errors import Failure
+from rstar2.errors import Failure, RStarError, UserError
 from rstar2.serve import start as serve
 from rstar2.serve.settings import SupervisorSettings
+from rstar2.supervision.settings import Event, SupervisionSettings
 from rstar2.supervision.start import started_supervisor
 
 STOP_S = 0.1
-
-
-class Word(BaseModel):
-    word: str
 
 
 @pytest.fixture
@@ -27,24 +23,56 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_reports_come_one_by_one_until_the_supervisor_ends(modules: Path) -> None:
-    (modules / "echo.py").write_text('print(input())\nprint(\'{"word": "second"}\')')
-    with started_supervisor("echo", Word(word="first"), modules / "state", Word, STOP_S) as (
-        process,
-        reports,
-    ):
-        found = [reports.next(TIMEOUT_S) for _ in range(3)]
-    assert found == [Word(word="first"), Word(word="second"), None]
+def _settings(folder: Path) -> SupervisionSettings:
+    return SupervisionSettings(folder=str(folder), max_log_bytes=1 << 20)
+
+
+def _module(folder: Path, name: str, *lines: str) -> str:
+    (folder / f"{name}.py").write_text("\n".join(lines))
+    return name
+
+
+def test_events_come_one_by_one_until_the_supervisor_ends(modules: Path) -> None:
+    echo = _module(
+        modules,
+        "echo",
+        "import json",
+        "folder = json.loads(input())['folder']",
+        "print(json.dumps({'kind': 'progress', 'text': folder}))",
+        "print(json.dumps({'kind': 'ready', 'handle': {'pid': 7}}))",
+    )
+    settings = _settings(modules / "state")
+    with started_supervisor(echo, settings, "the echo", STOP_S) as (process, events):
+        first, second, third = (events.next(TIMEOUT_S) for _ in range(3))
+    assert first == Event(kind="progress", text=settings.folder)
+    assert second is not None
+    assert (second.kind, second.handle, third) == ("ready", {"pid": 7}, None)
     assert process.wait(TIMEOUT_S) == 0
 
 
-def test_one_that_never_reports_is_ended(modules: Path) -> None:
-    (modules / "silent.py").write_text("import time\nprint('{', end='', flush=True)\ntime.sleep(3600)")
+@pytest.mark.parametrize(("user_error", "kind"), [("true", UserError), ("false", Failure)])
+def test_a_service_that_failed_raises_what_its_supervisor_says(
+    user_error: str, kind: type[RStarError], modules: Path
+) -> None:
+    event = f'{{"kind": "failed", "text": "no port", "hint": "take another", "user_error": {user_error}}}'
+    failing = _module(modules, "failing", "import time", f"print({event!r}, flush=True)", "time.sleep(3600)")
     with (
-        pytest.raises(TimeoutError),
-        started_supervisor("silent", Word(word=""), modules / "state", Word, STOP_S) as (process, reports),
+        pytest.raises(kind, match="no port") as told,
+        started_supervisor(failing, _settings(modules / "state"), "it", STOP_S) as (process, events),
     ):
-        reports.next(0.1)
+        events.next(TIMEOUT_S)
+    assert told.value.hint == "take another"
+    assert process.returncode is not None
+
+
+def test_a_supervisor_that_says_nothing_is_ended(modules: Path) -> None:
+    silent = _module(modules, "silent", "import time", "print('{', end='', flush=True)", "time.sleep(3600)")
+    with (
+        pytest.raises(Failure, match=r"the sleeper said nothing for 0\.1 s") as told,
+        started_supervisor(silent, _settings(modules / "state"), "the sleeper", STOP_S) as (process, events),
+    ):
+        events.next(0.1)
+    assert str(modules / "state" / "logs") in told.value.hint
     assert process.returncode is not None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from rstar2.engines.retry import RetryPolicy
+from rstar2.retry import RetryPolicy
 
 
 class Clock:
@@ -30,5 +30,5 @@ class Clock:
 
 
 def policies_on(clock: Clock) -> Callable[..., RetryPolicy]:
-    """What makes retry policies on a clock, of a service and a wait in its seconds."""
-    return lambda service, wait_s: RetryPolicy(service, wait_s, clock, clock.sleep)
+    """Returns what makes retry policies on a clock, of a wait in its seconds."""
+    return lambda wait_s, *pauses: RetryPolicy(wait_s, *pauses, clock=clock, sleep=clock.sleep)

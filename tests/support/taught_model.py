@@ -8,8 +8,9 @@ from typing import Any
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_base_model
-from rstar2.loop.formats.calls import CLOSE
-from rstar2.loop.prompts import ChatCodec, load_tokenizer
+from rstar2.loop.turns.choose import codec_for, load_tokenizer
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.tags import CLOSE
 from rstar2.train.conversations import encode
 
 STEPS = 150
@@ -36,7 +37,7 @@ def taught_model(folder: Path, tied: bool = True) -> Taught:
 
     size = TinyModel(vocab=512, hidden=64, layers=2, heads=2, context=256, tied=tied)
     make_base_model(folder, size, builtin.traces(1, 60, {}), builtin.FORMAT.template, seed=1)
-    codec = ChatCodec(load_tokenizer(folder), builtin.FORMAT)
+    codec = codec_for(load_tokenizer(folder), builtin.FORMAT)
     messages = _with_a_call()
     ids = torch.tensor([list(encode({"messages": messages}, codec).input_ids)])
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

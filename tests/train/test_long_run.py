@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.cluster import StandIns, ended, send
+from support.model_configs import PUBLISHED
 from support.optional import needs
 from support.small_disk import resize, small_disk
 from support.train.rehearsed_run import STEPS
@@ -24,12 +25,10 @@ from support.waiting import wait_until
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.demo.tiny import TinyModel, make_tiny_model
-from rstar2.train.estimate.model import shape_of
+from rstar2.model_shape import shape_of
 from rstar2.train.estimate.report import estimate_run
 from rstar2.train.recipe_files import stage_recipes
 from rstar2.train.records.steps import step_metrics
-
-from .estimate.test_model import PUBLISHED
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
 

@@ -22,10 +22,10 @@ from rstar2.data.builtin import FORMAT
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.models import local_model
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.tools.python_code_with_standard_io import NAME, SCHEMA
+from rstar2.loop.tools.python_code_with_standard_io import NAME, python_code_with_standard_io
 from rstar2.loop.trace import read_traces
+from rstar2.loop.turns.tags import message_text
 from rstar2.runs import open_run
-from rstar2.train.conversations import written
 from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.start_checks import plan_sft
 
@@ -54,7 +54,7 @@ def solved(a: int, b: int) -> dict[str, Any]:
         {"role": "tool", "content": str(a * b), "tool_call_id": "1"},
         {"role": "assistant", "content": f"<answer>\\boxed{{{a * b}}}</answer>"},
     ]
-    return {"messages": messages, "tools": [SCHEMA]}
+    return {"messages": messages, "tools": [python_code_with_standard_io.schema]}
 
 
 def programmed(a: int, b: int) -> dict[str, Any]:
@@ -94,7 +94,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command("data", "prepare", jsonl(root / "asked.jsonl", asked), "--output", root / "rl")
     rows = pq.read_table(root / "sft" / "data.parquet").to_pylist()
     assert len(rows) == 400
-    texts = [[{"role": each["role"], "content": written(each)} for each in row["messages"]] for row in rows]
+    texts = [
+        [{"role": each["role"], "content": message_text(each)} for each in row["messages"]] for row in rows
+    ]
     make_tiny_model(root / "base", TinyModel(layers=2), texts, FORMAT, seed=1)
     changes = ["batch=16", "lr=3e-3", "epochs=3", "max_tokens=512", "checkpoint_every=10"]
     settings = [word for change in changes for word in ("--set", change)]

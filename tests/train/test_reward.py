@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rstar2.errors import Failure, UserError
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import Finish, Trace, Turn
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.reward import SHIPPED, Reward, reading_rule, solved
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.eval.verdict_files import write_verdicts
 from support.optional import needs
 from support.small_disk import resize, small_disk
 from support.waiting import TIMEOUT_S, wait_until
@@ -25,13 +26,12 @@ from rstar2.data.parquet import read_rows, rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.errors import Failure, UserError
 from rstar2.eval.settings import JudgeChoice
-from rstar2.eval.verdicts import VerdictWriter
 from rstar2.files import write_json
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.runs import Run, open_run
 from rstar2.train import stages
 from rstar2.train.command import Command, stage_command
-from rstar2.train.filter.sample import VERDICTS
+from rstar2.train.filter.progress import VERDICTS
 from rstar2.train.pipeline import Pipeline, run_train_plan
 from rstar2.train.recipe import CheckpointSettings, Hardware, StageRecipe
 from rstar2.train.recipe_files import stage_recipe, stage_recipes
@@ -170,9 +170,7 @@ def test_the_filter_before_a_stage_needs_no_verdicts_on_problems_whose_prompts_a
     changes = ("drop_solved=1", "rollout.prompts=3", "rollout.prompt_tokens=600", "optim.state=continued")
     run = tmp_path / "run"
     solved = tmp_path / VERDICTS
-    with VerdictWriter(solved) as writer:
-        for name in ("0", "1", "2", "3"):
-            writer.write(name, 0, "correct" if name == "0" else "wrong")
+    write_verdicts(solved, ((name, 0, "correct" if name == "0" else "wrong") for name in "0123"))
     pipeline = Pipeline(
         Run(run, 1),
         ProgressRows(),
@@ -200,15 +198,10 @@ def test_verdicts_are_looked_at_before_the_first_stage(model: Path, tmp_path: Pa
         recipes = stage_recipes(numbers, None, [*changes, *more])
         return plan_training(recipes, model, data, verdicts.parent, JudgeChoice("http://judge"))
 
-    with VerdictWriter(verdicts) as writer:
-        for problem in ("0", "1", "2"):
-            for sample in range(8):
-                writer.write(problem, sample, "wrong")
+    write_verdicts(verdicts, ((problem, sample, "wrong") for problem in "012" for sample in range(8)))
     with pytest.raises(UserError, match=r"--solved .*solved: problem 3 has 0 samples, but 8 are needed"):
         planned([1, 2, 3])
-    with VerdictWriter(verdicts) as writer:
-        for sample in range(8):
-            writer.write("3", sample, "correct")
+    write_verdicts(verdicts, (("3", sample, "correct") for sample in range(8)))
     assert planned([1, 2, 3]).solved == verdicts.parent, (
         "the fifth problem's prompt is too long for any stage"
     )

@@ -17,7 +17,8 @@ from support.waiting import TIMEOUT_S
 from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
 from rstar2.loop.formats.format import FORMAT_FILE, ours, read_format, save_format
-from rstar2.loop.prompts import ChatCodec, load_codec
+from rstar2.loop.turns.choose import codec_for, load_codec
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.conversations import Encoded, encode, read_conversations, write_encoded
 from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.start_checks import (
@@ -178,7 +179,7 @@ def test_what_sft_shows_is_what_a_rollout_shows(codec: ChatCodec) -> None:
 
 def test_a_format_without_a_generation_prompt_of_its_own_teaches_all_that_is_written(tokenizer: Any) -> None:
     plain = ours().template.replace("assistant\\n<reason>' }}", "assistant\\n' }}")
-    codec = ChatCodec(tokenizer, ours().model_copy(update={"template": plain}))
+    codec = codec_for(tokenizer, ours().model_copy(update={"template": plain}))
     _, taught = learnt(codec, *CALLING)
     assert taught.startswith("<tool_call>\n")
     assert taught.endswith("<|im_end|><reason>so</reason>\n1<|im_end|>")

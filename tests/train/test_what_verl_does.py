@@ -20,7 +20,7 @@ from rstar2.data.parquet import read_rows, rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.loop.agent import Limits
 from rstar2.loop.formats.format import save_format
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.command import agent_loop_yaml, sft_command, stage_command
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import sft_recipe, stage_recipe

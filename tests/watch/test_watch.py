@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from support.commands import rstar2
 from support.eval.made_runs import made_run, staged_run
+from support.eval.verdict_files import write_verdicts
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure, UserError
-from rstar2.eval.verdicts import VerdictWriter
 from rstar2.files import write_json
 from rstar2.runs import load_status, open_run
 from rstar2.train.records.progress import Activity, ActivityWriter
@@ -85,10 +85,8 @@ def test_a_filter_is_the_phase_until_it_is_done_and_a_finished_stage_shows_no_ro
         solved = run / "stage3" / "solved"
         write_json(solved / "settings.json", {"data": {"problems": 30}, "settings": {"samples": 8}})
         assert snapshot(run).record()["samples"] == {"done": 0, "wanted": 240}
-        with VerdictWriter(solved / "verdicts.jsonl") as writer:
-            writer.write("p1", 0, "error")
-            for sample in range(3):
-                writer.write("p1", sample, "correct")
+        write_verdicts(solved / "verdicts.jsonl", [("p1", 0, "error")])
+        write_verdicts(solved / "verdicts.jsonl", (("p1", sample, "correct") for sample in range(3)))
         with (solved / "verdicts.jsonl").open("a") as file:
             file.write('{"id": "p1", "sam')
         assert "train, running  filter before stage 3, 3 of 240 samples\n" in rstar2("watch", run).stdout

@@ -21,7 +21,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -38,13 +37,14 @@ from rstar2.data.mixture.card import CARD, Card, make_card, write_card
 from rstar2.data.mixture.draw import draw
 from rstar2.data.mixture.dropped import MOST_GRAMS, DroppedRows
 from rstar2.data.mixture.recipe import MixturePlan
-from rstar2.data.mixture.rewrite import Rewritten, Texts, check_server, rewrite
+from rstar2.data.mixture.rewrite import WAIT_S, Rewriter, Rewritten, Texts, check_server
 from rstar2.data.parquet import PREPARED
 from rstar2.data.reading import Origin, ReadCounts, read_source, sha256
 from rstar2.data.rows import SCHEMAS, Kind, as_json
 from rstar2.data.workers import ahead, mapped, start_server
 from rstar2.errors import Failure, UserError
-from rstar2.files import whole_file, write_json
+from rstar2.files import whole_file, whole_path, write_json
+from rstar2.retry import RetryPolicy
 from rstar2.runs import changed_keys, locked
 
 DROPPED = "dropped.jsonl"
@@ -98,7 +98,7 @@ def prepare(
         if done is not None:
             return done if count_tokens is None else _with_tokens(done, output, progress, count_tokens)
         with locked(work):
-            for torn in output.glob(".*.part"):
+            for torn in (*output.glob(".*.part"), *work.glob(".*.part")):
                 torn.unlink()
             try:
                 card = _Preparation(plan, config, output, work, progress, count_tokens).run()
@@ -157,19 +157,6 @@ def _remove_empty(output: Path, work: Path) -> None:
         shutil.rmtree(work)
         if not any(output.iterdir()):
             output.rmdir()
-
-
-@contextmanager
-def _by_rename(path: Path) -> Iterator[Path]:
-    """Where to write a file that appears whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        yield part
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 class _Preparation:
@@ -239,7 +226,7 @@ class _Preparation:
         record = file.with_suffix(".json")
         self._progress.start(f"read {origin.name}")
         if not record.exists():
-            with _by_rename(file) as part, whole_file(file.with_suffix(".refused")) as refused:
+            with whole_path(file) as part, whole_file(file.with_suffix(".refused")) as refused:
                 counts = read_source(origin, part, refused, self._progress.rows)
             write_json(record, asdict(counts))
         counts = ReadCounts(**json.loads(record.read_text(encoding="utf-8")))
@@ -254,7 +241,7 @@ class _Preparation:
         step = DroppedRows(names, self._work / f"filter-{name}.parquet")
         self._progress.start(", ".join(names))
         if not step.file.exists():
-            with _by_rename(step.file) as part:
+            with whole_path(step.file) as part:
                 step.write(part, self._found(rows, names))
         dropped = step.numbers()
         rows.drop(dropped)
@@ -279,7 +266,8 @@ class _Preparation:
     def _rewrite(self, rows: Candidates) -> tuple[dict[str, Texts], dict[str, Rewritten]]:
         """Have a model rewrite what is left of some sources. → by source, the texts and what became of them."""
         texts, rewritten = {}, {}
-        settings = self._plan.recipe.rewrite
+        settings, retries = self._plan.recipe.rewrite, RetryPolicy(WAIT_S)
+        rewriter = Rewriter(self._plan.rewriter, settings, retries)
         for at, origin in enumerate(self._plan.origins if settings.model else ()):
             what = origin.source.rewritten
             if what is None:
@@ -289,16 +277,17 @@ class _Preparation:
             name = self._named("rewrite", origin.name, settings.model_dump(mode="json"))
             found = texts[origin.name] = Texts(self._work / f"rewrite-{name}.jsonl")
             self._progress.start(f"rewrite the {what} of {origin.name}")
-            rewrite(rows, numbers, what, self._plan.rewriter, settings, found, self._progress.rows)
+            rewriter.rewrite(rows, numbers, what, found, self._progress.rows)
             done = rewritten[origin.name] = found.count(what, numbers)
-            self._progress.finish(f"{done.taken} of {len(numbers)} taken")
+            waited = [outages.text for outages in retries.outages]
+            self._progress.finish("; ".join([f"{done.taken} of {len(numbers)} taken", *waited]))
         return texts, rewritten
 
     def _write_data(self, rows: Candidates, texts: dict[str, Texts]) -> str:
         """Write the chosen rows, some of them with new texts. → the file's SHA-256."""
         schema = SCHEMAS[rows.kind]
         file = self._output / PREPARED
-        with _by_rename(file) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
+        with whole_path(file) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
             waiting: list[Any] = []
             for numbers, table in ahead(rows.batches(schema.names, rows.live_numbers())):
                 source = rows.source_of(int(numbers[0]))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
 from rstar2.data.benchmarks import NAMES as BENCHMARKS
@@ -23,8 +23,11 @@ from rstar2.data.own import own_source
 from rstar2.data.problem import Problem
 from rstar2.data.reading import Origin
 from rstar2.data.rows import Kind
+from rstar2.data.source import Source
 from rstar2.data.sources import sources
+from rstar2.data.users import load_source, source_name
 from rstar2.errors import UserError
+from rstar2.plugins import is_reference
 from rstar2.runs import json_digest
 
 DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
@@ -43,6 +46,14 @@ class SourceSettings(Strict):
 
     count: int | None = Field(None, ge=1)
     """So many rows, drawn at random from those that the filters leave; None for all of them."""
+    object: str | None = None
+    """`module:object` of the user's module that has the source; None for a source of the package or a file."""
+
+    @model_serializer(mode="wrap")
+    def _without_no_object(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an `object` that is not set, as in the cards of sets that earlier versions made."""
+        values: dict[str, Any] = serialize(self)
+        return {key: value for key, value in values.items() if key != "object" or value is not None}
 
 
 class MixtureRecipe(FilterSettings):
@@ -87,49 +98,63 @@ def mixtures() -> dict[str, Path]:
     return {file.stem: file for file in sorted((recipes_folder() / "data").glob("*.toml"))}
 
 
+@dataclass(frozen=True)
+class MixtureRequest:
+    """What a user asks to have prepared."""
+
+    sources: list[str]
+    """One recipe, by name or .toml file; or sources, by name, as files of one's own, or as `module:object`."""
+    files: list[str] = field(default_factory=list)
+    """`NAME=FILE`: rows of a source or problems of a benchmark in place of the hub."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that are put on top of those of the recipe, table by table."""
+    filters: list[str] = field(default_factory=list)
+    """Filters that come last if the recipe does not name them."""
+    overrides: list[str] = field(default_factory=list)
+    """`a.b=c`, what the user typed after `--set`."""
+    rewriter: str = ""
+    """URL of the server with the model `rewrite.model`; empty if nothing is to be rewritten."""
+
+
 def plan_mixture(
-    wanted: list[str],
-    given: list[str],
-    changes: Mapping[str, Any],
-    also: list[str],
-    overrides: list[str],
-    rewriter: str = "",
+    request: MixtureRequest,
     offline: bool = False,
     answer_fault: Callable[[str], str | None] | None = None,
 ) -> MixturePlan:
     """What to prepare, checked as far as it can be before a row is read.
 
     Args:
-        wanted: one recipe, by name or .toml file; or sources, by name or as files of one's own.
-        given: `NAME=FILE`: rows of a source or problems of a benchmark in place of the hub.
-        changes: keys that are put on top of those of the recipe, table by table.
-        also: filters that come last where the recipe does not name them.
-        overrides: `a.b=c`, what a user typed after `--set`.
-        rewriter: the server with the model `rewrite.model`, where it is to rewrite.
-        offline: leave out the benchmarks that are on the hub: the plan is to be shown, not carried out.
-        answer_fault: as of `Inputs`; with it, problems that no output can be graded correct against are dropped last.
+        offline: leave out the benchmarks that are on the hub, because the plan is shown and not carried out.
+        answer_fault: see `Inputs`. With it, problems that no output can be graded correct against are dropped last.
 
     Raises:
         UserError: an unknown name or key, a file that cannot be read, sources of two kinds, or a filter that has
             nothing to work on.
     """
-    values, name, own = _values(wanted)
-    values = merged(values, dict(changes))
-    values["filters"] = [*values.get("filters", ()), *(f for f in also if f not in values.get("filters", ()))]
-    recipe = resolve(MixtureRecipe, values, overrides, f"the mixture {name}")
-    files = _given(given, recipe, own)
-    origins = [_origin(each, files.get(each, ()), own) for each in recipe.sources]
+    values, name, own, folders = _values(request.sources)
+    values = merged(values, dict(request.changes))
+    named = values.get("filters", ())
+    values["filters"] = [*named, *(each for each in request.filters if each not in named)]
+    recipe = resolve(MixtureRecipe, values, request.overrides, f"the mixture {name}")
+    files = _given(request.files, recipe, own)
+    users = {
+        each: load_source(settings.object, folders)
+        for each, settings in recipe.sources.items()
+        if settings.object is not None
+    }
+    if taken := next((each for each in users if each in sources()), None):
+        raise UserError(f"a source of rstar2 is called {taken}", "Give yours another name in the recipe.")
+    origins = [_origin(each, files.get(each, ()), own, users) for each in recipe.sources]
     kind = _one_kind({origin.source.kind: origin.name for origin in origins})
     _check_filters(recipe, kind)
-    _check_rewriter(recipe.rewrite, rewriter, origins)
+    _check_rewriter(recipe.rewrite, request.rewriter, origins)
     benchmarks = {
         each: _benchmark(each, files.get(each, ()))
         for each in recipe.against
         if not (offline and each in ON_THE_HUB and each not in files)
     }
-    return MixturePlan(
-        name, recipe, kind, origins, Inputs(recipe, benchmarks, _rates(recipe), answer_fault), rewriter
-    )
+    inputs = Inputs(recipe, benchmarks, _rates(recipe), answer_fault)
+    return MixturePlan(name, recipe, kind, origins, inputs, request.rewriter)
 
 
 def _benchmark(name: str, files: tuple[Path, ...]) -> list[Problem]:
@@ -144,12 +169,12 @@ def _benchmark(name: str, files: tuple[Path, ...]) -> list[Problem]:
     ]
 
 
-def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path]]:
-    """The recipe's values, its name, and the user's own files among the sources."""
+def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path], list[Path]]:
+    """The recipe's values, its name, the user's own files among the sources, and folders with the user's modules."""
     shipped = mixtures()
     if len(wanted) == 1 and (wanted[0] in shipped or wanted[0].endswith(".toml")):
         path = shipped.get(wanted[0], Path(wanted[0]))
-        return read_toml(path), path.stem, {}
+        return read_toml(path), path.stem, {}, [path.parent]
     # A name may be a mixture's and a source's.
     mixtures_only = shipped.keys() - sources().keys()
     mixture = next((each for each in wanted if each in mixtures_only or each.endswith(".toml")), None)
@@ -158,24 +183,35 @@ def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path]]:
             f"{mixture} is a mixture, which cannot be combined with other sources",
             "Name it alone, or name its sources; or copy its file and add to that.",
         )
-    names = [_own_name(each) if each.endswith(_OWN) else each for each in wanted]
+    names = [_name_of(each) for each in wanted]
+    users = {name: each for name, each in zip(names, wanted, strict=True) if is_reference(each)}
     own = {name: Path(each) for name, each in zip(names, wanted, strict=True) if each.endswith(_OWN)}
-    if len(set(names)) < len(names) or set(own) & sources().keys():
+    if len(set(names)) < len(names) or (own.keys() | users.keys()) & sources().keys():
         twice = next((each for each in names if names.count(each) > 1 or each in sources()), "")
         raise UserError(
             f"two sources are called {twice}", "Give each source once, or rename one of the files."
         )
-    unknown = [each for each in names if each not in own and each not in sources()]
+    unknown = [each for each in names if each not in {**own, **users, **sources()}]
     if unknown:
         _refuse_unknown(unknown[0], shipped)
-    kinds = {(own_source(own[each]) if each in own else sources()[each]).kind: each for each in names}
-    kind = _one_kind(kinds)
-    return {"sources": {each: {} for each in names}, "filters": DEFAULT_FILTERS[kind]}, "+".join(names), own
+    every = {
+        **sources(),
+        **{name: own_source(file) for name, file in own.items()},
+        **{name: load_source(reference) for name, reference in users.items()},
+    }
+    kind = _one_kind({every[each].kind: each for each in names})
+    settings = {each: {"object": users[each]} if each in users else {} for each in names}
+    return {"sources": settings, "filters": DEFAULT_FILTERS[kind]}, "+".join(names), own, []
 
 
-def _own_name(file: str) -> str:
-    """What a user's file is called as a source; in the key of a setting, points stand between names."""
-    return Path(file).stem.replace(".", "-")
+def _name_of(source: str) -> str:
+    """The name in a mixture of a source that the user named, gave as a file, or as `module:object`.
+
+    It has no points, which stand between names in the key of a setting.
+    """
+    if is_reference(source):
+        return source_name(source)
+    return Path(source).stem.replace(".", "-") if source.endswith(_OWN) else source
 
 
 def _refuse_unknown(name: str, shipped: Iterable[str]) -> None:
@@ -183,7 +219,8 @@ def _refuse_unknown(name: str, shipped: Iterable[str]) -> None:
     near = difflib.get_close_matches(name, known, n=1)
     raise UserError(
         f"unknown source: {name}" + (f"; did you mean {near[0]}?" if near else ""),
-        f"Known: {', '.join(dict.fromkeys(known))}; or a .jsonl or .parquet file of your own, or a .toml recipe.",
+        f"Known: {', '.join(dict.fromkeys(known))}; or a .jsonl or .parquet file of your own, module:object for a "
+        "source of your own, or a .toml recipe.",
     )
 
 
@@ -206,13 +243,17 @@ def _given(given: list[str], recipe: MixtureRecipe, own: Mapping[str, Path]) -> 
     return files
 
 
-def _origin(name: str, files: tuple[Path, ...], own: Mapping[str, Path]) -> Origin:
+def _origin(
+    name: str, files: tuple[Path, ...], own: Mapping[str, Path], users: Mapping[str, Source]
+) -> Origin:
     if name in own:
         return Origin(name, own_source(own[name]), (own[name],))
-    if name in sources():
-        source = sources()[name]
+    known = {**sources(), **users}
+    if name in known:
+        source = known[name]
         if not files and not source.hub:
-            raise UserError(f"{name}: {source.missing}", "The file is JSON lines or parquet.")
+            missing = source.missing or f"Give its file: --from {name}=FILE."
+            raise UserError(f"{name}: {missing}", "The file is JSON lines or parquet.")
         return Origin(name, source, files)
     if len(files) == 1:
         # A recipe's own name for a file that the user gives.

@@ -23,10 +23,10 @@ from pydantic import Field
 from rstar2.config import Strict
 from rstar2.data.candidates import Candidates, Numbers
 from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
-from rstar2.engines.retry import RetryPolicy
-from rstar2.errors import RStarError, UserError
+from rstar2.errors import RStarError, UserError, first_error
+from rstar2.files import LineWriter, whole_lines
 from rstar2.loop.engine import EngineError
-from rstar2.loop.trace import drop_torn_line
+from rstar2.retry import RetryPolicy
 
 What = Literal["answers", "prompts"]
 """What of a source's conversations the paper had rewritten."""
@@ -44,8 +44,8 @@ _MARKS = re.compile(
     r"<\|?/?(?:think|reason|answer|tool_call|tool_response|im_start|im_end|endoftext|system|user|assistant)\b"
 )
 _IN_FLIGHT = 32
-_WAIT_S = 300.0
-"""For a server that answers nobody."""
+WAIT_S = 300.0
+"""How long a server may answer nobody."""
 _ANSWER_S = 600.0
 """For one answer."""
 _CHECK_S = 10.0
@@ -103,10 +103,9 @@ class Texts:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        drop_torn_line(file)
         self._found: dict[int, tuple[str, str]] = {}
         if file.exists():
-            for line in file.read_bytes().splitlines():
+            for _, line in whole_lines(file):
                 self._keep(**json.loads(line))
 
     def _keep(self, number: int, text: str, fault: str) -> None:
@@ -114,8 +113,8 @@ class Texts:
 
     def add(self, number: int, text: str, fault: str) -> None:
         self._keep(number, text, fault)
-        with self._file.open("ab") as file:
-            file.write(json.dumps({"number": number, "text": text, "fault": fault}).encode() + b"\n")
+        with LineWriter(self._file) as lines:
+            lines.write(json.dumps({"number": number, "text": text, "fault": fault}))
 
     def __contains__(self, number: int) -> bool:
         return number in self._found
@@ -137,72 +136,59 @@ def _place(what: What, messages: list[dict[str, Any]]) -> int:
     return next((at for at in wanted if messages[at]["content"] and not messages[at]["tool_calls"]), -1)
 
 
-def rewrite(
-    rows: Candidates, numbers: Numbers, what: What, url: str, settings: Rewrite, texts: Texts,
-    on_rows: Callable[[int], None],
-) -> None:  # fmt: skip
-    """Ask for the texts of the rows that `texts` does not have.
+class Rewriter:
+    """Has the model of one server rewrite texts, several at once."""
 
-    Raises:
-        UserError: the server refuses the key, or does not know the model.
-        Failure: it does not answer. The texts that came are kept.
-    """
-    todo = _without(numbers, texts)
-
-    def jobs() -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        for wanted, table in rows.batches(["messages"], todo):
-            yield from zip(wanted.tolist(), table["messages"].to_pylist(), strict=True)
-
-    async def work() -> None:
-        async with aclosing(_server(url, _ANSWER_S)) as server:
-            rewriter = _Rewriter(server, settings)
-            given = jobs()
-
-            async def one_after_the_other() -> None:
-                for number, messages in given:
-                    place = _place(what, messages)
-                    if place < 0:
-                        texts.add(number, "", "nothing to rewrite")
-                    else:
-                        old = messages[place]["content"]
-                        texts.add(number, *await rewriter.rewritten(_ASK[what], _shown(messages), old))
-                    on_rows(1)
-
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(_IN_FLIGHT):
-                        group.create_task(one_after_the_other())
-            except* RStarError as errors:
-                first: BaseException = errors
-                while isinstance(first, BaseExceptionGroup):
-                    first = first.exceptions[0]
-                raise first from None
-
-    asyncio.run(work())
-
-
-def _without(numbers: Numbers, texts: Texts) -> Numbers:
-    return numbers[[number not in texts for number in numbers.tolist()]]
-
-
-def _shown(messages: list[dict[str, Any]]) -> str:
-    return "\n\n".join(f"[{message['role']}]\n{message['content'] or ''}" for message in messages)
-
-
-class _Rewriter:
-    """Asks a server for one text at a time, again where it is busy."""
-
-    def __init__(self, server: OpenAIServer, settings: Rewrite) -> None:
-        self._server = server
+    def __init__(self, url: str, settings: Rewrite, retries: RetryPolicy) -> None:
+        self._url = url
         self._settings = settings
-        self._policy = RetryPolicy("server that rewrites", _WAIT_S)
+        self._service = retries.service("server that rewrites")
 
-    async def rewritten(self, ask: str, shown: str, old: str) -> tuple[str, str]:
+    def rewrite(
+        self, rows: Candidates, numbers: Numbers, what: What, texts: Texts, on_rows: Callable[[int], None]
+    ) -> None:
+        """Ask for the texts of the rows that `texts` does not have.
+
+        Raises:
+            UserError: the server refuses the key, or does not know the model.
+            Failure: it does not answer. The texts that came are kept.
+        """
+        todo = _without(numbers, texts)
+
+        def jobs() -> Iterator[tuple[int, list[dict[str, Any]]]]:
+            for wanted, table in rows.batches(["messages"], todo):
+                yield from zip(wanted.tolist(), table["messages"].to_pylist(), strict=True)
+
+        async def work() -> None:
+            async with aclosing(_server(self._url, _ANSWER_S)) as server:
+                waiting = jobs()
+
+                async def one_after_the_other() -> None:
+                    for number, messages in waiting:
+                        place = _place(what, messages)
+                        if place < 0:
+                            texts.add(number, "", "nothing to rewrite")
+                        else:
+                            old = messages[place]["content"]
+                            answer = await self._rewritten(server, _ASK[what], _shown(messages), old)
+                            texts.add(number, *answer)
+                        on_rows(1)
+
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(_IN_FLIGHT):
+                            group.create_task(one_after_the_other())
+                except* RStarError as errors:
+                    raise first_error(errors) from None
+
+        asyncio.run(work())
+
+    async def _rewritten(self, server: OpenAIServer, ask: str, shown: str, old: str) -> tuple[str, str]:
         """The new text, and what is wrong with it."""
         messages = [{"role": "system", "content": ask}, {"role": "user", "content": shown}]
         body = {"model": self._settings.model, "messages": messages}
         try:
-            answer = await self._policy.call(lambda: self._server.post("/v1/chat/completions", body))
+            answer = await self._service.call(lambda: server.post("/v1/chat/completions", body))
             choice = answer["choices"][0]
             content, finish = choice["message"]["content"], choice.get("finish_reason")
         except Refused as refused:
@@ -216,6 +202,14 @@ class _Rewriter:
             return "", "not text"
         text = (content or "").strip()
         return text, fault_of(old, text, finish, self._settings)
+
+
+def _without(numbers: Numbers, texts: Texts) -> Numbers:
+    return numbers[[number not in texts for number in numbers.tolist()]]
+
+
+def _shown(messages: list[dict[str, Any]]) -> str:
+    return "\n\n".join(f"[{message['role']}]\n{message['content'] or ''}" for message in messages)
 
 
 def fault_of(old: str, new: str, finish: str | None, settings: Rewrite) -> str:

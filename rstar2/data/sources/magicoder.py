@@ -8,10 +8,10 @@ from typing import Any
 from rstar2.data.conversations import Tools, call, called, conversation_row, said
 from rstar2.data.rows import Refused, text_of
 from rstar2.data.source import HubSet, Row, Source
-from rstar2.loop.tools.python_code_with_standard_io import NAME, SCHEMA
+from rstar2.loop.tools.python_code_with_standard_io import NAME, python_code_with_standard_io
 
 _BLOCK = re.compile(r"```(\w*)[^\n]*\n(.*?)\n?```", re.DOTALL)
-_TOOLS = Tools([SCHEMA])
+_TOOLS = Tools([python_code_with_standard_io.schema])
 
 
 def _read(row: Row) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rstar2.model_shape import ModelShape, shape_of
 from rstar2.train.estimate.memory import ASLEEP, Memory, trainer_memory
-from rstar2.train.estimate.model import ModelShape, shape_of
 
 VOCABULARY = 151_936
 """Tokens of Qwen3's vocabulary."""
@@ -70,7 +70,7 @@ SIZES = (
 
 @dataclass(frozen=True)
 class OneDevice:
-    """One GPU, or the CPU as one rank; a `rstar2.train.estimate.gpus.Devices`."""
+    """One GPU, or the CPU as one rank; a `rstar2.train.estimate.memory.Devices`."""
 
     device: str
     nodes: int = 1

@@ -1,6 +1,7 @@
 """The benchmarks beside the mathematics sets, one file each; a file is named after its benchmark.
 
-Such a file holds `BENCHMARK`. Nothing else lists them: a new file is a new benchmark of `rstar2 eval`.
+Such a file defines `BENCHMARK`. Nothing else lists them: a new file is a new benchmark of `rstar2 eval`. A user's own
+module does the same, and `rstar2 eval my_module:BENCHMARK` measures it.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import pkgutil
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.eval.harnesses.environment import Harness
 from rstar2.eval.methods import Method
-from rstar2.eval.methods.agent import Agent, AgentMethod
+from rstar2.eval.methods.agent import Agent, AgentMethod, Correct
 from rstar2.eval.methods.chat import Chat, ServerChat
 from rstar2.eval.settings import EvalSettings
+from rstar2.plugins import failures_named, is_reference, load
 
 PAPER = {
     "math500": 97.8,
@@ -81,22 +84,29 @@ class Resources:
 
 Score = dict[str, Any]
 """`value`, its `interval`, and `problems`, how many it is over."""
-Load = Callable[[Given, EvalSettings], list[Problem]]
+Load = Callable[[Given, EvalSettings], Sequence[Problem]]
 Open = Callable[[Resources, EvalSettings, Given], contextlib.AbstractAsyncContextManager[Method]]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """How a benchmark's problems are read, and how they are sampled and graded."""
+    """How a benchmark's problems are read, and how they are sampled and graded.
+
+    `Benchmark(load=…)` is enough for problems with answers that the grader compares: the model works on each with the
+    agent loop and its tools. `Benchmark(load=…, correct=…)` decides by a function of its own.
+    """
 
     load: Load
-    """The problems; a UserError where they cannot be read."""
-    open: Open
-    """Its method, for the length of a block."""
+    """Returns the problems. Raises UserError if they cannot be read."""
+    open: Open | None = None
+    """Its method, for the length of a block. None for the agent loop on each problem."""
+    correct: Correct | None = None
+    """Whether an answer is correct, given the problem and the answer that was found in the model's final turn. None
+    compares with the problem's `answer` by the grader."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
     """The benchmark's own settings, where they are not those of the mathematics sets."""
     harness: Harness | None = None
-    chat: bool = True
+    chat: bool = False
     """Whether the model is asked by plain chat messages; else by the agent loop, with tools."""
     judged: bool = False
     """Whether a judge model grades."""
@@ -105,30 +115,65 @@ class Benchmark:
     combined: Callable[[dict[str, Score]], dict[str, Score]] | None = None
     """More scores, made of those that the traces have."""
 
+    @property
+    def compares_answers(self) -> bool:
+        """Whether the grader compares answers with those of the problems."""
+        return self.open is None and self.correct is None
 
-@contextlib.asynccontextmanager
-async def _with_agent(
-    resources: Resources, settings: EvalSettings, given: Given
-) -> AsyncIterator[AgentMethod]:
-    assert resources.agent is not None
-    yield AgentMethod(resources.agent, settings)
+    def opened(
+        self, resources: Resources, settings: EvalSettings, given: Given
+    ) -> contextlib.AbstractAsyncContextManager[Method]:
+        """Its method, for the length of a block."""
+        if self.open is not None:
+            return self.open(resources, settings, given)
+        assert resources.agent is not None
+        return contextlib.nullcontext(AgentMethod(resources.agent, settings, self.correct))
 
 
 def find(name: str) -> Benchmark:
-    """The benchmark of a name, of `NAMES` or of the mathematics sets, or one of problems in a file.
+    """The benchmark of a name: one of `NAMES`, a mathematics set, a file of problems, or `module:object`.
 
-    UserError where there is none; whether a file can be read shows when it is loaded.
+    Whether a file of problems can be read shows when it is loaded.
+
+    Raises:
+        UserError: there is no such benchmark.
     """
     if name in NAMES:
         return _loaded(name)
+    if is_reference(name):
+        loaded = load(name, "the benchmark")
+        if not isinstance(loaded, Benchmark):
+            raise UserError(
+                f"the benchmark {name} is not a Benchmark but {type(loaded).__name__}",
+                "Define it as BENCHMARK = Benchmark(load=…), with: from rstar2 import Benchmark.",
+            )
+        return replace(loaded, load=lambda given, settings: _problems_of(name, loaded, given, settings))
     if name not in mathematics.NAMES and not name.endswith(".jsonl") and not Path(name).exists():
         known = ", ".join([*dict.fromkeys((*mathematics.NAMES, *NAMES)), *GROUPS])
-        raise UserError(f"unknown benchmark: {name}", f"Known: {known}; or a .jsonl file.")
-    return Benchmark(
-        load=lambda given, settings: mathematics.load_benchmark(name, given.data, settings.seed),
-        open=_with_agent,
-        chat=False,
-    )
+        raise UserError(f"unknown benchmark: {name}", f"Known: {known}; or a .jsonl file, or module:object.")
+    return Benchmark(load=lambda given, settings: mathematics.load_benchmark(name, given.data, settings.seed))
+
+
+def _problems_of(name: str, benchmark: Benchmark, given: Given, settings: EvalSettings) -> list[Problem]:
+    """The problems of a user's benchmark; a UserError if there are none, or they cannot be told apart."""
+    with failures_named(name, "the benchmark"):
+        problems = list(benchmark.load(given, settings))
+    for number, problem in enumerate(problems, 1):
+        if not isinstance(problem, Problem):
+            raise UserError(
+                f"the benchmark {name}: problem {number} is not a Problem but {type(problem).__name__}",
+                "Return Problem(id=…, problem=…, answer=…), with: from rstar2 import Problem.",
+            )
+    ids = Counter(problem.id for problem in problems)
+    if not problems:
+        raise UserError(
+            f"the benchmark {name} has no problems", "Return at least one from its function load."
+        )
+    if repeated := [each for each, count in ids.items() if count > 1]:
+        raise UserError(
+            f"the benchmark {name} has several problems with the id {repeated[0]!r}", "Give each its own id."
+        )
+    return problems
 
 
 @functools.cache

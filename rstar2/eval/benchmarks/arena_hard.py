@@ -17,8 +17,8 @@ from rstar2.eval.methods.chat import Chat, ChatMethod, ServerChat, answer_text
 from rstar2.eval.settings import EvalSettings
 from rstar2.files import read_objects
 from rstar2.loop.engine import EngineError, Sampling
-from rstar2.loop.prompts import Message
 from rstar2.loop.trace import Trace
+from rstar2.loop.turns.codec import Message
 from rstar2.runs import json_digest
 
 HARNESS = Harness(
@@ -204,6 +204,7 @@ BENCHMARK = Benchmark(
     open=_open,
     protocol={"samples": 1, "temperature": 0.0},
     harness=HARNESS,
+    chat=True,
     judged=True,
     headline=WIN_RATE,
 )

@@ -180,6 +180,7 @@ BENCHMARK = Benchmark(
     open=opening(HARNESS, "bfcl_v3"),
     protocol=GREEDY,
     harness=HARNESS,
+    chat=True,
     headline="overall",
     combined=lambda scores: grouped(scores, _GROUPS),
 )

@@ -40,5 +40,6 @@ BENCHMARK = Benchmark(
     open=opening(HARNESS, "bfcl_v4", keeps="memory"),
     protocol=GREEDY,
     harness=HARNESS,
+    chat=True,
     combined=lambda scores: grouped(scores, _GROUPS),
 )

@@ -126,4 +126,4 @@ async def _open(resources: Resources, settings: EvalSettings, given: Given) -> A
     yield GPQAMethod(resources.agent, settings)
 
 
-BENCHMARK = Benchmark(load=_load, open=_open, chat=False)
+BENCHMARK = Benchmark(load=_load, open=_open)

@@ -18,4 +18,4 @@ def _load(given: Given, settings: EvalSettings) -> list[Problem]:
     return instruction_problems((f"IFBench_test.jsonl, line {at}", row) for at, row in enumerate(rows, 1))
 
 
-BENCHMARK = Benchmark(load=_load, open=opened_for("ifbench"), protocol=GREEDY, harness=HARNESS)
+BENCHMARK = Benchmark(load=_load, open=opened_for("ifbench"), protocol=GREEDY, harness=HARNESS, chat=True)

@@ -122,4 +122,4 @@ def opened_for(benchmark: str) -> Any:
     return opened
 
 
-BENCHMARK = Benchmark(load=_load, open=opened_for("ifeval"), protocol=GREEDY, harness=HARNESS)
+BENCHMARK = Benchmark(load=_load, open=opened_for("ifeval"), protocol=GREEDY, harness=HARNESS, chat=True)

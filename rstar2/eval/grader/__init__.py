@@ -6,7 +6,7 @@ pool. Nothing here evaluates text as code.
 """
 
 from rstar2.eval.grader.extract import extract_answer
-from rstar2.eval.grader.grade import Verdict, grade
+from rstar2.eval.grader.grading import Verdict, grade
 from rstar2.eval.grader.pool import GraderPool
 
 __all__ = ["GraderPool", "Verdict", "extract_answer", "grade"]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from rstar2.eval.grader.boxes import BOX
-from rstar2.loop.formats.calls import after_reasoning, without_calls
+from rstar2.loop.turns.tags import after_reasoning, without_calls
 
 MAX_TEXT = 100_000
 """Only this many characters at the end of an output are read."""

@@ -13,7 +13,7 @@ from typing import Any, TextIO, get_args
 from pydantic import ValidationError
 
 from rstar2.errors import UserError, first_few
-from rstar2.eval.grader.grade import AnswerValue, Verdict, as_text
+from rstar2.eval.grader.grading import AnswerValue, Verdict, as_text
 from rstar2.eval.grader.pool import GraderPool
 from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
 from rstar2.files import output_file, read_objects

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Literal, Protocol
 
-from rstar2.eval.grader.grade import INTERNAL_ERROR, PREVENTED, WORKER_ENDED
+from rstar2.eval.grader.grading import INTERNAL_ERROR, PREVENTED, WORKER_ENDED
 
 Missed = Literal["wrong", "no_answer", "not_understood", "deadline", "work", "fault", "invalid"]
 """wrong: it differs from the gold answer. no_answer: nothing was found. not_understood: it was found, but not

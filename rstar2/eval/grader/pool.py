@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import rstar2
-from rstar2.eval.grader.grade import (
+from rstar2.eval.grader.grading import (
     INTERNAL_ERROR,
     POOL_CLOSED,
     WORKER_ENDED,

@@ -10,8 +10,8 @@ from typing import Literal
 
 from rstar2.eval.grader.boxes import last_box
 from rstar2.eval.grader.final_turn import final_turn, last_turn
-from rstar2.loop.formats.calls import after_reasoning, find_calls
 from rstar2.loop.trace import Finish
+from rstar2.loop.turns.tags import after_reasoning, find_calls
 
 ReadingRule = Literal["paper", "boxed", "release", "lenient"]
 """paper: the last box inside the last closed `<answer>` of a finished turn (arXiv 2508.20722, section on the reward).

@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 
-from rstar2.eval.grader.grade import INTERNAL_ERROR, Verdict, grade
+from rstar2.eval.grader.grading import INTERNAL_ERROR, Verdict, grade
 
 MEMORY_BYTES = 2 << 30
 OUT_OF_MEMORY = f"not verified: too much work for {MEMORY_BYTES >> 30} GiB of memory"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from aiohttp import web
 from rstar2.errors import RStarError
 from rstar2.eval.methods.chat import Chat, Reply, answer_text, chat_sampling
 from rstar2.eval.settings import EvalSettings, sample_seed
+from rstar2.serve.openai.answers import ChatAnswer, Usage, error_body
 
 _ANY_SIZE = 1 << 30
 
@@ -87,19 +87,12 @@ class Gateway:
             return _refused(error.message)
         conversation.replies.append(reply)
         message = {**reply.message, "content": answer_text(reply.text)}
-        usage = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.tokens}
+        answer = ChatAnswer(body.get("model", ""))
         return web.json_response(
-            {
-                "id": f"chatcmpl-{uuid.uuid4().hex}",
-                "object": "chat.completion",
-                "created": int(time.time()),
-                "model": body.get("model", ""),
-                "choices": [{"index": 0, "message": message, "finish_reason": reply.finish}],
-                "usage": {**usage, "total_tokens": sum(usage.values())},
-            }
+            answer.whole(message, reply.finish, Usage(reply.prompt_tokens, reply.tokens))
         )
 
 
 def _refused(message: str) -> web.Response:
     """An answer after which a client does not ask again."""
-    return web.json_response({"error": {"message": message, "type": "invalid_request_error"}}, status=400)
+    return web.json_response(error_body(message), status=400)

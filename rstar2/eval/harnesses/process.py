@@ -157,7 +157,8 @@ async def started(
             await running.ask("start", within=_START_S, settings=dict(settings))
         except Refused as error:
             raise Failure(
-                f"the harness {harness.name} did not start: {error.message}", f"Its log: {log}"
+                f"the harness {harness.name} did not start: {error.message}",
+                f"Its log: {log}\n{_remedy(harness)}",
             ) from error
         yield running
     finally:
@@ -175,6 +176,11 @@ def once(harness: Harness, module: str, settings: Mapping[str, Any], action: str
                     return await process.ask(action)
             except Failure as error:  # whose log is about to be removed
                 last = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-                raise Failure(error.message, "\n".join(["Its log ended with:", *last])) from error
+                hint = "\n".join(["Its log ended with:", *last, _remedy(harness)])
+                raise Failure(error.message, hint) from error
 
     return asyncio.run(ask())
+
+
+def _remedy(harness: Harness) -> str:
+    return f"If its files are damaged, remove {harness.folder}, then run: {harness.command}"

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from rstar2.data.problem import Problem
+from rstar2.engines.pool import EnginePool
+from rstar2.errors import Unavailable
 from rstar2.eval.grader import Verdict, extract_answer
 from rstar2.eval.grader.reading_rules import benchmark_part, part_to_grade
 from rstar2.eval.settings import EvalSettings, sample_seed
-from rstar2.loop.agent import Limits, Tools, rollout
+from rstar2.loop.agent import Limits, ToolRunner, Tools, rollout
 from rstar2.loop.engine import Engine, Sampling
-from rstar2.loop.prompts import ChatCodec
-from rstar2.loop.trace import Trace
+from rstar2.loop.trace import ToolCall, Trace
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.plugins import failures_named
+from rstar2.retry import RetryPolicy
 
 
 class Grader(Protocol):
@@ -22,36 +28,103 @@ class Grader(Protocol):
     async def agrade(self, gold: str | None, pred: str | None) -> Verdict: ...
 
 
+class RetryingTools:
+    """Tools whose lost calls are run again, and counted.
+
+    A call that stays lost while the judge answers others is given to the model as lost. If the judge answers nobody,
+    `run` raises ServiceGone.
+    """
+
+    def __init__(self, tools: Tools, retries: RetryPolicy) -> None:
+        self.calls = 0
+        """Calls finished so far."""
+        self._tools = tools
+        self._judge = retries.service("judge")
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[ToolRunner]:
+        async with self._tools.opened() as tools:
+            yield _RetryingRunner(tools, self)
+
+    async def run(self, tools: ToolRunner, name: str, arguments: dict[str, Any]) -> ToolCall:
+        """Run a call on the tools of one rollout."""
+
+        async def attempt() -> ToolCall:
+            call = await tools.run(name, arguments)
+            if call.status == "lost":
+                raise _LostCall(call)
+            return call
+
+        try:
+            call = await self._judge.call(attempt)
+        except _LostCall as lost:
+            call = lost.call
+        self.calls += 1
+        return call
+
+
+class _RetryingRunner:
+    """The tools of one rollout."""
+
+    def __init__(self, tools: ToolRunner, shared: RetryingTools) -> None:
+        self._tools = tools
+        self._shared = shared
+
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        return await self._shared.run(self._tools, name, arguments)
+
+
+class _LostCall(Unavailable):
+    """The judge gave no result."""
+
+    def __init__(self, call: ToolCall) -> None:
+        super().__init__(call.output)
+        self.call = call
+
+
 @dataclass(frozen=True)
 class Agent:
     """What the agent loop and the grading of its answers need."""
 
-    engine: Engine
-    tools: Tools
+    engines: EnginePool
+    tools: RetryingTools
     codec: ChatCodec
     grader: Grader
 
 
+Correct = Callable[[Problem, str], bool]
+"""Whether an answer to a problem is correct, as a benchmark's own function decides."""
+
+
 class AgentMethod:
-    """The protocol of the mathematics sets."""
+    """The agent loop on each problem. The grader, or a benchmark's own function, decides about the answer.
+
+    This is the protocol of the mathematics sets.
+    """
 
     decides: Mapping[str, Any] = {}
 
-    def __init__(self, agent: Agent, settings: EvalSettings) -> None:
+    def __init__(self, agent: Agent, settings: EvalSettings, correct: Correct | None = None) -> None:
         self.settings = settings
         self._agent = agent
+        self._correct = correct
+        if correct is not None:
+            self.decides = {"graded_by": _named(correct)}
 
     def asked(self, problem: Problem, sample: int) -> tuple[str, str]:
         """The text that is put to the model in one sample, and the gold answer to it."""
         return problem.problem, problem.answer
 
     async def sample(self, problem: Problem, sample: int) -> Trace:
+        return await self._agent.engines.run(lambda engine: self._rollout(engine, problem, sample))
+
+    async def _rollout(self, engine: Engine, problem: Problem, sample: int) -> Trace:
         agent, settings = self._agent, self.settings
         text, gold = self.asked(problem, sample)
         async with agent.tools.opened() as tools:
             trace = await rollout(
                 agent.codec.prompt(agent.codec.format.messages(text)),
-                engine=agent.engine,
+                engine=engine,
                 tools=tools,
                 codec=agent.codec,
                 limits=Limits(max_turns=settings.max_turns, max_tokens=settings.max_tokens),
@@ -79,5 +152,17 @@ class AgentMethod:
         return trace.model_copy(update=update)
 
     async def verdict(self, trace: Trace, problem: Problem, part: str) -> Verdict:
-        """The grader's word on the part of the final turn that holds the answer."""
-        return await self._agent.grader.agrade(trace.gold, part)
+        """The verdict on the part of the final turn that holds the answer."""
+        if self._correct is None:
+            return await self._agent.grader.agrade(trace.gold, part)
+        answer = extract_answer(part)
+        if answer is None:
+            return Verdict("unparsed", None, "no answer")
+        rule = _named(self._correct)
+        with failures_named(rule, "the benchmark's function"):
+            correct = await asyncio.to_thread(self._correct, problem, answer)
+        return Verdict("correct" if correct else "wrong", answer, rule)
+
+
+def _named(function: Correct) -> str:
+    return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"

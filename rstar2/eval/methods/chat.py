@@ -16,12 +16,14 @@ from typing import Any, Protocol
 
 from rstar2.data.problem import Problem
 from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
-from rstar2.engines.retry import RetryingEngine, RetryPolicy
+from rstar2.engines.pool import RetryingEngine
 from rstar2.eval.settings import EvalSettings, sample_seed
-from rstar2.loop.engine import Engine, EngineError, Sampling
-from rstar2.loop.formats.calls import after_reasoning, call_bodies, without_calls
-from rstar2.loop.prompts import ChatCodec, Message
+from rstar2.loop.engine import EngineError, Sampling
 from rstar2.loop.trace import Trace, Turn
+from rstar2.loop.turns import tags
+from rstar2.loop.turns.codec import ChatCodec, Message
+from rstar2.loop.turns.turn import EMPTY, ParsedTurn
+from rstar2.retry import RetryPolicy
 
 JUDGE_MODEL = "judge model"
 """What messages call a model that grades."""
@@ -31,8 +33,6 @@ _WORDING = {
 }
 _CONTEXT = re.compile(r"maximum context length is (\d+) tokens")
 """In a refusal of OpenAI's API, as of vLLM's, where a conversation and the tokens of its reply do not fit."""
-_REASONING_STARTS = ("<think>", "<reason>")
-_ANSWER_TAGS = re.compile(r"</?answer>")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Reply:
     prompt_ids: list[int] = field(default_factory=list)
     """Empty where a server does not tell them, as are the next."""
     token_ids: list[int] = field(default_factory=list)
-    written: str = ""
-    """All that it wrote, each call inside `<tool_call>`."""
+    written: ParsedTurn = EMPTY
+    """All that it wrote; of a server that sends messages, with the calls in our tags."""
 
     @property
     def text(self) -> str:
@@ -60,9 +60,10 @@ class Reply:
 class Chat(Protocol):
     """A model that is asked by chat messages."""
 
-    policy: RetryPolicy
-    tokens: int
-    """Written so far."""
+    @property
+    def tokens(self) -> int:
+        """Tokens that it wrote so far."""
+        ...
 
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
@@ -74,11 +75,13 @@ class Chat(Protocol):
 class EngineChat:
     """A model of this process, or of a vLLM server, asked through its own chat template."""
 
-    def __init__(self, engine: Engine, codec: ChatCodec, wait_s: float, turn_timeout_s: float) -> None:
-        self._engine = RetryingEngine(engine, wait_s, turn_timeout_s)
-        self.policy = self._engine.policy
-        self.tokens = 0
+    def __init__(self, engine: RetryingEngine, codec: ChatCodec) -> None:
+        self._engine = engine
         self._codec = codec
+
+    @property
+    def tokens(self) -> int:
+        return self._engine.tokens
 
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
@@ -87,14 +90,10 @@ class EngineChat:
         if tools:
             self._refuse_dropped(self._codec.tokenizer.decode(prompt), tools)
         made = await self._engine.generate(prompt, sampling)
-        self.tokens = self._engine.tokens
-        text = self._codec.turn_start + self._codec.decode(made.token_ids)
-        message: Message = {"role": "assistant", "content": text}
-        calls = _calls(text) if tools else []
-        if calls:
-            message = {**message, "content": without_calls(text).strip(), "tool_calls": calls}
+        message, written = self._codec.message(made.token_ids, prompt, with_calls=bool(tools))
+        calls = message.get("tool_calls")
         finish = "length" if made.finish == "length" else "tool_calls" if calls else "stop"
-        return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids, text)
+        return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids, written)
 
     def _refuse_dropped(self, shown: str, tools: Sequence[Message]) -> None:
         for name in (str(tool["function"]["name"]) for tool in tools):
@@ -125,28 +124,11 @@ def _loaded(arguments: Any) -> Any:
         return arguments
 
 
-def _calls(text: str) -> list[Message]:
-    """The calls that a turn holds, as OpenAI's API has them; what does not parse is none."""
-    calls: list[Message] = []
-    for body in call_bodies(text):
-        try:
-            call = json.loads(body)
-            function = {"name": str(call["name"]), "arguments": json.dumps(call.get("arguments") or {})}
-        except (ValueError, KeyError, TypeError):
-            continue
-        calls.append({"id": f"call_{len(calls)}", "type": "function", "function": function})
-    return calls
-
-
-def _with_calls(message: Message) -> str:
-    """A message of OpenAI's API as one text, with its calls as models write them."""
+def _with_calls(message: Message) -> ParsedTurn:
+    """A message of OpenAI's API as one text, with its calls in our tags."""
     calls = [call["function"] for call in message.get("tool_calls") or []]
-    texts = [
-        json.dumps({"name": call["name"], "arguments": _loaded(call["arguments"])}, ensure_ascii=False)
-        for call in calls
-    ]
-    parts = [message.get("content") or "", *(f"<tool_call>{text}</tool_call>" for text in texts)]
-    return "\n".join(filter(None, parts))
+    texts = [tags.short_call(call["name"], _loaded(call["arguments"])) for call in calls]
+    return tags.read_turn("\n".join(filter(None, [message.get("content") or "", *texts])))
 
 
 class ServerChat:
@@ -157,6 +139,7 @@ class ServerChat:
     Args:
         url: the server, with or without `/v1`; else a UserError.
         model: its name there; None takes the one that the server holds.
+        retries: shared by all requests of the run.
         service: what messages call it.
         key: its API key, where it asks for one.
     """
@@ -165,14 +148,14 @@ class ServerChat:
         self,
         url: str,
         model: str | None,
-        wait_s: float,
+        retries: RetryPolicy,
         turn_timeout_s: float,
         service: str = "server",
         key: str | None = None,
     ) -> None:
         self._server = OpenAIServer(url, key, _WORDING[service], turn_timeout_s)
         self.url = self._server.url
-        self.policy = RetryPolicy(service, wait_s)
+        self._service = retries.service(service)
         self.tokens = 0
         self.model = model
         self._takes_all: bool | None = None
@@ -181,7 +164,7 @@ class ServerChat:
     async def named(self) -> str:
         """The model's name, asked of the server where none was given; EngineError where it holds several."""
         if self.model is None:
-            self.model = (await self.policy.call(lambda: self._server.served(None))).model
+            self.model = (await self._service.call(lambda: self._server.served(None))).model
         return self.model
 
     async def takes_all(self) -> bool:
@@ -192,7 +175,7 @@ class ServerChat:
         async with self._asking:
             if self._takes_all is None:
                 try:
-                    served = await self.policy.call(lambda: self._server.served(self.model))
+                    served = await self._service.call(lambda: self._server.served(self.model))
                     self._takes_all = served.takes_all
                 except EngineError:
                     self._takes_all = False
@@ -216,16 +199,16 @@ class ServerChat:
 
     async def _within_context(self, body: dict[str, Any]) -> Reply:
         try:
-            return await self.policy.call(lambda: self._complete(body))
+            return await self._service.call(lambda: self._complete(body))
         except Refused as refused:
             context = _context(refused)
         try:
-            first = await self.policy.call(lambda: self._complete({**body, "max_tokens": 1}))
+            first = await self._service.call(lambda: self._complete({**body, "max_tokens": 1}))
         except Refused as refused:
             _context(refused)
             return Reply({"role": "assistant", "content": ""}, "length", 0, 0)
         room = {"max_tokens": context - first.prompt_tokens}
-        return await self.policy.call(lambda: self._complete({**body, **room}))
+        return await self._service.call(lambda: self._complete({**body, **room}))
 
     async def _complete(self, body: dict[str, Any]) -> Reply:
         answer = await self._server.post("/v1/chat/completions", body)
@@ -277,7 +260,7 @@ def chat_sampling(settings: EvalSettings, seed: int | None) -> Sampling:
 
 def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: float) -> Trace:
     """The record of a conversation; the last reply's tokens are kept where they are known."""
-    last, texts = replies[-1], [reply.written for reply in replies]
+    last, turns = replies[-1], [reply.written for reply in replies]
     known = len(replies) == 1 and bool(last.token_ids)
     ids = last.token_ids if known else []
     return Trace(
@@ -288,7 +271,7 @@ def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: fl
         prompt_ids=last.prompt_ids if known else [],
         response_ids=ids,
         response_mask=[1] * len(ids),
-        turns=[Turn(text=text, start=0, end=len(ids) if known else 0) for text in texts],
+        turns=[Turn.read(turn, 0, len(ids) if known else 0) for turn in turns],
         finish="max_tokens" if last.finish == "length" else "answer",
         wall_s=wall_s,
         counted_tokens=None if known else sum(reply.tokens for reply in replies),
@@ -296,6 +279,6 @@ def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: fl
 
 
 def answer_text(text: str) -> str:
-    """A reply without its reasoning and without `<answer>` tags; empty if the reasoning never ended."""
-    text = after_reasoning(text).strip()
-    return "" if text.startswith(_REASONING_STARTS) else _ANSWER_TAGS.sub("", text).strip()
+    """A reply without its reasoning and without answer tags; empty if the reasoning never ended."""
+    text = tags.after_reasoning(text).strip()
+    return "" if text.startswith(tags.REASONING_STARTS) else tags.without_answer_tags(text).strip()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,21 +16,39 @@ from rich.text import Text
 
 from rstar2.eval.progress import Progress
 
+if TYPE_CHECKING:
+    from rstar2.eval.plan import EvalPlan
+    from rstar2.eval.run import EvalResult
+
 _PRINT_EVERY_S = 30.0
 
 
-class LiveView:
-    """Draws progress: in place on a terminal, a line every half minute elsewhere.
+class LiveView(ABC):
+    """Shows an evaluation: what is measured, its progress, and its results.
 
-    Use as a context manager, and call it with each `Progress`.
+    Progress is drawn in place on a terminal, and printed as a line every half minute elsewhere. Use the view as a
+    context manager while samples run, and call it with each `Progress`.
+
+    Args:
+        out: gets what was measured.
+        err: gets progress and warnings.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._note = ""
+    def __init__(self, out: Console, err: Console) -> None:
+        self.out = out
         self.last: Progress | None = None
-        self._console = console
-        self._live = Live(console=console, refresh_per_second=4, transient=True)
+        self._note = ""
+        self._console = err
+        self._live = Live(console=err, refresh_per_second=4, transient=True)
         self._printed_at = 0.0
+
+    @abstractmethod
+    def announce(self, plan: EvalPlan) -> None:
+        """Says what is measured, before any sample."""
+
+    @abstractmethod
+    def show_results(self, results: Sequence[EvalResult], folder: Path) -> None:
+        """Shows the results that are written in a run's folder."""
 
     def __call__(self, progress: Progress) -> None:
         if self.last is None and progress.resumed:
@@ -49,13 +71,24 @@ class LiveView:
         elif not self._console.is_terminal:
             self._console.print(note)
 
-    def __enter__(self) -> LiveView:
+    def say(self, text: str) -> None:
+        """Print a line below all others."""
+        self._console.print(text)
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Print what a user must know, a line for each."""
+        for warning in warnings:
+            self._console.print(warning, style="yellow", markup=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._live.stop()
+        if self.last is not None:
+            self.warn(outages.text for outages in self.last.outages)
 
     def _layout(self, progress: Progress) -> RenderableType:
         head = Table.grid(padding=(0, 2))

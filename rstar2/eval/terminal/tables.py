@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from rstar2.eval.compare import Comparison, ScoreDifference
 from rstar2.eval.grader.outcomes import LABELS, Missed
 from rstar2.eval.quoted import beside_paper
-from rstar2.eval.runner import EvalResult
+from rstar2.eval.run import EvalResult
 
 
 def result_tables(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> list[Table]:

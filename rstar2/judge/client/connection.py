@@ -20,7 +20,6 @@ import aiohttp
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from rstar2.backoff import Backoff
 from rstar2.judge.client import http
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import (
@@ -32,6 +31,7 @@ from rstar2.judge.schema import (
     RunResult,
     StreamResponse,
 )
+from rstar2.retry import Backoff
 
 TOGETHER_BYTES = 8 << 20
 """A message is sent before it grows longer, if it holds more than one program."""

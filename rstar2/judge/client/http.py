@@ -14,8 +14,8 @@ from typing import TypeVar
 import aiohttp
 import yarl
 
-from rstar2.backoff import Backoff
 from rstar2.errors import Failure
+from rstar2.retry import Backoff
 
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0

@@ -21,11 +21,11 @@ from typing import Self
 
 from redis.exceptions import RedisError
 
-from rstar2.backoff import Backoff
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor
 from rstar2.judge.queue.redis_connection import Command, RedisConnection, Subscription, async_client
 from rstar2.judge.schema import MAX_WAIT_S, Outcome, RunRequest, RunResult
+from rstar2.retry import Backoff
 
 REDIS_SHARE = 0.75
 """Of the memory that Redis itself may take, where it has a limit (maxmemory)."""

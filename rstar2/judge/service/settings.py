@@ -1,19 +1,18 @@
-"""What a judge's supervisor is told when it starts, and what it answers."""
+"""What a judge's supervisor is told when it starts, and what it says of the judge."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+from pydantic import Field
 
 from rstar2.judge.schema import Isolation
 from rstar2.judge.server.settings import ServerLimits
+from rstar2.supervision.settings import SupervisionSettings
 from rstar2.supervision.state import Handle
 
 
-class ServiceSettings(BaseModel, extra="forbid"):
-    """One judge service on one machine."""
+class ServiceSettings(SupervisionSettings):
+    """One judge service on one machine. Work folders and the embedded queue's data go to its folder too."""
 
-    folder: str
-    """Where logs, work folders and the embedded queue's data go."""
     workers: int = 2
     host: str = "127.0.0.1"
     port: int = 0
@@ -29,13 +28,10 @@ class ServiceSettings(BaseModel, extra="forbid"):
     """See `WorkerSettings.preload`; False saves each worker some four seconds of a processor."""
     api: bool = True
     """False: only workers, which join the queue at `redis_url`."""
-    hosts: list[str] = []
+    hosts: list[str] = Field(default_factory=list)
     """Names by which a judge without a token may be called, beside localhost and addresses."""
     limits: ServerLimits = ServerLimits()
     max_log_bytes: int = 16 << 20
-    """Of each part's log; a longer one is put aside, and replaces the one that was put aside before."""
-    detached: bool = False
-    """True: outlive the process that started the service."""
 
 
 class JudgeHandle(Handle):
@@ -46,13 +42,3 @@ class JudgeHandle(Handle):
     token: str | None
     redis_url: str
     isolation: Isolation
-
-
-class StartReport(BaseModel):
-    """What the supervisor prints once the judge answers, or when it cannot start."""
-
-    judge: JudgeHandle | None = None
-    """None: it cannot start, and the other fields say why."""
-    error: str = ""
-    hint: str = ""
-    user_error: bool = False

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rstar2.errors import Failure, UserError
+from rstar2.errors import Failure
 from rstar2.judge.schema import Isolation
-from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
+from rstar2.judge.service.settings import JudgeHandle, ServiceSettings
 from rstar2.judge.service.state import SUPERVISORS
 from rstar2.supervision.start import started_supervisor, stop_supervisor
 
 START_S = 200.0
-"""And a second a worker."""
+"""And a second for each worker."""
 STOP_S = 25.0
 SECRETS = frozenset({"RSTAR2_JUDGE_TOKEN", "RSTAR2_JUDGE_REDIS", "RSTAR2_GRADER_SECRET"})
 """Variables the judge's processes do not inherit: the programs they run could look for them."""
@@ -35,21 +35,14 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
     for module in ("redis", "fastapi", "pyseccomp"):
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(name=module)
-    logs, wait_s = Path(settings.folder) / "logs", START_S + settings.workers
-    with started_supervisor(
-        SUPERVISORS[0], settings, Path(settings.folder), StartReport, STOP_S, SECRETS
-    ) as (process, reports):
-        try:
-            report = reports.next(wait_s)
-        except TimeoutError as error:
-            raise Failure(f"the judge did not start within {wait_s:.0f} s", f"See {logs}") from error
-        if report is None:
-            raise Failure("the judge ended while it was starting", f"See {logs}")
-        if report.judge is None:
-            raise (UserError if report.user_error else Failure)(report.error, report.hint)
+    supervisor = SUPERVISORS[0], settings, "the judge's supervisor", STOP_S, SECRETS
+    with started_supervisor(*supervisor) as (process, events):
+        event = events.next(START_S + settings.workers)
+        if event is None:
+            raise Failure("the judge ended while it was starting", f"See {settings.folder}/logs.")
     if settings.detached and process.stdin is not None:
         process.stdin.close()
-    return process, report.judge
+    return process, JudgeHandle.model_validate(event.handle)
 
 
 def stop_service(process: subprocess.Popen[bytes]) -> None:

@@ -1,33 +1,23 @@
-"""The process that keeps a judge alive: starts its parts, waits until they answer, starts again what dies.
-
-Started by `start`; it ends, with everything it started, on SIGTERM or when its standard input closes.
-"""
+"""The process that keeps a judge alive, see `rstar2.supervision.supervisor`; `start` starts it."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
 import re
 import secrets
-import select
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import httpx
 import redis
 
-from rstar2.backoff import Backoff
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.judge.queue import required_isolation
 from rstar2.judge.queue import tasks as queue
@@ -35,59 +25,45 @@ from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.queue.redis_connection import execute, sync_client
 from rstar2.judge.schema import Isolation
 from rstar2.judge.server.settings import ServerSettings
-from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
+from rstar2.judge.service.settings import JudgeHandle, ServiceSettings
 from rstar2.judge.worker.settings import WorkerSettings
-from rstar2.processes import begin_module, start_module, stop_group
-from rstar2.supervision.logs import Rotation, private_log, tail
-from rstar2.supervision.part import Part
+from rstar2.processes import answers, begin_module, start_module
+from rstar2.supervision.logs import private_log, tail
+from rstar2.supervision.part import Part, Restarts
+from rstar2.supervision.settings import Event
+from rstar2.supervision.supervisor import Supervisor
 
 START_S = 180.0
-"""And a second a worker."""
+"""And a second for each worker."""
+POLL_S = 0.02
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
-CHECK_EVERY_S = 0.1
-STABLE_S = 5.0
-"""A part that ran for so long is started again at once when it dies."""
-FIRST_RESTART_S = 0.1
-LONGEST_RESTART_S = 5.0
+RESTARTS = Restarts(first_s=0.1, longest_s=5.0, stable_s=5.0, at_once=True)
 FINISH_S = 10.0
 """How long a worker that leaves a queue shared with others may take to end the program it runs."""
 END_S = 1.0
-"""The same where the queue ends with the judge."""
+"""How long it may take if the queue ends with the judge: nobody will ask for the program's result."""
 log = logging.getLogger(__name__)
 
 
-def _part(
-    start: Callable[[], subprocess.Popen[bytes]],
-    on_death: Callable[[], None],
-    process: subprocess.Popen[bytes] | None = None,
-) -> Part:
-    pauses = Backoff(FIRST_RESTART_S, LONGEST_RESTART_S)
-    return Part(start, on_death, pauses, STABLE_S, at_once=True, process=process)
-
-
-class Supervisor:
+class JudgeSupervisor(Supervisor):
     """One judge, or the workers of one machine for a judge elsewhere."""
 
     def __init__(self, settings: ServiceSettings) -> None:
+        super().__init__(settings, silent=True)
         self.settings = settings
         # What such a judge runs can do all that its user can: other users of the machine must not ask it to.
         makes_token = settings.isolation == "none" and settings.token is None
         self.token = secrets.token_urlsafe(24) if makes_token else settings.token
-        self.folder = Path(settings.folder)
-        self.logs = self.folder / "logs"
-        self.lock: IO[str] | None = None
-        """Locked as long as this process lives, so that no other uses the folder."""
-        self.stopping = False
         self.embedded: EmbeddedRedis | None = None
-        self.queue: Part | None = None
-        """The process of `embedded`."""
         self.redis_url = self.local_url = settings.redis_url or ""
         """The queue, as workers elsewhere reach it, and as our own parts do."""
         self.restarts: Counter[str] = Counter()
         """By part, of those not yet counted in Redis."""
         self.workers: list[Part] = []
         self.api: Part | None = None
+        self.handle: JudgeHandle | None = None
+        """The judge, once every part answers."""
         self.listener: socket.socket | None = None
         """Kept open for the HTTP processes to come."""
         self.url = ""
@@ -97,8 +73,8 @@ class Supervisor:
         """The tier that this judge requires of all workers of its queue."""
         self.renew_at = 0.0
 
-    def start(self) -> JudgeHandle:
-        """Start every part and wait until the service answers.
+    def start(self) -> None:
+        """Start every part and wait until the service answers, or until this process is to stop.
 
         Raises:
             UserError: the folder is in use, the port is taken, the queue does not answer or is open to anybody, a token
@@ -106,14 +82,17 @@ class Supervisor:
             Failure: a part did not come up.
         """
         settings = self.settings
-        self._lock_folder()
+        self.claim_folder()
         self.listener = listener = self._listen() if settings.api else None
         work = self.folder / "work"
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
         work.chmod(0o700)
         self._start_queue()
+        parts: list[Part] = []
+        self.waves.append(parts)
         for number in range(settings.workers):
             self.workers.append(self._worker(number))
+            parts.append(self.workers[-1])
         if listener is not None:
             server = ServerSettings(
                 redis_url=self.local_url,
@@ -122,27 +101,34 @@ class Supervisor:
                 hosts=settings.hosts,
                 limits=settings.limits,
             )
-            self.api = _part(
+            self.api = self._part(
                 lambda: start_module(
                     "rstar2.judge.server.app", server, private_log(self.logs, "api"), [server.socket_fd]
                 ),
                 lambda: self.restarts.update(["api"]),
             )
-        return self._wait(START_S + settings.workers)
+            parts.append(self.api)
+        self._wait(START_S + settings.workers)
 
-    def _lock_folder(self) -> None:
-        """Keep others out of the folder: each removes what it finds there of an earlier one."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.lock = (self.folder / "lock").open("w")
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"another judge, or workers of one, use the folder {self.folder}",
-                "Stop them, or use another folder: set RSTAR2_STATE, or give `judge worker` a --folder.",
-            ) from error
-        except OSError as error:
-            log.warning("%s cannot be locked, so nothing keeps other judges out: %s", self.folder, error)
+    def ready(self) -> Event:
+        assert self.handle is not None
+        return Event(kind="ready", text=self.url, handle=self.handle.model_dump())
+
+    def claim_folder(self) -> None:
+        """Keep others out of the folder: each removes what an earlier one left in it."""
+        taken = UserError(
+            f"another judge, or workers of one, use the folder {self.folder}",
+            "Stop them, or use another folder: set RSTAR2_STATE, or give `judge worker` a --folder.",
+        )
+        self.claim(self.folder / "lock", taken)
+
+    def _part(
+        self,
+        start: Callable[[], subprocess.Popen[bytes]],
+        on_death: Callable[[], None],
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> Part:
+        return Part(start, on_death, RESTARTS, END_S if self.embedded else FINISH_S, process)
 
     def _listen(self) -> socket.socket:
         settings = self.settings
@@ -183,7 +169,8 @@ class Supervisor:
             shutil.rmtree(data, ignore_errors=True)
             self.embedded = EmbeddedRedis(data, private_log(self.logs, "redis"))
             process = self.embedded.start()
-            self.queue = _part(self.embedded.restart, lambda: self.restarts.update(["redis"]), process)
+            restarted = self._part(self.embedded.restart, lambda: self.restarts.update(["redis"]), process)
+            self.waves.append([restarted])
             self.redis_url, self.local_url = self.embedded.url, self.embedded.local_url
             return
         try:
@@ -230,7 +217,7 @@ class Supervisor:
             self.restarts.update(["worker"])
             self._remove_worker(self.worker_names[number])
 
-        return _part(start, on_death)
+        return self._part(start, on_death)
 
     def _remove_worker(self, name: str) -> bool:
         """Give a dead worker's programs to the others at once; if Redis is away, the HTTP process does it later."""
@@ -246,24 +233,23 @@ class Supervisor:
             return False
         return True
 
-    def _wait(self, wait_s: float) -> JudgeHandle:
+    def _wait(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         trouble = ""
         with sync_client(self.redis_url) as client:
-            while time.monotonic() < deadline and not self.stopping:
+            while time.monotonic() < deadline:
                 for number, part in enumerate(self.workers):
                     if part.process.poll() is not None:
                         raise self._worker_failure(number)
                 try:
-                    if (judge := self._ready(client)) is not None:
-                        return judge
+                    self.handle = self._handle_if_ready(client)
                 except redis.RedisError as error:
                     trouble = f": {error}"
-                time.sleep(0.02)
+                if self.handle is not None or self.stopping(POLL_S):
+                    return
         raise Failure(f"the judge did not answer within {wait_s:.0f} s{trouble}", f"See {self.logs}")
 
-    def _ready(self, client: redis.Redis) -> JudgeHandle | None:
-        """The judge once every part answers; None before."""
+    def _handle_if_ready(self, client: redis.Redis) -> JudgeHandle | None:
         states: list[Any] = client.hmget(queue.WORKERS, list(self.worker_names.values()))
         if not states or not states[0] or not all(states):
             return None
@@ -313,29 +299,15 @@ class Supervisor:
             return True
         if self.api.process.poll() is not None:
             raise Failure("the judge's HTTP process ended while starting", f"See {self.logs / 'api.log'}")
-        try:
-            # Loading CA certificates would be most of the work, many times a second.
-            answer = httpx.get(f"{self.url}/health", timeout=10.0, trust_env=False, verify=False)
-        except httpx.HTTPError:
-            return False
-        return answer.status_code == httpx.codes.OK
+        return answers(self.url)
 
-    def watch(self) -> None:
-        """Keep every part running until told to stop."""
-        parent = [] if self.settings.detached else [sys.stdin]
-        rotation = Rotation(self.logs, self.settings.max_log_bytes)
-        while not self.stopping:
-            if select.select(parent, [], [], CHECK_EVERY_S)[0]:
-                return
-            for part in (self.queue, *self.workers, self.api):
-                if part is not None:
-                    try:
-                        part.restart_if_dead()
-                    except Failure as error:
-                        log.error("%s", error.message)
-            rotation.rotate_if_due()
-            self._count_restarts()
-            self._renew_required_isolation()
+    def check(self) -> None:
+        self._count_restarts()
+        self._renew_required_isolation()
+
+    def restart_failed(self, error: RStarError) -> None:
+        # It is tried again after a pause.
+        log.error("%s", error.message)
 
     def _count_restarts(self) -> None:
         if not self.restarts:
@@ -349,47 +321,16 @@ class Supervisor:
         self.restarts.clear()
 
     def close(self) -> None:
-        """End every part: those that use the queue first, the queue last."""
-        parts = [*((self.api,) if self.api else ()), *self.workers]
-        for part in parts:
-            if part.process.poll() is None:
-                part.process.terminate()
-        # With a queue of our own nobody will ask for what still runs.
-        deadline = time.monotonic() + (FINISH_S if self.embedded is None else END_S)
-        for part in parts:
-            stop_group(part.process, max(0.1, deadline - time.monotonic()))
+        super().close()
         if self.embedded is not None:
-            self.embedded.stop()
             return
         # At the first error Redis is away: the others need not be tried.
         all(self._remove_worker(name) for name in self.worker_names.values())
         if self.required is not None:
-            # Where Redis is away it expires by itself.
+            # If Redis is away it expires by itself.
             requirements = required_isolation.REQUIREMENTS
             self._in_redis("drop the requirement", lambda client: client.hdel(requirements, self.judge_name))
 
 
-def main() -> None:
-    supervisor = Supervisor(begin_module(ServiceSettings))
-
-    def on_signal(_signal: int, _frame: object) -> None:
-        supervisor.stopping = True
-
-    signal.signal(signal.SIGTERM, on_signal)
-    try:
-        try:
-            report = StartReport(judge=supervisor.start())
-        except RStarError as error:
-            by_user = isinstance(error, UserError)
-            report = StartReport(error=error.message, hint=error.hint, user_error=by_user)
-        print(report.model_dump_json(), flush=True)
-        # The process that started us may close that pipe now.
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        if report.judge is not None:
-            supervisor.watch()
-    finally:
-        supervisor.close()
-
-
 if __name__ == "__main__":
-    main()
+    JudgeSupervisor(begin_module(ServiceSettings)).run()

@@ -19,7 +19,6 @@ from typing import Any
 
 import redis
 
-from rstar2.backoff import Backoff
 from rstar2.errors import UserError
 from rstar2.judge.queue import required_isolation
 from rstar2.judge.queue import tasks as queue
@@ -27,6 +26,7 @@ from rstar2.judge.queue.liveness import HEARTBEAT_S
 from rstar2.judge.queue.redis_connection import Command, SyncRedisConnection, execute
 from rstar2.judge.queue.tasks import Task
 from rstar2.judge.worker.local_queue import LocalQueue
+from rstar2.retry import Backoff
 
 MAX_HELD = 10_000
 """More programs than a worker ever holds."""

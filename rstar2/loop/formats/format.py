@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ from pydantic import Field
 from rstar2.config import Strict, resolve
 from rstar2.errors import UserError
 from rstar2.files import write_json
+from rstar2.loop.formats.families import FAMILIES, TAG_PARSERS, Parsers
 from rstar2.loop.formats.replies import Layout
-from rstar2.loop.tools import ToolLimits, tool_modules, tool_name
+from rstar2.loop.tool import Tool, ToolLimits
+from rstar2.loop.tools import load_tool, shipped_tool, shipped_tools
+from rstar2.plugins import is_reference
 
 FORMAT_FILE = "rstar2_format.json"
 """Beside a model's weights."""
@@ -37,12 +41,18 @@ class Format(Strict):
     """Chat template in Jinja, as tokenizers of Hugging Face have it. Its generation prompt is where a turn begins."""
     tools: tuple[dict[str, Any], ...] = ()
     """JSON schemas of the tools that the model may call, as OpenAI's API writes them."""
+    tool_objects: Mapping[str, str] = Field(default_factory=dict)
+    """`module:object` of each tool that is not one of the package, by its name in `tools`."""
     tools_in_prompt: bool = True
     """False: the prompt does not list the tools; the model knows them from training."""
     system: str | None = None
     """A system text; `{tools}` becomes the tools' schemas, one a line. None: what the template writes by itself."""
     user: str = "{problem}"
     """The user text; `{problem}` becomes the problem."""
+    family: str | None = None
+    """The family of models whose syntax turns have, see `rstar2.loop.formats.families`; None: the tags of ours."""
+    family_options: dict[str, bool | str] = Field(default_factory=dict)
+    """Ways in which the models of the family differ, such as `enable_thinking`."""
     layout: Layout = "plain"
     """Of the replies of tools, see `rstar2.loop.formats.replies`."""
     calls_per_turn: int | None = Field(None, ge=1)
@@ -85,19 +95,40 @@ class Format(Strict):
     def tool_names(self) -> tuple[str, ...]:
         return tuple(schema["function"]["name"] for schema in self.tools)
 
+    def tool(self, called: str) -> Tool[..., Any] | None:
+        """The tool of this format that a call names, by the tool's own name or an alias.
+
+        Raises:
+            UserError: the tool is one of a user's module, which cannot be loaded.
+        """
+        return next((tool for tool in self.load_tools() if called in (tool.name, *tool.aliases)), None)
+
+    def load_tools(self) -> list[Tool[..., Any]]:
+        """The tools themselves, in the order of `tools`; a UserError if one cannot be loaded."""
+        return [_implementation(name, self.tool_objects.get(name)) for name in self.tool_names]
+
+    def with_tool(self, named: str) -> Format:
+        """This format with one tool in place of its own, by the name of one of the package or as `module:object`."""
+        schema, reference = _named_tool(named, "--tool")
+        objects = {} if reference is None else {schema["function"]["name"]: reference}
+        return self.model_copy(update={"tools": (schema,), "tool_objects": objects})
+
     @property
-    def called_tools(self) -> frozenset[str | None]:
-        """The tools' own names; a schema may use an alias."""
-        return frozenset(map(tool_name, self.tool_names))
+    def parsers(self) -> Parsers:
+        """The parsers of vLLM that read its turns."""
+        if self.family is None:
+            return TAG_PARSERS
+        family = FAMILIES[self.family]
+        return Parsers(family.tool_parser, family.reasoning_parser)
 
     @property
     def digest(self) -> str:
         """SHA-256 of all that decides what the model sees."""
-        return hashlib.sha256(self.model_dump_json(exclude={"examples"}).encode()).hexdigest()
+        return hashlib.sha256(self.model_dump_json(exclude={"examples", *_unused(self)}).encode()).hexdigest()
 
 
 def read_format(named: str, own_template: str | None = None) -> Format:
-    """A format by the name of one that is shipped, or from a .toml or .json file.
+    """A format by the name of one that is shipped or of a family, or from a .toml or .json file.
 
     In such a file `template` may name a .jinja file and `tools` a .json file, both beside it; `tools` may list names of
     tools. Without `template` it is `own_template`, the model's own.
@@ -105,8 +136,15 @@ def read_format(named: str, own_template: str | None = None) -> Format:
     Raises:
         UserError: there is no such format, it has unknown keys or wrong values, or it has no template.
     """
-    path = _find(named)
+    path = _find(OWN if named in FAMILIES else named)
     values = _read(path)
+    if named in FAMILIES:
+        values["family"] = named
+    if (family := values.get("family")) is not None:
+        if family not in FAMILIES:
+            raise UserError(f"{path}: no family {family}", f"Families: {', '.join(FAMILIES)}.")
+        if FAMILIES[family].one_call:
+            values.setdefault("calls_per_turn", 1)
     template, tools = values.get("template", own_template), values.get("tools", [])
     if template is None:
         raise UserError(
@@ -117,9 +155,11 @@ def read_format(named: str, own_template: str | None = None) -> Format:
         template = _text(path.parent / template)
     if isinstance(tools, str):
         tools = _json(path.parent / tools)
-    if isinstance(tools, list):
-        tools = [_schema(tool, path) for tool in tools]
-    return resolve(Format, {**values, "template": template, "tools": tools}, [], str(path))
+    values = {**values, "template": template, "tools": tools}
+    objects = values.get("tool_objects", {})
+    if isinstance(tools, list) and isinstance(objects, dict):
+        values["tools"], values["tool_objects"] = _tools(tools, objects, path)
+    return resolve(Format, values, [], str(path))
 
 
 @functools.cache
@@ -130,7 +170,13 @@ def ours() -> Format:
 
 def save_format(fmt: Format, folder: Path) -> None:
     """Keep the format that a model is trained with beside its weights, so that every later use is the same."""
-    write_json(folder / FORMAT_FILE, fmt.model_dump())
+    write_json(folder / FORMAT_FILE, fmt.model_dump(exclude=_unused(fmt)))
+
+
+def _unused(fmt: Format) -> set[str]:
+    """Keys that a format does not need, so that its file and digest are those of earlier versions."""
+    unused = set() if fmt.family else {"family", "family_options"}
+    return unused if fmt.tool_objects else unused | {"tool_objects"}
 
 
 def _find(named: str) -> Path:
@@ -139,7 +185,7 @@ def _find(named: str) -> Path:
         return path
     if shipped.is_file():
         return shipped
-    known = ", ".join(sorted(file.stem for file in _HERE.glob("*.toml")))
+    known = ", ".join([*sorted(file.stem for file in _HERE.glob("*.toml")), *FAMILIES])
     raise UserError(f"no format {named}", f"Give a .toml or .json file, or one of: {known}.")
 
 
@@ -172,16 +218,53 @@ def _text(path: Path) -> str:
         raise UserError(f"cannot read {path}: {reason}", "Check the path.") from error
 
 
-def _schema(tool: Any, path: Path) -> Any:
-    """A tool's schema, given that or the tool's name; a UserError for one that nothing here can run."""
-    name = tool
-    if isinstance(tool, dict):
-        function = tool.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-    own_name = tool_name(name) if isinstance(name, str) else None
-    if own_name is None:
+@functools.cache
+def _implementation(name: str, reference: str | None) -> Tool[..., Any]:
+    tool = shipped_tool(name) if reference is None else load_tool(reference)
+    if tool is None:
+        raise UserError(f"there is no tool {name}", f"Tools: {', '.join(shipped_tools())}.")
+    if name not in (tool.name, *tool.aliases):
         raise UserError(
-            f"{path}: tools has {json.dumps(tool)[:80]}, which is not a tool of rstar2",
-            f"Tools: {', '.join(tool_modules())}; or schemas of OpenAI's form with these names.",
+            f"the format has a tool {name}, but {reference} is called {tool.name}",
+            "Give it its earlier name.",
         )
-    return tool if isinstance(tool, dict) else tool_modules()[own_name].SCHEMA
+    return tool
+
+
+def _tools(values: list[Any], objects: dict[str, str], path: Path) -> tuple[list[Any], dict[str, str]]:
+    """Schemas of tools that are given as schemas or by name, and the `module:object` of those that have one."""
+    schemas = []
+    for value in values:
+        if isinstance(value, str):
+            schema, reference = _named_tool(value, str(path), [path.parent])
+            if reference is not None:
+                objects = {**objects, schema["function"]["name"]: reference}
+        else:
+            schema = value
+            function = value.get("function") if isinstance(value, dict) else None
+            name = function.get("name") if isinstance(function, dict) else None
+            if not isinstance(name, str) or not (name in objects or shipped_tool(name)):
+                raise _unknown_tool(value, str(path))
+        schemas.append(schema)
+    names = [schema["function"]["name"] for schema in schemas]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"{path}: tools has two tools with the name {twice}", "Rename one of them.")
+    return schemas, objects
+
+
+def _named_tool(named: str, where: str, folders: Sequence[Path] = ()) -> tuple[dict[str, Any], str | None]:
+    """The schema of a tool of the package or of a user's module, and in the second case its `module:object`."""
+    if is_reference(named):
+        return load_tool(named, folders).schema, named
+    tool = shipped_tool(named)
+    if tool is None:
+        raise _unknown_tool(named, where)
+    return tool.schema, None
+
+
+def _unknown_tool(value: Any, where: str) -> UserError:
+    return UserError(
+        f"{where}: tools has {json.dumps(value)[:80]}, which is not a tool of rstar2",
+        f"Tools: {', '.join(shipped_tools())}; module:object for one of your own; or schemas of OpenAI's form with "
+        "these names.",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from rstar2.judge.schema import CellResult, RunResult
-from rstar2.loop.tools import ToolLimits
+from rstar2.loop.tool import ToolLimits
 
 Layout = Literal["plain", "labelled"]
 """plain: what a terminal would show. labelled: lines such as `stdout: …`, as in the authors' released code

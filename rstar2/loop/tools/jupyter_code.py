@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from rstar2.errors import RStarError, Unavailable
 from rstar2.judge.schema import CellRequest, RunResult, SessionRequest
-from rstar2.loop.tools import SESSION_S, ToolContext
+from rstar2.loop.tool import SESSION_S, ToolContext, tool
 
 if TYPE_CHECKING:
     from rstar2.judge.client.session import JudgeSession
 
-ALIASES: tuple[str, ...] = ()
-SCHEMA: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "jupyter_code",
-        "description": "Run Python code as a cell of a notebook, which keeps its variables from call to call.",
-        "parameters": {
-            "type": "object",
-            "properties": {"code": {"type": "string", "description": "The code of one cell."}},
-            "required": ["code"],
-        },
-    },
-}
 IDLE_S = 1800.0
 """A session that its client left open, because it was killed, ends after so long without a cell."""
 CLOSE_S = 30.0
@@ -37,7 +24,17 @@ _CLOSING: set[asyncio.Task[None]] = set()
 """What event loops only refer to weakly."""
 
 
-class Tool:
+@tool
+async def jupyter_code(code: str, context: ToolContext) -> RunResult:
+    """Run Python code as a cell of a notebook, which keeps its variables from call to call.
+
+    Args:
+        code: The code of one cell.
+    """
+    return await context.resource(Notebook).run(code)
+
+
+class Notebook:
     """The notebook of one rollout: a session of the judge, opened at the first call.
 
     Cells run one after another, in the order of their calls. Where a cell ended the session, the reply says so and the
@@ -50,10 +47,11 @@ class Tool:
         self._opening: asyncio.Task[JudgeSession] | None = None
         self._lost = ""
 
-    async def run(self, arguments: dict[str, Any]) -> RunResult:
+    async def run(self, code: str) -> RunResult:
+        """Run a cell after those that were called before it."""
         async with self._turn:
             try:
-                cell = CellRequest(code=arguments["code"], timeout_s=self._context.limits.seconds)
+                cell = CellRequest(code=code, timeout_s=self._context.limits.seconds)
             except ValidationError as error:
                 return RunResult(id="", outcome="invalid", stderr=f"code: {error.errors()[0]['msg']}")
             if self._lost:

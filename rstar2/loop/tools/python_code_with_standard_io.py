@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rstar2.judge.schema import RunRequest, RunResult
-from rstar2.loop.tools import ToolContext
+from rstar2.loop.tool import ToolContext, tool
 
 NAME = "python_code_with_standard_io"
-ALIASES = ("execute_python_code_with_standard_io",)
-"""The name in the paper (arXiv 2508.20722); the released code has `NAME`."""
-SCHEMA: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": NAME,
-        "description": "Run Python code with the given standard input and return what it prints.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "code": {"type": "string", "description": "The Python code to execute."},
-                "input": {
-                    "type": "string",
-                    "description": "The standard input of the program, if it reads any.",
-                },
-            },
-            "required": ["code"],
-        },
-    },
-}
 
 
-class Tool:
-    """Every call is a program of its own on the judge."""
+# The alias is the paper's name (arXiv 2508.20722); the released code has `NAME`.
+@tool(aliases=("execute_python_code_with_standard_io",))
+async def python_code_with_standard_io(code: str, context: ToolContext, input: str = "") -> RunResult:
+    """Run Python code with the given standard input and return what it prints.
 
-    def __init__(self, context: ToolContext) -> None:
-        self._judge, self._limits = context.judge, context.limits
-
-    async def run(self, arguments: dict[str, Any]) -> RunResult:
-        # Checked by the judge, whose answer says what is wrong with a program.
-        request = RunRequest.model_construct(
-            code=arguments["code"],
-            stdin=arguments.get("input") or "",
-            timeout_s=self._limits.seconds,
-            memory_mb=self._limits.memory_mb,
-        )
-        return await self._judge.run(request)
-
-    async def aclose(self) -> None:
-        return
+    Args:
+        code: The Python code to execute.
+        input: The standard input of the program, if it reads any.
+    """
+    # Checked by the judge, whose answer says what is wrong with a program.
+    request = RunRequest.model_construct(
+        code=code, stdin=input, timeout_s=context.limits.seconds, memory_mb=context.limits.memory_mb
+    )
+    return await context.judge.run(request)

@@ -16,17 +16,42 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from rstar2.engines.streamed_text import TagSplitter, TextStream, thinks_first
 from rstar2.loop.agent import Limits, Tools, rollout
 from rstar2.loop.engine import Engine, Sampling
-from rstar2.loop.prompts import ChatCodec, Message
 from rstar2.loop.trace import ToolCall, Trace
-from rstar2.serve.openai.answers import head, streamed, usage
-from rstar2.serve.openai.context import Context
-from rstar2.serve.openai.errors import ApiError, while_connected
+from rstar2.loop.turns.codec import ChatCodec, Message
+from rstar2.serve.openai.answers import ChatAnswer, Usage
+from rstar2.serve.openai.http import ApiError, streamed, while_connected
 from rstar2.serve.openai.requests import ChatRequest
 
 _FINISH = {"answer": "stop", "max_tokens": "length", "max_turns": "length"}
+
+
+@dataclass(frozen=True)
+class Context:
+    """The tokens that prompt and answer may have together. What is longer is refused."""
+
+    tokens: int
+    longest_token: int
+    """Characters of the tokenizer's longest token."""
+
+    @classmethod
+    def of(cls, tokens: int, tokenizer: Any) -> Context:
+        return cls(tokens, max(map(len, tokenizer.get_vocab()), default=1))
+
+    def check_text(self, characters: int) -> None:
+        """Raises ApiError if a text is too long however long its tokens are. To encode it first would take long."""
+        if characters > self.tokens * self.longest_token:
+            raise self._exceeded(f"the prompt has {characters:,} characters, which are more.")
+
+    def check(self, prompt: int, answer: int = 1) -> None:
+        """Raises ApiError if this many tokens of prompt and answer exceed the context."""
+        if prompt + answer > self.tokens:
+            raise self._exceeded(f"the prompt has {prompt} and {answer} were asked for.")
+
+    def _exceeded(self, why: str) -> ApiError:
+        message = f"This model's maximum context length is {self.tokens} tokens; {why}"
+        return ApiError(message, "max_tokens", code="context_length_exceeded")
 
 
 @dataclass(frozen=True)
@@ -39,7 +64,7 @@ class Agent:
     limits: Limits
     name: str
     context: Context | None = None
-    """None where the engine does not say."""
+    """None if the engine does not report its context."""
 
 
 @dataclass(frozen=True)
@@ -91,25 +116,8 @@ def _check(agent: Agent, body: ChatRequest) -> None:
     if body.model not in (None, agent.name):
         message = f"The model `{body.model}` does not exist; this server has `{agent.name}`."
         raise ApiError(message, "model", status=404, code="model_not_found")
-    if body.tools:
-        raise ApiError(
-            "this server runs its own tools; leave out tools, or use a server without --with-tools",
-            "tools",
-        )
     if body.messages[-1].get("role") != "user":
         raise ApiError("the last message must have the role user", "messages")
-    unsupported = {
-        "n": body.n > 1,
-        "stop": body.stops,
-        "stop_token_ids": body.stop_token_ids,
-        "logprobs": body.logprobs,
-        "top_logprobs": body.top_logprobs,
-        "return_token_ids": body.return_token_ids,
-        "ignore_eos": body.ignore_eos,
-    }
-    for name, given in unsupported.items():
-        if given:
-            raise ApiError(f"{name} is not supported with tools", name)
 
 
 def conversation(agent: Agent, messages: list[Message]) -> list[Message]:
@@ -175,16 +183,11 @@ class _Turn:
     """Shows one turn after the other."""
 
     def __init__(self, codec: ChatCodec, show: Callable[[_Shown], None]) -> None:
-        self._codec = codec
+        self._stream = codec.stream()
         self._show = show
-        self._begin()
-
-    def _begin(self) -> None:
-        self._text = TextStream(self._codec)
-        self._splitter = TagSplitter(thinks_first(self._codec))
 
     def add(self, token_ids: list[int]) -> None:
-        self._pieces(self._splitter.add(self._text.add(token_ids)))
+        self._pieces(self._stream.add(token_ids))
 
     def called(self, call: ToolCall) -> None:
         """The turn is over, and its calls have ended."""
@@ -195,8 +198,7 @@ class _Turn:
         self._show(_Shown(reasoning=text, call=call))
 
     def end(self) -> None:
-        self._pieces(self._splitter.end())
-        self._begin()
+        self._pieces(self._stream.end())
 
     def _pieces(self, pieces: list[Any]) -> None:
         for piece in pieces:
@@ -216,27 +218,22 @@ async def _whole(agent: Agent, body: ChatRequest, prompt: list[int]) -> dict[str
     }
     if calls := [_executed(part.call) for part in shown if part.call is not None]:
         message["executed_tools"] = calls
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _FINISH[trace.finish]}
-    return {**head("chat.completion", agent.name), "choices": [choice], "usage": _usage(trace)}
+    return ChatAnswer(agent.name).whole(message, _FINISH[trace.finish], _usage(trace))
 
 
 async def _events(agent: Agent, body: ChatRequest, prompt: list[int]) -> AsyncGenerator[dict[str, Any], None]:
-    start = head("chat.completion.chunk", agent.name)
-
-    def event(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        return {**start, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
-
+    start = ChatAnswer(agent.name)
     made: asyncio.Queue[_Shown | None] = asyncio.Queue()
     answer = asyncio.create_task(_answer(agent, body, prompt, made.put_nowait))
     answer.add_done_callback(lambda _: made.put_nowait(None))
     try:
-        yield event({"role": "assistant", "content": ""})
+        yield start.chunk({"role": "assistant", "content": ""})
         while (shown := await made.get()) is not None:
-            yield event(shown.delta)
+            yield start.chunk(shown.delta)
         trace = await answer
-        yield event({}, _FINISH[trace.finish])
+        yield start.chunk({}, _FINISH[trace.finish])
         if body.with_usage:
-            yield {**start, "choices": [], "usage": _usage(trace)}
+            yield start.usage_chunk(_usage(trace))
     finally:
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
@@ -251,5 +248,5 @@ def _executed(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def _usage(trace: Trace) -> dict[str, int]:
-    return usage(len(trace.prompt_ids), sum(trace.response_mask))
+def _usage(trace: Trace) -> Usage:
+    return Usage(len(trace.prompt_ids), sum(trace.response_mask))

@@ -1,93 +1,116 @@
-"""The process of the agent's endpoint: it speaks to an engine, and starts a judge unless it is given one."""
+"""The process of the agent's endpoint. It starts a judge unless its settings name one.
+
+The model is held by an engine's server, or by this process with transformers, for machines without vLLM.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import uvicorn
 from fastapi import FastAPI, Response
-from pydantic import BaseModel
 
 from rstar2 import __version__
-from rstar2.engines.models import open_server
+from rstar2.engines.models import open_folder, open_server
 from rstar2.errors import RStarError
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
 from rstar2.loop.agent import Limits
-from rstar2.loop.prompts import FormatChoice
+from rstar2.loop.engine import Engine
 from rstar2.loop.toolbox import Toolbox
-from rstar2.processes import begin_module
-from rstar2.serve.launch import answers
-from rstar2.serve.openai.agent import Agent, agent_router
+from rstar2.loop.turns.choose import FormatChoice
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.processes import answers, begin_module
+from rstar2.retry import RetryPolicy
+from rstar2.serve.openai.agent import Agent, Context, agent_router
 from rstar2.serve.openai.answers import model_list
-from rstar2.serve.openai.context import Context
-from rstar2.serve.openai.errors import add_errors, require_key
+from rstar2.serve.openai.http import add_errors, require_key
+from rstar2.serve.plan import AgentServerSettings
 
 ENGINE_WAIT_S = 30.0
+MAX_BATCH = 64
+"""Turns that a model in this process generates at once; others wait."""
 
 
-class AgentServerSettings(BaseModel, extra="forbid"):
-    """What the agent uses, and where it is served."""
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model that is ready to generate."""
 
-    engine_url: str
-    model: str
-    """Its tokenizer and format."""
-    host: str
-    port: int
-    format: str | None = None
-    force_format: bool = False
-    judge_url: str | None = None
-    """None starts one."""
-    judge_token: str | None = None
-    judge_workers: int = 2
-    max_turns: int = 10
-    max_tokens: int = 8192
-    """Of an answer, tool output included."""
-    api_key: str | None = None
+    engine: Engine
+    codec: ChatCodec
+    name: str
+    """Clients name it so."""
+    root: str
+    """The folder or hub id with its tokenizer."""
+    max_len: int | None
+    """Tokens that prompt and answer may have together; None if the engine does not report it."""
 
 
-def create_app(settings: AgentServerSettings, judge: tuple[str, str | None]) -> FastAPI:
-    """The application; it asks the engine for its model when it starts."""
+def open_model(settings: AgentServerSettings) -> OpenedModel:
+    """The model of the engine's server, or without one a model in this process.
+
+    Raises:
+        UserError: there is no such model, or it cannot be shown its format.
+        EngineError, ServiceGone: the engine's server does not answer as it should.
+    """
+    choice = FormatChoice(settings.format, settings.force_format)
+    if settings.engine_url is None:
+        engine, codec = open_folder(Path(settings.model), MAX_BATCH, choice)
+        from rstar2.engines.hf import HFEngine  # loads torch, which `open_folder` says if it is missing
+
+        assert isinstance(engine, HFEngine)
+        engine.context = min(engine.context, settings.max_model_len or engine.context)
+        return OpenedModel(engine, codec, settings.model, settings.model, engine.context)
+    retry = RetryPolicy(ENGINE_WAIT_S)
+    server = asyncio.run(open_server(settings.engine_url, None, settings.model, retry, choice))
+    served = server.served
+    return OpenedModel(server.engine, server.codec, served.model, served.root, served.max_len)
+
+
+def create_app(settings: AgentServerSettings, model: OpenedModel, judge: tuple[str, str | None]) -> FastAPI:
+    """The application. It closes the model's engine when it ends; `judge` is a URL with a token."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        choice = FormatChoice(settings.format, settings.force_format)
-        server = await open_server(settings.engine_url, None, settings.model, ENGINE_WAIT_S, choice)
-        async with aclosing(server.engine), JudgeClient(*judge) as client:
-            max_len = server.served.max_len
-            max_tokens = min(settings.max_tokens, max_len or settings.max_tokens)
-            context = None if max_len is None else Context.of(max_len, server.codec.tokenizer)
+        async with aclosing(model.engine), JudgeClient(*judge) as client:
+            max_tokens = min(settings.max_tokens, model.max_len or settings.max_tokens)
+            context = None if model.max_len is None else Context.of(model.max_len, model.codec.tokenizer)
             limits = Limits(settings.max_turns, max_tokens)
-            tools = Toolbox(client, server.codec.format)
-            agent = Agent(server.engine, server.codec, tools, limits, server.served.model, context)
-            app.include_router(agent_router(agent))
-
-            @app.get("/v1/models")
-            async def models() -> dict[str, object]:
-                return model_list(agent.name, server.served.root, max_len)
-
+            tools = Toolbox(client, model.codec.format)
+            app.include_router(
+                agent_router(Agent(model.engine, model.codec, tools, limits, model.name, context))
+            )
             yield
 
     app = FastAPI(title="rstar2 serve --with-tools", version=__version__, lifespan=lifespan)
     add_errors(app)
     require_key(app, settings.api_key)
 
+    @app.get("/v1/models")
+    async def models() -> dict[str, object]:
+        return model_list(model.name, model.root, model.max_len)
+
     @app.get("/health")
     async def health() -> Response:
-        """It answers no request while its engine answers none."""
-        there = await asyncio.to_thread(answers, settings.engine_url)
-        return Response(status_code=httpx.codes.OK if there else httpx.codes.SERVICE_UNAVAILABLE)
+        """Unavailable if the engine's server is."""
+        url = settings.engine_url
+        available = url is None or await asyncio.to_thread(answers, url)
+        return Response(status_code=httpx.codes.OK if available else httpx.codes.SERVICE_UNAVAILABLE)
 
     return app
 
 
 def main() -> None:
+    # uvicorn raises the signal again when it has stopped. The default would then leave the judge's folder behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         _serve(begin_module(AgentServerSettings))
     except RStarError as error:
@@ -96,6 +119,7 @@ def main() -> None:
 
 
 def _serve(settings: AgentServerSettings) -> None:
+    model = open_model(settings)
     with ExitStack() as stack:
         if settings.judge_url is not None:
             judge = (settings.judge_url, settings.judge_token)
@@ -105,7 +129,7 @@ def _serve(settings: AgentServerSettings) -> None:
             judge = (started.url, started.token)
         server = uvicorn.Server(
             uvicorn.Config(
-                create_app(settings, judge),
+                create_app(settings, model, judge),
                 host=settings.host,
                 port=settings.port,
                 log_level="warning",

@@ -1,61 +1,64 @@
-"""The objects and server-sent events that clients get."""
+"""Builds the objects of OpenAI's API that rstar2 sends: answers, the chunks of a stream, token counts, errors, models.
+
+The objects are plain dictionaries, so that any web framework can send them.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi.responses import StreamingResponse
 
-from rstar2.errors import RStarError
-from rstar2.serve.openai.errors import ApiError, described
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one answer."""
 
-log = logging.getLogger(__name__)
+    prompt_tokens: int
+    completion_tokens: int
 
-
-def head(kind: str, model: str) -> dict[str, Any]:
-    """What every object of one answer begins with; `kind` is OpenAI's name: `chat.completion.chunk`."""
-    prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
-    return {
-        "id": f"{prefix}-{uuid.uuid4().hex}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": model,
-    }
+    def as_json(self) -> dict[str, int]:
+        counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
+        return {**counts, "total_tokens": sum(counts.values())}
 
 
-def usage(prompt: int, completion: int) -> dict[str, int]:
-    """Counts of tokens."""
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
+@dataclass(frozen=True)
+class ChatAnswer:
+    """One answer to a chat. All objects that it makes have the same id, time and model."""
+
+    model: str
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970."""
+
+    def whole(self, message: dict[str, Any], finish: str, usage: Usage) -> dict[str, Any]:
+        """The answer as one object, with its only choice."""
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        return {**self._head("chat.completion"), "choices": [choice], "usage": usage.as_json()}
+
+    def chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        """One event of a stream; the last one with a `delta` has the finish reason."""
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return {**self._head("chat.completion.chunk"), "choices": [choice]}
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """The event that ends a stream if the client asked for token counts."""
+        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage.as_json()}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def error_body(
+    message: str, status: int = 400, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """The body of an answer with an HTTP status that is not 200."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def model_list(name: str, root: str, max_model_len: int | None) -> dict[str, Any]:
-    """The answer of /v1/models of a server with one model, with vLLM's fields; None for a context that is not known."""
+    """The answer of /v1/models for a server with one model, with vLLM's fields; None for an unknown context."""
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rstar2"}
     return {"object": "list", "data": [{**card, "root": root, "max_model_len": max_model_len}]}
-
-
-def streamed(events: AsyncGenerator[dict[str, Any], None]) -> StreamingResponse:
-    """Objects as server-sent events; an error on the way is one of them. It ends early when the client leaves."""
-
-    async def lines() -> AsyncIterator[str]:
-        try:
-            async for event in events:
-                yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
-        except Exception as error:
-            if not isinstance(error, RStarError | ApiError):
-                log.exception("a stream failed")
-            yield f"data: {json.dumps(described(error)[1])}\n\n"
-        finally:
-            await events.aclose()
-        yield "data: [DONE]\n\n"
-
-    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})

@@ -1,7 +1,5 @@
 """What training will cost, calculated before anything starts: memory of a GPU, work of a step, judge, disk and hours.
 
-- `model`: a model's size and shape, from its config.json alone.
-- `gpus`: what each kind of GPU has and does.
 - `memory`: what a GPU holds while engines generate and while the trainer updates.
 - `work`: rollouts, tokens and tool calls of a step, seconds, judge, disk.
 - `fit`: what does not fit, and which key of the recipe to change.

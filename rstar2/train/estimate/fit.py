@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rstar2.config import dotted
-from rstar2.train.estimate.gpus import GIB
+from rstar2.machine import GIB
+from rstar2.model_shape import ModelShape
 from rstar2.train.estimate.memory import Memory
-from rstar2.train.estimate.model import ModelShape
 from rstar2.train.estimate.work import Judge
 from rstar2.train.recipe import Hardware, StageRecipe
 

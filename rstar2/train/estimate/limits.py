@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rstar2.judge.schema import MAX_WAIT_S
+from rstar2.model_shape import ModelShape
 from rstar2.train.estimate.memory import MASTER
-from rstar2.train.estimate.model import ModelShape
 from rstar2.train.estimate.work import Assumptions, Disk, Judge, Saving, Step
 from rstar2.train.recipe import Hardware, StageRecipe
 from rstar2.train.trainer.verl_limits import STICKY_REQUESTS

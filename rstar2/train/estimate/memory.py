@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from rstar2.train.estimate.gpus import GIB, Devices, gpu_of
-from rstar2.train.estimate.model import ModelShape
+from rstar2.machine import CPU, GIB, GPU_KINDS, GpuKind
+from rstar2.model_shape import ModelShape
 from rstar2.train.verl.cpu.like_lengths import rows_of_like_lengths
 
 if TYPE_CHECKING:
@@ -41,6 +41,31 @@ CPU_FRAGMENTED = 0.27
 the models of 11 and 73 million parameters of `benchmarks/train/plan_memory.py`."""
 KV_BLOCK = 16
 """Tokens; vLLM hands out the KV cache in blocks."""
+
+
+class Devices(Protocol):
+    """What the estimates need to know of the machines; `rstar2.train.recipe.Hardware` says it for a run."""
+
+    @property
+    def device(self) -> str:
+        """`cuda` or `cpu`."""
+
+    @property
+    def nodes(self) -> int: ...
+
+    @property
+    def gpus_per_node(self) -> int: ...
+
+    @property
+    def gpu(self) -> str:
+        """One of `GPU_KINDS`."""
+
+    @property
+    def gradient_checkpointing(self) -> bool: ...
+
+
+def gpu_of(hardware: Devices) -> GpuKind:
+    return GPU_KINDS[hardware.gpu] if hardware.device == "cuda" else CPU
 
 
 @dataclass(frozen=True)

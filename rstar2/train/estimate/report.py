@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar2.model_shape import ModelShape
 from rstar2.train.command import SFT_KEEP
 from rstar2.train.estimate.fit import division_warnings, memory_warnings, stage_warnings
 from rstar2.train.estimate.limits import (
@@ -17,7 +18,6 @@ from rstar2.train.estimate.limits import (
     time_limit_warnings,
 )
 from rstar2.train.estimate.memory import Memory, stage_memory
-from rstar2.train.estimate.model import ModelShape
 from rstar2.train.estimate.work import (
     Assumptions,
     Disk,

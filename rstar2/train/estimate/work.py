@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rstar2.errors import UserError
-from rstar2.train.estimate.gpus import gpu_of
-from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory, Update
-from rstar2.train.estimate.model import ModelShape
+from rstar2.model_shape import ModelShape
+from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory, Update, gpu_of
 
 if TYPE_CHECKING:
     from rstar2.train.recipe import RolloutSettings, SftRecipe, StageRecipe

@@ -19,7 +19,8 @@ from pathlib import Path
 from rstar2.engines.models import open_folder, open_server
 from rstar2.errors import Failure, UserError
 from rstar2.loop.engine import Engine
-from rstar2.loop.prompts import ChatCodec, load_codec
+from rstar2.loop.turns.choose import load_codec
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.processes import start_bound, stop_group
 from rstar2.serve import ServeSettings, find_vllm, install_hint, vllm_command
 from rstar2.supervision.logs import end_of

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from rstar2.config import Strict
 from rstar2.eval.grader.outcomes import LABELS, UNDECIDED
+from rstar2.files import LineWriter, whole_lines
 from rstar2.train.records.raw_metrics import FailureKind
 from rstar2.train.records.steps import held_out_accuracy
 
@@ -90,16 +91,18 @@ class AlarmRecorder:
         self._steps = {step: each for step, each in self._steps.items() if step < number} | {number: metrics}
         for alarm in new_alarms(list(self._steps.values()), self._settings):
             self._warn(f"step {number}: {alarm.text}")
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": number, **asdict(alarm)}) + "\n")
+            with LineWriter(self._path) as lines:
+                lines.write(json.dumps({"step": number, **asdict(alarm)}))
 
 
 def read_alarms(folder: Path) -> dict[int, list[Alarm]]:
     """The alarms of a stage by the step at which they began; of a step that was run again each once."""
     path = folder / ALARMS_FILE
     found: dict[int, dict[str, Alarm]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):  # a kill may tear the last line
+    for _, line in whole_lines(path) if path.exists() else ():
+        with contextlib.suppress(
+            ValueError
+        ):  # a version that did not remove torn lines may have written on in one
             row = json.loads(line)
             found.setdefault(row["step"], {})[row["sign"]] = Alarm(row["sign"], row["text"])
     return {step: list(signs.values()) for step, signs in sorted(found.items())}

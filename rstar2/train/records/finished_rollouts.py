@@ -40,7 +40,7 @@ import numpy as np
 
 from rstar2 import __version__
 from rstar2.errors import UserError
-from rstar2.files import read_json, write_json
+from rstar2.files import read_json, whole_path, write_json
 from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.runs import json_digest
 from rstar2.train.trainer.checkpoints import actor_of, saved_step
@@ -294,13 +294,11 @@ def _gather(folder: Path) -> int:
     unfinished_since = min((at_s for key, at_s in begun.items() if key not in ended), default=float("inf"))
     reusable = {record.key: (old, record) for record in _records(old, checked=True)}
     reusable |= {key: place for key, place in finished.items() if begun.get(key, 0.0) < unfinished_since}
-    part = folder / f".{REUSABLE}.part"
-    with part.open("wb") as written:
+    with whole_path(old) as part, part.open("wb") as written:
         for path, record in reusable.values():
             with path.open("rb") as source:
                 source.seek(record.start)
                 written.write(source.read(record.end - record.start))
-    part.replace(old)
     for file in files:
         file.unlink()
     return len(reusable)

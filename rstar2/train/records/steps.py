@@ -241,11 +241,11 @@ def with_nan(metrics: Metrics) -> Metrics:
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of all starts of a trainer, in order."""
     for path in sorted(folder.glob("metrics-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
-        for row in whole_lines(path.read_bytes()):
+        for row in metrics_rows(path.read_bytes()):
             yield {**row, "data": with_nan(row["data"])}
 
 
-def whole_lines(written: bytes) -> Iterator[dict[str, Any]]:
+def metrics_rows(written: bytes) -> Iterator[dict[str, Any]]:
     """The steps' lines of a metrics file; those that a kill or a full disk has torn are left out, wherever they are."""
     for line in written[: written.rfind(b"\n") + 1].splitlines():
         with contextlib.suppress(ValueError):

@@ -25,9 +25,10 @@ from rstar2.judge.client.http import AccessRefused
 from rstar2.loop.agent import Limits, RolloutError, ToolRunner, rollout
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 from rstar2.loop.formats.format import read_format
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.trace import ToolCall, Trace
+from rstar2.loop.turns.choose import codec_for
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import may_be_kept, write_failed
 from rstar2.train.reward import Reward, reading_rule, text_to_grade
@@ -77,7 +78,7 @@ class _ServerEngine:
         self._client = client
         self._router = getattr(client, "_load_balancer", None)
         self._params = params
-        self._end_id = codec.end_id
+        self._stop_ids = codec.stop_ids
         self._request_id = f"{group}{GROUP_ENDS}{uuid.uuid4().hex}"
         self.versions: dict[str, Any] = {}
         self.written_by: Counter[int] = Counter()
@@ -89,7 +90,7 @@ class _ServerEngine:
         params = {
             **self._params,
             "max_tokens": sampling.max_tokens,
-            "stop_token_ids": [self._end_id],
+            "stop_token_ids": self._stop_ids,
             **({} if sampling.seed is None else {"seed": sampling.seed}),
         }
         try:
@@ -102,7 +103,7 @@ class _ServerEngine:
         token_ids = list(output.token_ids)
         if fields.get("min_global_steps") is not None:
             self.written_by[fields["min_global_steps"]] += len(token_ids)
-        full = len(token_ids) >= sampling.max_tokens and token_ids[-1:] != [self._end_id]
+        full = len(token_ids) >= sampling.max_tokens and not set(token_ids[-1:]) & set(self._stop_ids)
         return Generation(token_ids, output.log_probs, "length" if full or not token_ids else "stop")
 
     async def _generate(self, prompt_ids: list[int], params: dict[str, Any]) -> Any:
@@ -174,7 +175,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._codec = ChatCodec(self.tokenizer, read_format(format), format)
+        self._codec = codec_for(self.tokenizer, read_format(format), format)
         self._tools = Toolbox(_judge(judge_url, judge_token, judge_wait_s), self._codec.format)
         self._limits = Limits(max_turns, int(self.rollout_config.response_length))
         self._seed = seed

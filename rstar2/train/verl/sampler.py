@@ -20,12 +20,12 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from rstar2.backoff import Backoff
 from rstar2.errors import Failure, RStarError
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.client.http import AccessRefused, JudgeError
 from rstar2.judge.schema import RunRequest
+from rstar2.retry import Backoff
 from rstar2.train.group import Rollout, gives_gradient
 from rstar2.train.recipe import JudgeSettings
 from rstar2.train.records.final_error import write_final_error

@@ -21,7 +21,7 @@ from rstar2.data.mixture import prepare as module
 from rstar2.data.mixture.card import Card
 from rstar2.data.mixture.look import count_tokens, difference, open_prepared
 from rstar2.data.mixture.prepare import prepare
-from rstar2.data.mixture.recipe import MixturePlan, mixtures, plan_mixture
+from rstar2.data.mixture.recipe import MixturePlan, MixtureRequest, mixtures, plan_mixture
 from rstar2.data.reading import PIECE_ROWS
 from rstar2.errors import Failure, UserError
 
@@ -71,7 +71,8 @@ def plan(
     *wanted: Path | str, given: tuple[str, ...] = (), also: tuple[str, ...] = (), **changes: Any
 ) -> MixturePlan:
     overrides = changes.pop("overrides", [])
-    return plan_mixture([str(each) for each in wanted], list(given), changes, list(also), overrides)
+    sources = [str(each) for each in wanted]
+    return plan_mixture(MixtureRequest(sources, list(given), changes, list(also), overrides))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -199,7 +200,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from rstar2.data.mixture.prepare import prepare
-from rstar2.data.mixture.recipe import plan_mixture
+from rstar2.data.mixture.recipe import MixtureRequest, plan_mixture
 
 source, out, event, number = sys.argv[1:]
 
@@ -219,7 +220,7 @@ class Killed:
         if not self.left:
             os.kill(os.getpid(), signal.SIGKILL)
 
-prepare(plan_mixture([source], [], {}, [], []), Path(out), Killed())
+prepare(plan_mixture(MixtureRequest([source])), Path(out), Killed())
 """
 """A preparation that is killed when the progress is told so often of such an event."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -72,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """With bounds of the client that a machine that stands still for a while does not pass."""
     monkeypatch.setattr("rstar2.data.mixture.rewrite._CHECK_S", TIMEOUT_S)
-    monkeypatch.setattr("rstar2.engines.retry.FIRST_ANSWER_S", TIMEOUT_S)
+    monkeypatch.setattr("rstar2.retry.FIRST_ANSWER_S", TIMEOUT_S)
     with Server() as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.05,))
         thread.start()
@@ -113,6 +114,9 @@ def test_answers_and_prompts_are_rewritten_and_the_card_names_the_model(
     out = tmp_path / "out"
     ran = prepare(sources, out, "--rewrite", f"{server.url}/v1", "--model", "writer")
     assert ran.code == 0, ran.stderr
+    assert re.search(r"the server that rewrites was away for .* Requests sent again: 2 × ", ran.stderr), (
+        ran.stderr
+    )
     new = f"Better: {OLD}"
     asked = [f"Question {at}, which is long enough to be rewritten?" for at in range(10)]
     assert said(out, "tulu3") == [(question, new) for question in asked]

@@ -14,16 +14,16 @@ from support.servers.chat_standin import TOKENS, ChatStandIn
 from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S, wait_until
 
-from rstar2.engines.retry import ServiceGone
 from rstar2.errors import Failure, UserError
 from rstar2.eval.benchmarks import Given, find
 from rstar2.eval.benchmarks.arena_hard import ArenaMethod
 from rstar2.eval.methods.chat import JUDGE_MODEL, Reply, ServerChat
 from rstar2.eval.progress import Services
-from rstar2.eval.runner import EvalResult, OnProgress, Part, run_parts
+from rstar2.eval.run import EvalResult, OnProgress, Part, run_parts
 from rstar2.eval.settings import EvalSettings
 from rstar2.loop.trace import read_traces
 from rstar2.processes import free_port
+from rstar2.retry import RetryPolicy, ServiceGone
 
 WORDS = {"system": "Judge.", "template": "Q {question}\nFIRST {answer_1}\nSECOND {answer_2}\n"}
 SETTINGS = EvalSettings(samples=1, temperature=0.0, wait_s=TIMEOUT_S)
@@ -78,19 +78,20 @@ async def measured(
 ) -> EvalResult:
     problems = find("arena-hard").load(files(folder), SETTINGS)
     model = model or answering()
+    retries = RetryPolicy(0.5 if away else TIMEOUT_S)
     with serving(model), serving(judge):
         async with (
-            aclosing(ServerChat(model.url, None, TIMEOUT_S, TIMEOUT_S)) as chat,
+            aclosing(ServerChat(model.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat,
             aclosing(
-                AfterAllAnswers(away, "judge", 0.5, TIMEOUT_S, JUDGE_MODEL)
+                AfterAllAnswers(away, "judge", retries, TIMEOUT_S, JUDGE_MODEL)
                 if away
-                else ServerChat(judge.url, "judge", TIMEOUT_S, TIMEOUT_S, JUDGE_MODEL)
+                else ServerChat(judge.url, "judge", retries, TIMEOUT_S, JUDGE_MODEL)
             ) as grader,
         ):
             if isinstance(grader, AfterAllAnswers):
                 grader.everything = lambda: chat.tokens == len(problems) * TOKENS
             method = ArenaMethod(chat, SETTINGS, grader, WORDS)
-            services = Services((chat,), judge_model=grader)
+            services = Services(retries, (chat,))
             part = Part(problems, folder / "out", method)
             (result,) = await run_parts({"arena": part}, 4, services, on_progress)
     return result

@@ -15,20 +15,20 @@ from support.tools import SharedTools
 from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.oracle import byte_codec
-from rstar2.engines.retry import RetryingEngine
+from rstar2.engines.pool import EnginePool
 from rstar2.errors import UserError
 from rstar2.eval.benchmarks import Given, find
 from rstar2.eval.benchmarks.gpqa_diamond import GPQAMethod, order
 from rstar2.eval.compare import compare_runs
 from rstar2.eval.grader import GraderPool
-from rstar2.eval.methods.agent import Agent
+from rstar2.eval.methods.agent import Agent, RetryingTools
 from rstar2.eval.progress import Services
-from rstar2.eval.retry import RetryingTools
-from rstar2.eval.runner import EvalResult, Part, run_parts
+from rstar2.eval.run import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings
 from rstar2.loop.engine import Generation, OnTokens, Sampling
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.trace import ToolCall, read_traces
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.retry import RetryPolicy
 
 QUESTIONS = 40
 SAMPLES = 16
@@ -99,9 +99,11 @@ async def measured(
     out: Path, problems: list[Problem], engine: Says, codec: ChatCodec, grader: GraderPool
 ) -> EvalResult:
     settings = EvalSettings(samples=SAMPLES, wait_s=5)
-    retrying, tools = RetryingEngine(engine, 5), RetryingTools(NoTools(), 5)
-    method = GPQAMethod(Agent(retrying, tools, codec, grader), settings)
-    (result,) = await run_parts({"gpqa": Part(problems, out, method)}, 64, Services((retrying,), tools))
+    retries = RetryPolicy(5)
+    engines, tools = EnginePool([engine], retries), RetryingTools(NoTools(), retries)
+    method = GPQAMethod(Agent(engines, tools, codec, grader), settings)
+    services = Services(retries, (engines,), tools)
+    (result,) = await run_parts({"gpqa": Part(problems, out, method)}, 64, services)
     return result
 
 

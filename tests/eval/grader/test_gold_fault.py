@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rstar2.eval.grader import grade
-from rstar2.eval.grader.grade import gold_fault
+from rstar2.eval.grader.grading import gold_fault
 
 READABLE = [
     "42", "-7", "\\frac{1}{2}", "0.5", "(1, 2)", "x^2 + 1", "[0, 1)", "\\text{(A)}", "Monday", "∞", "\\boxed{7}",

@@ -9,7 +9,7 @@ import pytest
 from support.eval import grader_defects
 
 from rstar2.eval.grader import GraderPool, Verdict, grade
-from rstar2.eval.grader.grade import INTERNAL_ERROR, POOL_CLOSED, WORKER_ENDED, WORKER_STUCK, VerdictName
+from rstar2.eval.grader.grading import INTERNAL_ERROR, POOL_CLOSED, WORKER_ENDED, WORKER_STUCK, VerdictName
 from rstar2.eval.grader.outcomes import LABELS, UNDECIDED, Missed, is_defect, missed
 from rstar2.eval.grader.worker import OUT_OF_MEMORY
 
@@ -77,7 +77,7 @@ def test_a_defect_in_this_process_or_in_a_grading_process_fails_a_test(
     # Grading processes import a grader whose comparison is broken.
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, rstar2.eval.grader\n"
-        "module = sys.modules['rstar2.eval.grader.grade']\n"
+        "module = sys.modules['rstar2.eval.grader.grading']\n"
         "compare = module.compare\n"
         "def broken(gold, answer):\n"
         "    if '8' in repr(gold) and '7' in repr(answer):\n"

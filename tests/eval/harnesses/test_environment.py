@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,33 +29,25 @@ def test_a_damaged_record_is_an_incomplete_environment(record: str) -> None:
     assert installed(HARNESS) == {}
 
 
-def recorded(path: str, text: str) -> str:
-    """A line of RECORD, as installers write it."""
-    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
-    return f"{path},sha256={digest},{len(text)}\n"
-
-
-def test_a_file_that_is_not_as_it_was_installed_is_named() -> None:
+def test_another_version_and_a_missing_module_are_named() -> None:
     HARNESS.python.parent.mkdir(parents=True)
     home = Path(sys.executable).resolve().parent
     (HARNESS.folder / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
     os.symlink(Path(sys.executable).resolve(), HARNESS.python)
     major, minor = sys.version_info[:2]
     packages = HARNESS.folder / "lib" / f"python{major}.{minor}" / "site-packages"
-    about = packages / "words-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Name: words\nVersion: 1.0\n")
-    (about / "RECORD").write_text(
-        recorded("words.py", "WORD = 1\n")
-        + recorded("cacert.pem", "theirs\n")
-        + "words-1.0.dist-info/RECORD,,\n"
-    )
+    metadata = packages / "words-1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Name: words\nVersion: 1.0\n")
     (packages / "words.py").write_text("WORD = 1\n")
-    (packages / "cacert.pem").write_text("theirs and our company's\n")
     write_json(HARNESS.folder / "environment.json", {"packages": [], "installed": {"words": "1.0"}})
     assert fault(HARNESS) is None
-    for damaged in ("", "WORD = 2\n"):
-        (packages / "words.py").write_text(damaged)
-        assert fault(HARNESS) == "words: words.py is not as it was installed"
-    (packages / "words.py").unlink()
-    assert fault(HARNESS) == "words lacks words.py"
+    metadata.write_text("Name: words\nVersion: 1.1\n")
+    assert fault(HARNESS) == "words is 1.1, was 1.0"
+    shutil.rmtree(metadata.parent)
+    assert fault(HARNESS) == "words is gone, was 1.0"
+    write_json(HARNESS.folder / "environment.json", {"packages": [], "installed": {}})
+    assert fault(HARNESS) is None
+    assert fault(replace(HARNESS, modules=("json", "words", "absent"))) == "no module absent"
+    HARNESS.python.unlink()
+    assert str(fault(HARNESS)).startswith("its Python does not run")

@@ -7,12 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
+from support.servers import openai_client as openai
 from support.servers.chat_standin import ChatStandIn
 from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S
 
 from rstar2.data.problem import Problem
-from rstar2.engines.retry import ServiceGone
 from rstar2.eval.benchmarks.bfcl_v3 import BFCLMethod
 from rstar2.eval.harnesses.gateway import Gateway
 from rstar2.eval.harnesses.process import Refused
@@ -20,6 +20,7 @@ from rstar2.eval.methods.chat import ServerChat
 from rstar2.eval.settings import EvalSettings
 from rstar2.loop.engine import EngineError
 from rstar2.processes import free_port
+from rstar2.retry import RetryPolicy, ServiceGone
 
 SETTINGS = EvalSettings(samples=1, temperature=0.0, max_tokens=33)
 
@@ -33,7 +34,7 @@ async def post(url: str) -> httpx.Response:
 async def test_a_request_is_asked_by_the_runs_settings_and_its_reply_is_kept() -> None:
     with serving(ChatStandIn(lambda body: "hi")) as server:
         async with (
-            aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat,
+            aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat,
             Gateway(chat, SETTINGS) as gateway,
         ):
             async with gateway.conversation("a", 0) as conversation:
@@ -51,7 +52,7 @@ async def test_the_harness_gets_the_answer_and_the_record_keeps_the_reasoning() 
     said = "<reason>[f(a=0)] is wrong.</reason><answer>[f(a=1)]</answer>"
     with serving(ChatStandIn(lambda body: said)) as server:
         async with (
-            aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat,
+            aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat,
             Gateway(chat, SETTINGS) as gateway,
             gateway.conversation("a", 0) as conversation,
         ):
@@ -60,11 +61,31 @@ async def test_the_harness_gets_the_answer_and_the_record_keeps_the_reasoning() 
     assert [reply.text for reply in conversation.replies] == [said]
 
 
+async def test_the_openai_client_of_a_harness_reads_the_answer_and_a_refusal() -> None:
+    said: list[Any] = [{"role": "user", "content": "hello"}]
+    with serving(ChatStandIn(lambda body: "hi")) as server:
+        async with (
+            aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat,
+            Gateway(chat, SETTINGS) as gateway,
+        ):
+            async with gateway.conversation("a", 0) as conversation:
+                client = openai.AsyncOpenAI(base_url=conversation.url, api_key="none", max_retries=0)
+                answer = await client.chat.completions.create(model="theirs", messages=said)
+            with pytest.raises(openai.BadRequestError, match="this conversation has ended") as refused:
+                await client.chat.completions.create(model="theirs", messages=said)
+            await client.close()
+    choice = answer.choices[0]
+    assert (answer.model, choice.message.content, choice.finish_reason) == ("theirs", "hi", "stop")
+    assert answer.usage is not None
+    assert (answer.usage.completion_tokens, answer.object) == (7, "chat.completion")
+    assert refused.value.type == "invalid_request_error"
+
+
 async def test_each_sample_of_each_problem_has_seeds_of_its_own() -> None:
     settings = EvalSettings(samples=4, temperature=0.6)
     with serving(ChatStandIn(lambda body: "hi")) as server:
         async with (
-            aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat,
+            aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat,
             Gateway(chat, settings) as gateway,
         ):
             for problem, sample in (("a", 0), ("a", 1), ("b", 0), ("a", 0)):
@@ -86,7 +107,7 @@ class Asks:
 async def made(url: str, wait_s: float = TIMEOUT_S) -> dict[str, Any]:
     problem = Problem("simple_0", "?", "[]")
     async with (
-        aclosing(ServerChat(url, "scripted", wait_s, TIMEOUT_S)) as chat,
+        aclosing(ServerChat(url, "scripted", RetryPolicy(wait_s), TIMEOUT_S)) as chat,
         Gateway(chat, SETTINGS) as gateway,
     ):
         method = BFCLMethod(Asks(), gateway, SETTINGS, {})  # type: ignore[arg-type]

@@ -98,9 +98,10 @@ async def test_a_program_that_dies_is_said_with_its_last_words(harness: Harness,
 
 
 async def test_a_program_that_does_not_start_is_said(harness: Harness, tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="did not start: ValueError: no such word"):
+    with pytest.raises(Failure, match="did not start: ValueError: no such word") as caught:
         async with running(harness, tmp_path, "bad"):
             pass
+    assert f"remove {harness.folder}, then run: rstar2 eval setup toy" in caught.value.hint
 
 
 def test_what_is_asked_once_fails_with_the_end_of_its_log(harness: Harness) -> None:
@@ -109,4 +110,6 @@ def test_what_is_asked_once_fails_with_the_end_of_its_log(harness: Harness) -> N
     ) as caught:
         once(harness, "no_such", {}, "entries")
     assert caught.value.hint.startswith("Its log ended with:\n")
-    assert caught.value.hint.endswith("ModuleNotFoundError: No module named 'no_such'")
+    *log, remedy = caught.value.hint.splitlines()
+    assert log[-1] == "ModuleNotFoundError: No module named 'no_such'"
+    assert remedy == f"If its files are damaged, remove {harness.folder}, then run: rstar2 eval setup toy"

@@ -14,10 +14,12 @@ from support.waiting import TIMEOUT_S
 
 from rstar2.data.problem import Problem
 from rstar2.engines.oracle import byte_codec
-from rstar2.engines.retry import ServiceGone
+from rstar2.engines.pool import RetryingEngine
 from rstar2.eval.methods.chat import EngineChat, ServerChat, answer_text, trace_of
-from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.engine import Engine, EngineError, Generation, OnTokens, Sampling
+from rstar2.loop.turns.choose import codec_for
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.retry import RetryPolicy, ServiceGone
 
 NO_TOOLS = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -39,6 +41,10 @@ GREEDY = Sampling(temperature=0.0, max_tokens=50)
 )
 def test_reasoning_and_answer_tags_are_taken_off(reply: str, answer: str) -> None:
     assert answer_text(reply) == answer
+
+
+def _retrying(engine: Engine) -> RetryingEngine:
+    return RetryingEngine(engine, RetryPolicy(TIMEOUT_S).service("engine"), TIMEOUT_S)
 
 
 class Writes:
@@ -68,7 +74,7 @@ async def test_a_models_own_calls_become_those_of_the_api_and_go_back_through_th
         codec, f"hm</reason>\n<tool_call>{json.dumps(call)}</tool_call><tool_call>broken</tool_call>"
     )
     schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
-    chat = EngineChat(engine, codec, TIMEOUT_S, TIMEOUT_S)
+    chat = EngineChat(_retrying(engine), codec)
     first = await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY, [schema])
     assert '"add"' in engine.prompt
     assert first.finish == "tool_calls"
@@ -88,7 +94,7 @@ async def test_a_models_own_calls_become_those_of_the_api_and_go_back_through_th
 async def test_the_trace_has_the_calls_that_a_server_tells_apart() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     with serving(ChatStandIn(lambda body: {"content": None, "tool_calls": [call]})) as server:
-        async with aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat:
+        async with aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat:
             reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
     (turn,) = trace_of(Problem("simple_0", "?", "2"), 0, [reply], 0.1).turns
     assert turn.text == '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -96,11 +102,11 @@ async def test_the_trace_has_the_calls_that_a_server_tells_apart() -> None:
 
 async def test_functions_that_the_models_template_drops_are_no_wrong_answer() -> None:
     codec = byte_codec()
-    knows_none = ChatCodec(
+    knows_none = codec_for(
         codec.tokenizer, codec.format.model_copy(update={"template": NO_TOOLS, "tools": []}), "own"
     )
     schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
-    chat = EngineChat(Writes(knows_none, "hm"), knows_none, TIMEOUT_S, TIMEOUT_S)
+    chat = EngineChat(_retrying(Writes(knows_none, "hm")), knows_none)
     with pytest.raises(EngineError, match="chat template drops the function add") as dropped:
         await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY, [schema])
     assert "--native-calls" in dropped.value.hint
@@ -111,10 +117,12 @@ async def test_a_busy_server_is_asked_again_and_a_refusal_is_final() -> None:
     server = ChatStandIn(lambda body: "fine")
     server.busy_answers = 1
     with serving(server):
-        async with aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat:
+        async with aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat:
             reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
             assert (reply.text, reply.tokens, chat.tokens) == ("fine", 7, 7)
-        async with aclosing(ServerChat(f"{server.url}/elsewhere", "m", TIMEOUT_S, TIMEOUT_S)) as chat:
+        async with aclosing(
+            ServerChat(f"{server.url}/elsewhere", "m", RetryPolicy(TIMEOUT_S), TIMEOUT_S)
+        ) as chat:
             with pytest.raises(EngineError, match="refused the request: HTTP 404"):
                 await chat.reply([{"role": "user", "content": "?"}], GREEDY)
 
@@ -126,7 +134,7 @@ async def test_a_reply_gets_the_tokens_that_the_context_has_room_for(
     server = ChatStandIn(lambda body: "fine")
     server.context = context
     with serving(server):
-        async with aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat:
+        async with aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat:
             reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
     assert (reply.text, reply.finish) == (said, "stop" if said else "length")
     assert [body["max_tokens"] for body in server.asked] == asked
@@ -135,7 +143,7 @@ async def test_a_reply_gets_the_tokens_that_the_context_has_room_for(
 async def test_one_of_several_models_must_be_named() -> None:
     for names, held in {"ab": "2 models: a, b", "abcdefgh": "8 models: a, b, c, d, e and 3 more"}.items():
         with serving(ChatStandIn(lambda body: "fine", names=tuple(names))) as server:
-            async with aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat:
+            async with aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat:
                 with pytest.raises(EngineError) as several:
                     await chat.named()
         assert several.value.message == f"the server at {server.url} serves {held}"
@@ -153,7 +161,7 @@ async def test_every_sampling_value_is_sent_to_a_server_that_is_known_to_take_th
     server.owned_by = owned_by
     with serving(server):
         for name in (None, "scripted"):
-            async with aclosing(ServerChat(server.url, name, TIMEOUT_S, TIMEOUT_S)) as chat:
+            async with aclosing(ServerChat(server.url, name, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat:
                 await chat.reply([{"role": "user", "content": "?"}], GREEDY)
     for asked in server.asked:
         assert {key: value for key, value in asked.items() if key in OFF} == sent
@@ -169,6 +177,6 @@ async def test_a_turn_that_takes_too_long_is_a_server_that_does_not_answer() -> 
             raise AssertionError
 
     codec = byte_codec()
-    chat = EngineChat(Stuck(codec, ""), codec, wait_s=0.0, turn_timeout_s=0.05)
+    chat = EngineChat(RetryingEngine(Stuck(codec, ""), RetryPolicy(0.0).service("engine"), 0.05), codec)
     with pytest.raises(ServiceGone, match=r"writes did not finish a turn within 0\.05 seconds"):
         await chat.reply([{"role": "user", "content": "?"}], GREEDY)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rstar2.eval.compare import Comparison, Pair, ScoreDifference
 from rstar2.eval.results import Row, summarise
-from rstar2.eval.runner import EvalResult
+from rstar2.eval.run import EvalResult
 from rstar2.eval.terminal.tables import (
     comparison_tables,
     flips_table,

@@ -35,7 +35,7 @@ from rstar2.judge.schema import Isolation, RunRequest, RunResult
 from rstar2.judge.server.settings import ServerLimits
 from rstar2.judge.service.settings import ServiceSettings
 from rstar2.judge.service.start import JudgeHandle, running_judge, start_service, stop_service
-from rstar2.judge.service.supervisor import Supervisor
+from rstar2.judge.service.supervisor import JudgeSupervisor
 
 
 @pytest.mark.slow
@@ -67,8 +67,8 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_second_judge_in_a_folder_is_refused_and_leaves_the_first_alone(tmp_path: Path) -> None:
-    first = Supervisor(ServiceSettings(folder=str(tmp_path), workers=1, port=0))
-    first._lock_folder()
+    first = JudgeSupervisor(ServiceSettings(folder=str(tmp_path), workers=1, port=0))
+    first.claim_folder()
     kept = tmp_path / "redis" / "kept"
     kept.parent.mkdir()
     kept.touch()
@@ -77,10 +77,8 @@ def test_a_second_judge_in_a_folder_is_refused_and_leaves_the_first_alone(tmp_pa
         with pytest.raises(UserError, match="another judge"):
             start_service(settings)
     assert kept.exists()
-    assert first.lock is not None
-    first.lock.close()
-    # Whoever is killed holds no lock any longer.
-    Supervisor(ServiceSettings(folder=str(tmp_path), workers=1))._lock_folder()
+    first.close()
+    JudgeSupervisor(ServiceSettings(folder=str(tmp_path), workers=1)).claim_folder()
 
 
 @pytest.mark.slow
@@ -101,7 +99,7 @@ def test_what_a_tier_does_not_enforce_is_told_and_documented(tmp_path: Path) -> 
 def test_no_isolation_stays_on_loopback(tmp_path: Path) -> None:
     settings = ServiceSettings(folder=str(tmp_path), host="0.0.0.0", token="t", isolation="none")
     with pytest.raises(UserError, match="loopback"):
-        Supervisor(settings).start()
+        JudgeSupervisor(settings).start()
 
 
 @pytest.mark.slow
@@ -256,7 +254,7 @@ def test_an_absent_queue_is_the_callers_mistake(tmp_path: Path) -> None:
 def test_another_address_needs_a_token(tmp_path: Path, token: str | None) -> None:
     settings = ServiceSettings(folder=str(tmp_path), host="0.0.0.0", token=token)
     with pytest.raises(UserError, match="token") as told:
-        Supervisor(settings).start()
+        JudgeSupervisor(settings).start()
     assert "--token" in told.value.hint
 
 
@@ -270,7 +268,7 @@ def test_a_queue_elsewhere_needs_a_password_and_isolation(
 ) -> None:
     settings = ServiceSettings(folder=str(tmp_path), redis_url=url, isolation=isolation, api=api)
     with pytest.raises(UserError, match=said):
-        Supervisor(settings).start()
+        JudgeSupervisor(settings).start()
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ import pytest
 from rstar2.errors import UserError
 from rstar2.judge.schema import MAX_TIMEOUT_S
 from rstar2.loop.formats.format import FORMAT_FILE, Format, ours, read_format, save_format
-from rstar2.loop.prompts import ChatCodec, FormatChoice, load_codec
+from rstar2.loop.turns.choose import FormatChoice, codec_for, load_codec
 
 TEMPLATE = """\
 {%- if tools %}{{- tools | tojson }}{% endif %}
@@ -29,7 +29,7 @@ def test_every_shipped_format_survives_its_file(name: str, tmp_path: Path, token
     fmt = read_format(name, TEMPLATE)
     save_format(fmt, tmp_path)
     assert read_format(str(tmp_path / FORMAT_FILE)) == fmt
-    ChatCodec(tokenizer, fmt)
+    codec_for(tokenizer, fmt)
 
 
 def test_template_and_tools_may_be_files_beside_it(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ DROPS_REPLIES = TEMPLATE.replace(
 )
 def test_a_template_that_does_not_fit_is_refused_by_name(tokenizer: Any, template: str, said: str) -> None:
     with pytest.raises(UserError) as refused:
-        ChatCodec(tokenizer, read_format("own", template), "own")
+        codec_for(tokenizer, read_format("own", template), "own")
     assert said in refused.value.message
     assert refused.value.hint
 
@@ -96,7 +96,7 @@ def test_a_template_that_does_not_fit_is_refused_by_name(tokenizer: Any, templat
 def test_tools_may_be_left_out_or_listed_in_the_system_text(tokenizer: Any) -> None:
     template = "".join(DROPS_TOOLS[1:])
     quiet, listed = (
-        ChatCodec(tokenizer, read_format(name, template)) for name in ("no-tools", "listed-tools")
+        codec_for(tokenizer, read_format(name, template)) for name in ("no-tools", "listed-tools")
     )
     told = [codec.decode(codec.prompt(codec.format.messages("2+2?"))) for codec in (quiet, listed)]
     assert "tool" not in told[0]

@@ -10,7 +10,8 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rstar2.loop.formats.format import Format, ours, read_format
-from rstar2.loop.prompts import ChatCodec
+from rstar2.loop.turns.choose import codec_for
+from rstar2.loop.turns.codec import ChatCodec
 
 Message = dict[str, Any]
 
@@ -72,7 +73,7 @@ def opening(problem: str, system: str | None) -> list[Message]:
 @pytest.mark.parametrize("with_tools", [True, False])
 def test_prompts(release: Format, tokenizer: Any, problem: str, system: str | None, with_tools: bool) -> None:
     fmt = release if with_tools else release.model_copy(update={"tools": ()})
-    codec = ChatCodec(tokenizer, fmt)
+    codec = codec_for(tokenizer, fmt)
     messages = opening(problem, system)
     tools = list(release.tools) if with_tools else None
     assert text_of(codec, codec.prompt(messages)) == rendered(release.template, messages, tools)
@@ -83,7 +84,7 @@ def test_prompts(release: Format, tokenizer: Any, problem: str, system: str | No
 def test_replies_are_rendered_alone_with_the_system_text_cut_off(
     release: Format, tokenizer: Any, outputs: list[str]
 ) -> None:
-    codec = ChatCodec(tokenizer, release.model_copy(update={"newline_before_reply": False}))
+    codec = codec_for(tokenizer, release.model_copy(update={"newline_before_reply": False}))
     alone = rendered(release.template, [{"role": "tool", "content": output} for output in outputs])
     _, end, after_system = alone.partition("<|im_end|>\n")
     assert end
@@ -126,7 +127,7 @@ def joined(codec: ChatCodec, messages: list[Message], turns: int) -> str:
 
 @pytest.mark.parametrize("turns", range(len(TURNS) + 1))
 def test_whole_conversations_of_the_release(release: Format, tokenizer: Any, turns: int) -> None:
-    codec, start = ChatCodec(tokenizer, release), opening(PROBLEMS[1], None)
+    codec, start = codec_for(tokenizer, release), opening(PROBLEMS[1], None)
     whole = [*start, *conversation(turns, json_arguments=False)]
     assert joined(codec, start, turns) == rendered(release.template, whole, list(release.tools))
 
@@ -138,7 +139,7 @@ def test_our_template_on_a_server_renders_what_rollouts_see(
     tokenizer: Any, turns: int, json_arguments: bool, name: str
 ) -> None:
     fmt = read_format(name)
-    codec, start = ChatCodec(tokenizer, fmt), fmt.messages(PROBLEMS[1])
+    codec, start = codec_for(tokenizer, fmt), fmt.messages(PROBLEMS[1])
     whole = [*start, *conversation(turns, json_arguments)]
     assert joined(codec, start, turns) == rendered(fmt.template, whole, list(fmt.tools))
 

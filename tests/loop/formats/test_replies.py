@@ -6,7 +6,7 @@ import pytest
 
 from rstar2.judge.schema import CellResult, Outcome, RunResult
 from rstar2.loop.formats.replies import Layout, refused_text, result_text
-from rstar2.loop.tools import ToolLimits
+from rstar2.loop.tool import ToolLimits
 
 LIMITS = ToolLimits(seconds=3, characters=120, traceback_lines=2)
 TRACE = "Traceback\n  line 1\nValueError: no\n"

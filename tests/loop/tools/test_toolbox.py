@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import time
-import types
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,15 +13,15 @@ import aiohttp
 import pytest
 from support.tools import patient
 from support.waiting import TIMEOUT_S
+from support.written_calls import parse_calls
 
-from rstar2.errors import UserError
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.session import OPEN_S
 from rstar2.judge.service.start import JudgeHandle, running_judge
-from rstar2.loop.agent import parse_calls
 from rstar2.loop.formats.format import Format, ours, read_format
-from rstar2.loop.toolbox import Toolbox
-from rstar2.loop.tools import ToolContext, checked, tool_modules
+from rstar2.loop.tool import ToolContext
+from rstar2.loop.toolbox import MAX_SESSIONS, RolloutTools, Toolbox
+from rstar2.loop.tools.jupyter_code import Notebook
 from rstar2.loop.trace import ToolCall
 
 pytestmark = pytest.mark.slow  # A notebook has all libraries, which each worker loads for the first one.
@@ -155,7 +154,7 @@ async def test_what_follows_a_lost_notebook_is_lost_and_not_the_models_failure(
 ) -> None:
     async with Toolbox(client, fmt).opened() as tools:
         assert (await tools.run(NOTEBOOK, {"code": "x = 1"})).status == "ok"
-        session = await tools._tools[NOTEBOOK]._opening  # type: ignore[attr-defined]
+        session = await tools._context.resource(Notebook)._opening  # type: ignore[misc]
         await client.request("DELETE", f"/v1/sessions/{session.info.id}", "", 30.0, str)
         calls = [await tools.run(NOTEBOOK, {"code": "x"}) for _ in range(2)]
     assert [call.status for call in calls] == ["lost", "lost"]
@@ -167,14 +166,13 @@ async def test_a_judge_that_is_away_when_a_notebook_is_opened_may_be_asked_again
         box = Toolbox(nobody, fmt)
         calls = await ran(box, *[(NOTEBOOK, {"code": "1"})] * 2)
         assert [call.status for call in calls] == ["lost", "lost"]
-        assert box._context.sessions._value == ToolContext(nobody, fmt.limits).sessions._value
+        assert box._sessions._value == MAX_SESSIONS
 
 
 async def test_a_call_that_finds_no_session_free_is_lost_and_not_the_models_failure(fmt: Format) -> None:
     async with JudgeClient("http://127.0.0.1:9") as nobody:
-        box = Toolbox(nobody, fmt)
-        box._context = ToolContext(nobody, fmt.limits, asyncio.Semaphore(0), session_wait_s=0.01)
-        [call] = await ran(box, (NOTEBOOK, {"code": "1"}))
+        tools = RolloutTools(ToolContext(nobody, fmt.limits, asyncio.Semaphore(0), session_wait_s=0.01), fmt)
+        call = await tools.run(NOTEBOOK, {"code": "1"})
     assert (call.status, call.failed) == ("lost", False)
     assert "no session became free within 0.01 s" in call.output
 
@@ -220,7 +218,7 @@ async def test_of_256_rollouts_in_flight_none_is_lost_or_leaves_a_notebook(
 ) -> None:
     """Each works in a notebook of its own, an eighth of them is cancelled on the way."""
     in_flight, most = 256, 64
-    monkeypatch.setattr("rstar2.loop.tools.MAX_SESSIONS", most)
+    monkeypatch.setattr("rstar2.loop.toolbox.MAX_SESSIONS", most)
     box, all_started, open_now, peak = Toolbox(client, fmt), asyncio.Barrier(in_flight), 0, 0
 
     async def rollout(number: int) -> list[ToolCall]:
@@ -246,63 +244,5 @@ async def test_of_256_rollouts_in_flight_none_is_lost_or_leaves_a_notebook(
             assert [call.status for call in calls] == ["ok"] * 2
             assert calls[-1].output == str(number + 1)
     assert 1 < peak <= most
-    assert box._context.sessions._value == most
+    assert box._sessions._value == most
     await all_closed(client)
-
-
-@pytest.mark.parametrize("fails_in", ["__init__", "run"])
-async def test_what_a_tool_raises_is_the_error_of_its_call_alone(
-    monkeypatch: pytest.MonkeyPatch, fmt: Format, fails_in: str
-) -> None:
-    def fail(*_: Any) -> None:
-        raise ZeroDivisionError("division by zero")
-
-    monkeypatch.setattr(tool_modules()[PROGRAM].Tool, fails_in, fail)
-    async with JudgeClient("http://127.0.0.1:9") as nobody:
-        [call] = await ran(Toolbox(nobody, fmt), (PROGRAM, {"code": "1"}))
-    assert (call.status, call.output) == ("error", "ZeroDivisionError: division by zero")
-
-
-def test_every_file_of_the_folder_is_a_tool() -> None:
-    assert {NOTEBOOK, PROGRAM} <= tool_modules().keys()
-
-
-def made_tool(name: str = "calc", **parameters: Any) -> types.ModuleType:
-    """A tool's module, with more or other keys in the schema of its arguments."""
-    module = types.ModuleType("calc")
-    schema = {"properties": {"expression": {"type": "string"}}, "required": ["expression"], **parameters}
-    module.SCHEMA = {"type": "function", "function": {"name": name, "parameters": schema}}  # type: ignore[attr-defined]
-    module.ALIASES, module.Tool, module.__file__ = (), object, "tools/calc.py"  # type: ignore[attr-defined]
-    return module
-
-
-def without(attribute: str) -> types.ModuleType:
-    module = made_tool()
-    delattr(module, attribute)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("module", "said"),
-    [
-        *((without(each), f"{each} is missing") for each in ("SCHEMA", "ALIASES", "Tool")),
-        (made_tool("calculate"), "the name in SCHEMA is calculate, which must be the file's: calc"),
-        (made_tool(required=["code"]), "SCHEMA requires code, which its properties lack"),
-        (made_tool(required=None), "SCHEMA.function.parameters.required: Input should be a valid list"),
-        *(
-            (
-                made_tool(properties={"expression": argument}),
-                f"SCHEMA.function.parameters.properties.expression.type: {reason}",
-            )
-            for argument, reason in (
-                ({"type": ["string", "null"]}, "Input should be 'string', 'integer', "),
-                ({"anyOf": []}, "Field required"),
-            )
-        ),
-    ],
-)
-def test_a_tools_file_that_the_agent_loop_cannot_use_is_named(module: types.ModuleType, said: str) -> None:
-    assert checked("calc", made_tool())
-    with pytest.raises(UserError) as refused:
-        checked("calc", module)
-    assert refused.value.message.startswith(f"tools/calc.py: {said}")

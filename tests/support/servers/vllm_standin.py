@@ -195,7 +195,8 @@ def recite(
     `folder` holds the tokenizer of a format whose turns begin in a thought. With `begin` it loads, and accepts
     connections when told to.
     """
-    from rstar2.loop.prompts import END_OF_TURN, load_tokenizer
+    from rstar2.loop.turns.choose import load_tokenizer
+    from rstar2.loop.turns.template import END_OF_TURN
 
     tokenizer = load_tokenizer(folder)
 

@@ -38,7 +38,7 @@ from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.errors import Failure
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import RunRequest, RunResult
-from rstar2.loop.prompts import load_codec
+from rstar2.loop.turns.choose import load_codec
 from rstar2.processes import die_with
 from rstar2.train.command import stage_command
 from rstar2.train.recipe import StageRecipe

@@ -6,17 +6,16 @@ import re
 from typing import Any
 
 import pytest
+from support.model_configs import PUBLISHED
 from support.optional import needs
 
 from rstar2.errors import UserError
+from rstar2.model_shape import shape_of
 from rstar2.train.estimate.limits import Pieces
-from rstar2.train.estimate.model import shape_of
 from rstar2.train.estimate.report import estimate_run, sft_saving
 from rstar2.train.estimate.work import Assumptions, update_flop
 from rstar2.train.recipe_files import sft_recipe, stage_recipe, stage_recipes
 from rstar2.train.trainer.verl_limits import BATCHED_TOKENS, QUEUED_SAMPLES, STICKY_REQUESTS
-
-from .test_model import PUBLISHED
 
 PROFILES = ("1xh200", "8xh100", "64xh100", "64xmi300x")
 CHANGE = re.compile(r"set ((?:hardware|judge)\.\w+=[\w.]+)", re.IGNORECASE)

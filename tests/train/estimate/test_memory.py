@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.model_configs import PUBLISHED
 from support.optional import needs
 
-from rstar2.train.estimate.gpus import GIB
+from rstar2.machine import GIB
+from rstar2.model_shape import ModelShape, shape_of
 from rstar2.train.estimate.memory import (
     CPU_FRAGMENTED,
     CPU_LOGITS,
@@ -19,12 +21,9 @@ from rstar2.train.estimate.memory import (
     sft_memory,
     stage_memory,
 )
-from rstar2.train.estimate.model import ModelShape, shape_of
 from rstar2.train.estimate.work import Assumptions
 from rstar2.train.recipe import Hardware, StageRecipe
 from rstar2.train.recipe_files import sft_recipe, stage_recipe
-
-from .test_model import PUBLISHED
 
 
 def shape(name: str) -> ModelShape:

@@ -7,14 +7,13 @@ import re
 from typing import Any
 
 import pytest
+from support.model_configs import PUBLISHED
 
+from rstar2.model_shape import ModelShape, shape_of
 from rstar2.train.estimate.memory import Update, sft_memory
-from rstar2.train.estimate.model import ModelShape, shape_of
 from rstar2.train.estimate.report import RunEstimate, estimate_run, sft_saving, sft_warnings
 from rstar2.train.estimate.work import Assumptions, Rates, update_flop
 from rstar2.train.recipe_files import sft_recipe, stage_recipes
-
-from .test_model import PUBLISHED
 
 
 def shape(name: str) -> ModelShape:

@@ -11,11 +11,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.eval.verdict_files import write_verdicts
 from support.optional import needs
 from support.servers.vllm_standin import StandIn, serving
 from support.tools import SharedTools
@@ -26,18 +28,31 @@ from rstar2.data.parquet import rl_rows
 from rstar2.data.problem import Problem
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.oracle import byte_codec
+from rstar2.engines.pool import EnginePool
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
+from rstar2.eval.methods.agent import Agent, RetryingTools
+from rstar2.eval.progress import Progress, Services
+from rstar2.eval.run import run_parts
 from rstar2.eval.settings import EvalSettings
-from rstar2.eval.verdicts import Tally, VerdictWord, VerdictWriter, read_verdicts
-from rstar2.loop.prompts import ChatCodec
+from rstar2.eval.stored import TRACES, VERDICTS
+from rstar2.eval.verdicts import Tally, VerdictWord, read_verdicts
 from rstar2.loop.trace import read_traces
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.retry import RetryPolicy
 from rstar2.train.filter.card import write_card
 from rstar2.train.filter.engines import running_servers
-from rstar2.train.filter.progress import VERDICTS, SamplesDone, samples_done
-from rstar2.train.filter.sample import TRACES, FilterProgress, Sampler, sample_problems
-from rstar2.train.filter.unsolved import counted, sampling_of, unsolved, unsolved_as_counted
+from rstar2.train.filter.progress import SamplesDone, samples_done
+from rstar2.train.filter.unsolved import (
+    PolicyMethod,
+    StageFilter,
+    counted,
+    filter_part,
+    sampling_of,
+    unsolved,
+    unsolved_as_counted,
+)
 from rstar2.train.recipe_files import stage_recipe
 
 PROBLEMS = [Problem(f"p{number}", f"{number} + 0?", str(number)) for number in range(6)]
@@ -71,17 +86,24 @@ def servers() -> Iterator[list[StandIn]]:
 
 
 async def filtered(
-    servers: list[StandIn], grader: GraderPool, out: Path, keep_traces: bool = False
-) -> tuple[Tally, list[FilterProgress]]:
-    codec = byte_codec()
+    servers: list[StandIn],
+    grader: GraderPool,
+    out: Path,
+    keep_traces: bool = False,
+    settings: EvalSettings = SETTINGS,
+) -> tuple[Tally, list[Progress]]:
+    codec, retries = byte_codec(), RetryPolicy(settings.wait_s)
     engines = [VLLMEngine(each.url, stop_token_ids=[codec.end_id]) for each in servers]
-    sampler = Sampler(engines, codec, SharedTools(), grader, SETTINGS, "paper", keep_traces)
-    seen: list[FilterProgress] = []
+    pool, tools = EnginePool(engines, retries), RetryingTools(SharedTools(), retries)
+    method = PolicyMethod(Agent(pool, tools, codec, grader), settings, "paper")
+    part = filter_part(PROBLEMS, out, method, {"reward": "paper"}, keep_traces)
+    seen: list[Progress] = []
     try:
-        return await sample_problems(PROBLEMS, sampler, out, seen.append), seen
+        await run_parts({"": part}, settings.in_flight, Services(retries, (pool,), tools), seen.append)
     finally:
         for engine in engines:
             await engine.aclose()
+    return Tally.of(out / VERDICTS.file), seen
 
 
 async def test_all_engines_take_part_and_only_verdicts_are_kept(
@@ -92,8 +114,8 @@ async def test_all_engines_take_part_and_only_verdicts_are_kept(
     tally, seen = await filtered(servers, grader, tmp_path)
     assert dict(tally.counts) == {"correct": 16, "wrong": 4, "unparsed": 4}
     assert sum(len(each.asked) for each in servers) == 24
-    assert os.listdir(tmp_path) == [VERDICTS]
-    rows = [json.loads(line) for line in (tmp_path / VERDICTS).read_text().splitlines()]
+    assert sorted(os.listdir(tmp_path)) == ["settings.json", VERDICTS.file]
+    rows = [json.loads(line) for line in (tmp_path / VERDICTS.file).read_text().splitlines()]
     assert {(row["id"], row["sample"]) for row in rows} == {(p.id, n) for p in PROBLEMS for n in range(4)}
     assert all(set(row) == {"id", "sample", "verdict"} for row in rows)
     assert (seen[-1].done, seen[-1].correct, seen[-1].resumed) == (24, 16, 0)
@@ -102,13 +124,10 @@ async def test_all_engines_take_part_and_only_verdicts_are_kept(
 async def test_the_filter_before_stage_3_samples_8_times_as_that_stage_does(
     grader: GraderPool, tmp_path: Path
 ) -> None:
-    codec, settings = byte_codec(), sampling_of(stage_recipe(3, None, []))
+    settings = sampling_of(stage_recipe(3, None, []))
     assert settings.max_turns == 15
-    with serving(StandIn(answering(codec), max_model_len=16_384)) as server:
-        engine = VLLMEngine(server.url, stop_token_ids=[codec.end_id])
-        async with aclosing(engine):
-            sampler = Sampler([engine], codec, SharedTools(), grader, settings, "paper", False)
-            await sample_problems(PROBLEMS, sampler, tmp_path, lambda progress: None)
+    with serving(StandIn(answering(byte_codec()), max_model_len=16_384)) as server:
+        await filtered([server], grader, tmp_path, settings=settings)
     assert len(server.asked) == 8 * len(PROBLEMS)
     assert {(each["temperature"], each["max_tokens"]) for each in server.asked} == {(1.0, 12_288)}
 
@@ -117,18 +136,17 @@ async def test_traces_are_kept_where_asked_for(
     servers: list[StandIn], grader: GraderPool, tmp_path: Path
 ) -> None:
     await filtered(servers, grader, tmp_path, keep_traces=True)
-    assert len({(trace.problem_id, trace.sample) for trace in read_traces(tmp_path / TRACES)}) == 24
+    assert len({(trace.problem_id, trace.sample) for trace in read_traces(tmp_path / TRACES.file)}) == 24
 
 
 async def test_what_has_a_verdict_is_not_sampled_again_but_an_error_is(
     servers: list[StandIn], grader: GraderPool, tmp_path: Path
 ) -> None:
-    with VerdictWriter(tmp_path / VERDICTS) as writer:
-        for problem in PROBLEMS[:5]:
-            for sample in range(4):
-                writer.write(problem.id, sample, "wrong")
-        writer.write("p5", 0, "error")
-    with (tmp_path / VERDICTS).open("a") as file:
+    wrong: list[tuple[str, int, VerdictWord]] = [
+        (problem.id, sample, "wrong") for problem in PROBLEMS[:5] for sample in range(4)
+    ]
+    write_verdicts(tmp_path / VERDICTS.file, [*wrong, ("p5", 0, "error")])
+    with (tmp_path / VERDICTS.file).open("a") as file:
         file.write('{"id": "p5", "sam')  # torn by a kill
     tally, seen = await filtered(servers, grader, tmp_path)
     assert sum(len(each.asked) for each in servers) == 4
@@ -139,7 +157,7 @@ async def test_what_has_a_verdict_is_not_sampled_again_but_an_error_is(
 async def test_the_rollouts_of_an_engine_that_dies_start_again_on_the_others(
     servers: list[StandIn], grader: GraderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.train.filter.sample._OF_SEVERAL_S", 0.5)
+    monkeypatch.setattr("rstar2.engines.pool._MAX_WAIT_FOR_ONE_OF_SEVERAL_S", 0.5)
     servers[1].busy_answers = 1 << 30
     tally, _ = await filtered(servers, grader, tmp_path)
     assert dict(tally.counts) == {"correct": 16, "wrong": 4, "unparsed": 4}
@@ -148,12 +166,12 @@ async def test_the_rollouts_of_an_engine_that_dies_start_again_on_the_others(
 async def test_without_any_engine_left_it_ends_in_words_and_keeps_what_it_has(
     servers: list[StandIn], grader: GraderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.train.filter.sample._OF_SEVERAL_S", 0.5)
+    monkeypatch.setattr("rstar2.engines.pool._MAX_WAIT_FOR_ONE_OF_SEVERAL_S", 0.5)
     for each in servers:
         each.busy_answers = 1 << 30
     with pytest.raises(Failure, match="HTTP 503"):
         await filtered(servers, grader, tmp_path)
-    assert (tmp_path / VERDICTS).read_bytes() == b""
+    assert (tmp_path / VERDICTS.file).read_bytes() == b""
 
 
 async def test_a_sample_that_an_engine_refuses_is_an_error(
@@ -175,7 +193,7 @@ async def test_a_file_that_cannot_grow_is_said_and_what_is_written_counts(
             await filtered(servers, grader, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    written = Tally.of(tmp_path / VERDICTS).counts.total()
+    written = Tally.of(tmp_path / VERDICTS.file).counts.total()
     assert 0 < written < 24
     tally, seen = await filtered(servers, grader, tmp_path)
     assert seen[-1].resumed == written
@@ -188,7 +206,11 @@ from pathlib import Path
 sys.path.insert(0, "tests")
 from train.filter.test_filter import filtered
 from support.servers.vllm_standin import StandIn
+from rstar2.engines.pool import EnginePool
 from rstar2.eval.grader import GraderPool
+from rstar2.eval.methods.agent import Agent, RetryingTools
+from rstar2.eval.progress import Progress, Services
+from rstar2.eval.run import run_parts
 servers = [StandIn(lambda ids: ids) for _ in sys.argv[2:]]
 for each, url in zip(servers, sys.argv[2:]):
     each.url = url
@@ -201,7 +223,7 @@ with GraderPool(workers=1) as grader:
 def test_after_a_kill_no_finished_sample_is_repeated(
     servers: list[StandIn], grader: GraderPool, tmp_path: Path
 ) -> None:
-    verdicts = tmp_path / VERDICTS
+    verdicts = tmp_path / VERDICTS.file
     words = [sys.executable, "-c", KILLED, str(tmp_path), *(each.url for each in servers)]
     for each in servers:
         each.complete_until = 3
@@ -236,11 +258,10 @@ def test_the_card_counts_what_came_in_and_what_was_kept(tmp_path: Path) -> None:
 
 
 def test_verdicts_of_another_reward_are_refused(tmp_path: Path) -> None:
-    with VerdictWriter(tmp_path / "solved" / VERDICTS) as writer:
-        writer.write("a", 0, "correct")
+    write_verdicts(tmp_path / "solved" / VERDICTS.file, [("a", 0, "correct")])
     (tmp_path / "solved" / "settings.json").write_text('{"reward": "release"}')
     release = stage_recipe(3, None, ["reward=release"])
-    assert counted(tmp_path, release) == tmp_path / "solved" / VERDICTS
+    assert counted(tmp_path, release) == tmp_path / "solved" / VERDICTS.file
     with pytest.raises(UserError, match="reward = release, but the recipe has paper"):
         counted(tmp_path, stage_recipe(3, None, []))
     with pytest.raises(UserError, match="needs one file of verdicts or traces there, but has 0"):
@@ -248,7 +269,7 @@ def test_verdicts_of_another_reward_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_no_verdict_is_named(tmp_path: Path) -> None:
-    path = tmp_path / VERDICTS
+    path = tmp_path / VERDICTS.file
     for line in ('{"id": "a", "sample": 0, "verdict": "maybe"}', "[]", '{"id": "a"}'):
         path.write_text('{"id": "a", "sample": 0, "verdict": "correct"}\n' + line + "\n")
         with pytest.raises(UserError, match=r"line 2: not a verdict"):
@@ -302,15 +323,13 @@ def test_a_filter_that_lost_many_samples_fails_and_samples_them_again(
     verdicts: list[VerdictWord] = ["error", "correct"]
 
     def sample(*_: object) -> None:
-        with VerdictWriter(solved_in / VERDICTS) as writer:
-            for problem in PROBLEMS:
-                writer.write(problem.id, 0, "correct")
-                writer.write(problem.id, 1, verdicts[0] if problem.id == "p3" else "wrong")
+        for problem in PROBLEMS:
+            second = verdicts[0] if problem.id == "p3" else "wrong"
+            write_verdicts(solved_in / VERDICTS.file, [(problem.id, 0, "correct"), (problem.id, 1, second)])
 
     def run() -> list[str]:
-        kept = unsolved(
-            model, rows, recipe, ("http://127.0.0.1:9", None), solved_in, tmp_path, lambda _: None
-        )
+        stage = StageFilter(model, rows, recipe, ("http://127.0.0.1:9", None), solved_in, tmp_path)
+        kept = unsolved(stage, lambda _: None)
         return [row["extra_info"]["id"] for row in kept]
 
     monkeypatch.setattr("rstar2.train.filter.unsolved._sample", sample)
@@ -331,18 +350,17 @@ def test_the_cpu_engines_filter_a_stages_rows_and_a_finished_filter_is_not_repea
     over = {"drop_solved": 2, "rollout": {"prompts": 2, "tokens": 8}}
     changes = ["hardware.gpus_per_node=2", "hardware.sequences_in_flight=4"]
     recipe = stage_recipe(3, "laptop", changes, over=over)
-    seen: list[FilterProgress] = []
+    stage = StageFilter(model, rows, recipe, ("http://127.0.0.1:9", None), tmp_path / "solved", tmp_path)
+    seen: list[Progress] = []
     told: list[SamplesDone | None] = []
 
-    def on_progress(progress: FilterProgress) -> None:
+    def on_progress(progress: Progress) -> None:
         seen.append(progress)
         told.append(samples_done(tmp_path / "solved"))
 
     def run() -> list[str]:
         # No judge: random weights write no calls.
-        kept = unsolved(
-            model, rows, recipe, ("http://127.0.0.1:9", None), tmp_path / "solved", tmp_path, on_progress
-        )
+        kept = unsolved(stage, on_progress)
         return [row["extra_info"]["id"] for row in kept]
 
     assert run() == [problem.id for problem in PROBLEMS]
@@ -361,5 +379,6 @@ def test_the_cpu_engines_filter_a_stages_rows_and_a_finished_filter_is_not_repea
     file = counted(tmp_path / "solved", recipe)
     assert len(unsolved_as_counted(file, rows, recipe)) == 6
     with pytest.raises(UserError, match=r"other settings: settings\.seed"):
-        unsolved(model, rows, stage_recipe(3, "laptop", [*changes, "seed=9"], over=over),
-                 ("http://127.0.0.1:9", None), tmp_path / "solved", tmp_path, seen.append)  # fmt: skip
+        unsolved(
+            replace(stage, recipe=stage_recipe(3, "laptop", [*changes, "seed=9"], over=over)), seen.append
+        )

@@ -17,9 +17,9 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import WrongToken
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits, RolloutError
-from rstar2.loop.prompts import ChatCodec
 from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.trace import ToolCall
+from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.reward import Reward
 
@@ -70,7 +70,7 @@ async def test_it_is_kept_unless_no_traces_are_and_the_group_fails(
 async def test_a_rollout_that_could_not_be_graded_whatever_its_answer_has_no_verdict(
     codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rstar2.eval.grader.grade import PREVENTED, Verdict
+    from rstar2.eval.grader.grading import PREVENTED, Verdict
     from rstar2.train.verl import agent_loop
 
     for rule in PREVENTED:
@@ -92,7 +92,7 @@ async def test_a_rollout_that_could_not_be_graded_whatever_its_answer_has_no_ver
 async def test_an_answer_that_the_grader_could_not_decide_earns_nothing_and_is_counted_apart(
     codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from rstar2.eval.grader.grade import INTERNAL_ERROR, WORKER_ENDED, Verdict
+    from rstar2.eval.grader.grading import INTERNAL_ERROR, WORKER_ENDED, Verdict
     from rstar2.train.verl import agent_loop
     from rstar2.train.verl.rollout_fields import rollout_of, trace_of
 

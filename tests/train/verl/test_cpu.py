@@ -96,7 +96,7 @@ def test_a_rank_makes_as_many_micro_batches_as_the_others(monkeypatch: pytest.Mo
     import torch
     from verl.utils import tensordict_utils as tu
 
-    from rstar2.train.verl.cpu.micro_batches import padded_micro_batches
+    from rstar2.train.verl.cpu.engine import padded_micro_batches
 
     lengths = [30, 2, 28, 2, 5]
     rows = [torch.arange(length) + 100 * i for i, length in enumerate(lengths)]
@@ -119,7 +119,7 @@ def test_a_rank_makes_as_many_micro_batches_as_the_others(monkeypatch: pytest.Mo
 
 
 def test_ranks_with_fewer_micro_batches_divide_their_largest() -> None:
-    from rstar2.train.verl.cpu.micro_batches import divided
+    from rstar2.train.verl.cpu.engine import divided
 
     assert divided([[3], [1, 0, 2], [4, 5]], 3) == [[3], [1, 0, 2], [4, 5]]
     assert divided([[3], [1, 0, 2], [4, 5]], 5) == [[3], [1], [0], [2], [4, 5]]

@@ -21,8 +21,8 @@ from support.small_disk import resize, small_disk
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.errors import UserError
-from rstar2.loop.prompts import load_codec
 from rstar2.loop.trace import read_traces
+from rstar2.loop.turns.choose import load_codec
 from rstar2.processes import unassigned_ports
 from rstar2.train import stages
 from rstar2.train.command import CPU_ENVIRONMENT, Command, stage_command

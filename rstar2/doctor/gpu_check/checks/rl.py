@@ -100,10 +100,10 @@ def _add_plan(seen: Measured, settings: Settings, stage: Path) -> None:
     """Memory and times beside the plan's, with the lengths that the rollouts had."""
     from rstar2.doctor.gpu_check.tools import training
     from rstar2.doctor.gpu_check.tools.model import random_model
+    from rstar2.model_shape import read_shape
     from rstar2.runs import load_config
     from rstar2.train.estimate.measured import assumptions_of
     from rstar2.train.estimate.memory import stage_memory
-    from rstar2.train.estimate.model import read_shape
     from rstar2.train.estimate.work import Rates, stage_step
     from rstar2.train.recipe import StageRecipe
     from rstar2.train.records.steps import step_metrics

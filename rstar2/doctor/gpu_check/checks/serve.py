@@ -22,7 +22,7 @@ from rstar2.doctor.gpu_check.tools.device import torch_device
 if TYPE_CHECKING:
     from rstar2.engines.vllm import VLLMEngine
     from rstar2.loop.engine import Generation, OnTokens, Sampling
-    from rstar2.loop.prompts import ChatCodec
+    from rstar2.loop.turns.codec import ChatCodec
 
 READY_S = 900.0
 """Seconds that vLLM may take to load, compile and capture its graphs."""
@@ -85,7 +85,7 @@ def _wait_until_it_answers(
     settings: Settings, process: subprocess.Popen[bytes], url: str, seen: Measured
 ) -> None:
     """CheckFailed if the server ends first; it gives up by itself after `READY_S`."""
-    from rstar2.serve.launch import answers
+    from rstar2.processes import answers
 
     while not answers(url):
         if (code := process.poll()) is not None:
@@ -95,11 +95,12 @@ def _wait_until_it_answers(
 
 async def _measure(settings: Settings, model: Path, url: str, seen: Measured) -> None:
     from rstar2.engines.vllm import VLLMEngine
-    from rstar2.loop.prompts import load_codec
+    from rstar2.loop.turns import tags
+    from rstar2.loop.turns.choose import load_codec
 
     codec = load_codec(model)
     prompt = codec.prompt(codec.format.messages("What is 123 * 456?"))
-    text = f"Use Python.</reason>\n{_call()}"
+    text = f"Use Python.{tags.REASON_END}\n{_call()}"
     forced = {"structured_outputs": {"choice": [text]}}
     free, forcing = VLLMEngine(url), VLLMEngine(url, stop_token_ids=[codec.end_id], more=forced)
     try:
@@ -114,9 +115,9 @@ async def _measure(settings: Settings, model: Path, url: str, seen: Measured) ->
 
 def _call() -> str:
     from rstar2.loop.tools.python_code_with_standard_io import NAME
+    from rstar2.loop.turns import tags
 
-    call = {"name": NAME, "arguments": {"code": CODE, "input": ""}}
-    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    return tags.call_text(NAME, {"code": CODE, "input": ""})
 
 
 async def _add_speeds(settings: Settings, engine: VLLMEngine, prompt: Sequence[int], seen: Measured) -> None:
@@ -145,12 +146,12 @@ async def _check_parser(
     """The server's own tool parser has to find the call in the text that it was forced to write."""
     import httpx
 
-    from rstar2.loop.tools.python_code_with_standard_io import NAME, SCHEMA
+    from rstar2.loop.tools.python_code_with_standard_io import NAME, python_code_with_standard_io
 
     body = {
         "model": name,
         "messages": codec.format.messages("What is 123 * 456?"),
-        "tools": [SCHEMA],
+        "tools": [python_code_with_standard_io.schema],
         "max_tokens": 256,
         **forced,
     }

@@ -20,9 +20,9 @@ MOST_OFF = 0.02
 def run(settings: Settings) -> Measured:
     from rstar2.doctor.gpu_check.tools import training
     from rstar2.doctor.gpu_check.tools.model import random_model
+    from rstar2.model_shape import read_shape
     from rstar2.runs import load_config
     from rstar2.train.estimate.memory import sft_memory
-    from rstar2.train.estimate.model import read_shape
     from rstar2.train.recipe import SftRecipe
     from rstar2.train.records.steps import sft_metrics
 
@@ -55,7 +55,7 @@ def _write_conversations(path: Path, model: Path) -> list[int]:
     """Write conversations with tool calls; returns how many tokens each has."""
     from rstar2.data import builtin
     from rstar2.doctor.gpu_check.tools.model import SEED
-    from rstar2.loop.prompts import load_codec
+    from rstar2.loop.turns.choose import load_codec
     from rstar2.train.conversations import encode
 
     rows = [{"messages": each} for each in islice(builtin.traces(SEED, CONVERSATIONS, {}), CONVERSATIONS)]
@@ -69,7 +69,7 @@ def _expected_loss(settings: Settings, model: Path, data: Path) -> float:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rstar2.loop.prompts import load_codec
+    from rstar2.loop.turns.choose import load_codec
     from rstar2.train.conversations import encode, read_conversations
 
     device, codec = torch_device(settings), load_codec(model)

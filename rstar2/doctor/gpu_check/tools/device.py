@@ -6,8 +6,7 @@ import resource
 from typing import Any
 
 from rstar2.doctor.gpu_check.check import NotRun, Settings
-from rstar2.machine import gpu_names, memory_bytes
-from rstar2.train.estimate.gpus import GPUS
+from rstar2.machine import GPU_KINDS, gpu_kind, memory_bytes
 
 
 def torch_device(settings: Settings) -> Any:
@@ -50,13 +49,7 @@ def peak_bytes(settings: Settings) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def known_gpu() -> str | None:
-    """The GPU of this machine by the name that the plan has for it; None if it does not know it, or there is none."""
-    here = " ".join(gpu_names()).lower()
-    return next((name for name in GPUS if name in here), None)
-
-
 def published_speed() -> float | None:
     """Operations per second of this machine's GPU, as its maker publishes them for bf16; None if they are not known."""
-    name = known_gpu()
-    return GPUS[name].flop_per_s if name else None
+    kind = gpu_kind()
+    return GPU_KINDS[kind].flop_per_s if kind else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from rstar2.doctor.gpu_check.check import NotRun, Settings
 from rstar2.doctor.gpu_check.sizes import SIZES, TINY, Size, planned_tensors
 from rstar2.doctor.gpu_check.tools.device import free_bytes
+from rstar2.files import whole_folder
 from rstar2.machine import GIB
 
 CONTEXT = 2048
@@ -53,8 +54,7 @@ def random_model(settings: Settings) -> Path:
     from rstar2.data import builtin
     from rstar2.demo.tiny import TinyModel, make_tiny_model
 
-    size, part = trained_size(settings), settings.work / ".model.part"
-    shutil.rmtree(part, ignore_errors=True)
+    size = trained_size(settings)
     tiny = TinyModel(
         hidden=TINY.hidden,
         layers=TINY.layers,
@@ -64,11 +64,11 @@ def random_model(settings: Settings) -> Path:
         context=CONTEXT,
     )
     conversations = islice(builtin.traces(SEED, CONVERSATIONS, {}), CONVERSATIONS)
-    make_tiny_model(part, tiny, conversations, builtin.FORMAT, SEED)
-    if size != TINY:
-        _fill_vocabulary(part / "tokenizer.json", size.vocab)
-        _write_weights(part, size)
-    part.rename(folder)
+    with whole_folder(folder) as part:
+        make_tiny_model(part, tiny, conversations, builtin.FORMAT, SEED)
+        if size != TINY:
+            _fill_vocabulary(part / "tokenizer.json", size.vocab)
+            _write_weights(part, size)
     return folder
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rstar2.doctor.gpu_check.check import Measured, Settings
-from rstar2.doctor.gpu_check.tools.device import free_bytes, known_gpu, total_bytes
+from rstar2.doctor.gpu_check.tools.device import free_bytes, total_bytes
 from rstar2.doctor.gpu_check.tools.model import SEED, TOKENS, random_model
-from rstar2.machine import GIB
+from rstar2.machine import GIB, gpu_kind
 from rstar2.train.estimate.memory import ASLEEP
 from rstar2.train.records.steps import Metrics
 
@@ -81,7 +81,7 @@ def _profile(settings: Settings) -> str:
 
 def _hardware(settings: Settings) -> list[str]:
     changes = [f"hardware.gpus_per_node={settings.gpus}", f"hardware.update_tokens={TOKENS}"]
-    return changes if settings.device == "cpu" else [*changes, f"hardware.gpu={known_gpu() or UNKNOWN_GPU}"]
+    return changes if settings.device == "cpu" else [*changes, f"hardware.gpu={gpu_kind() or UNKNOWN_GPU}"]
 
 
 def _set(changes: Sequence[str]) -> list[str]:

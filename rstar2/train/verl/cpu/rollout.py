@@ -17,7 +17,7 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from rstar2.engines.hf import HFEngine
 from rstar2.loop.engine import Sampling
-from rstar2.loop.prompts import load_codec
+from rstar2.loop.turns.choose import load_codec
 from rstar2.train.verl.cpu.platform import free_unused
 from rstar2.train.verl.engines.router import MOST_CALLS
 
@@ -35,7 +35,7 @@ class CpuServer:
         model: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
         folder = Path(model.local_path)
         self._response_length = int(rollout.response_length)
-        self._engine = HFEngine(folder, [load_codec(folder).end_id], max_batch=int(rollout.max_num_seqs))
+        self._engine = HFEngine(folder, load_codec(folder).stop_ids, max_batch=int(rollout.max_num_seqs))
         self._global_steps: int | None = None
         self._interruptions = 0
         self._generates = asyncio.Event()

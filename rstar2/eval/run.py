@@ -1,0 +1,432 @@
+"""Samples problems with a model: many samples at once, each graded and written as it finishes.
+
+```
+jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue ─→ graders: method.graded, append, count
+```
+`rstar2 eval`, `rstar2 data agree`, the measurements of held-out problems and the filter before a stage all sample here.
+They differ in the method (how a sample is made and graded), the engines (one or a pool) and the record (what is kept).
+
+The number of slots bounds the work in flight, so a slow rollout occupies one slot and delays no other. The queue is
+bounded too, so the samplers wait if grading or the disk is slower than the engine. The record's file, such as
+`traces.jsonl`, is the state: the next start counts the samples in it and runs the others, each from its own seed. A
+sample that could not be graded, because a judge model was away, is in `ungraded.jsonl` until the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rstar2.data.benchmarks import fingerprint
+from rstar2.data.problem import Problem
+from rstar2.engines.openai_server import key_refusal
+from rstar2.engines.pool import EnginePool
+from rstar2.errors import Failure, RStarError, UserError, first_error
+from rstar2.eval.methods import Method
+from rstar2.eval.methods.agent import Agent, AgentMethod, Grader, RetryingTools
+from rstar2.eval.progress import Meter, Progress, Services
+from rstar2.eval.results import Row
+from rstar2.eval.settings import EvalSettings
+from rstar2.eval.stored import TRACES, SampleRecord
+from rstar2.files import read_json, write_json, write_text
+from rstar2.loop.agent import Tools
+from rstar2.loop.engine import Engine, EngineError
+from rstar2.loop.trace import Trace, TraceWriter, read_traces
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.retry import Outages, RetryPolicy, ServiceGone
+from rstar2.runs import refuse_changed
+
+_TICK_S = 0.5
+_KEPT = "Every finished sample is kept; start the same command again when it is back."
+_UNGRADED = "ungraded.jsonl"
+_NO_ROOM = "Every sample written so far is kept; make room and start the same command again."
+
+Combined = Callable[[dict[str, dict[str, Any]]], dict[str, dict[str, Any]]]
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """The numbers of one benchmark."""
+
+    name: str
+    summary: dict[str, Any]
+    """Made by the `summary` of what is kept, for whole traces `rstar2.eval.results.summarise`."""
+    per_problem: list[dict[str, Any]]
+    complete: bool
+    """Whether no sample is missing."""
+
+
+class SamplesRefused(Failure):
+    """A model or a judge model refused some samples, and answered the others."""
+
+    def __init__(self, message: str, hint: str, results: list[EvalResult]) -> None:
+        super().__init__(message, hint)
+        self.results = results
+        """Of the samples that there are."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Problems that no output can be graded correct against."""
+
+    problems: tuple[dict[str, str], ...] = ()
+    """The id, answer and reason of each, as results.json has them."""
+    left_out: bool = True
+    """Whether they are not sampled; otherwise they count as wrong."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One benchmark of a run."""
+
+    problems: list[Problem]
+    out: Path
+    """The folder to write to."""
+    method: Method
+    combined: Combined | None = None
+    """More scores, made of those that the traces have."""
+    record: SampleRecord = TRACES
+    """What is kept of each sample."""
+    as_published: bool = False
+    """Whether the paper's number may stand beside the result, once it is complete."""
+    unreadable: Unreadable = field(default_factory=Unreadable)
+    identity: Mapping[str, Any] | None = None
+    """What settings.json holds, and what a later start must have the same. None: the settings and the problems."""
+
+
+async def evaluate(
+    benchmarks: Mapping[str, tuple[list[Problem], Path]],
+    *,
+    engine: Engine,
+    codec: ChatCodec,
+    tools: Tools,
+    grader: Grader,
+    settings: EvalSettings,
+    on_progress: OnProgress | None = None,
+    stop: asyncio.Event | None = None,
+    about: Mapping[str, Any] | None = None,
+    record: SampleRecord = TRACES,
+) -> list[EvalResult]:
+    """`run_parts` with the agent loop: sample every problem, grade every sample.
+
+    Args:
+        benchmarks: by name, the problems and the folder to write to.
+        record: what is kept of each sample.
+    """
+    retries = RetryPolicy(settings.wait_s)
+    engines = EnginePool([engine], retries, settings.turn_timeout_s)
+    retrying_tools = RetryingTools(tools, retries)
+    method = AgentMethod(Agent(engines, retrying_tools, codec, grader), settings)
+    parts = {name: Part(problems, out, method, record=record) for name, (problems, out) in benchmarks.items()}
+    services = Services(retries, (engines,), retrying_tools)
+    return await run_parts(parts, settings.in_flight, services, on_progress, stop, about)
+
+
+async def run_parts(
+    parts: Mapping[str, Part],
+    in_flight: int,
+    services: Services,
+    on_progress: OnProgress | None = None,
+    stop: asyncio.Event | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> list[EvalResult]:
+    """Sample and grade every benchmark, and write the samples and results.json of each.
+
+    All benchmarks run at once on the same slots, so that none waits for the last sample of another. Starting again
+    with the same arguments continues where the last start ended.
+
+    Args:
+        parts: the benchmarks by name.
+        in_flight: samples at once.
+        services: what progress is read from.
+        on_progress: called about twice a second, seldomer with very many samples, and once at the end.
+        stop: when set, nothing new is started; what is in flight is finished.
+        about: further entries of results.json, such as the model and the versions.
+
+    Raises:
+        UserError: two problems share an id, or a folder was made with other settings or problems.
+        Failure: the engine or judge stayed away, or the disk is full. Finished samples are kept.
+        SamplesRefused: some samples are missing, since a server refused them; it has the results without them.
+    """
+    shared = _Shared(asyncio.Semaphore(in_flight), in_flight, stop or asyncio.Event())
+    running = [_Benchmark(name, part, shared) for name, part in parts.items()]
+    meter = Meter(services, [(rows, part.samples) for part in running for rows in part.groups.values()])
+    ticker = asyncio.create_task(_tick(meter, on_progress)) if on_progress else None
+    started = time.monotonic()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for part in running:
+                group.create_task(part.run(meter))
+    finally:
+        if ticker is not None:
+            ticker.cancel()
+    wall_s, outages = time.monotonic() - started, services.retries.outages
+    results = [part.conclude(about or {}, wall_s, outages) for part in running]
+    if on_progress is not None:
+        on_progress(meter.read())
+    _raise_first(running, results)
+    return results
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What all benchmarks of one run share."""
+
+    slots: asyncio.Semaphore
+    in_flight: int
+    stop: asyncio.Event
+    """Set from outside: start nothing new, finish what is in flight."""
+
+
+async def _tick(meter: Meter, on_progress: OnProgress) -> None:
+    while True:
+        started = time.monotonic()
+        on_progress(meter.read())
+        # Reading a million samples takes seconds, in which nothing else runs.
+        await asyncio.sleep(max(_TICK_S, 30 * (time.monotonic() - started)))
+
+
+def _raise_first(parts: list[_Benchmark], results: list[EvalResult]) -> None:
+    for part in parts:
+        if part.failure is not None:
+            raise part.failure
+    refused = [error for part in parts for error in part.refused]
+    if refused:
+        total = sum(part.total for part in parts)
+        raise SamplesRefused(
+            f"{len(refused)} of {total} samples failed: {refused[0].message}",
+            "The results cover the other samples, which are kept; start the same command again to retry these.",
+            results,
+        )
+
+
+class _Benchmark:
+    """One benchmark of a run."""
+
+    def __init__(self, name: str, part: Part, shared: _Shared) -> None:
+        self.name = name
+        self.groups: dict[str, list[Row]] = {problem.id: [] for problem in part.problems}
+        self.samples = part.method.settings.samples
+        self.total = len(part.problems) * self.samples
+        self.failure: RStarError | None = None
+        self.refused: list[EngineError] = []
+        self._problems = {problem.id: problem for problem in part.problems}
+        self._method = part.method
+        self._combined = part.combined
+        self._as_published = part.as_published
+        self._unreadable = part.unreadable
+        self._out = part.out
+        self._shared = shared
+        self._record = part.record
+        self._stored = part.out / part.record.file
+        if len(self.groups) != len(part.problems):
+            raise UserError(f"{name or part.out}: two problems share an id", "Give each an id of its own.")
+        part.out.mkdir(parents=True, exist_ok=True)
+        identity: Mapping[str, Any] = part.identity or {
+            **self._protocol,
+            "problems": fingerprint(part.problems),
+        }
+        refuse_changed(part.out / "settings.json", dict(identity))
+        self._done = set(self._count_stored())
+        self._ungraded = {(trace.problem_id, trace.sample): trace for trace in self._held()}
+        """Samples made and not yet graded."""
+        self._on_disk = set(self._ungraded)
+        """Of these, those that the file of them has."""
+        self._made = self._done | self._ungraded.keys()
+        """By earlier starts."""
+        self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=shared.in_flight)
+
+    @property
+    def _protocol(self) -> dict[str, Any]:
+        return {**self._method.settings.protocol(), **self._method.decides}
+
+    def _count_stored(self) -> Iterator[tuple[str, int]]:
+        """Count the samples that earlier starts wrote."""
+        if not self._stored.exists():
+            return
+        seen: set[tuple[str, int]] = set()
+        for row in self._record.read(self._stored):
+            if row.verdict == "error" and self._record.errors:
+                continue
+            key = (row.problem_id, row.sample)
+            if key in seen or row.problem_id not in self.groups:
+                raise UserError(
+                    f"{self._stored} holds sample {row.sample} of problem {row.problem_id!r} "
+                    f"{'twice' if key in seen else 'which is not in the benchmark'}",
+                    "The file may have been edited. Give another folder.",
+                )
+            seen.add(key)
+            self.groups[row.problem_id].append(row)
+            yield key
+
+    def _held(self) -> Iterator[Trace]:
+        """The samples that earlier starts made and could not grade."""
+        if (self._out / _UNGRADED).exists():
+            for trace in read_traces(self._out / _UNGRADED):
+                if trace.problem_id in self.groups and (trace.problem_id, trace.sample) not in self._done:
+                    yield trace
+
+    def _keep_ungraded(self) -> None:
+        path = self._out / _UNGRADED
+        try:
+            with _writing(path):
+                if self._ungraded:
+                    held = self._ungraded.values()
+                    write_text(path, "".join(f"{trace.model_dump_json()}\n" for trace in held))
+                else:
+                    path.unlink(missing_ok=True)
+        except Failure as error:
+            self.failure = self.failure or error
+
+    def _keep_refused(self, trace: Trace) -> None:
+        """Write a sample that was not graded at once, since a kill leaves no time for it."""
+        key = (trace.problem_id, trace.sample)
+        if key not in self._on_disk:
+            with _writing(self._out / _UNGRADED), TraceWriter(self._out / _UNGRADED) as writer:
+                writer.write(trace)
+            self._on_disk.add(key)
+
+    def _jobs(self) -> Iterator[tuple[Problem, int]]:
+        """Every problem once before any twice, so that early numbers speak for the whole benchmark."""
+        for sample in range(self.samples):
+            for problem in self._problems.values():
+                if (problem.id, sample) not in self._made:
+                    yield problem, sample
+
+    async def run(self, meter: Meter) -> None:
+        """Run what is missing; an error from outside is left in `failure`."""
+        try:
+            with contextlib.ExitStack() as stack:
+                writers = []
+                for record in filter(None, (self._record.beside, self._record)):
+                    with _writing(self._out / record.file):
+                        writer = TraceWriter(self._out / record.file, record.line)
+                    writers.append(stack.enter_context(writer))
+                await self._run(writers, meter)
+        except* RStarError as errors:  # from grading and writing
+            self.failure = first_error(errors)
+        finally:
+            self._keep_ungraded()
+        if self.failure is not None:
+            self._shared.stop.set()
+        if isinstance(self.failure, ServiceGone):
+            self.failure.hint = f"{_KEPT} {self.failure.hint}".rstrip()
+
+    async def _run(self, writers: Sequence[TraceWriter], meter: Meter) -> None:
+        jobs = self._jobs()
+        workers = min(self._shared.in_flight, max(1, self.total - len(self._done)))
+        async with asyncio.TaskGroup() as graders:
+            for _ in range(self._shared.in_flight):
+                graders.create_task(self._grade_finished(writers))
+            for trace in list(self._ungraded.values()):
+                await self._finished.put(trace)
+            try:
+                async with asyncio.TaskGroup() as samplers:
+                    for _ in range(workers):
+                        samplers.create_task(self._sample(jobs, meter, writers[-1]))
+            except* RStarError as errors:
+                self.failure = first_error(errors)
+            for _ in range(self._shared.in_flight):
+                await self._finished.put(None)
+
+    async def _sample(self, jobs: Iterator[tuple[Problem, int]], meter: Meter, writer: TraceWriter) -> None:
+        shared = self._shared
+        while True:
+            async with shared.slots:
+                job = None if shared.stop.is_set() else next(jobs, None)
+                if job is None:
+                    return
+                try:
+                    with meter.in_flight():
+                        trace = await self._method.sample(*job)
+                except EngineError as error:
+                    if (refusal := key_refusal(error)) is not None:
+                        raise refusal from error  # every other sample would be refused too
+                    if self._record.errors:
+                        self._record_error(*job, writer)
+                    else:
+                        self.refused.append(error)
+                    continue
+            self._ungraded[trace.problem_id, trace.sample] = trace
+            await self._finished.put(trace)
+
+    def _record_error(self, problem: Problem, sample: int, writer: TraceWriter) -> None:
+        failed = Trace.begun([], problem.id, sample).model_copy(update={"verdict": "error"})
+        with _writing(self._stored):
+            writer.write(failed)
+        self.groups[problem.id].append(self._record.row(failed))
+
+    async def _grade_finished(self, writers: Sequence[TraceWriter]) -> None:
+        while (trace := await self._finished.get()) is not None:
+            try:
+                graded = await self._method.graded(trace, self._problems[trace.problem_id])
+            except EngineError as error:  # of a judge model
+                self._keep_refused(trace)
+                if (refusal := key_refusal(error)) is not None:
+                    raise refusal from error
+                self.refused.append(error)
+                continue
+            for writer in writers:
+                with _writing(writer.path):
+                    writer.write(graded)
+            del self._ungraded[trace.problem_id, trace.sample]
+            self.groups[trace.problem_id].append(self._record.row(graded))
+
+    def conclude(self, about: Mapping[str, Any], wall_s: float, outages: list[Outages]) -> EvalResult:
+        """Write results.json, if the record has one."""
+        groups = {name: sorted(rows, key=lambda row: row.sample) for name, rows in self.groups.items()}
+        golds = {problem.id: problem.answer for problem in self._problems.values()}
+        samples = sum(map(len, groups.values()))
+        summary = self._record.summary(groups)
+        if self._combined is not None and "scores" in summary:
+            summary["scores"] |= self._combined(summary["scores"])
+        summary["as_published"] = self._as_published and samples == self.total
+        if self._unreadable.problems and self._unreadable.left_out:
+            summary["left_out"] = len(self._unreadable.problems)
+        result = EvalResult(
+            name=self.name,
+            summary=summary,
+            per_problem=self._record.per_problem(groups, golds),
+            complete=samples == self.total,
+        )
+        if not self._record.results:
+            return result
+        record = {
+            "benchmark": self.name,
+            "complete": result.complete,
+            "missing": self.total - samples,
+            "summary": result.summary,
+            "settings": self._protocol,
+            **about,
+            **({"unreadable_answers": self._unreadable.problems} if self._unreadable.problems else {}),
+            "per_problem": result.per_problem,
+            "timing": self._timing(wall_s, samples - len(self._done), outages),
+        }
+        try:
+            with _writing(self._out / "results.json"):
+                write_json(self._out / "results.json", record)
+        except Failure as error:
+            self.failure = self.failure or error
+        return result
+
+    def _timing(self, wall_s: float, sampled: int, outages: list[Outages]) -> dict[str, Any]:
+        """The timing of the last start that sampled anything."""
+        if not sampled:
+            return (read_json(self._out / "results.json") or {}).get("timing") or {}
+        waited = {"outages": [each.as_json() for each in outages]} if outages else {}
+        return {"wall_s": wall_s, "samples": sampled, **waited}
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A Failure where a file cannot be written, most often for a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror or error}", _NO_ROOM) from error

@@ -1,0 +1,66 @@
+"""Families of models whose turns the library `renderers` writes and reads, by the names that it gives them.
+
+A family is a format: a chat template, and the syntax of thoughts and tool calls that goes with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is known of a family beside its syntax."""
+
+    model_types: tuple[str, ...]
+    """`model_type` in the config.json of its models."""
+    tool_parser: str | None = None
+    """The parser of vLLM that reads its calls; None if vLLM has none that is known to fit."""
+    reasoning_parser: str | None = None
+    """The parser of vLLM that reads its thoughts; None if it has none."""
+    one_call: bool = False
+    """Its chat template allows one call in a turn."""
+    needs_network: bool = False
+    """Its vocabulary is downloaded when it is used for the first time."""
+
+
+class Parsers(NamedTuple):
+    """The parsers of vLLM that read turns; None if there is none that fits."""
+
+    tool_calls: str | None
+    reasoning: str | None
+
+
+TAG_PARSERS = Parsers("hermes", None)
+"""For turns in our tags."""
+_QWEN_XML = ("qwen3_coder", "qwen3")
+_QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
+_NEMOTRON = ("nemotron_h",)
+FAMILIES: dict[str, Family] = {
+    "qwen3": Family(("qwen3", "qwen3_moe"), "hermes", "qwen3"),
+    "qwen3.5": Family(_QWEN35, *_QWEN_XML),
+    "qwen3.6": Family(_QWEN35, *_QWEN_XML),
+    "qwen3.8": Family((*_QWEN35, "qwen3_8", "qwen3_8_text"), *_QWEN_XML),
+    "glm-4.5": Family(("glm4_moe",), "glm45", "glm45"),
+    "glm-5": Family(("glm_moe_dsa", "glm4_moe_lite"), "glm47", "glm45"),
+    "glm-5.1": Family(("glm_moe_dsa",), "glm47", "glm45"),
+    "glm-5.3": Family(("glm_moe_dsa",), "glm47", "glm45"),
+    "llama-3": Family(("llama",), "llama3_json", one_call=True),
+    "minimax-m2": Family(("minimax_m2", "minimax"), "minimax_m2", "minimax_m2"),
+    "nemotron-3": Family(_NEMOTRON, "qwen3_coder", "nemotron_v3"),
+    "nemotron-3-ultra": Family(_NEMOTRON, "qwen3_coder", "nemotron_v3"),
+    "nemotron-3.5": Family(_NEMOTRON, "qwen3_coder", "nemotron_v3"),
+    "deepseek-v3": Family(("deepseek_v3",), "deepseek_v3"),
+    "deepseek-r1": Family(("deepseek_v3",), "deepseek_v3", "deepseek_r1"),
+    "deepseek-v4": Family(("deepseek_v4",), "deepseek_v4", "deepseek_v4"),
+    "kimi-k2": Family(("kimi_k2",), "kimi_k2", "kimi_k2"),
+    "gpt-oss": Family(("gpt_oss",), "openai", "openai_gptoss", needs_network=True),
+    "gemma4": Family(("gemma4", "gemma4_text"), "gemma4", "gemma4"),
+    "hy3": Family(("hunyuan_v3", "hy3")),
+    "laguna-xs.2": Family(("laguna",)),
+    "laguna-m.1": Family(("laguna",)),
+    "laguna-xs-2.1": Family(("laguna",)),
+    "laguna-s-2.1": Family(("laguna",)),
+}
+"""Without the families that only differ in images, and those whose tokenizer is a program of the model's own."""

@@ -1,0 +1,43 @@
+"""Keeps text that is not ours from holding tokens that control a conversation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+_MARKUP = re.compile(r"[<\[]\S+[>\]]")
+"""An added token that is markup. Others, such as the runs of spaces that some tokenizers add, are ordinary text."""
+_CONTROL = re.compile(r"[_|]|think|reason|answer|tool|call", re.IGNORECASE)
+"""In markup that controls a conversation. Names of HTML elements, which Gemma's vocabulary has, are ordinary text."""
+
+
+class Breaker:
+    """Breaks up tokens in text that is not ours, by a space after their first character."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._tokens = sorted(tokens, key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, self._tokens))) if self._tokens else None
+
+    def broken_up(self, text: str) -> str:
+        """The text without any of the tokens."""
+        if self._any is None or not self._any.search(text):
+            return text
+        for token in self._tokens:
+            text = text.replace(token, token[0] + " " + token[1:])
+        return text
+
+
+def control_markup(tokenizer: Any, own_text: str) -> set[str]:
+    """Markup that is a single token, though perhaps not a special one, such as `</tool_response>` of Qwen3.
+
+    It is markup that is in `own_text`, the format's own, or that looks like control.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    markup = {token.content for token in added if _MARKUP.fullmatch(token.content)}
+    return {token for token in markup if token in own_text or _CONTROL.search(token)}
+
+
+def written_as_one(tokenizer: Any, token: str) -> list[str]:
+    """The token, if the tokenizer has it as one."""
+    return [token] if len(tokenizer.encode(token, add_special_tokens=False)) == 1 else []

@@ -1,0 +1,457 @@
+"""Families of models that write turns in a syntax of their own. The only file that uses the library `renderers`."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rstar2.errors import UserError
+from rstar2.install import install_command
+from rstar2.loop.formats.families import FAMILIES
+from rstar2.loop.formats.format import Format
+from rstar2.loop.turns import tags
+from rstar2.loop.turns.breaker import Breaker, control_markup
+from rstar2.loop.turns.codec import ChatCodec, Encoded, Message
+from rstar2.loop.turns.stream import Piece, TurnStream
+from rstar2.loop.turns.turn import EMPTY, ParsedTurn, Part, WrittenCall
+
+_THOUGHTS = {
+    "all": "stay in the context",
+    "tool_cycle": "are left out when the next question is asked",
+    "template": "are left out as the chat template says",
+}
+"""What becomes of the thoughts of earlier turns, by the word that the library has for it."""
+_QUESTION: Message = {"role": "user", "content": "?"}
+_FAULTS = {
+    "invalid_json": "The arguments of the tool call are not valid.",
+    "unclosed_block": "The tool call has no end.",
+    "missing_name": "The tool call does not name a tool.",
+    "malformed_structure": "The tool call is not in the form that tool calls have.",
+    "unknown_tool": "The tool call names an unknown tool.",
+}
+"""What the model is told of a call that cannot be read."""
+_REPLACED = "\ufffd"
+"""What a tokenizer gives for a part of a character."""
+_STREAM_STEPS = 256
+"""A turn that is being written is read again once it has grown by one part in this many, so that all readings together
+take about as long as this many readings of the whole turn."""
+
+
+class FamilyCodec(ChatCodec):
+    """Renders and reads turns as the format's family does.
+
+    Raises:
+        UserError: the library is not installed, or does not know the family; the tokenizer lacks tokens of the family,
+            or the family's vocabulary cannot be downloaded.
+    """
+
+    def __init__(self, tokenizer: Any, fmt: Format, source: str) -> None:
+        super().__init__(tokenizer, fmt, source)
+        assert fmt.family is not None
+        self._renderer = _renderer(tokenizer, fmt.family, fmt.family_options)
+        self.thoughts = _THOUGHTS[getattr(self._renderer, "effective_thinking_retention", "template")]
+        stops = [int(token) for token in self._renderer.get_stop_token_ids()]
+        special = {*tokenizer.all_special_tokens, *(str(tokenizer.convert_ids_to_tokens(i)) for i in stops)}
+        own_text = "\n".join([fmt.template, fmt.system or "", fmt.user])
+        self._special = Breaker(special)
+        self._control = Breaker({*special, *control_markup(tokenizer, own_text)})
+        self._stops = stops
+        self.end_id = self._closing(stops)
+
+    @property
+    def stop_ids(self) -> list[int]:
+        return list(dict.fromkeys([self.end_id, *self._stops]))
+
+    def prompt(self, messages: Sequence[Message], tools: list[Message] | None = None) -> list[int]:
+        return self._render(self._plain(messages), self._shown(tools), generation=True)
+
+    def bridge(
+        self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message]
+    ) -> list[int] | None:
+        replies = [
+            {"tool_call_id": f"call_{number}", **message} if message["role"] == "tool" else message
+            for number, message in enumerate(self._plain(messages))
+        ]
+        known = [*before, *turn]
+        try:
+            rendered = self._renderer.bridge_to_next_turn(
+                list(before), list(turn), replies, tools=self.format.shown_tools
+            )
+        except Exception as error:  # a renderer can raise anything
+            raise self._fault(f"cannot lead on to the next turn: {error}") from error
+        if rendered is None:
+            return None
+        ids = list(rendered.token_ids)
+        return ids[len(known) :] if ids[: len(known)] == known else None
+
+    def closed(self, ids: list[int]) -> list[int]:
+        # `bridge` closes a turn as the family does, a thought that was cut off included.
+        return ids
+
+    def tool_turn(self, outputs: list[str]) -> list[int]:
+        calls = [_call("python", {}) for _ in outputs[: 1 if self._one_call else None]]
+        replies: list[Message] = [{"role": "tool", "name": "python", "content": output} for output in outputs]
+        turn = {"role": "assistant", "content": "", "reasoning_content": "?", "tool_calls": calls}
+        rendered = self._rendered([_QUESTION, turn, *replies], self.format.shown_tools)
+        ids = list(rendered.token_ids)
+        start, end = _first_run(rendered.sampled_mask)
+        return self.bridge(ids[:start], ids[start:end], replies) or []
+
+    def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedTurn:
+        ids = list(token_ids)
+        while ids and ids[-1] in self._stops:
+            ids.pop()
+        if not ids:
+            return EMPTY
+        try:
+            read = self._renderer.parse_response(
+                ids,
+                tools=self.format.shown_tools or list(self.format.tools),
+                prompt_ids=list(prompt_ids) or None,
+            )
+        except Exception as error:  # noqa: BLE001 - a model can write anything, and a renderer raise anything
+            text = self._text(ids)
+            fault = f"The turn could not be read: {error}"
+            return ParsedTurn(
+                text, (Part("text", 0, len(text)),), (WrittenCall(text, fault=fault, error=str(error)),)
+            )
+        return self._parsed(ids, read)
+
+    def stream(self) -> TurnStream:
+        return _FamilyStream(self)
+
+    def message(
+        self, token_ids: Sequence[int], prompt_ids: Sequence[int], with_calls: bool
+    ) -> tuple[Message, ParsedTurn]:
+        read = self.parse(token_ids, prompt_ids)
+        message: Message = {"role": "assistant", "content": read.said.strip()}
+        if thought := read.thought.strip():
+            message["reasoning_content"] = thought
+        calls = [tags.openai_call(call, number) for number, call in enumerate(read.calls) if not call.fault]
+        return (message | {"tool_calls": calls} if with_calls and calls else message), read
+
+    def training_sample(self, messages: Sequence[Message], tools: list[Message] | None) -> Encoded:
+        """As of `ChatCodec.training_sample`.
+
+        A turn whose thought the family leaves out of later prompts is not learned from: the model would learn to answer
+        without a thought.
+        """
+        last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
+        plain = self._plain(messages[: last + 1])
+        calls = any(message["role"] == "tool" or message.get("tool_calls") for message in plain)
+        shown = self._shown([] if tools is None and not calls else tools)
+        rendered = self._rendered(plain, shown)
+        ids, mask = list(rendered.token_ids), [int(each) for each in rendered.sampled_mask]
+        for place in (place for place, message in enumerate(plain) if message["role"] == "assistant"):
+            # Rollouts begin a turn where the generation prompt ends, which may be inside a thought.
+            lead = self._render(plain[:place], shown, generation=True)
+            start = next(
+                (at for at, of in enumerate(rendered.message_indices) if of == place and mask[at]), None
+            )
+            if start is not None and ids[: len(lead)] == lead:
+                learned = int(len(lead) < start)
+                mask[min(start, len(lead)) : max(start, len(lead))] = [learned] * abs(len(lead) - start)
+        question = max((place for place, each in enumerate(plain) if each["role"] == "user"), default=0)
+        forgotten = {
+            place
+            for place, each in enumerate(plain[:question])
+            if each.get("reasoning_content") and self.thoughts != _THOUGHTS["all"]
+        }
+        mask = [
+            0 if place in forgotten else each
+            for each, place in zip(mask, rendered.message_indices, strict=True)
+        ]
+        end = max((at for at, learned in enumerate(mask) if learned), default=-1) + 1
+        ids, mask = ids[:end], mask[:end]
+        if ids and ids[-1] not in self._stops:
+            ids, mask = [*ids, self.end_id], [*mask, 1]
+        return Encoded(array("i", ids), array("b", mask))
+
+    @property
+    def _one_call(self) -> bool:
+        return FAMILIES[str(self.format.family)].one_call
+
+    def _closing(self, stops: Sequence[int]) -> int:
+        """The token that the family writes at the end of an answer."""
+        messages = [_QUESTION, {"role": "assistant", "content": "."}, _QUESTION]
+        rendered = self._rendered(messages, None)
+        for token, place, sampled in zip(
+            rendered.token_ids, rendered.message_indices, rendered.sampled_mask, strict=True
+        ):
+            if place in (1, 2) and sampled and token in stops:
+                return int(token)
+        return stops[0]
+
+    def _parsed(self, ids: list[int], read: Any) -> ParsedTurn:
+        """What the library read, as spans of the turn's text."""
+        text, parts, calls = self._text(ids), list[Part](), list[WrittenCall]()
+        at = 0
+        thought = (read.reasoning_content or "").strip()
+        if thought:
+            at = _find(text, thought, 0)
+            parts.append(Part("thought", at, at + len(thought)))
+            at += len(thought)
+        spans: list[tuple[int, int]] = []
+        for each in read.tool_calls:
+            if each.token_span is not None:
+                start, end = (len(self._text(ids[:place])) for place in each.token_span)
+            else:
+                start = _find(text, each.raw, spans[-1][1] if spans else at)
+                end = start + len(each.raw)
+            spans.append((start, end))
+            calls.append(_written(each, text[start:end]))
+        said = (read.content or "").strip()
+        if said:
+            begin = _find(text, said, at)
+            parts.append(Part("text", begin, min(begin + len(said), len(text))))
+        parts += [Part("call", start, end) for start, end in spans]
+        return ParsedTurn(text, tuple(part for part in parts if part.end > part.start), tuple(calls))
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _shown(self, tools: list[Message] | None) -> list[Message] | None:
+        return self.format.shown_tools if tools is None else tools or None
+
+    def _render(
+        self, messages: Sequence[Message], tools: list[Message] | None, generation: bool = False
+    ) -> list[int]:
+        return list(self._rendered(messages, tools, generation).token_ids)
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: list[Message] | None, generation: bool = False
+    ) -> Any:
+        try:
+            return self._renderer.render(list(messages), tools=tools, add_generation_prompt=generation)
+        except Exception as error:  # a renderer can raise anything
+            raise self._fault(f"cannot render a conversation: {error}") from error
+
+    def _fault(self, what: str) -> UserError:
+        where = self.tokenizer.name_or_path or "the tokenizer"
+        return UserError(f"{where}, format {self.source}: {what}", "Name another format with --format.")
+
+    def _plain(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages as the library takes them, with tokens broken up that their authors may not write."""
+        return [self._plain_message(message) for message in messages]
+
+    def _plain_message(self, message: Message) -> Message:
+        role, content = message["role"], message.get("content")
+        if role == "assistant":
+            return self._plain_turn(message)
+        if not isinstance(content, str):
+            content = "" if content is None else "".join(str(part.get("text", "")) for part in content)
+        if role == "tool":
+            name = message.get("name") or "python"
+            return {**message, "name": name, "content": self._control.broken_up(content)}
+        if role == "user":
+            before, after = self.format.around_problem
+            if not (content.startswith(before) and content.endswith(after)):
+                before = after = ""
+            problem = content.removeprefix(before).removesuffix(after)
+            content = before + self._control.broken_up(problem) + after
+        return {**message, "content": self._special.broken_up(content)}
+
+    def _plain_turn(self, message: Message) -> Message:
+        """A turn of the model, its thought and its calls apart from the text, in which they may be in our tags."""
+        read = tags.read_turn(message.get("content") or "")
+        thought = message.get("reasoning_content") or read.thought
+        calls = [
+            {
+                **call,
+                "function": {**call["function"], "arguments": tags.loaded(call["function"]["arguments"])},
+            }
+            for call in message.get("tool_calls") or []
+        ]
+        calls += [_call(call.name, call.arguments) for call in read.calls if not call.fault]
+        plain: Message = {"role": "assistant", "content": self._control.broken_up(read.said.strip())}
+        if thought.strip():
+            plain["reasoning_content"] = self._control.broken_up(thought.strip())
+        if calls:
+            plain["tool_calls"] = [self._plain_call(call, number) for number, call in enumerate(calls)]
+        return plain
+
+    def _plain_call(self, call: Message, number: int) -> Message:
+        function = call["function"]
+        arguments = {
+            key: self._control.broken_up(value) if isinstance(value, str) else value
+            for key, value in (function["arguments"] or {}).items()
+        }
+        return {"id": f"call_{number}", "type": "function", "function": {**function, "arguments": arguments}}
+
+
+class _FamilyStream:
+    """Shows a turn of a family while it is written: reads what there is of it, and shows what is new.
+
+    Code is shown when its call is whole.
+    """
+
+    def __init__(self, codec: FamilyCodec) -> None:
+        self._codec = codec
+        self._prompt = codec.prompt([_QUESTION])
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ids: list[int] = []
+        self._read_at = 0
+        self._shown = {"thought": "", "text": ""}
+        self._calls = 0
+
+    def add(self, token_ids: list[int]) -> list[Piece]:
+        self._ids += token_ids
+        if len(self._ids) - self._read_at < 1 + len(self._ids) // _STREAM_STEPS:
+            return []
+        self._read_at = len(self._ids)
+        return self._new(whole=False)
+
+    def end(self) -> list[Piece]:
+        pieces = self._new(whole=True)
+        self._begin()
+        return pieces
+
+    def _new(self, whole: bool) -> list[Piece]:
+        read = self._codec.parse(self._ids, self._prompt)
+        said = read.said
+        if not whole and said.lstrip().startswith(("{", "<|")):
+            said = ""  # It may become a call.
+        pieces = [*self._more("thought", read.thought, whole), *self._more("text", said, whole)]
+        # A call that is still being written has no end yet.
+        ready = (
+            read.calls if whole else read.calls[:-1] if read.calls and read.calls[-1].fault else read.calls
+        )
+        for call in ready[self._calls :]:
+            pieces.append(Piece("call", call.text, call))
+        self._calls = max(self._calls, len(ready))
+        return pieces
+
+    def _more(self, kind: str, text: str, whole: bool) -> list[Piece]:
+        if not whole:
+            text = text.rstrip(_REPLACED)
+        shown = self._shown[kind]
+        if len(text) <= len(shown) or not text.startswith(shown):
+            return []
+        self._shown[kind] = text
+        return [Piece("thought" if kind == "thought" else "text", text[len(shown) :])]
+
+
+def family_of(tokenizer: Any, template: str, model_types: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
+    """The family whose turns are written as a model's own chat template writes them, and its options.
+
+    Families are tried whose models have such a `model_type`. Returns None if there is none.
+    """
+    for name, family in FAMILIES.items():
+        if not set(family.model_types) & set(model_types):
+            continue
+        for options in _OPTIONS:
+            try:
+                renderer = _renderer(tokenizer, name, options)
+            except UserError:
+                break
+            except ValueError:  # The family has no such option.
+                continue
+            if _writes_as(renderer, tokenizer, template):
+                return name, options
+    return None
+
+
+_OPTIONS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
+"""Ways in which the models of one family differ."""
+_PROBE_TOOL: Message = {
+    "type": "function",
+    "function": {
+        "name": "python",
+        "description": "Run.",
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "Code."}},
+            "required": ["code"],
+        },
+    },
+}
+
+
+def _writes_as(renderer: Any, tokenizer: Any, template: str) -> bool:
+    """Whether a renderer writes a conversation with a call as a chat template does."""
+    messages: list[Message] = [
+        {"role": "user", "content": "What is 6 times 7?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "I ask.",
+            "tool_calls": [_call("python", {"code": 'print("6" * 7)\n'})],
+        },
+        {"role": "tool", "name": "python", "tool_call_id": "call_0", "content": "42"},
+    ]
+    for asked in (messages[:1], messages):
+        try:
+            own = tokenizer.apply_chat_template(
+                asked,
+                tools=[_PROBE_TOOL],
+                chat_template=template,
+                tokenize=False,
+                add_generation_prompt=True,
+                date_string=getattr(renderer.config, "date_string", None) or "26 Jul 2024",
+            )
+            ids = renderer.render(asked, tools=[_PROBE_TOOL], add_generation_prompt=True).token_ids
+        except Exception:  # noqa: BLE001 - a template and a renderer can raise anything
+            return False
+        if list(ids) != list(tokenizer.encode(own, add_special_tokens=False)):
+            return False
+    return True
+
+
+def _renderer(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
+    """The library's renderer. ValueError if the family has no such option."""
+    try:
+        from renderers.base import create_renderer
+        from renderers.configs import _config_class_for
+    except ImportError as error:
+        raise UserError(
+            f"turns of the family {family} need the package renderers, which is not installed ({error.name})",
+            f"Install it: {install_command('eval')}",
+        ) from error
+    config = _config_class_for(family)(**options)
+    try:
+        return create_renderer(tokenizer, config)
+    except Exception as error:  # a renderer asserts its tokens, and some download a vocabulary
+        network = " (its vocabulary is downloaded at first use)" if FAMILIES[family].needs_network else ""
+        raise UserError(
+            f"{tokenizer.name_or_path or 'the tokenizer'} cannot be used with the format {family}{network}: "
+            f"{' '.join(str(error).split())[:200] or type(error).__name__}",
+            "Name the format that belongs to this model.",
+        ) from error
+
+
+def _written(call: Any, text: str) -> WrittenCall:
+    """A call as the library read it; `text` is the whole call."""
+    status = str(getattr(call.status, "value", call.status))
+    if status not in ("ok", "unknown_tool"):
+        return WrittenCall(
+            text, fault=_FAULTS.get(status, f"The tool call is not valid ({status})."), error=status
+        )
+    arguments = call.arguments
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        tags.check_storable(arguments)
+    except (ValueError, RecursionError) as error:
+        return WrittenCall(
+            text, fault=f"The arguments of the tool call are not valid: {error}", error=str(error)
+        )
+    return WrittenCall(text, str(call.name or ""), arguments)
+
+
+def _call(name: str, arguments: Any) -> Message:
+    return {"id": "call_0", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _find(text: str, part: str, start: int) -> int:
+    """Where a part of a text begins, at or after `start`; `start` if it is not there as it is."""
+    at = text.find(part, start)
+    return start if at < 0 else at
+
+
+def _first_run(mask: Sequence[bool]) -> tuple[int, int]:
+    """Where the first run of true values begins and ends."""
+    start = next((at for at, value in enumerate(mask) if value), len(mask))
+    return start, next((at for at in range(start, len(mask)) if not mask[at]), len(mask))

@@ -1,0 +1,245 @@
+"""Formats that have a chat template, and in the model's turns the tags of `rstar2.loop.turns.tags`."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from rstar2.errors import UserError
+from rstar2.loop.formats.format import OURS, Format
+from rstar2.loop.turns import tags
+from rstar2.loop.turns.breaker import Breaker, control_markup, written_as_one
+from rstar2.loop.turns.codec import ChatCodec, Encoded, Message
+from rstar2.loop.turns.stream import TagStream, TurnStream
+from rstar2.loop.turns.turn import ParsedTurn
+
+END_OF_TURN = "<|im_end|>"
+"""How the templates of ours end a turn."""
+_MARK = "THE MODEL'S TURN"
+"""Stands for what the model wrote where a template is asked what comes after it."""
+_QUESTION: Message = {"role": "user", "content": "?"}
+
+
+class TemplateCodec(ChatCodec):
+    """Renders with the format's chat template, and reads turns by their tags.
+
+    Raises:
+        UserError: the template cannot be rendered, drops tools or their replies, or ends turns with what is no token.
+    """
+
+    def __init__(self, tokenizer: Any, fmt: Format, source: str = OURS) -> None:
+        super().__init__(tokenizer, fmt, source)
+        # Nothing foreign is rendered until these are known.
+        self._in_turns = self._in_questions = self._in_replies = Breaker(())
+        after = self._after_turn([], generation=False)
+        self.end_id = self._end_of_turn(after)
+        self._end_text = str(tokenizer.convert_ids_to_tokens(self.end_id))
+        special = {*tokenizer.all_special_tokens, *written_as_one(tokenizer, "<|im_start|>"), self._end_text}
+        self._in_turns = Breaker(special)
+        own_text = "\n".join([fmt.template, fmt.system or "", fmt.user])
+        markup = control_markup(tokenizer, own_text)
+        self._in_questions = Breaker({*special, *markup})
+        self._in_replies = Breaker({*special, *markup, *self._reply_tags()})
+        self.turn_start = self._turn_start()
+        """What the generation prompt already writes of the model's turn, such as `<reason>`."""
+        self._check_tools()
+
+    def prompt(
+        self, messages: Sequence[Message], tools: list[Message] | None = None, started: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation up to where the model continues.
+
+        Args:
+            tools: schemas for the template in place of the format's; an empty list for none.
+            started: whether `turn_start` belongs to them.
+        """
+        shown = self.format.shown_tools if tools is None else tools or None
+        text = self._render(messages, shown, generation=True)
+        return self._encode(text if started else text.removesuffix(self.turn_start))
+
+    def between(self, messages: Sequence[Message], started: bool = True) -> list[int]:
+        """Token ids between the end of a turn of the model, `end_id`, and its next turn; `started` as in `prompt`."""
+        text = self._after_turn(messages, generation=True).removeprefix(self._end_text)
+        if not self.format.newline_before_reply:
+            text = text.removeprefix("\n")
+        return self._encode(text if started else text.removesuffix(self.turn_start))
+
+    def tool_turn(self, outputs: list[str]) -> list[int]:
+        """Token ids between a turn that ended with calls and the next turn."""
+        return self.between([{"role": "tool", "content": output} for output in outputs])
+
+    def user_turn(self, text: str) -> list[int]:
+        """Token ids between an answer and the next turn, when a person asks more."""
+        return self.between([{"role": "user", "content": text}])
+
+    def turn(self, text: str) -> list[int]:
+        """Token ids of a turn that a model is taught, after `turn_start`, with its end."""
+        return [*self._encode(self._in_turns.broken_up(text)), self.end_id]
+
+    def bridge(self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        # Templates may show other keys of a reply, which rollouts before did not have.
+        return self.between([{"role": each["role"], "content": each["content"]} for each in messages])
+
+    def closed(self, ids: list[int]) -> list[int]:
+        return ids if ids[-1] == self.end_id else [*ids, self.end_id]
+
+    def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedTurn:
+        return self.read(self.decode(token_ids))
+
+    def read(self, text: str) -> ParsedTurn:
+        """Read the text of a turn."""
+        closed_only, thinking = self.format.closed_calls_only, self.thinks_first
+        return tags.read_turn(text, closed_only=closed_only, thinking=thinking)
+
+    @property
+    def thinks_first(self) -> bool:
+        """Whether the generation prompt opens a thought."""
+        return tags.opens_thought(self.turn_start)
+
+    def stream(self) -> TurnStream:
+        return TagStream(self.decode, self.thinks_first)
+
+    def message(
+        self, token_ids: Sequence[int], prompt_ids: Sequence[int], with_calls: bool
+    ) -> tuple[Message, ParsedTurn]:
+        text = self.turn_start + self.decode(token_ids)
+        message: Message = {"role": "assistant", "content": text}
+        read = tags.read_turn(text)
+        calls = [tags.openai_call(call, number) for number, call in enumerate(read.calls) if not call.fault]
+        if with_calls and calls:
+            message |= {"content": tags.without_calls(text).strip(), "tool_calls": calls}
+        return message, read
+
+    def training_sample(self, messages: Sequence[Message], tools: list[Message] | None) -> Encoded:
+        """As of `ChatCodec.training_sample`.
+
+        Generation starts inside the generation prompt's `<reason>`, so in a conversation with tool calls a turn without
+        a thought gets an empty one. Other conversations are taught as they are.
+        """
+        calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+        if tools is None and not calls:
+            tools = []
+        ids, mask, before = array("i"), array("b"), list[Message]()
+        for message in messages:
+            if message["role"] != "assistant":
+                before.append({"role": message["role"], "content": message.get("content") or ""})
+                continue
+            text = tags.message_text(message)
+            if text.startswith(self.turn_start):
+                started, text = True, text.removeprefix(self.turn_start)
+            elif calls:
+                started, text = True, tags.end_of_thought(self.turn_start) + text
+            else:
+                started = False
+            prompt = self.between(before, started) if ids else self.prompt(before, tools, started)
+            turn = self.turn(text)
+            ids.extend([*prompt, *turn])
+            mask.extend([*[0] * len(prompt), *[1] * len(turn)])
+            before = []
+        return Encoded(ids, mask)
+
+    def written_by_template(self, calls: list[Message]) -> str | None:
+        """What the template itself writes of a turn with calls; None if it leaves calls to the turn's text."""
+        message: Message = {"role": "assistant", "content": _MARK, "tool_calls": calls}
+        try:
+            text = self._render([_QUESTION, message], self.format.shown_tools, generation=False)
+        except UserError:  # It takes no message with calls.
+            return None
+        after = text.rpartition(_MARK)[2]
+        return None if after == self._after_turn([], generation=False) else after
+
+    def _after_turn(self, messages: Sequence[Message], generation: bool) -> str:
+        """What the template writes after the last character of a turn of the model."""
+        opening = [_QUESTION, {"role": "assistant", "content": _MARK}]
+        text = self._render([*opening, *messages], self.format.shown_tools, generation)
+        _, mark, after = text.partition(_MARK)
+        if not mark:
+            raise self._fault("drops what the model wrote")
+        return after
+
+    def _render(self, messages: Sequence[Message], tools: list[Message] | None, generation: bool) -> str:
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [self._plain_message(message) for message in messages],
+                tools=tools,
+                chat_template=self.format.template,
+                tokenize=False,
+                add_generation_prompt=generation,
+            )
+        except Exception as error:  # a template can raise anything
+            raise self._fault(f"cannot be rendered: {error}") from error
+        return str(text)
+
+    def _end_of_turn(self, after: str) -> int:
+        """The id of the token that ends a turn, given the text that the template writes there."""
+        first = self._encode(after)[:1]
+        special = {*self.tokenizer.all_special_ids, *getattr(self.tokenizer, "added_tokens_decoder", {})}
+        if not first or first[0] not in special:
+            end = after.strip().split(">")[0][:40] + (">" if ">" in after else "")
+            raise UserError(
+                f"the tokenizer {self.tokenizer.name_or_path} has no {end} token, with which the chat template of "
+                "its format ends a turn",
+                "Name the format that belongs to this model.",
+            )
+        return first[0]
+
+    def _turn_start(self) -> str:
+        prompt = self._render([_QUESTION], None, generation=True)
+        written = self._render([_QUESTION, {"role": "assistant", "content": _MARK}], None, generation=False)
+        pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, written, strict=False))
+        return prompt[sum(1 for _ in pairs) :]
+
+    def _check_tools(self) -> None:
+        if not self.format.tools:
+            return
+        hint = "Name another format: no-tools asks without tools, listed-tools lists them in the system text."
+        prompt = self._render(self.format.messages(""), self.format.shown_tools, generation=True)
+        if self.format.tools_in_prompt:
+            for name in self.format.tool_names:
+                if name not in prompt:
+                    raise self._fault(f"drops the tool {name}", hint)
+        if _MARK not in self._after_turn([{"role": "tool", "content": _MARK}], generation=True):
+            raise self._fault("drops the replies of tools", hint)
+
+    def _fault(self, what: str, hint: str = "Name another format, or correct the template.") -> UserError:
+        where = self.tokenizer.name_or_path or "the tokenizer"
+        return UserError(f"{where}, format {self.source}: the chat template {what}", hint)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _plain_message(self, message: Message) -> Message:
+        """The message, with tokens broken up that its author may not write."""
+        content = message.get("content")
+        if not isinstance(content, str):
+            return message
+        match message["role"]:
+            case "assistant" | "system" | "developer":
+                content = self._in_turns.broken_up(content)
+            case "user":
+                content = self._plain_question(content)
+            case _:
+                content = self._in_replies.broken_up(content)
+        return {**message, "content": content}
+
+    def _plain_question(self, content: str) -> str:
+        """Tokens in a problem are broken up; the text that the format puts around it may name its own tags."""
+        before, after = self.format.around_problem
+        if not (content.startswith(before) and content.endswith(after)):
+            before = after = ""
+        problem = content.removeprefix(before).removesuffix(after)
+        plain = before + self._in_questions.broken_up(problem) + after
+        return self._in_turns.broken_up(plain)
+
+    def _reply_tags(self) -> set[str]:
+        """The tags that the template puts around a reply, such as `<tool_response>` and `</tool_response>`."""
+        try:
+            text = self._after_turn([{"role": "tool", "content": _MARK}], generation=True)
+        except UserError:  # The template has no place for replies.
+            return set()
+        before, _, after = text.partition(_MARK)
+        names = [name for name in re.findall(r"<(\w+)>", before) if f"</{name}>" in after]
+        return {tag for name in names for tag in (f"<{name}>", f"</{name}>")}

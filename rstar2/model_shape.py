@@ -1,0 +1,174 @@
+"""What a model's folder says of its size: the KV cache of any decoder, and all parameters of those in `KNOWN`.
+
+Both are exact and come from config.json alone; no weights are needed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.errors import UserError
+
+KNOWN = ("qwen3", "qwen2", "llama")
+"""Values of `model_type` whose layers are counted here; Qwen2.5 calls itself qwen2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape:
+    """The layers of a decoder as far as its KV cache goes."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context: int | None = None
+    """Tokens of the longest conversation; None if the config does not say."""
+
+    def kv_bytes(self, bytes_per_value: int, tensor_parallel: int = 1) -> int:
+        """KV cache of one token on each GPU of an engine; GPUs beyond the KV heads hold copies."""
+        heads = -(-self.kv_heads // tensor_parallel)
+        return 2 * self.layers * heads * self.head_dim * bytes_per_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape(AttentionShape):
+    """A decoder of equal layers, each grouped-query attention and a gated MLP."""
+
+    kind: str
+    hidden: int
+    intermediate: int
+    vocab: int
+    tied: bool
+    """Whether the output layer is the embedding."""
+    attention_bias: bool
+    """Of q, k and v."""
+    output_bias: bool
+    """Of the attention's output."""
+    mlp_bias: bool
+    head_norms: bool
+    """Whether the heads of q and k are normalized, as in Qwen3."""
+
+    @property
+    def query_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def key_size(self) -> int:
+        """Of the keys, and of the values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        attention = 2 * self.hidden * (self.query_size + self.key_size)
+        attention += self.attention_bias * (self.query_size + 2 * self.key_size)
+        attention += self.output_bias * self.hidden + self.head_norms * 2 * self.head_dim
+        mlp = 3 * self.hidden * self.intermediate + self.mlp_bias * (2 * self.intermediate + self.hidden)
+        return attention + mlp + 2 * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the embedding and the output layer, which FSDP gathers as a whole, with the last norm."""
+        return (1 if self.tied else 2) * self.vocab * self.hidden + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_parameters + self.embedding_parameters
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Parameters that each token is multiplied with: all but an input embedding, which is only looked up."""
+        return self.layers * self.layer_parameters + self.vocab * self.hidden
+
+    def attention_flop(self, context: float) -> float:
+        """Operations of one token's attention to `context` tokens, in one forward pass over all layers."""
+        return 4 * self.layers * self.query_size * context
+
+
+def weight_files(model: Path) -> list[Path]:
+    """The files with a model's weights: safetensors, or PyTorch's own if there are none."""
+    return sorted(model.glob("*.safetensors")) or sorted(model.glob("*.bin"))
+
+
+def weight_bytes(model: Path) -> int:
+    return sum(file.stat().st_size for file in weight_files(model))
+
+
+def read_attention(model: Path) -> AttentionShape | None:
+    """The layers of a model of any kind, in its folder; None if its config.json does not say."""
+    try:
+        values = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        return _attention_of(values.get("text_config", values))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _attention_of(values: dict[str, Any]) -> AttentionShape:
+    heads = int(values["num_attention_heads"])
+    head_dim = values.get("head_dim") or _head_dim(
+        values.get("model_type"), int(values["hidden_size"]), heads
+    )
+    context = values.get("max_position_embeddings")
+    return AttentionShape(
+        layers=int(values["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(values.get("num_key_value_heads") or heads),
+        head_dim=int(head_dim),
+        context=None if context is None else int(context),
+    )
+
+
+def _head_dim(kind: object, hidden: int, heads: int) -> int:
+    """The size of a head in a config that does not say it."""
+    return 128 if kind == "qwen3" else hidden // heads
+
+
+def read_shape(model: Path) -> ModelShape:
+    """The shape of the model in a folder. Raises UserError without a config.json, or if it is not of a known kind."""
+    path = model / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", "Give the folder of a model.") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}", "Give the folder of a Hugging Face model.") from error
+    return shape_of(values, str(path))
+
+
+def shape_of(values: dict[str, Any], where: str) -> ModelShape:
+    """The shape that a config's values describe. Raises UserError, which names what is wrong in `where`."""
+    kind = values.get("model_type")
+    if kind not in KNOWN:
+        raise UserError(
+            f"{where}: the plan does not support model_type {kind!r}", f"Supported: {', '.join(KNOWN)}."
+        )
+
+    def number(key: str, default: int | None = None) -> int:
+        value = values.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or value < 1:
+            raise UserError(
+                f"{where}: {key} must be a whole number above 0, not {value!r}", "Correct the value."
+            )
+        return value
+
+    hidden, heads = number("hidden_size"), number("num_attention_heads")
+    bias = bool(values.get("attention_bias", False))
+    return ModelShape(
+        kind=kind,
+        hidden=hidden,
+        intermediate=number("intermediate_size"),
+        layers=number("num_hidden_layers"),
+        heads=heads,
+        kv_heads=number("num_key_value_heads", heads),
+        head_dim=number("head_dim", _head_dim(kind, hidden, heads)),
+        vocab=number("vocab_size"),
+        tied=bool(values.get("tie_word_embeddings", False)),
+        attention_bias=bias or kind == "qwen2",
+        output_bias=bias and kind != "qwen2",
+        mlp_bias=bool(values.get("mlp_bias", False)) and kind == "llama",
+        head_norms=kind == "qwen3",
+        context=number("max_position_embeddings") if "max_position_embeddings" in values else None,
+    )

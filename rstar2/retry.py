@@ -1,0 +1,242 @@
+"""Retries of requests to services that are away: how long to wait, between which pauses, and what was waited for.
+
+A run makes one `RetryPolicy` and shares it between all its requests. The policy has a `Service` for each thing that the
+run asks (engine, judge, judge model), and a service decides whether a failed request is sent again. A restarted server
+therefore costs a run nothing but time.
+
+`Backoff` alone is for what is restarted, not asked: child processes, connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rstar2.errors import Failure, Unavailable
+
+T = TypeVar("T")
+OnWait = Callable[[str], None]
+"""Receives the reason each time before a request waits to be sent again."""
+
+ATTEMPTS = 4
+"""How often one request may fail while the service answers others."""
+FIRST_ANSWER_S = 5.0
+"""A service that has never answered is waited for this long at most: most often its URL is wrong."""
+_MAX_CAUSES = 20
+"""Different causes that are counted for each service; further ones are counted together."""
+_MAX_CAUSE_LENGTH = 200
+_OTHER_CAUSES = "other causes"
+
+
+class ServiceGone(Failure):
+    """A service answered nobody for as long as the user allows."""
+
+    def __init__(self, message: str, hint: str, service: Service) -> None:
+        super().__init__(message, hint)
+        self.service = service
+
+
+class Backoff:
+    """Waits in seconds that double with each failure, from `first_s` to `longest_s`.
+
+    Each wait is shortened by a random share of up to `jitter`, so that requests that failed together are not sent again
+    together.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, jitter: float = 0.0) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._jitter = jitter
+        self._next_s = first_s
+
+    def reset(self, *, at_once: bool = False) -> None:
+        """Start again with `first_s`, because something worked. With `at_once`, the next wait is 0."""
+        self._next_s = 0.0 if at_once else self._first_s
+
+    def next_s(self) -> float:
+        """Returns the seconds to wait after one more failure."""
+        wait_s = self._next_s
+        self._next_s = min(max(2 * wait_s, self._first_s), self._longest_s)
+        return wait_s * random.uniform(1.0 - self._jitter, 1.0)
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """Between two attempts at one request; see `Backoff`."""
+
+    first_s: float = 0.5
+    longest_s: float = 15.0
+    jitter: float = 0.5
+
+
+@dataclass(frozen=True)
+class Outages:
+    """How long one service was away, and which failures had requests sent again."""
+
+    service: str
+    away_s: float
+    """Seconds from a failure to the next answer, summed over all outages."""
+    retries: dict[str, int]
+    """How many requests were sent again, by cause."""
+
+    @property
+    def text(self) -> str:
+        """One line for a person."""
+        causes = "; ".join(f"{count} × {cause}" for cause, count in self.retries.items())
+        return f"the {self.service} was away for {self.away_s:.0f} s in all. Requests sent again: {causes}"
+
+    def as_json(self) -> dict[str, Any]:
+        """An entry of results.json."""
+        return {"service": self.service, "away_s": self.away_s, "retries": self.retries}
+
+
+class RetryPolicy:
+    """How long one run waits for services that are away. All its requests share it.
+
+    Args:
+        wait_s: seconds that a service may answer nobody.
+        pauses: between the attempts at one request.
+        clock: returns the time in seconds.
+        sleep: waits for a number of seconds.
+    """
+
+    def __init__(
+        self,
+        wait_s: float,
+        pauses: Pauses = Pauses(),
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.wait_s = wait_s
+        self.pauses = pauses
+        self.clock = clock
+        self.sleep = sleep
+        self._services: dict[str, Service] = {}
+
+    def service(self, name: str, longest_wait_s: float = float("inf")) -> Service:
+        """Returns the service of a name, always the same one.
+
+        Args:
+            name: what messages call the service.
+            longest_wait_s: seconds that it may be away, if that is less than the policy's.
+        """
+        if name not in self._services:
+            self._services[name] = Service(name, self, min(self.wait_s, longest_wait_s))
+        return self._services[name]
+
+    @property
+    def trouble(self) -> str | None:
+        """Why a service does not answer at the moment; None while all do."""
+        return next(filter(None, (service.trouble for service in self._services.values())), None)
+
+    @property
+    def outages(self) -> list[Outages]:
+        """What was waited for so far, for each service that was away."""
+        return [each.outages for each in self._services.values() if each.outages.retries]
+
+
+class Service:
+    """One service that a run asks. It decides, for all requests to it, whether a failed one is sent again.
+
+    The wait has one clock. It starts with the service's last answer, or with the request if that is later. Nothing is
+    given up while a request that was sent earlier is under way, because the service may be working on it.
+    """
+
+    def __init__(self, name: str, policy: RetryPolicy, wait_s: float) -> None:
+        self.name = name
+        self.trouble: str | None = None
+        """Why the service does not answer at the moment; None while it does."""
+        self._policy = policy
+        self._wait_s = wait_s
+        self._answers = 0
+        self._last_answer = float("-inf")
+        self._under_way: dict[object, float] = {}
+        """When each attempt under way began."""
+        self._away_since: float | None = None
+        self._away_s = 0.0
+        self._retries: Counter[str] = Counter()
+
+    async def call(self, attempt: Callable[[], Awaitable[T]], on_wait: OnWait | None = None) -> T:
+        """Make attempts until one succeeds. Every error but `Unavailable` is passed on.
+
+        Raises:
+            Unavailable: this request keeps failing while the service answers others.
+            ServiceGone: the service answers nobody.
+        """
+        policy = self._policy
+        began, answers_before, failures = policy.clock(), self._answers, 0
+        backoff = Backoff(policy.pauses.first_s, policy.pauses.longest_s, policy.pauses.jitter)
+        while True:
+            attempt_began, key = policy.clock(), object()
+            self._under_way[key] = attempt_began
+            try:
+                result = await attempt()
+            except Unavailable as error:
+                failures += 1
+                self._failed(error.message)
+                others_answered = self._answers > answers_before
+                longest_s = self._longest_pause(error, failures, began, attempt_began, others_answered)
+                self._count(error.message)
+            else:
+                self.answered()
+                return result
+            finally:
+                del self._under_way[key]
+            if on_wait is not None and self.trouble is not None:
+                on_wait(self.trouble)
+            await policy.sleep(min(backoff.next_s(), longest_s))
+
+    def answered(self) -> None:
+        """Note that the service has just answered."""
+        now = self._policy.clock()
+        if self._away_since is not None:
+            self._away_s += now - self._away_since
+        self.trouble, self._away_since = None, None
+        self._answers += 1
+        self._last_answer = now
+
+    def retire(self) -> None:
+        """Note that the service is used no more, so that nobody waits for it."""
+        self.trouble = None
+
+    @property
+    def outages(self) -> Outages:
+        """What was waited for so far."""
+        present_s = 0.0 if self._away_since is None else self._policy.clock() - self._away_since
+        return Outages(self.name, self._away_s + present_s, dict(self._retries))
+
+    def _failed(self, message: str) -> None:
+        self.trouble = message
+        if self._away_since is None:
+            self._away_since = self._policy.clock()
+
+    def _count(self, message: str) -> None:
+        cause = message.partition("\n")[0][:_MAX_CAUSE_LENGTH]
+        known = cause in self._retries or len(self._retries) < _MAX_CAUSES
+        self._retries[cause if known else _OTHER_CAUSES] += 1
+
+    def _longest_pause(
+        self, error: Unavailable, failures: int, began: float, attempt_began: float, others_answered: bool
+    ) -> float:
+        """Returns the seconds until the next attempt, at most.
+
+        Raises Unavailable or ServiceGone if there is to be no other attempt.
+        """
+        now = self._policy.clock()
+        if others_answered and (failures >= ATTEMPTS or now - began >= self._wait_s):
+            raise error
+        allowed_s = self._wait_s if self._answers else min(self._wait_s, FIRST_ANSWER_S)
+        left_s = allowed_s - (now - max(began, self._last_answer))
+        if left_s > 0:
+            return left_s
+        if others_answered or any(earlier < attempt_began for earlier in self._under_way.values()):
+            return self._policy.pauses.longest_s
+        message = error.message
+        if self._answers:
+            message = f"the {self.name} has not answered for {self._wait_s:g} seconds: {message}"
+        raise ServiceGone(message, error.hint, self) from error

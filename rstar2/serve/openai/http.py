@@ -1,0 +1,138 @@
+"""Errors as HTTP answers, server-sent events, the key that clients must send, and clients that disconnect."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from rstar2.errors import RStarError, UserError
+from rstar2.loop.engine import EngineUnavailable
+from rstar2.serve.openai.answers import error_body
+
+log = logging.getLogger(__name__)
+CLIENT_CLOSED = 499
+"""The status of an answer that nobody reads; nginx's."""
+T = TypeVar("T")
+
+
+class ApiError(Exception):
+    """A refused request, with its HTTP status; `param` names the field that is at fault."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None):
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.status = status
+        self.code = code
+
+
+def described(error: Exception) -> tuple[int, dict[str, Any]]:
+    """The HTTP status and the body that report an error."""
+    if isinstance(error, ApiError):
+        return error.status, error_body(error.message, error.status, error.param, error.code)
+    if isinstance(error, UserError):
+        return 400, error_body(str(error), 400)
+    if not isinstance(error, RStarError):
+        return 500, error_body("the server failed on this request; its log says how", 500)
+    # The agent loop has an error of its own for an engine that fails.
+    away = isinstance(error, EngineUnavailable) or isinstance(error.__cause__, EngineUnavailable)
+    return (503 if away else 500), error_body(str(error), 503 if away else 500)
+
+
+def add_errors(app: FastAPI) -> None:
+    """Have every error of the application answered in OpenAI's shape."""
+
+    async def refused(_request: Request, error: Exception) -> Response:
+        status, body = described(error)
+        return JSONResponse(body, status_code=status)
+
+    async def invalid(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        said, field = _invalid(error.errors())
+        return JSONResponse(error_body(said, 400, field), status_code=400)
+
+    async def plain(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return JSONResponse(error_body(str(error.detail), error.status_code), status_code=error.status_code)
+
+    app.add_exception_handler(ApiError, refused)
+    app.add_exception_handler(RStarError, refused)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, plain)
+    # It is logged with its traceback too.
+    app.add_exception_handler(Exception, refused)
+
+
+def _invalid(faults: Sequence[Any]) -> tuple[str, str | None]:
+    """What is wrong with a body, as pydantic found it, and the field that it is wrong in."""
+    said = str(faults[0]["msg"]).removeprefix("Value error, ")
+    if faults[0]["type"] == "json_invalid":
+        return f"the body is not JSON: {faults[0]['ctx']['error']}", None
+    path = [str(part) for part in faults[0]["loc"] if part != "body"]
+    if not path:
+        return said, None
+    if len(faults) > 1 and {str(fault["loc"][1]) for fault in faults} == {path[0]}:
+        # It says for each type that the field may have why the value is not of it.
+        return f"{path[0]}: the value has none of the types that it may have", path[0]
+    return f"{'.'.join(path)}: {said}", path[0]
+
+
+def require_key(app: FastAPI, key: str | None) -> None:
+    """Refuse requests under /v1 that do not send `Authorization: Bearer KEY`; without a key none is."""
+    if key is None:
+        return
+
+    @app.middleware("http")
+    async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        # The scheme's name has no case (RFC 9110, 11.1).
+        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+        right = scheme.lower() == "bearer" and hmac.compare_digest(sent.strip().encode(), key.encode())
+        if request.url.path.startswith("/v1") and not right:
+            body = error_body("wrong or missing API key", 401, code="invalid_api_key")
+            return JSONResponse(body, status_code=401)
+        return await call_next(request)
+
+
+def streamed(events: AsyncGenerator[dict[str, Any], None]) -> StreamingResponse:
+    """Sends objects as server-sent events. An error becomes the last event. It ends early if the client disconnects."""
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async for event in events:
+                yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+        except Exception as error:
+            if not isinstance(error, RStarError | ApiError):
+                log.exception("a stream failed")
+            yield f"data: {json.dumps(described(error)[1])}\n\n"
+        finally:
+            await events.aclose()
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | Response:
+    """The result of `work`, which is cancelled if the client leaves."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else Response(status_code=CLIENT_CLOSED)
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait({working, leaving})
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

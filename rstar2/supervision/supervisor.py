@@ -1,0 +1,121 @@
+"""The process that keeps a service alive: it starts the parts, reports that they answer, and restarts what dies."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import select
+import signal
+import sys
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import IO
+
+from rstar2.errors import RStarError, UserError
+from rstar2.processes import stop_groups
+from rstar2.supervision.logs import Rotation
+from rstar2.supervision.part import Part
+from rstar2.supervision.settings import Event, SupervisionSettings
+
+CHECK_EVERY_S = 0.1
+log = logging.getLogger(__name__)
+
+
+class Supervisor(ABC):
+    """Runs the parts of one service until it is told to stop.
+
+    It stops, with everything it started, on SIGTERM, and unless detached when its standard input closes: the process
+    that started it has ended, in whatever way.
+
+    Args:
+        silent: nobody reads its events after `ready`.
+    """
+
+    def __init__(self, settings: SupervisionSettings, *, silent: bool) -> None:
+        self.folder = Path(settings.folder)
+        self.logs = self.folder / "logs"
+        self.waves: list[list[Part]] = []
+        """In the order in which they were started. The last ones use the others, so they are stopped first."""
+        self._max_log_bytes = settings.max_log_bytes
+        self._detached = settings.detached
+        self._silent = silent
+        self._stop_asked = False
+        self._lock: IO[str] | None = None
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start every part, and return once all answer or `stopping()` is true. Raises RStarError if one does not."""
+
+    @abstractmethod
+    def ready(self) -> Event:
+        """Called once, after `start`. Returns what the starter is told."""
+
+    def check(self) -> None:  # noqa: B027, there need not be more to do
+        """Called after each check of the parts, several times a second."""
+
+    def restart_failed(self, error: RStarError) -> None:
+        """Called if a part cannot be restarted, or must not be. An error that this raises ends the service."""
+        raise error
+
+    def failed(self, error: RStarError) -> None:
+        """Called if the service did not start or gave up, before its parts are stopped."""
+        log.error("%s", error)
+
+    def claim(self, path: Path, taken: UserError) -> None:
+        """Lock a file until `close`, or until this process ends. Raises `taken` if another process has it."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = path.open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise taken from None
+        except OSError as error:
+            log.warning("%s cannot be locked, so no other process is kept out: %s", path, error)
+
+    def stopping(self, wait_s: float = 0.0) -> bool:
+        """Whether it is told to stop, now or within `wait_s` seconds."""
+        starter = [] if self._detached else [sys.stdin]
+        return self._stop_asked or bool(select.select(starter, [], [], wait_s)[0])
+
+    def run(self) -> None:
+        """Start the service and keep it running until it is told to stop or gives up. Reports to standard output."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        try:
+            self.start()
+            if not self.stopping():
+                emit(self.ready())
+                if self._silent:
+                    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+                self._watch()
+        except RStarError as error:
+            self.failed(error)
+            user_error = isinstance(error, UserError)
+            emit(Event(kind="failed", text=error.message, hint=error.hint, user_error=user_error))
+        finally:
+            self.close()
+
+    def _on_signal(self, _signal: int, _frame: object) -> None:
+        self._stop_asked = True
+
+    def _watch(self) -> None:
+        rotation = Rotation(self.logs, self._max_log_bytes)
+        while not self.stopping(CHECK_EVERY_S):
+            for part in (part for wave in self.waves for part in wave):
+                try:
+                    part.restart_if_dead()
+                except RStarError as error:
+                    self.restart_failed(error)
+            rotation.rotate_if_due()
+            self.check()
+
+    def close(self) -> None:
+        """Stop every part, the parts of a wave together, and give up what `claim` locked."""
+        for wave in reversed(self.waves):
+            stop_groups([part.process for part in wave], max((part.stop_s for part in wave), default=0.0))
+        if self._lock is not None:
+            self._lock.close()
+
+
+def emit(event: Event) -> None:
+    print(event.model_dump_json(), flush=True)

@@ -1,0 +1,147 @@
+"""Sources of users' own modules, named `module:object`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from support.commands import rstar2
+
+from rstar2.data.mixture.recipe import SourceSettings
+from rstar2.data.users import source_name
+
+MODULE = """
+from rstar2 import Source
+from rstar2.data.conversations import Tools, conversation_row, said
+from rstar2.data.rows import Refused
+
+
+def read(row):
+    if row["number"] == 1:
+        raise Refused("odd", "it is one")
+    if row["number"] == "fail":
+        raise KeyError("solution")
+    if row["number"] == "list":
+        return [row]
+    if row["number"] == "no answer":
+        return {"problem": "What is it?"}
+    return {"problem": f"What is {row['number']} + 1?", "answer": f"${row['number'] + 1}$", "id": f"n{row['number']}"}
+
+
+def talk(row):
+    messages = [said("user", f"Say {row['number']}"), said("assistant", f"It is {row['number']}")]
+    return conversation_row(messages, Tools())
+
+
+def source(kind, read):
+    return Source(kind=kind, family="math", licence="CC0", columns=(("number",),), read=read, rows="few")
+
+
+SOURCE = source("problems", read)
+TALK = source("conversations", talk)
+LOCAL = source("problems", lambda row: read(row))
+NUMBER = 7
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder, in which commands are started."""
+    (tmp_path / "users_numbers.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    sys.modules.pop("users_numbers", None)
+
+
+def write(folder: Path, *numbers: object) -> str:
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"number": number}) + "\n" for number in numbers))
+    return "rows.jsonl"
+
+
+def prepared(*words: str) -> tuple[int, str]:
+    ran = rstar2("data", "prepare", *words, "--output", "out")
+    return ran.code, ran.stdout + ran.stderr
+
+
+def test_a_source_is_named_on_the_command_line(folder: Path) -> None:
+    file = write(folder, 0, 1, 2)
+    code, printed = prepared("users_numbers:SOURCE", "--from", f"users_numbers={file}")
+    assert code == 0, printed
+    rows = pq.read_table("out/data.parquet").to_pylist()
+    assert [(row["id"], row["problem"], row["answer"], row["source"]) for row in rows] == [
+        ("users_numbers-n0", "What is 0 + 1?", "1", "users_numbers"),
+        ("users_numbers-n2", "What is 2 + 1?", "3", "users_numbers"),
+    ]
+    assert '"odd"' in Path("out/dropped.jsonl").read_text()
+    again, printed = prepared("users_numbers:SOURCE", "--from", f"users_numbers={file}")
+    assert again == 0, printed
+
+
+def test_a_recipe_names_a_source_of_a_module_beside_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = write(folder, *range(5))
+    recipe = 'filters = []\n[sources.ours]\nobject = "users_numbers:TALK"\ncount = 3\n'
+    (folder / "mine.toml").write_text(recipe)
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    code, printed = prepared(str(folder / "mine.toml"), "--from", f"ours={folder / file}")
+    assert code == 0, printed
+    rows = pq.read_table("out/data.parquet").to_pylist()
+    assert len(rows) == 3
+    assert rows[0]["messages"][1]["content"].startswith("It is ")
+
+
+@pytest.mark.slow
+def test_many_rows_are_read_by_processes_that_find_the_module(folder: Path) -> None:
+    rows = "".join(json.dumps({"number": number, "pad": "x" * 2000}) + "\n" for number in range(20_000))
+    (folder / "rows.jsonl").write_text(rows)
+    code, printed = prepared(
+        "users_numbers:SOURCE", "--from", "users_numbers=rows.jsonl", "--filters", "integer"
+    )
+    assert code == 0, printed
+    assert pq.read_metadata("out/data.parquet").num_rows == 19_999
+
+
+@pytest.mark.parametrize(
+    ("source", "numbers", "code", "message"),
+    [
+        ("SOURCE", [0, "fail"], 1, "the source users_numbers:SOURCE failed: KeyError: 'solution'"),
+        ("SOURCE", ["list"], 2, "users_numbers:SOURCE: read returned list, not the row's columns"),
+        ("SOURCE", ["no answer"], 2, "users_numbers:SOURCE: read returned no text as answer, but None"),
+        ("LOCAL", [0], 2, "users_numbers:LOCAL cannot be sent to the processes that read rows"),
+        ("NUMBER", [0], 2, "users_numbers:NUMBER is not a Source but int"),
+        ("ABSENT", [0], 2, "has no ABSENT"),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_one_message(
+    folder: Path, source: str, numbers: list[object], code: int, message: str
+) -> None:
+    reference = f"users_numbers:{source}"
+    file = write(folder, *numbers)
+    ran, printed = prepared(reference, "--from", f"{source_name(reference)}={file}")
+    assert (ran, message in printed) == (code, True), printed
+
+
+def test_a_source_without_its_file_or_with_a_name_that_is_taken_is_refused(folder: Path) -> None:
+    code, printed = prepared("users_numbers:SOURCE")
+    assert (code, "Give its file: --from users_numbers=FILE." in printed) == (2, True), printed
+    (folder / "mine.toml").write_text('filters = []\n[sources.dapo]\nobject = "users_numbers:SOURCE"\n')
+    code, printed = prepared("mine.toml")
+    assert (code, "a source of rstar2 is called dapo" in printed) == (2, True), printed
+
+
+def test_the_settings_of_other_sources_are_written_as_before() -> None:
+    """A set that an earlier version began or made is the same."""
+    assert SourceSettings(count=3).model_dump(mode="json") == {"count": 3}
+    assert SourceSettings(object="a:B").model_dump(mode="json") == {"count": None, "object": "a:B"}
+
+
+def test_a_source_is_called_like_its_module() -> None:
+    assert source_name("my.puzzles:SOURCE") == "puzzles"
+    assert source_name("puzzles:Class.hard") == "puzzles-Class-hard"

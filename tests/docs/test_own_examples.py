@@ -1,0 +1,104 @@
+"""The folders examples/own_*, each run exactly as its README says, from a copy as a user makes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.optional import needs
+from support.servers.chat_api import ChatEndpoint
+from support.servers.vllm_standin import serving
+
+from rstar2.data import builtin
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.loop.formats.format import FORMAT_FILE
+from rstar2.loop.turns.choose import load_tokenizer
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+OWN = sorted(folder.name for folder in EXAMPLES.glob("own_*"))
+
+
+def run_readme(name: str, folder: Path, **variables: str) -> list[str]:
+    """Run the commands of an example's README in a copy of its folder. Returns what each of them prints."""
+    copy = shutil.copytree(EXAMPLES / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    programs = folder / "bin"
+    programs.mkdir()
+    for program, words in (("python", []), ("rstar2", ["-P", "-m", "rstar2"])):
+        command = shlex.join([sys.executable, *words])
+        (programs / program).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (programs / program).chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "NO_COLOR": "1", "COLUMNS": "200"}
+    [block] = re.findall(r"^```bash\n(.*?)^```$", (copy / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    printed = []
+    for line in block.splitlines():
+        ran = subprocess.run(
+            ["sh", "-c", line],
+            cwd=copy,
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=800,
+        )
+        assert ran.returncode == 0, f"{line}\n{ran.stdout}\n{ran.stderr}"
+        printed.append(ran.stdout)
+    return printed
+
+
+def test_each_readme_is_short_and_has_commands() -> None:
+    for name in ("own_benchmark", "own_data", "own_tool"):
+        readme = (EXAMPLES / name / "README.md").read_text()
+        assert len(readme.splitlines()) <= 16, name
+        assert readme.count("```bash") == 1, name
+
+
+def test_a_benchmark_of_ones_own(tmp_path: Path) -> None:
+    [printed] = run_readme("own_benchmark", tmp_path)
+    assert "66.7 %" in printed
+    results = json.loads(
+        (tmp_path / "own_benchmark/runs/check/estimates/results.json").read_text(encoding="utf-8")
+    )
+    assert results["summary"]["correct"] == 4
+    assert results["settings"]["graded_by"] == "estimates:within_ten_percent"
+
+
+def test_data_of_ones_own(tmp_path: Path) -> None:
+    prepared, mixed, shown = run_readme("own_data", tmp_path)
+    assert "3 problems: data/puzzles/data.parquet" in prepared
+    assert "2 problems: data/mixture/data.parquet" in mixed
+    assert "Ada has 3 boxes" in shown
+
+
+def compares(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Asks for the two temperatures, then says which city is warmer."""
+    if messages[-1]["role"] != "tool":
+        return {"calls": [("temperature", json.dumps({"city": city})) for city in ("Lima", "Oslo")]}
+    lima, oslo = (float(message["content"].split()[0]) for message in messages[-2:])
+    return {"content": f"It is warmer in {'Lima' if lima > oslo else 'Oslo'}."}
+
+
+@needs("torch")
+def test_a_tool_of_ones_own(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    messages = [builtin.FORMAT.messages(problem.problem) for problem in builtin.held_out(0, 5)]
+    make_tiny_model(model, TinyModel(vocab=512, hidden=32, layers=1, heads=2), messages, builtin.FORMAT, 1)
+    (model / FORMAT_FILE).unlink()
+    assert load_tokenizer(model).chat_template
+    with serving(ChatEndpoint(compares)) as endpoint:
+        called, shown, chatted = run_readme("own_tool", tmp_path, MODEL=str(model), URL=endpoint.url)
+    assert called == "40.1 °F\n"
+    assert '"name": "temperature", "description": "Return the present temperature in a city."' in shown
+    assert "It is warmer in Lima." in chatted
+    names = [tool["function"]["name"] for tool in endpoint.asked[0]["tools"]]
+    assert names == ["temperature"]

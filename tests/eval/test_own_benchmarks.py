@@ -1,0 +1,77 @@
+"""Benchmarks of users' own modules, named `module:object`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.commands import Ran, rstar2
+
+from rstar2.errors import UserError
+from rstar2.eval.benchmarks import find, needs_tokenizer
+from rstar2.judge.service.start import JudgeHandle
+from rstar2.loop.trace import read_traces
+
+OWN = "support.own_benchmarks"
+
+
+def oracle(run: Path, judge: JudgeHandle, *words: str) -> Ran:
+    return rstar2("eval", *words, "--oracle", "--judge", judge.url, "--run", run)
+
+
+@pytest.mark.slow
+def test_the_grader_or_a_function_of_the_users_decides(tmp_path: Path, judge: JudgeHandle) -> None:
+    """The oracle answers the first problem wrong."""
+    ran = oracle(tmp_path / "run", judge, f"{OWN}:BENCHMARK", f"{OWN}:LENIENT")
+    assert ran.code == 0, ran.stderr
+    for name, correct, rule in (
+        ("own_benchmarks", 2, None),
+        ("own_benchmarks-LENIENT", 3, f"{OWN}:any_answer"),
+    ):
+        folder = tmp_path / "run" / name
+        results = json.loads((folder / "results.json").read_text())
+        assert results["summary"]["correct"] == correct
+        assert results["settings"].get("graded_by") == rule
+        traces = list(read_traces(folder / "traces.jsonl"))
+        assert {trace.extracted for trace in traces} >= {"2", "4"}
+        assert (rule is None) != ({trace.rule for trace in traces} == {rule})
+    again = oracle(tmp_path / "run", judge, f"{OWN}:BENCHMARK", f"{OWN}:LENIENT")
+    assert again.code == 0, again.stderr
+
+
+@pytest.mark.slow
+def test_a_function_that_fails_ends_the_run_and_counts_nothing_as_wrong(
+    tmp_path: Path, judge: JudgeHandle
+) -> None:
+    ran = oracle(tmp_path / "run", judge, f"{OWN}:FAILING")
+    assert ran.code == 1
+    assert f"{OWN}:fails failed: ZeroDivisionError: division by zero" in ran.stderr
+    results = json.loads((tmp_path / "run/own_benchmarks-FAILING/results.json").read_text())
+    assert not results["complete"]
+    assert results["summary"]["samples"] == 0
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "code", "message"),
+    [
+        ("REFUSING", 2, "no problems in None"),
+        ("RAISING", 1, f"the benchmark {OWN}:RAISING failed: OSError: no such disk"),
+        ("EMPTY", 2, f"the benchmark {OWN}:EMPTY has no problems"),
+        ("TWICE", 2, f"the benchmark {OWN}:TWICE has several problems with the id '1'"),
+        ("TEXTS", 2, f"the benchmark {OWN}:TEXTS: problem 1 is not a Problem but str"),
+        ("PROBLEMS", 2, f"the benchmark {OWN}:PROBLEMS is not a Benchmark but list"),
+        ("ABSENT", 2, f"the benchmark {OWN}:ABSENT: "),
+    ],
+)
+def test_what_is_wrong_with_a_benchmark_is_one_message(
+    tmp_path: Path, judge: JudgeHandle, benchmark: str, code: int, message: str
+) -> None:
+    ran = oracle(tmp_path / "run", judge, f"{OWN}:{benchmark}")
+    assert (ran.code, message in ran.stderr) == (code, True), ran.stderr
+
+
+def test_a_benchmark_of_ones_own_needs_a_tokenizer() -> None:
+    assert needs_tokenizer([f"{OWN}:BENCHMARK"])
+    with pytest.raises(UserError, match="or module:object"):
+        find("absent")

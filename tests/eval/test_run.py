@@ -1,0 +1,546 @@
+"""The evaluation runner: exact scores, resumption, outages, bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tools import SharedTools
+from support.waiting import TIMEOUT_S, wait_until
+
+from rstar2.data.benchmarks import read_problems
+from rstar2.data.problem import Problem
+from rstar2.engines.openai_server import KeyRefused
+from rstar2.engines.oracle import OracleEngine, byte_codec
+from rstar2.errors import Failure, UserError
+from rstar2.eval.grader import GraderPool
+from rstar2.eval.progress import Progress, Services
+from rstar2.eval.run import EvalResult, Part, SamplesRefused, evaluate, run_parts
+from rstar2.eval.settings import EvalSettings, sample_seed
+from rstar2.eval.stored import VERDICTS
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.client.http import WrongToken
+from rstar2.judge.service.start import JudgeHandle
+from rstar2.loop.engine import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
+from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.trace import ToolCall, Trace, read_traces
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.retry import ATTEMPTS, Pauses, RetryPolicy, ServiceGone
+
+
+class EchoTools(SharedTools):
+    """Returns what a program that prints one literal would print."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        if self.lost:
+            self.lost -= 1
+            return ToolCall(name=name, arguments=arguments, status="lost", output="judge away")
+        return ToolCall(name=name, arguments=arguments, status="ok", output=arguments["code"][6:-1])
+
+
+class SeededEngine:
+    """Answers by its seed, some right and some wrong, and counts what it was asked."""
+
+    name = "seeded"
+
+    def __init__(self, codec: ChatCodec, answers: dict[str, str]) -> None:
+        self._codec = codec
+        self._answers = answers
+        self.asked = 0
+        self.down = False
+        self.refuses = ""
+        self.slow = ""
+        """A problem that is answered only when all others are written."""
+        self.others_written: Callable[[], bool] = lambda: True
+        self.dies_after: int | None = None
+        self.on_asked: Callable[[int], None] = lambda asked: None
+        """Called with how often it was asked, each time."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        text = self._codec.decode(list(prompt_ids))
+        question = next(problem for problem in self._answers if problem in text)
+        if self.dies_after is not None and self.asked >= self.dies_after:
+            self.down = True
+        if self.down:
+            raise EngineUnavailable("connection refused")
+        if question == self.refuses:
+            raise EngineError("the prompt is too long")
+        if question == self.slow:
+            await asyncio.to_thread(wait_until, self.others_written)
+        self.asked += 1
+        self.on_asked(self.asked)
+        assert sampling.seed is not None
+        await asyncio.sleep(0.0005 * (sampling.seed % 7))
+        right = sampling.seed % 3 != 0
+        answer = self._answers[question] if right else str(sampling.seed % 5 + 1000)
+        written = self._codec.tokenizer.encode(f"hm</reason><answer>\\boxed{{{answer}}}</answer>")
+        return Generation([*written, self._codec.end_id], None, "stop")
+
+    async def aclose(self) -> None:
+        return
+
+
+PROBLEMS = [Problem(id=f"p{number}", problem=f"Say #{number}#.", answer=str(number)) for number in range(12)]
+SETTINGS = EvalSettings(samples=4, in_flight=8, wait_s=5)
+
+
+@pytest.fixture(scope="module")
+def plain() -> ChatCodec:
+    return byte_codec()
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[GraderPool]:
+    with GraderPool() as pool:
+        yield pool
+
+
+@pytest.fixture
+def engine(plain: ChatCodec) -> SeededEngine:
+    return SeededEngine(plain, golds(PROBLEMS))
+
+
+Run = Any
+
+
+def golds(problems: list[Problem]) -> dict[str, str]:
+    return {problem.problem: problem.answer for problem in problems}
+
+
+@pytest.fixture
+def run(plain: ChatCodec, grader: GraderPool, engine: SeededEngine) -> Run:
+    async def start(out: Path, **other: Any) -> EvalResult:
+        arguments: dict[str, Any] = {
+            "engine": engine,
+            "codec": plain,
+            "tools": EchoTools(),
+            "grader": grader,
+            "settings": SETTINGS,
+            **other,
+        }
+        problems = arguments.pop("problems", PROBLEMS)
+        (result,) = await evaluate({"": (problems, out)}, **arguments)
+        return result
+
+    return start
+
+
+def stable(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Everything about a run that must not depend on how often it was interrupted."""
+    results = json.loads((out / "results.json").read_text())
+    results.pop("timing")
+    traces = sorted(read_traces(out / "traces.jsonl"), key=lambda trace: (trace.problem_id, trace.sample))
+    return results, [trace.model_dump(exclude={"wall_s"}) for trace in traces]
+
+
+async def test_every_sample_is_run_once_and_written_graded(run: Run, tmp_path: Path) -> None:
+    result = await run(tmp_path)
+    traces = list(read_traces(tmp_path / "traces.jsonl"))
+    keys = [(trace.problem_id, trace.sample) for trace in traces]
+    assert sorted(keys) == sorted((problem.id, sample) for problem in PROBLEMS for sample in range(4))
+    expected = sum(sample_seed(0, name, sample) % 3 != 0 for name, sample in keys) / len(keys)
+    assert result.summary["accuracy"] == pytest.approx(expected)
+    assert result.complete
+    assert all(trace.verdict in ("correct", "wrong") and trace.gold for trace in traces)
+
+
+class CallingEngine:
+    """Calls a tool in every turn, and notes how each turn was to be sampled."""
+
+    name = "calling"
+
+    def __init__(self, codec: ChatCodec) -> None:
+        self._codec = codec
+        self.asked: list[Sampling] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        self.asked.append(sampling)
+        call = {"name": "python_code_with_standard_io", "arguments": {"code": "print(1)", "input": ""}}
+        written = self._codec.tokenizer.encode(f"</reason><tool_call>{json.dumps(call)}</tool_call>")
+        return Generation([*written, self._codec.end_id], None, "stop")
+
+    async def aclose(self) -> None:
+        return
+
+
+async def test_an_evaluation_samples_16_times_at_temperature_06_with_30k_tokens_and_30_turns(
+    run: Run, plain: ChatCodec, tmp_path: Path
+) -> None:
+    engine = CallingEngine(plain)
+    await run(tmp_path, engine=engine, settings=EvalSettings(in_flight=8, wait_s=5), problems=PROBLEMS[:1])
+    assert len(engine.asked) == 16 * 30
+    assert {(each.temperature, each.top_p, each.top_k) for each in engine.asked} == {(0.6, 1.0, 0)}
+    assert max(each.max_tokens or 0 for each in engine.asked) == 30_000
+    traces = list(read_traces(tmp_path / "traces.jsonl"))
+    assert [(len(trace.turns), trace.finish) for trace in traces] == [(30, "max_turns")] * 16
+
+
+async def test_a_torn_and_halved_run_ends_as_an_uninterrupted_one(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    await run(tmp_path / "whole")
+    await run(tmp_path / "torn")
+    lines = (tmp_path / "torn" / "traces.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "torn" / "traces.jsonl").write_bytes(b"".join(lines[:17]) + lines[17][:50])
+    (tmp_path / "torn" / "results.json").unlink()
+    engine.asked = 0
+    await run(tmp_path / "torn")
+    assert engine.asked == len(lines) - 17
+    assert stable(tmp_path / "torn") == stable(tmp_path / "whole")
+
+
+async def test_verdicts_alone_are_kept_and_a_torn_run_of_them_continues(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    whole = await run(tmp_path / "whole", record=VERDICTS)
+    await run(tmp_path / "torn", record=VERDICTS)
+    assert not (tmp_path / "torn" / "traces.jsonl").exists()
+    written = tmp_path / "torn" / "verdicts.jsonl"
+    lines = written.read_bytes().splitlines(keepends=True)
+    first = json.loads(lines[0])
+    assert set(first) == {"id", "sample", "verdict"}
+    written.write_bytes(b"".join(lines[:17]) + lines[17][:9])
+    engine.asked = 0
+    again = await run(tmp_path / "torn", record=VERDICTS)
+    assert engine.asked == len(lines) - 17
+    assert again == whole
+    assert sorted(written.read_bytes().splitlines(keepends=True)) == sorted(lines)
+    expected = {
+        problem.id: sum(sample_seed(0, problem.id, sample) % 3 != 0 for sample in range(4))
+        for problem in PROBLEMS
+    }
+    assert {row["id"]: row["correct"] for row in again.per_problem} == expected
+    written.write_bytes(lines[0] + b"{}\n")
+    with pytest.raises(UserError, match="line 2: not a verdict"):
+        await run(tmp_path / "torn", record=VERDICTS)
+
+
+async def test_a_finished_run_asks_the_engine_nothing(run: Run, engine: SeededEngine, tmp_path: Path) -> None:
+    await run(tmp_path)
+    before, engine.asked = stable(tmp_path), 0
+    await run(tmp_path)
+    assert engine.asked == 0
+    assert stable(tmp_path) == before
+
+
+async def test_changed_settings_and_problems_refuse_to_mix_and_are_named(run: Run, tmp_path: Path) -> None:
+    await run(tmp_path)
+    with pytest.raises(UserError, match=r"temperature, top_p"):
+        await run(tmp_path, settings=SETTINGS.model_copy(update={"temperature": 1.0, "top_p": 0.9}))
+    with pytest.raises(UserError, match="problems"):
+        await run(tmp_path, problems=PROBLEMS[:3])
+    await run(tmp_path, settings=SETTINGS.model_copy(update={"in_flight": 2}))
+
+
+async def test_two_problems_of_one_id_are_refused_before_anything_is_written(
+    run: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="share an id"):
+        await run(tmp_path / "new", problems=[PROBLEMS[0], PROBLEMS[0]])
+    assert not (tmp_path / "new").exists()
+
+
+async def test_an_engine_that_comes_back_costs_nothing_but_time(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    await run(tmp_path / "calm")
+    engine.asked, engine.dies_after = 0, 10
+    seen: list[Progress] = []
+
+    def on_progress(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.trouble:
+            engine.dies_after, engine.down = None, False
+
+    await run(
+        tmp_path / "rough",
+        settings=SETTINGS.model_copy(update={"wait_s": TIMEOUT_S}),
+        on_progress=on_progress,
+    )
+    assert stable(tmp_path / "rough") == stable(tmp_path / "calm")
+    assert any(progress.trouble == "connection refused" for progress in seen)
+    assert seen[-1].trouble is None
+    (outages,) = json.loads((tmp_path / "rough" / "results.json").read_text())["timing"]["outages"]
+    assert (outages["service"], list(outages["retries"])) == ("engine", ["connection refused"])
+    assert seen[-1].outages[0].retries == outages["retries"]
+    assert "outages" not in json.loads((tmp_path / "calm" / "results.json").read_text())["timing"]
+
+
+async def test_an_engine_that_does_not_come_back_stops_the_run_with_all_kept(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    await run(tmp_path / "calm")
+    engine.asked, engine.dies_after = 0, 10
+    with pytest.raises(
+        ServiceGone, match=r"has not answered for 0\.5 seconds: connection refused\nEvery finished"
+    ):
+        await run(tmp_path / "rough", settings=SETTINGS.model_copy(update={"wait_s": 0.5}))
+    assert len(list(read_traces(tmp_path / "rough" / "traces.jsonl"))) == 10
+    assert json.loads((tmp_path / "rough" / "results.json").read_text())["complete"] is False
+    engine.down, engine.dies_after, engine.asked = False, None, 0
+    await run(tmp_path / "rough")
+    assert engine.asked == 38
+    assert stable(tmp_path / "rough")[1] == stable(tmp_path / "calm")[1]
+
+
+async def test_a_problem_the_engine_refuses_leaves_the_others_alone(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    engine.refuses = PROBLEMS[3].problem
+    with pytest.raises(Failure, match="4 of 48 samples failed: the prompt is too long"):
+        await run(tmp_path, settings=SETTINGS.model_copy(update={"wait_s": TIMEOUT_S}))
+    done = {trace.problem_id for trace in read_traces(tmp_path / "traces.jsonl")}
+    assert done == {problem.id for problem in PROBLEMS} - {"p3"}
+
+
+async def test_a_slow_problem_holds_up_nobody_else(run: Run, engine: SeededEngine, tmp_path: Path) -> None:
+    traces = tmp_path / "traces.jsonl"
+    others = 2 * (len(PROBLEMS) - 1)
+    engine.slow = PROBLEMS[0].problem
+    engine.others_written = lambda: traces.exists() and traces.read_bytes().count(b"\n") >= others
+    await run(tmp_path, settings=SETTINGS.model_copy(update={"samples": 2, "in_flight": 3}))
+    assert [trace.problem_id for trace in read_traces(traces)][-2:] == ["p0", "p0"]
+
+
+async def test_a_lost_tool_call_is_run_again(
+    plain: ChatCodec, grader: GraderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rstar2.eval.run.RetryPolicy", lambda wait_s: RetryPolicy(wait_s, Pauses(0.05, 0.05)))
+    monkeypatch.setattr("rstar2.retry.FIRST_ANSWER_S", TIMEOUT_S)
+    tools = EchoTools()
+    tools.lost = ATTEMPTS - 1
+    (result,) = await evaluate(
+        {"": (PROBLEMS, tmp_path)},
+        engine=OracleEngine(golds(PROBLEMS), plain),
+        codec=plain,
+        tools=tools,
+        grader=grader,
+        settings=EvalSettings(samples=1, in_flight=1, wait_s=TIMEOUT_S),
+    )
+    assert result.summary["lost_calls"] == 0
+    assert result.summary["calls_per_trace"] == 1.0
+
+
+async def test_stop_finishes_what_is_in_flight_and_starts_nothing(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    stop = asyncio.Event()
+
+    def on_asked(asked: int) -> None:
+        if asked == 10:
+            stop.set()
+
+    engine.on_asked = on_asked
+    result = await run(tmp_path, stop=stop)
+    assert not result.complete
+    assert len(list(read_traces(tmp_path / "traces.jsonl"))) == engine.asked
+    assert 10 <= engine.asked < 10 + SETTINGS.in_flight
+
+
+async def test_a_full_disk_is_reported_in_words_and_keeps_what_fits(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    await run(tmp_path / "whole")
+    most = (tmp_path / "whole" / "traces.jsonl").stat().st_size // 2
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        with pytest.raises(Failure, match=r"cannot write .*traces\.jsonl"):
+            await run(tmp_path / "full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    kept = len(list(read_traces(tmp_path / "full" / "traces.jsonl")))
+    assert 10 < kept < 40
+    held = len((tmp_path / "full" / "ungraded.jsonl").read_text().splitlines())
+    assert held
+    engine.asked = 0
+    await run(tmp_path / "full")
+    assert engine.asked == 48 - kept - held, "what was sampled and had no room is not sampled again"
+    assert stable(tmp_path / "full") == stable(tmp_path / "whole")
+
+
+async def test_a_sample_that_is_refused_a_grading_is_kept_at_once(tmp_path: Path) -> None:
+    held: list[int] = []
+    file = tmp_path / "ungraded.jsonl"
+
+    class Refused:
+        settings = EvalSettings(samples=1)
+        decides: Mapping[str, Any] = {}
+
+        async def sample(self, problem: Problem, sample: int) -> Trace:
+            held.append(len(file.read_bytes().splitlines()) if file.exists() else 0)
+            return Trace.begun([1], problem.id, sample)
+
+        async def graded(self, trace: Trace, problem: Problem) -> Trace:
+            raise EngineError("HTTP 402: quota")
+
+    for start in range(2):
+        with pytest.raises(SamplesRefused, match=r"12 of 12 samples failed: HTTP 402"):
+            await run_parts({"a": Part(PROBLEMS, tmp_path, Refused())}, 1, Services(RetryPolicy(0.0)))
+        assert len(file.read_bytes().splitlines()) == 12, f"each once, after start {start}"
+    assert len(held) == 12, "the second start asks the model nothing"
+    assert held[-1] > 0, "a kill now would leave some"
+
+
+@pytest.mark.parametrize("in_flight", [2, 12])
+async def test_as_many_gradings_run_at_once_as_rollouts(tmp_path: Path, in_flight: int) -> None:
+    at_once: list[int] = []
+    all_there = asyncio.Event()
+
+    class Together:
+        settings = EvalSettings(samples=1)
+        decides: Mapping[str, Any] = {}
+
+        async def sample(self, problem: Problem, sample: int) -> Trace:
+            return Trace.begun([1], problem.id, sample)
+
+        async def graded(self, trace: Trace, problem: Problem) -> Trace:
+            at_once.append(trace.sample)
+            if len(at_once) == in_flight:
+                all_there.set()
+            await asyncio.wait_for(all_there.wait(), TIMEOUT_S)
+            return trace.model_copy(update={"verdict": "correct"})
+
+    await run_parts({"a": Part(PROBLEMS, tmp_path, Together())}, in_flight, Services(RetryPolicy(0.0)))
+    assert len(at_once) == len(PROBLEMS)
+
+
+@pytest.mark.slow
+async def test_the_oracle_scores_exactly_what_it_should_on_all_of_math500(
+    shared: Path, plain: ChatCodec, grader: GraderPool, tmp_path: Path
+) -> None:
+    problems = read_problems(shared / "data" / "math500.jsonl")
+    assert len(problems) == 500
+    (result,) = await evaluate(
+        {"": (problems, tmp_path)},
+        engine=OracleEngine(golds(problems), plain),
+        codec=plain,
+        tools=EchoTools(),
+        grader=grader,
+        settings=EvalSettings(samples=1, max_turns=5),
+    )
+    wrong = {trace.problem_id for trace in read_traces(tmp_path / "traces.jsonl") if not trace.correct}
+    assert wrong == {problem.id for problem in problems[::10]}
+    assert result.summary["accuracy"] == 0.9
+    assert result.summary["calls_per_trace"] == 1.0
+
+
+async def test_several_benchmarks_share_the_slots(
+    plain: ChatCodec, grader: GraderPool, engine: SeededEngine, tmp_path: Path
+) -> None:
+    halves = {"a": (PROBLEMS[:6], tmp_path / "a"), "b": (PROBLEMS[6:], tmp_path / "b")}
+    seen: list[Progress] = []
+    results = await evaluate(
+        halves,
+        engine=engine,
+        codec=plain,
+        tools=EchoTools(),
+        grader=grader,
+        settings=SETTINGS,
+        on_progress=seen.append,
+    )
+    assert [(result.name, result.summary["samples"]) for result in results] == [("a", 24), ("b", 24)]
+    assert max(progress.in_flight for progress in seen) <= 8
+    assert (seen[-1].done, seen[-1].total, seen[-1].problems_done) == (48, 48, 12)
+
+
+def test_seeds_differ_by_problem_and_sample_and_stay_in_range() -> None:
+    seeds = {sample_seed(0, f"p{problem}", sample) for problem in range(100) for sample in range(100)}
+    assert len(seeds) > 9_990
+    assert all(0 <= seed < 1 << 31 for seed in seeds)
+    assert sample_seed(1, "p0", 0) != sample_seed(0, "p0", 0)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+async def test_memory_stays_flat_however_many_samples_are_run(
+    plain: ChatCodec, grader: GraderPool, tmp_path: Path
+) -> None:
+    length = 4000
+    text = "</reason><answer>\\boxed{1}</answer>"
+    written = [*plain.tokenizer.encode("so " * length), *plain.tokenizer.encode(text), plain.end_id]
+
+    class Wordy:
+        name = "wordy"
+
+        async def generate(
+            self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+        ) -> Generation:
+            await asyncio.sleep(0)
+            return Generation([*written], [-0.5 - at for at in range(len(written))], "stop")
+
+        async def aclose(self) -> None:
+            return
+
+    resident: dict[int, int] = {}
+
+    class Watched:
+        """Records the memory in use at each grading."""
+
+        async def agrade(self, gold: str | None, pred: str | None) -> Any:
+            resident[len(resident)] = resident_bytes()
+            return await grader.agrade(gold, pred)
+
+    (result,) = await evaluate(
+        {"": (PROBLEMS, tmp_path)},
+        engine=Wordy(),
+        codec=plain,
+        tools=EchoTools(),
+        grader=Watched(),
+        settings=EvalSettings(samples=8, in_flight=8),
+    )
+    assert result.summary["samples"] == 96
+    assert result.summary["mean_tokens"] > 10_000
+    # A trace holds some 12,000 token ids, as many marks and floats: kept, they would add about 30 MB.
+    assert resident[95] - resident[32] < 10e6
+
+
+async def test_a_judge_that_refuses_the_token_ends_the_run_at_once(
+    run: Run, plain: ChatCodec, token_judge: JudgeHandle, tmp_path: Path
+) -> None:
+    """As when the judge was started again with another token: no call is lost, retried or waited for."""
+    patient = SETTINGS.model_copy(update={"wait_s": 1e6})
+    async with JudgeClient(token_judge.url, "another", wait_s=1e6) as client:
+        with pytest.raises(WrongToken, match="refused the token") as caught:
+            await run(
+                tmp_path,
+                engine=OracleEngine(golds(PROBLEMS), plain),
+                tools=Toolbox(client, plain.format),
+                settings=patient,
+            )
+    assert caught.value.exit_code == UserError.exit_code
+    assert list(read_traces(tmp_path / "traces.jsonl")) == []
+
+
+async def test_an_engine_that_refuses_the_key_ends_the_run_at_once(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    """As when a key expires: the other samples would be refused too."""
+    asked = 0
+
+    async def refused(*_: Any) -> Generation:
+        nonlocal asked
+        asked += 1
+        raise KeyRefused(
+            "the server at http://gpu refused the request: HTTP 401: expired", "Give a key.", 401
+        )
+
+    engine.generate = refused  # type: ignore[method-assign]
+    with pytest.raises(KeyRefused, match="expired") as caught:
+        await run(tmp_path)
+    assert caught.value.exit_code == UserError.exit_code
+    assert asked <= SETTINGS.in_flight, "of 48 samples, those that were in flight"

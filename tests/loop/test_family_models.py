@@ -1,0 +1,269 @@
+"""Tiny random models of several families through the commands: all of them show a model the same token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("renderers")
+
+from rstar2.eval.runner import evaluate
+from support.commands import rstar2
+from support.family_tokenizers import family_tokenizer
+from support.optional import needs
+from support.tools import SharedTools
+
+from rstar2.chat.conversation import Conversation
+from rstar2.data import builtin
+from rstar2.data.parquet import rl_rows, write_parquet
+from rstar2.data.problem import Problem
+from rstar2.eval.grader import GraderPool
+from rstar2.eval.settings import EvalSettings
+from rstar2.judge.service.start import JudgeHandle
+from rstar2.loop.agent import Limits
+from rstar2.loop.engine import Generation, OnTokens, Sampling
+from rstar2.loop.formats.format import FORMAT_FILE, read_format
+from rstar2.loop.model_folder import write_format
+from rstar2.loop.tools.python_code_with_standard_io import NAME
+from rstar2.loop.trace import ToolCall, read_traces
+from rstar2.loop.turns.check import _runs
+from rstar2.loop.turns.choose import codec_for, load_codec, load_tokenizer
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.train.conversations import encode, read_conversations
+
+pytestmark = [pytest.mark.slow, needs("torch")]
+
+FAMILIES = ("qwen3", "qwen3.5", "glm-4.5", "glm-5", "llama-3", "minimax-m2", "nemotron-3")
+PROBLEM = Problem("pi", "Was ist 2 · π? <|im_end|>", "4")
+OUTPUT = "π\n日本語"
+CALL = {"type": "function", "function": {"name": NAME, "arguments": {"code": "print('π')\nx = \"<b>\""}}}
+
+
+def family_model(folder: Path, family: str) -> Path:
+    """A random model whose architecture is no family's: only the tokenizer and the format are."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = family_tokenizer(family)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer) + 8,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(1)
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_format(codec_for(load_tokenizer(folder), read_format(family, ""), family), folder, folder)
+    return folder
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return family_model(tmp_path / "model", request.param)
+
+
+def conversation(codec: ChatCodec) -> list[dict[str, Any]]:
+    return [
+        *codec.format.messages(PROBLEM.problem),
+        {"role": "assistant", "content": "", "reasoning_content": "I ask.", "tool_calls": [CALL]},
+        {"role": "tool", "name": NAME, "content": OUTPUT},
+        {"role": "assistant", "content": "\\boxed{4}", "reasoning_content": "I see."},
+    ]
+
+
+@dataclass
+class Recorder:
+    """An engine that says what an SFT conversation has the model say, and keeps what it was given."""
+
+    codec: ChatCodec
+    name: str = "recorder"
+    asked: list[list[int]] = field(default_factory=list)
+
+    def write(self, prompt: Sequence[int]) -> list[int]:
+        sample = self.codec.training_sample(conversation(self.codec), None)
+        start, end = _runs(sample.loss_mask.tolist())[len(self.asked)]
+        self.asked.append(list(prompt))
+        return sample.input_ids.tolist()[start:end]
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        return Generation(self.write(prompt_ids), None, "stop")
+
+    async def aclose(self) -> None:
+        return
+
+
+class Tools(SharedTools):
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        assert arguments == CALL["function"]["arguments"]  # type: ignore[index]
+        return ToolCall(name=name, arguments=arguments, status="ok", output=OUTPUT)
+
+
+async def asked_in_eval(codec: ChatCodec, folder: Path) -> list[list[int]]:
+    engine = Recorder(codec)
+    with GraderPool(workers=1) as grader:
+        await evaluate(
+            {"one": ([PROBLEM], folder / "eval")},
+            engine=engine,
+            codec=codec,
+            tools=Tools(),
+            grader=grader,
+            settings=EvalSettings(samples=1),
+        )
+    return engine.asked
+
+
+async def asked_in_chat(codec: ChatCodec) -> list[list[int]]:
+    engine = Recorder(codec)
+    await Conversation(engine, codec, Tools(), Limits(), Sampling()).ask(PROBLEM.problem)
+    return engine.asked
+
+
+async def asked_by_verl(model: Path) -> list[list[int]]:
+    """Through our agent loop, with VERL's tokenizer of the model's folder."""
+    from verl.utils import hf_tokenizer
+
+    from rstar2.train.stages import in_format
+    from rstar2.train.verl.agent_loop import RStarAgentLoop
+
+    codec = codec_for(hf_tokenizer(str(model)), read_format(str(model / FORMAT_FILE)))
+    engine = Recorder(codec)
+
+    class Server:
+        async def generate(self, prompt_ids: list[int], **_: Any) -> SimpleNamespace:
+            return SimpleNamespace(token_ids=engine.write(prompt_ids), log_probs=None, extra_fields={})
+
+    loop: Any = RStarAgentLoop.__new__(RStarAgentLoop)
+    loop.server_manager, loop.rollout_config = Server(), SimpleNamespace(name="vllm")
+    loop._codec, loop._limits, loop._tools = codec, Limits(), Tools()
+    loop._traces, loop._trace_share, loop._seed, loop._reward = None, 0.0, 1, "boxed"
+    (row,) = in_format(rl_rows([PROBLEM], 2, "test"), codec.format)
+    about = {key: row[key] for key in ("extra_info", "reward_model")}
+    output = await loop.run(
+        {"temperature": 1.0}, raw_prompt=row["prompt"], uid="u", session_id=0, global_steps=1, **about
+    )
+    assert output.reward_score == 1.0
+    return engine.asked
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_eval_chat_verl_and_sft_have_the_same_ids(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("verl")
+    model = family_model(tmp_path / "model", family)
+    codec = load_codec(model)
+    assert (codec.source, codec.format.family) == (FORMAT_FILE, family)
+    asked = await asked_in_eval(codec, tmp_path)
+    sample = codec.training_sample(conversation(codec), None)
+    starts = [start for start, _ in _runs(sample.loss_mask.tolist())]
+    assert asked == [sample.input_ids.tolist()[:start] for start in starts]
+    assert await asked_in_chat(codec) == asked
+    assert await asked_by_verl(model) == asked
+    [trace] = read_traces(tmp_path / "eval" / "traces.jsonl")
+    assert (trace.verdict, [call.arguments for call in trace.calls]) == (
+        "correct",
+        [CALL["function"]["arguments"]],
+    )  # type: ignore[index]
+    thoughts = [turn.text_of("thought").strip() for turn in trace.turns]
+    assert thoughts == (["", ""] if family == "llama-3" else ["I ask.", "I see."])
+
+
+def test_the_commands_take_a_model_of_a_family(model: Path, tmp_path: Path, judge: JudgeHandle) -> None:
+    problems = tmp_path / "one.jsonl"
+    problems.write_text(json.dumps({"id": "p", "problem": PROBLEM.problem, "answer": "4"}) + "\n")
+    codec = load_codec(model)
+    prompt = codec.prompt(codec.format.messages(PROBLEM.problem))
+    limits = ("--max-tokens", 12, "--judge", judge.url)
+    ran = rstar2("eval", problems, "--model", model, "-n", 1, "--run", tmp_path / "eval", *limits)
+    assert ran.code == 0, ran.stderr
+    [trace] = read_traces(tmp_path / "eval" / "one" / "traces.jsonl")
+    assert trace.prompt_ids == prompt
+    ran = rstar2(
+        "chat",
+        "--model",
+        model,
+        "--json",
+        "--prompt",
+        PROBLEM.problem,
+        "--transcript",
+        tmp_path / "chat",
+        *limits,
+    )
+    assert ran.code == 0, ran.stderr
+    [trace] = read_traces(tmp_path / "chat" / "traces.jsonl")
+    assert trace.prompt_ids == prompt
+    shown = rstar2("format", "show", model, "--problem", PROBLEM.problem, "--json")
+    assert json.loads(shown.stdout)["prompt_ids"] == prompt
+
+
+def test_serve_shows_a_client_what_rollouts_show(model: Path) -> None:
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+    from rstar2.serve.openai.completions import completions_router
+    from rstar2.serve.openai.turns import Model
+
+    from rstar2.engines.hf import HFEngine
+
+    codec = load_codec(model)
+    app = FastAPI()
+    app.include_router(
+        completions_router(Model(HFEngine(model, codec.stop_ids, max_batch=1, threads=1), codec, "tiny"))
+    )
+    tool = codec.format.tools[0]
+    body = {"messages": codec.format.messages(PROBLEM.problem), "tools": [tool], "max_tokens": 4}
+    with TestClient(app) as client:
+        answer = client.post("/v1/chat/completions", json=body).json()
+    prompt = codec.prompt(codec.format.messages(PROBLEM.problem))
+    assert answer["usage"]["prompt_tokens"] == len(prompt)
+
+
+TRAINED = ("qwen3.5", "glm-5")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("family", TRAINED)
+def test_a_step_of_sft_and_of_rl(family: str, tmp_path: Path, judge: JudgeHandle) -> None:
+    pytest.importorskip("verl")
+    model = family_model(tmp_path / "model", family)
+    codec = load_codec(model)
+    data = tmp_path / "conversations.jsonl"
+    rows = [{"messages": conversation(codec)}] * 4
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets: Callable[..., list[str]] = lambda *keys: [word for key in keys for word in ("--set", key)]  # noqa: E731
+    ran = rstar2(
+        "sft", "--model", model, "--data", data, "--run", tmp_path / "sft", "--profile", "laptop",
+        *sets("batch=4", "epochs=1", "max_tokens=4096", f"format={family}"),
+    )  # fmt: skip
+    assert ran.code == 0, ran.stderr
+    taught = load_codec(tmp_path / "sft" / "model")
+    assert taught.format.family == family
+    [first, *_] = [encode(row, taught) for row in read_conversations(data)]
+    assert first == codec.training_sample(conversation(codec), None)
+    problems = tmp_path / "problems.parquet"
+    write_parquet(problems, rl_rows(builtin.training(1, 4), 4, "builtin"))
+    ran = rstar2(
+        "train", "--stage", 1, "--model", tmp_path / "sft" / "model", "--data", problems, "--run", tmp_path / "rl",
+        "--profile", "laptop", "--judge", judge.url,
+        *sets("steps=1", "rollout.prompts=2", "rollout.rollouts=4", "rollout.prompt_tokens=2048", "rollout.tokens=32",
+              "rollout.max_turns=2", "roc.down_sample_to_n=2", "roc.reject_equal_reward=false", "reward=constant"),
+    )  # fmt: skip
+    assert ran.code == 0, ran.stderr
+    made = load_codec(tmp_path / "rl" / "stage1" / "model")
+    assert made.format == taught.format
+    traces = [trace for path in (tmp_path / "rl").rglob("*traces*.jsonl") for trace in read_traces(path)]
+    assert traces
+    for trace in traces:
+        assert trace.prompt_ids == made.prompt(made.format.messages(trace.problem))

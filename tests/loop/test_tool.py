@@ -1,0 +1,365 @@
+"""Typed functions as tools: the schema, the check of a call's arguments, the call, and how a format names them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import own_tools
+from support.written_calls import parse_calls
+from typing_extensions import TypedDict
+
+from rstar2.errors import UserError
+from rstar2.judge.client import JudgeClient
+from rstar2.loop.formats.format import Format, ours, read_format, save_format
+from rstar2.loop.tool import ArgumentsError, tool
+from rstar2.loop.toolbox import Toolbox
+from rstar2.loop.tools import load_tool, shipped_tools
+from rstar2.loop.trace import ToolCall
+
+NEEDED = 'measure needs "count" (integer) and "unit" (string) in its arguments.'
+
+
+def text_of(schema: dict[str, Any]) -> str:
+    """As templates write it."""
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def test_the_schemas_of_the_packages_tools_stay_byte_for_byte() -> None:
+    """Models were trained on these."""
+    assert {name: text_of(each.schema) for name, each in shipped_tools().items()} == {
+        "jupyter_code": '{"type": "function", "function": {"name": "jupyter_code", "description": "Run Python code as '
+        'a cell of a notebook, which keeps its variables from call to call.", "parameters": {"type": "object", '
+        '"properties": {"code": {"type": "string", "description": "The code of one cell."}}, "required": ["code"]}}}',
+        "python_code_with_standard_io": '{"type": "function", "function": {"name": "python_code_with_standard_io", '
+        '"description": "Run Python code with the given standard input and return what it prints.", "parameters": '
+        '{"type": "object", "properties": {"code": {"type": "string", "description": "The Python code to execute."}, '
+        '"input": {"type": "string", "description": "The standard input of the program, if it reads any."}}, '
+        '"required": ["code"]}}}',
+    }
+
+
+def test_a_function_becomes_a_schema() -> None:
+    function = own_tools.measure.schema["function"]
+    assert function["description"] == "Measure things.\n\nA second paragraph of what the model reads."
+    parameters = function["parameters"]
+    assert parameters["required"] == ["count", "unit"]
+    properties = parameters["properties"]
+    assert list(properties) == ["count", "unit", "share", "sure", "names", "colour", "day", "at", "most"]
+    assert text_of(properties["count"]) == '{"type": "integer", "description": "How many things there are."}'
+    assert properties["colour"] == {"enum": ["red", "blue"], "type": "string", "description": "A colour."}
+    assert properties["most"]["minimum"] == 1
+    assert text_of(properties["unit"]) == (
+        '{"enum": ["m", "ft"], "type": "string", "description": "The unit: metres or feet."}'
+    )
+    assert list(properties["at"]["properties"]) == ["x", "y"]
+    assert "$" not in text_of(own_tools.measure.schema)
+    assert own_tools.counts.schema["function"]["parameters"] == {
+        "type": "object", "properties": {}, "required": [],
+    }  # fmt: skip
+    assert own_tools.measure(2, own_tools.Unit.FOOT)["read"][:2] == ["int 2", "Unit Unit.FOOT"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fitting"),
+    [
+        ({"count": 3, "unit": "m"}, {"count": 3, "unit": "m"}),
+        ({"count": 3, "unit": "m", "more": 1}, {"count": 3, "unit": "m"}),
+        ({"count": 3, "unit": "m", "share": None}, {"count": 3, "unit": "m"}),
+        ({"count": 3, "unit": "m", "names": None}, {"count": 3, "unit": "m", "names": None}),
+        ({"count": 3, "unit": "m", "share": 1}, {"count": 3, "unit": "m", "share": 1}),
+        ({"count": 3.5, "unit": "m"}, NEEDED),
+        ({"count": True, "unit": "m"}, NEEDED),
+        ({"count": "3", "unit": "m"}, NEEDED),
+        ({"count": None, "unit": "m"}, NEEDED),
+        ({"unit": "m"}, NEEDED),
+        ("m", NEEDED),
+        (None, NEEDED),
+        ({"count": 3, "unit": "km"}, f"{NEEDED} \"unit\": Input should be 'm' or 'ft'."),
+        ({"count": 3, "unit": "m", "names": [1]}, f'{NEEDED} "names.0": Input should be a valid string.'),
+        (
+            {"count": 3, "unit": "m", "most": 0},
+            f'{NEEDED} "most": Input should be greater than or equal to 1.',
+        ),
+        ({"count": 3, "unit": "m", "sure": 1}, f'{NEEDED} "sure": Input should be a valid boolean.'),
+    ],
+)
+def test_arguments_are_checked_by_the_types_of_the_function(arguments: Any, fitting: Any) -> None:
+    if isinstance(fitting, dict):
+        assert own_tools.measure.fitting(arguments) == fitting
+    else:
+        with pytest.raises(ArgumentsError) as refused:
+            own_tools.measure.fitting(arguments)
+        assert str(refused.value) == fitting
+
+
+def named(*tools: str) -> Format:
+    fmt = ours()
+    for each in tools:
+        other = ours().with_tool(f"support.own_tools:{each}")
+        tools_of_both = (*fmt.tools, *other.tools)
+        objects = {**fmt.tool_objects, **other.tool_objects}
+        fmt = fmt.model_copy(update={"tools": tools_of_both, "tool_objects": objects})
+    return fmt
+
+
+async def called(fmt: Format, *calls: tuple[str, dict[str, Any]]) -> list[ToolCall]:
+    async with JudgeClient("http://127.0.0.1:9", wait_s=0) as nobody, Toolbox(nobody, fmt).opened() as tools:
+        return [await tools.run(*call) for call in calls]
+
+
+async def test_a_function_gets_its_arguments_with_its_types_and_the_model_its_json() -> None:
+    arguments = {"count": 3, "unit": "m", "day": "2026-01-31", "at": {"x": 1, "y": 2.5}}
+    body = json.dumps({"name": "paint", "arguments": {**arguments, "most": None}})
+    [call] = parse_calls(f"<tool_call>{body}</tool_call>", named("measure"))
+    assert call == ("paint", arguments)
+    [ran] = await called(named("measure"), call)
+    assert (ran.status, ran.name, ran.arguments) == ("ok", "paint", arguments)
+    assert json.loads(ran.output) == {
+        "read": [
+            "int 3", "Unit Unit.METRE", "float 0.5", "bool False", "NoneType None", "str red", "date 2026-01-31",
+            "Point Point(x=1.0, y=2.5)", "int 3",
+        ]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "output"),
+    [
+        ("service", "lost", "The code could not be run: the database is away"),
+        ("surrogate", "error", "ValueError: \\ud800"),
+        ("timeout", "error", "TimeoutError: by itself"),
+        ("returned surrogate", "error", "UnicodeEncodeError: "),
+        ("returned object", "error", "TypeError: Object of type object is not JSON serializable"),
+        ("not", "ok", "4000 characters"),
+    ],
+)
+async def test_a_failure_is_that_calls_error_and_a_service_that_is_away_loses_it(
+    how: str, status: str, output: str
+) -> None:
+    [call] = await called(named("fails"), ("fails", {"how": how}))
+    assert call.status == status
+    assert call.output.startswith(output)
+    assert ToolCall.model_validate_json(call.model_dump_json()) == call
+
+
+async def test_a_function_that_exits_ends_its_call_alone() -> None:
+    [call] = await called(named("exits"), ("exits", {"status": 3}))
+    assert (call.status, call.output) == ("error", "RuntimeError: the function raised SystemExit")
+
+
+async def test_a_function_that_is_not_async_runs_in_a_thread() -> None:
+    [call] = await called(named("thread_name"), ("thread_name", {}))
+    assert call.output == "thread_name"
+
+
+@pytest.mark.parametrize("name", ["hangs", "waits"])
+async def test_a_call_ends_at_the_time_limit_of_the_format(name: str) -> None:
+    fmt = named(name)
+    fmt = fmt.model_copy(update={"limits": fmt.limits.model_copy(update={"seconds": 0.05})})
+    try:
+        [call] = await called(fmt, (name, {"seconds": 30 if name == "waits" else 0}))
+    finally:
+        own_tools.HANG.set()
+    assert (call.status, call.output) == ("timeout", "Error: the code did not end within 0.05 seconds")
+
+
+@pytest.mark.slow
+def test_a_function_that_hangs_keeps_no_process_from_ending() -> None:
+    code = (
+        "import asyncio, time\nfrom rstar2.loop.tool import _in_thread\n"
+        "def hang(): time.sleep(3600)\n"
+        "async def run():\n    async with asyncio.timeout(0.05): await _in_thread(hang, {})\n"
+        "try: asyncio.run(run())\nexcept TimeoutError: print('out of time')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert ran.stdout == "out of time\n", ran.stderr
+
+
+async def test_what_a_tool_keeps_is_one_rollouts_and_is_closed_however_that_fails() -> None:
+    closed = own_tools.Counter.closed
+    for _ in range(2):
+        calls = await called(named("counts"), ("counts", {}), ("counts", {}))
+        assert [call.output for call in calls] == ["1", "2"]
+    assert own_tools.Counter.closed == closed + 2
+
+
+def undescribed(number: int) -> int:
+    """Do it."""
+    return number
+
+
+def silent(number: int) -> int:
+    return number
+
+
+def untyped(number) -> int:  # type: ignore[no-untyped-def]
+    """Do it.
+
+    Args:
+        number: A number.
+    """
+    return int(number)
+
+
+def no_parameter(number: int) -> int:
+    """Do it.
+
+    Args:
+        number: A number.
+        other: No parameter.
+    """
+    return number
+
+
+def many(*numbers: int) -> int:
+    """Do it.
+
+    Args:
+        numbers: Numbers.
+    """
+    return sum(numbers)
+
+
+def unknown_type(number: Missing) -> int:  # type: ignore[name-defined] # noqa: F821
+    """Do it.
+
+    Args:
+        number: A number.
+    """
+    return int(number)
+
+
+class Tree(TypedDict):
+    branches: list[Tree]
+
+
+def no_end(tree: Tree) -> int:
+    """Do it.
+
+    Args:
+        tree: A tree.
+    """
+    return len(tree["branches"])
+
+
+def no_schema(number: Callable[[], int]) -> int:
+    """Do it.
+
+    Args:
+        number: A number.
+    """
+    return number()
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (undescribed, "its docstring does not describe number under Args:"),
+        (silent, "its docstring does not say what it does"),
+        (untyped, "the parameter number has no type"),
+        (no_parameter, "its docstring describes other, which is no parameter"),
+        (many, "the parameter numbers cannot be given by name"),
+        (unknown_type, "the type of a parameter cannot be read: name 'Missing' is not defined"),
+        (no_end, "a type contains itself"),
+        (no_schema, "a type has no JSON schema: "),
+    ],
+)
+def test_a_function_that_can_be_no_tool_is_refused_with_the_reason(
+    function: Callable[..., Any], reason: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        tool(function)
+    assert refused.value.message.startswith(f"the tool {function.__name__} in {__name__}: {reason}")
+
+
+def test_names_may_be_chosen() -> None:
+    made = tool(name="other", aliases=("third",))(own_tools.measure.function)
+    assert made.schema["function"]["name"] == made.name == "other"
+    assert made.aliases == ("third",)
+
+
+def write_format(folder: Path, tools: str) -> str:
+    file = folder / "mine.toml"
+    file.write_text(f"template = 'rstar2.jinja'\ntools = {tools}\n")
+    template = Path(sys.modules["rstar2.loop.formats.format"].__file__ or "").parent / "rstar2.jinja"
+    (folder / "rstar2.jinja").write_text(template.read_text())
+    return str(file)
+
+
+OWN = '''
+from rstar2 import tool
+
+@tool
+def double(number: int) -> int:
+    """Double a number.
+
+    Args:
+        number: The number.
+    """
+    return 2 * number
+'''
+
+
+async def test_a_format_names_a_tool_of_a_module_beside_it_and_keeps_the_name(tmp_path: Path) -> None:
+    (tmp_path / "users_double.py").write_text(OWN)
+    fmt = read_format(
+        write_format(tmp_path, '["python_code_with_standard_io", "users_double:double"]'),
+    )
+    assert fmt.tool_names == ("python_code_with_standard_io", "double")
+    assert fmt.tool_objects == {"double": "users_double:double"}
+    save_format(fmt, tmp_path)
+    saved = read_format(str(tmp_path / "rstar2_format.json"))
+    assert saved == fmt
+    [call] = await called(saved, ("double", {"number": 4}))
+    assert (call.status, call.output) == ("ok", "8")
+
+
+def test_a_format_without_own_tools_has_the_digest_that_it_had() -> None:
+    """The key that it lacks does not count: a run that an earlier version began can be resumed."""
+    values = ours().model_dump(exclude={"examples", "tool_objects"})
+    earlier = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+    assert ours().digest == hashlib.sha256(earlier.encode()).hexdigest()
+    assert named("counts").digest != ours().digest
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ('["support.own_tools:absent"]', "the tool support.own_tools:absent: "),
+        (
+            '["support.own_tools:not_a_tool"]',
+            "the tool support.own_tools:not_a_tool is not a tool but function",
+        ),
+        (
+            '["support.own_tools:python_code_with_standard_io"]',
+            "has the name python_code_with_standard_io, which a tool of rstar2 has",
+        ),
+        ('["support.own_tools:counts", "support.own_tools:counts"]', "two tools with the name counts"),
+        ('["absent"]', 'tools has "absent", which is not a tool of rstar2'),
+    ],
+)
+def test_a_tool_that_a_format_cannot_have_is_named(tmp_path: Path, tools: str, message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        read_format(write_format(tmp_path, tools))
+    assert message in refused.value.message
+
+
+def test_a_tool_that_got_another_name_is_refused() -> None:
+    fmt = ours().with_tool("support.own_tools:counts")
+    schema = {"type": "function", "function": {**fmt.tools[0]["function"], "name": "count"}}
+    renamed = fmt.model_copy(
+        update={"tools": (schema,), "tool_objects": {"count": "support.own_tools:counts"}}
+    )
+    with pytest.raises(UserError, match=r"has a tool count, but support.own_tools:counts is called counts"):
+        renamed.load_tools()
+
+
+def test_a_tool_is_loaded_by_its_reference() -> None:
+    assert load_tool("support.own_tools:counts") is own_tools.counts

@@ -1,0 +1,327 @@
+"""Families of models: each renders and reads turns in its own syntax, and all ways to the token ids agree."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("renderers")
+
+from support.family_tokenizers import TOKENS, family_tokenizer
+
+from rstar2.chat.conversation import Conversation
+from rstar2.errors import UserError
+from rstar2.loop.agent import Limits, answer_messages, rollout
+from rstar2.loop.engine import Generation, OnTokens, Sampling
+from rstar2.loop.formats.families import FAMILIES
+from rstar2.loop.formats.format import read_format
+from rstar2.loop.tools.python_code_with_standard_io import NAME
+from rstar2.loop.trace import ToolCall
+from rstar2.loop.turns import families
+from rstar2.loop.turns.choose import codec_for
+from rstar2.loop.turns.codec import ChatCodec
+
+CODE = "print(\"6\" * 7, 'π')\nx = {'a': [1]}  # <b>"
+ANSWER = "It is \\boxed{42}."
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """How a model of a family writes, after its generation prompt."""
+
+    think: str
+    """A thought, `{}`, with what ends it; empty if the family has none."""
+    call: str
+    """One call with the code `{}`."""
+    cut: str
+    """A call that was cut off."""
+    broken: str
+    """A call that cannot be read; empty if the family takes such text for an answer."""
+    around: str = "{}"
+    """What stands around all calls of a turn."""
+
+
+def _json(code: str) -> str:
+    return json.dumps({"name": NAME, "arguments": {"code": code}}, ensure_ascii=False)
+
+
+_XML = f"<tool_call>\n<function={NAME}>\n<parameter=code>\n{{}}\n</parameter>\n</function>\n</tool_call>"
+_GLM = f"<tool_call>{NAME}\n<arg_key>code</arg_key>\n<arg_value>{{}}</arg_value>\n</tool_call>"
+_GLM5 = f"<tool_call>{NAME}<arg_key>code</arg_key><arg_value>{{}}</arg_value></tool_call>"
+SYNTAX = {
+    "qwen3": Syntax("<think>\n{}\n</think>\n\n", "<tool_call>\n{}\n</tool_call>", '<tool_call>\n{"name": "',
+                    "<tool_call>\n{oops\n</tool_call>"),
+    "qwen3.5": Syntax("{}\n</think>\n\n", _XML, f"<tool_call>\n<function={NAME}>\n<parameter=code>\n1",
+                      "<tool_call>\noops\n</tool_call>"),
+    "nemotron-3": Syntax("{}\n</think>\n", _XML, f"<tool_call>\n<function={NAME}>\n<parameter=code>\n1",
+                         "<tool_call>\noops\n</tool_call>", "{}\n"),
+    "glm-4.5": Syntax("\n<think>{}</think>\n", _GLM, f"<tool_call>{NAME}\n<arg_key>code</arg_key>",
+                      "<tool_call>\n</tool_call>"),
+    "glm-5": Syntax("{}</think>", _GLM5, f"<tool_call>{NAME}<arg_key>code</arg_key>", "<tool_call></tool_call>"),
+    "minimax-m2": Syntax(
+        "{}\n</think>\n\n", f'<invoke name="{NAME}">\n<parameter name="code">{{}}</parameter>\n</invoke>',
+        f'<minimax:tool_call>\n<invoke name="{NAME}">\n<parameter name="code">1',
+        "<minimax:tool_call>\n</minimax:tool_call>", "\n<minimax:tool_call>\n{}\n</minimax:tool_call>",
+    ),
+    "llama-3": Syntax("", "{}", f'{{"name": "{NAME}", "parameters": {{"code"', ""),
+}  # fmt: skip
+
+
+def _calls(family: str, *codes: str) -> str:
+    """The calls of a turn in a family's own syntax."""
+    syntax = SYNTAX[family]
+    if family == "llama-3":
+        return json.dumps({"name": NAME, "parameters": {"code": codes[0]}}, ensure_ascii=False)
+    written = [syntax.call.replace("{}", _json(code) if family == "qwen3" else code) for code in codes]
+    return syntax.around.replace("{}", "\n".join(written))
+
+
+def _turn(family: str, thought: str, rest: str) -> str:
+    return SYNTAX[family].think.replace("{}", thought) + rest
+
+
+@pytest.fixture(scope="module", params=TOKENS)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def codec(family: str) -> ChatCodec:
+    return codec_for(family_tokenizer(family), read_format(family, ""), family)
+
+
+def _encode(codec: ChatCodec, text: str, end: int | None = None) -> list[int]:
+    return [*codec.tokenizer.encode(text, add_special_tokens=False), *([] if end is None else [end])]
+
+
+def _parsed(codec: ChatCodec, text: str) -> Any:
+    return codec.parse(_encode(codec, text, codec.end_id), codec.prompt(codec.format.messages("?")))
+
+
+def test_parallel_calls_come_back_in_their_order(family: str, codec: ChatCodec) -> None:
+    codes = [CODE] if FAMILIES[family].one_call else [CODE, "print(2)"]
+    read = _parsed(codec, _turn(family, "I ask.", _calls(family, *codes)))
+    assert [(call.name, call.arguments) for call in read.calls] == [(NAME, {"code": code}) for code in codes]
+    assert read.thought.strip() == ("I ask." if SYNTAX[family].think else "")
+    assert read.said.strip() == ""
+    assert [part.kind for part in read.parts] == ["thought"] * bool(SYNTAX[family].think) + ["call"] * len(
+        codes
+    )
+    for part, code in zip((part for part in read.parts if part.kind == "call"), codes, strict=True):
+        shown = read.text[part.start : part.end]
+        assert (code if family not in ("qwen3", "llama-3") else json.dumps(code, ensure_ascii=False)) in shown
+
+
+def test_broken_and_cut_calls_are_refused_and_never_run(family: str, codec: ChatCodec) -> None:
+    syntax = SYNTAX[family]
+    for written in filter(None, (syntax.broken, syntax.cut)):
+        read = _parsed(codec, _turn(family, "I ask.", written))
+        if family == "llama-3":
+            assert (read.calls, read.said.strip()) == ((), written), "it takes what is no call for an answer"
+            continue
+        assert not [call for call in read.calls if not call.fault and call.name == NAME and call.arguments]
+
+
+def test_a_call_inside_a_thought_is_not_run(family: str, codec: ChatCodec) -> None:
+    if not SYNTAX[family].think:
+        pytest.skip("the family has no thoughts")
+    read = _parsed(codec, _turn(family, f"I could write {_calls(family, 'print(1)')} here.", ANSWER))
+    if family.startswith("glm"):
+        assert read.thought.strip() == "I could write"
+        assert [call.arguments for call in read.calls] == [{"code": "print(1)"}], (
+            "a call ends the thought, as in vLLM"
+        )
+        return
+    assert read.calls == ()
+    assert read.said.strip() == ANSWER
+    assert "print(1)" in read.thought
+
+
+class Scripted:
+    """Says turns one after another."""
+
+    name = "scripted"
+
+    def __init__(self, turns: Sequence[list[int]]) -> None:
+        self._turns = list(turns)
+        self.asked: list[list[int]] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        self.asked.append(list(prompt_ids))
+        ids = self._turns.pop(0)
+        if on_tokens is not None:
+            for token in ids:
+                on_tokens([token])
+        return Generation(ids, [0.0] * len(ids), "stop")
+
+    async def aclose(self) -> None:
+        return
+
+
+class Echo:
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        return ToolCall(name=name, arguments=arguments, status="ok", output="42 <|im_end|> π")
+
+
+class Tools:
+    def opened(self) -> Any:
+        import contextlib
+
+        @contextlib.asynccontextmanager
+        async def opened() -> Any:
+            yield Echo()
+
+        return opened()
+
+
+def _calling_end(codec: ChatCodec) -> int:
+    """What a model writes at the end of a turn with calls."""
+    observation = codec.tokenizer.convert_tokens_to_ids("<|observation|>")
+    return observation if observation in codec.stop_ids else codec.end_id
+
+
+def test_rollouts_and_sft_have_the_same_ids(family: str, codec: ChatCodec) -> None:
+    first = _encode(codec, _turn(family, "I ask.", _calls(family, CODE)), _calling_end(codec))
+    last = _encode(codec, _turn(family, "I see.", ANSWER), codec.end_id)
+    asked: list[dict[str, Any]] = [*codec.format.messages("What is 6 times 7?")]
+    engine = Scripted([first, last])
+    trace = asyncio.run(
+        rollout(
+            codec.prompt(asked),
+            engine=engine,
+            tools=Echo(),
+            codec=codec,
+            limits=Limits(4, 4096),
+            sampling=Sampling(),
+        )
+    )
+    assert (trace.finish, len(trace.calls), trace.failed_calls) == ("answer", 1, 0)
+    sample = codec.training_sample([*asked, *answer_messages(trace)], None)
+    assert sample.input_ids.tolist() == [*trace.prompt_ids, *trace.response_ids]
+    assert sample.loss_mask.tolist() == [0] * len(trace.prompt_ids) + trace.response_mask
+    assert engine.asked[1] == [*trace.prompt_ids, *first, *codec.bridge(trace.prompt_ids, first, [
+        {"role": "tool", "name": NAME, "content": trace.calls[0].output}])]  # fmt: skip
+
+
+def test_no_reply_of_a_tool_can_end_or_open_a_turn(codec: ChatCodec) -> None:
+    controls = {
+        *codec.stop_ids,
+        *codec.tokenizer.convert_tokens_to_ids(list(codec.tokenizer.all_special_tokens)),
+    }
+    hostile = "".join(codec.tokenizer.convert_ids_to_tokens(sorted(controls)))
+    plain, told = codec.tool_turn(["4"]), codec.tool_turn([f"4{hostile}"])
+    for token in controls:
+        assert told.count(token) == plain.count(token)
+
+
+def test_a_turn_is_shown_while_it_is_written_as_it_is_read(family: str, codec: ChatCodec) -> None:
+    for text in (_turn(family, "I ask. 字", _calls(family, CODE)), _turn(family, "I see.", ANSWER)):
+        ids, stream = _encode(codec, text, codec.end_id), codec.stream()
+        pieces = [piece for token in ids for piece in stream.add([token])] + stream.end()
+        read = _parsed(codec, text)
+        shown = {
+            kind: "".join(piece.content for piece in pieces if piece.kind == kind)
+            for kind in ("thought", "text")
+        }
+        assert (shown["thought"].strip(), shown["text"].strip()) == (read.thought.strip(), read.said.strip())
+        assert [piece.call for piece in pieces if piece.call] == list(read.calls)
+
+
+def test_a_chat_keeps_or_drops_earlier_thoughts_as_the_family_is_trained(
+    family: str, codec: ChatCodec
+) -> None:
+    if not SYNTAX[family].think:
+        pytest.skip("the family has no thoughts")
+    turns = [_encode(codec, _turn(family, f"Thought {n}.", f"Answer {n}."), codec.end_id) for n in (1, 2)]
+    engine = Scripted(turns)
+
+    async def chat() -> None:
+        conversation = Conversation(engine, codec, Tools(), Limits(2, 4096), Sampling())
+        for question in ("One?", "Two?"):
+            await conversation.ask(question)
+        await conversation.aclose()
+
+    asyncio.run(chat())
+    second = codec.tokenizer.decode(engine.asked[1])
+    assert "Answer 1." in second
+    assert ("Thought 1." in second) is (codec.thoughts == "stay in the context")
+    assert second.count("Two?") == 1
+
+
+def test_a_tokenizer_without_a_familys_tokens_is_refused() -> None:
+    with pytest.raises(UserError, match=r"cannot be used with the format glm-5"):
+        codec_for(family_tokenizer("qwen3"), read_format("glm-5", ""), "glm-5")
+
+
+def test_families_are_those_of_the_library_and_have_its_names() -> None:
+    from renderers.configs import _config_class_for
+
+    for name in FAMILIES:
+        assert _config_class_for(name).model_fields["name"].default == name
+
+
+QWEN3 = r"""
+{%- if tools %}{{- HEADER }}{% for tool in tools %}{{- '\n' + (tool | tojson) }}{% endfor %}{{- FOOTER }}{% endif -%}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\n<think>\n' + (message.reasoning_content | default('')) }}
+        {{- '\n</think>\n\n' + message.content }}
+        {%- for call in message.tool_calls %}
+            {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- (call.function.arguments | tojson) + '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+def _qwen3_template() -> str:
+    """A chat template that writes what Qwen3's does, for conversations with one question."""
+    tokenizer = family_tokenizer("qwen3")
+    renderer = families._renderer(tokenizer, "qwen3", {})
+    text = tokenizer.decode(
+        renderer.render([{"role": "user", "content": "?"}], tools=[families._PROBE_TOOL]).token_ids
+    )
+    header, _, rest = text.partition('\n{"type"')
+    footer = rest[rest.index("\n</tools>") : rest.index("<|im_start|>user")]
+    return QWEN3.replace("HEADER", json.dumps(header)).replace("FOOTER", json.dumps(footer))
+
+
+def test_a_models_family_is_the_one_that_writes_as_its_chat_template_does() -> None:
+    tokenizer, template = family_tokenizer("qwen3"), _qwen3_template()
+    assert families.family_of(tokenizer, template, ["qwen3"]) == ("qwen3", {})
+    assert families.family_of(tokenizer, template, ["llama"]) is None
+    assert families.family_of(tokenizer, template.replace("</think>\\n", "</think>"), ["qwen3"]) is None
+
+
+def test_a_template_whose_calls_our_tags_do_not_read_is_refused() -> None:
+    template = _qwen3_template().replace(
+        """{"name": "' + call.function.name + '", "arguments": """, "<function=' + call.function.name + '>"
+    )
+    with pytest.raises(UserError, match="writes tool calls in a way that this format does not read"):
+        codec_for(family_tokenizer("qwen3"), read_format("own", template), "own")
+    assert codec_for(family_tokenizer("qwen3"), read_format("listed-tools", template), "listed-tools")
+
+
+def test_a_renderer_that_loses_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = families.FamilyCodec._parsed
+
+    def losing(self: Any, ids: list[int], read: Any) -> Any:
+        read.tool_calls = read.tool_calls[:1]
+        return parse(self, ids, read)
+
+    monkeypatch.setattr(families.FamilyCodec, "_parsed", losing)
+    with pytest.raises(UserError, match="tool calls cannot be read back"):
+        codec_for(family_tokenizer("qwen3.5"), read_format("qwen3.5", ""), "qwen3.5")

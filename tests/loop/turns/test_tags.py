@@ -1,0 +1,45 @@
+"""Finding tool calls in the text of a turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from rstar2.loop.trace import Trace, Turn
+from rstar2.loop.turns.tags import after_reasoning, find_calls, read_turn
+from rstar2.train.group import Rollout
+
+MANY = 400_000
+"""Tags in one text: a search that takes the square of its length would take far longer than a test may."""
+
+
+@pytest.mark.parametrize("closed_only", [True, False])
+@pytest.mark.parametrize("tag", ["<tool_call>", "<answer>", "<tool_call><answer>", "</think>"])
+def test_tags_that_are_never_closed_are_looked_through_once(tag: str, closed_only: bool) -> None:
+    assert find_calls(tag * MANY, closed_only) == []
+
+
+def test_answer_blocks_that_are_never_closed_are_looked_through_once() -> None:
+    turn = Turn(text="<answer>x</answer>" + "<answer>" * MANY, start=0, end=1)
+    trace = Trace(
+        problem_id="p",
+        prompt_ids=[1],
+        response_ids=[2],
+        response_mask=[1],
+        turns=[turn],
+        finish="answer",
+        reward=0.0,
+    )
+    assert Rollout.from_trace(trace).closed_blocks == 0
+
+
+def test_closed_calls_are_found_up_to_the_last_end() -> None:
+    text = "<tool_call>1</tool_call> and <tool_call>2</tool_call> and <tool_call>3"
+    written = [call.text for call in read_turn(text, closed_only=True).calls]
+    assert written == ["<tool_call>1</tool_call>", "<tool_call>2</tool_call>"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"), [("a</think>b", "b"), ("a</reason>b</think>c", "c"), ("<think>a", "<think>a"), ("", "")]
+)
+def test_what_follows_the_reasoning(text: str, rest: str) -> None:
+    assert after_reasoning(text) == rest
