@@ -100,7 +100,10 @@ class Recorder:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
-        return Generation(self.write(prompt_ids), None, "stop")
+        ids = self.write(prompt_ids)
+        if on_tokens is not None:
+            on_tokens(ids)
+        return Generation(ids, None, "stop")
 
     async def aclose(self) -> None:
         return
