@@ -11,10 +11,12 @@ assert grade(gold="1/2", pred="\\\\boxed{0.5}").correct
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False
+"""True to type checkers. The module `typing` is not imported for it, as every program in the judge would carry that."""
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from rstar2.data.problem import Problem
     from rstar2.data.source import Source
     from rstar2.eval.benchmarks import Benchmark
@@ -24,13 +26,17 @@ if TYPE_CHECKING:
     from rstar2.loop.agent import rollout
     from rstar2.loop.tool import Tool, ToolContext, tool
     from rstar2.loop.trace import Trace, read_traces
+    from rstar2.train import select
+    from rstar2.train.group import Group, Rollout
 
 __version__ = "0.1.0"
 __all__ = [
     "Benchmark",
     "GraderPool",
+    "Group",
     "JudgeClient",
     "Problem",
+    "Rollout",
     "RunRequest",
     "RunResult",
     "Source",
@@ -42,6 +48,7 @@ __all__ = [
     "grade",
     "read_traces",
     "rollout",
+    "select",
     "tool",
 ]
 _MODULES = {
@@ -54,6 +61,8 @@ _MODULES = {
     "rstar2.loop.agent": ("rollout",),
     "rstar2.loop.tool": ("Tool", "ToolContext", "tool"),
     "rstar2.loop.trace": ("Trace", "read_traces"),
+    "rstar2.train": ("select",),
+    "rstar2.train.group": ("Group", "Rollout"),
 }
 """The modules of the names in `__all__`, which type checkers read above."""
 
@@ -61,8 +70,13 @@ _MODULES = {
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package
 
     def __getattr__(name: str) -> Any:
+        """Import the module of a name of the public API, when the name is first used."""
+        import importlib
+
         for module, names in _MODULES.items():
             if name in names:
+                if name == "select":  # itself a module, with the shipped selections
+                    importlib.import_module(f"{module}.{name}")
                 value = globals()[name] = getattr(importlib.import_module(module), name)
                 return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,9 @@ from pathlib import Path
 GIB = 1 << 30
 _ASK_S = 120.0
 """`nvidia-smi` takes long on a machine with many GPUs if its driver has to start."""
-_QUERY = "index,uuid,name,memory.total,memory.free,compute_cap"
 _CGROUP = Path("/sys/fs/cgroup")
 _DEV = Path("/dev")
+_AMD_DRIVER = Path("/sys/module/amdgpu/version")
 _GPU_DEVICES = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")
 """Devices of NVIDIA's and AMD's drivers, Jetson boards and WSL included; `torch.cuda` knows of no other GPUs."""
 _TORCH = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(i))"
@@ -85,7 +86,7 @@ def nvidia_gpus() -> list[GPU]:
     return [
         GPU(name, int(total) / 1024, int(free) / 1024, float(capability))
         for name, total, free, capability in _nvidia_smi()
-        if total.isdigit() and free.isdigit()
+        if total.isdigit() and free.isdigit() and re.fullmatch(r"\d+\.\d+", capability)
     ]
 
 
@@ -95,18 +96,35 @@ def gpu_kind() -> str | None:
     return next((kind for kind in GPU_KINDS if kind in here), None)
 
 
-def _nvidia_smi() -> list[list[str]]:
-    """`_QUERY` without index and UUID, for each GPU that CUDA_VISIBLE_DEVICES does not hide.
+def gpu_driver() -> str | None:
+    """The version of NVIDIA's or AMD's driver; None if neither says it."""
+    versions = _nvidia_smi_rows("driver_version")
+    return versions[0][0] if versions else _read(_AMD_DRIVER) or None
 
-    Empty if `nvidia-smi` is not installed or fails.
-    """
+
+def _nvidia_smi() -> list[list[str]]:
+    """Name, memory, free memory and capability of each GPU that CUDA_VISIBLE_DEVICES does not hide, as text."""
+    rows = _nvidia_smi_rows("index", "uuid", "name", "memory.total", "memory.free", "compute_cap")
+    return [values for index, uuid, *values in rows if _is_visible(index, uuid)]
+
+
+def _nvidia_smi_rows(*fields: str) -> list[list[str]]:
+    """What `nvidia-smi` says of each GPU; empty if it is not installed or fails."""
     if shutil.which("nvidia-smi") is None:
         return []
+    lines = _lines(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])
+    rows = ([value.strip() for value in line.split(",")] for line in lines)
+    # It prints warnings among them.
+    return [row for row in rows if len(row) == len(fields)]
+
+
+def _is_visible(index: str, uuid: str) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES has a GPU, by its index or by the beginning of its UUID."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = None if visible is None else [name.strip() for name in visible.split(",")]
-    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-    rows = ([value.strip() for value in line.split(",")] for line in _lines(command))
-    return [values for index, uuid, *values in rows if names is None or index in names or uuid in names]
+    if visible is None:
+        return True
+    names = [name.strip() for name in visible.split(",")]
+    return index in names or any(name.startswith("GPU-") and uuid.startswith(name) for name in names)
 
 
 def _by_torch() -> list[str]:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.machine import GPU, GPU_KINDS, gpu_kind, gpu_names, nvidia_gpus
+from rstar2.machine import GPU, GPU_KINDS, gpu_driver, gpu_kind, gpu_names, nvidia_gpus
 
 ROWS = (
-    "0, GPU-a, NVIDIA H100 80GB HBM3, 81920, 81000, 9.0",
-    "1, GPU-b, NVIDIA H100 80GB HBM3, 81920, 40960, 9.0",
+    "0, GPU-a1c2, NVIDIA H100 80GB HBM3, 81920, 81000, 9.0",
+    "WARNING: infoROM is corrupted at gpu 0000:00:1E.0",
+    "1, GPU-b1c2, NVIDIA H100 80GB HBM3, 81920, 40960, 9.0",
 )
 H100 = "NVIDIA H100 80GB HBM3, 81920 MiB"
 
@@ -36,7 +37,7 @@ def test_gpus_are_those_that_nvidia_smi_names(nvidia_smi: Path) -> None:
     assert gpu_names() == [H100, H100]
 
 
-@pytest.mark.parametrize("visible", ["1", "GPU-b", " 1 ,7"])
+@pytest.mark.parametrize("visible", ["1", "GPU-b1c2", "GPU-b", " 1 ,7"])
 def test_gpus_that_cuda_may_not_use_are_counted_by_nobody(
     visible: str, nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,3 +68,15 @@ def test_a_gpu_is_known_by_its_name(kind: str, nvidia_smi: Path) -> None:
 def test_a_gpu_of_another_kind_is_not_known(nvidia_smi: Path) -> None:
     _answer(nvidia_smi, "0, GPU-a, NVIDIA RTX 4000, 20475, 20000, 8.9")
     assert gpu_kind() is None
+
+
+def test_the_driver_is_nvidias_or_amds(
+    nvidia_smi: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _answer(nvidia_smi, "580.65.06", "580.65.06")
+    assert gpu_driver() == "580.65.06"
+    monkeypatch.setattr("rstar2.machine._AMD_DRIVER", tmp_path / "version")
+    nvidia_smi.unlink()
+    assert gpu_driver() is None
+    (tmp_path / "version").write_text("6.12.12\n")
+    assert gpu_driver() == "6.12.12"

@@ -71,7 +71,9 @@ class _Reader:
         return columns
 
     def fault(self, reason: str) -> RStarError:
-        return UserError(f"the source {self.reference}: {reason}", "See “Add a source” in CONTRIBUTING.md.")
+        return UserError(
+            f"the source {self.reference}: {reason}", "See “A data source” in docs/extending.md."
+        )
 
 
 class _ProblemReader(_Reader):

@@ -26,3 +26,26 @@ service/ starts all of it (start.py), keeps it running (supervisor.py) and finds
 Packages import downwards only: service; client, server and worker, which do not know each other; sandbox; queue;
 schema. pyproject.toml holds the rule.
 """
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+"""True to type checkers, as in `rstar2`."""
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rstar2.judge.client import JudgeClient, SyncJudgeClient
+    from rstar2.judge.schema import RunRequest, RunResult
+
+__all__ = ["JudgeClient", "RunRequest", "RunResult", "SyncJudgeClient"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """The names of the judge in the public API of `rstar2`, when they are first used."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import rstar2
+
+        return getattr(rstar2, name)

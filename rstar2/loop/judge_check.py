@@ -96,9 +96,12 @@ async def judge_report(
     """Run a program with each tool of a format that takes code, and import `packages`; without a format, a plain one.
 
     Raises:
+        UserError: a tool of the format cannot be loaded.
         AccessRefused: the judge refuses the token.
         JudgeError: nothing answers, or a program that prints a number does not print it.
     """
+    if fmt is not None:
+        fmt.load_tools()
     isolation = (await judge.health()).get("isolation")
     codes = [name for name in (fmt.tool_names if fmt else ()) if _takes_code(name)]
     if not codes:

@@ -243,7 +243,7 @@ def tool(
 
 def _made(function: Callable[P, R], name: str | None, aliases: tuple[str, ...]) -> Tool[P, R]:
     name = name or function.__name__
-    hint = "See “Add a tool” in CONTRIBUTING.md."
+    hint = "See “A tool” in docs/extending.md."
 
     def refused(reason: str) -> UserError:
         return UserError(f"the tool {name} in {function.__module__}: {reason}", hint)

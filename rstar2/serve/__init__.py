@@ -1,4 +1,4 @@
-"""Serves a model over HTTP as OpenAI's API does: with vLLM, or with transformers where vLLM is not installed.
+"""Serves a model with vLLM, and the agent with its tools, over HTTP in the format of OpenAI's API.
 
 vllm          finds vLLM, and makes its command line
 hardware      GPUs and memory of this machine, and how a model is laid out on them
@@ -7,7 +7,7 @@ plan          those processes: engines, a router before several, the endpoint wi
 launch        starts one server process and waits until it answers
 causes        what a log says about why a server ended, and what to do
 supervisor    the process that keeps the others alive; start, state, figures: its other side, in the command line
-openai/       HTTP endpoints of our own: the transformers engine, and the agent with its tools
+openai/       the agent's HTTP endpoint, which can also run its model with transformers
 """
 
 from rstar2.serve.launch import running_server

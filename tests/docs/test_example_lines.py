@@ -174,6 +174,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     measured = [{"id": f"{name}-1", "correct": 8, "samples": 16} for name in sources()]
     write_json(root / "runs/agree/rl/results.json", {"per_problem": measured})
     (root / "problem.txt").write_text(problems[0].problem)
+    shutil.copy(ROOT / "examples/own_benchmark/estimates.py", root / "my_bench.py")
     (root / "prog.py").write_text("print(6 * 7)")
     (root / "input.txt").write_text("")
     python = root / ".venv-vllm/bin/python"

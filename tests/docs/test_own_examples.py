@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rstar2.loop.prompts import load_tokenizer
 from support.optional import needs
 from support.servers.chat_api import ChatEndpoint
 from support.servers.vllm_standin import serving
@@ -21,6 +20,7 @@ from support.servers.vllm_standin import serving
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.loop.formats.format import FORMAT_FILE
+from rstar2.loop.turns.choose import load_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -231,7 +231,7 @@ def test_a_rollout_has_the_stages_turns_tokens_and_reward(
         data_config=DictConfigWrap(config.data),
     )
     assert loop._limits == Limits(TURNS[stage], TOKENS[stage])
-    assert (loop._reward, loop._seed) == ("paper", 7)
+    assert (loop._reward.name, loop._seed) == ("paper", 7)
 
 
 def test_a_step_is_one_update_with_16_rollouts_of_each_of_512_problems(

@@ -20,7 +20,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from rstar2.errors import Failure
+from rstar2.errors import Failure, RStarError
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.client.http import AccessRefused, JudgeError
@@ -306,7 +306,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         seed = sample_seed(self._seed, f"roc {self._step} {rollouts[0].problem_id}", 0)
         try:
             return self._selection.choose(rollouts, self._keep, np.random.default_rng(seed))
-        except Failure as error:
+        except RStarError as error:
             write_final_error(self._agent_loop.parent, error)
             raise
 

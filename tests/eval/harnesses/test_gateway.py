@@ -65,7 +65,7 @@ async def test_the_openai_client_of_a_harness_reads_the_answer_and_a_refusal() -
     said: list[Any] = [{"role": "user", "content": "hello"}]
     with serving(ChatStandIn(lambda body: "hi")) as server:
         async with (
-            aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat,
+            aclosing(ServerChat(server.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S)) as chat,
             Gateway(chat, SETTINGS) as gateway,
         ):
             async with gateway.conversation("a", 0) as conversation:

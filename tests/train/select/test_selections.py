@@ -16,11 +16,12 @@ from rstar2.eval.settings import sample_seed
 from rstar2.loop.trace import ToolCall, Trace, Turn
 from rstar2.runs import open_run
 from rstar2.train.algorithms import OBJECTIVES
+from rstar2.train.changeable import compared
+from rstar2.train.command import stage_command
 from rstar2.train.group import Rollout
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import on_top, stage_recipe
 from rstar2.train.select import Selection, SelectSettings, shipped
-from rstar2.train.trainer.changeable import compared
 
 RIVALS = [name for name in shipped() if name not in ("roc", "release")]
 
@@ -300,6 +301,13 @@ def test_a_users_selection_beside_the_recipe_is_applied_with_its_settings(own: P
     with pytest.raises(UserError, match=r"select\.most_tokens must be a whole number, not 'many'"):
         stage_recipe(1, None, ["select.most_tokens=many"], str(own))
     assert own_selection("as_array") == [0, 1]
+
+
+def test_workers_on_other_nodes_look_for_the_module_in_the_same_folder(own: Path) -> None:
+    recipe = stage_recipe(1, None, [], str(own))
+    argv = stage_command(recipe, own.parent / "stage1", "model").argv
+    [folders] = [word for word in argv if "env_vars.RSTAR2_MODULE_FOLDERS=" in word]
+    assert str(own.parent) in folders
 
 
 @pytest.mark.parametrize(

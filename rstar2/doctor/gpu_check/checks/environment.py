@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from rstar2.doctor.gpu_check.check import Check, CheckFailed, Measured, Settings
-from rstar2.machine import GIB, gpu_names, memory_bytes, usable_cores
+from rstar2.machine import GIB, gpu_driver, gpu_names, memory_bytes, usable_cores
 
 PACKAGES = (
     "torch",
@@ -31,8 +29,6 @@ SIDE = 1024
 """Rows and columns of the matrices that are multiplied."""
 MOST_ERROR = 0.02
 """Largest relative error of a product in bf16."""
-_ASK_S = 60.0
-_AMD_DRIVER = Path("/sys/module/amdgpu/version")
 
 
 def run(settings: Settings) -> Measured:
@@ -70,19 +66,9 @@ def _add_gpu(seen: Measured, torch: Any) -> None:
     seen.add("compute capability", f"{properties.major}.{properties.minor}")
     if torch.version.hip:
         seen.add("architecture", str(getattr(properties, "gcnArchName", "")))
-    seen.add("driver", _driver())
+    seen.add("driver", gpu_driver())
     seen.add("CUDA of torch", torch.version.cuda)
     seen.add("ROCm of torch", torch.version.hip)
-
-
-def _driver() -> str | None:
-    """The version of NVIDIA's or AMD's driver; None if neither says it."""
-    try:
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
-        return answer.stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return _AMD_DRIVER.read_text().strip() if _AMD_DRIVER.exists() else None
 
 
 def _version(package: str) -> str | None:
