@@ -262,7 +262,7 @@ def test_a_step_of_sft_and_of_rl(family: str, tmp_path: Path, judge: JudgeHandle
         "train", "--stage", 1, "--model", tmp_path / "sft" / "model", "--data", problems, "--run", tmp_path / "rl",
         "--profile", "laptop", "--judge", judge.url,
         *sets("steps=1", "rollout.prompts=2", "rollout.rollouts=4", "rollout.prompt_tokens=2048", "rollout.tokens=32",
-              "rollout.max_turns=2", "roc.down_sample_to_n=2", "roc.reject_equal_reward=false", "reward=constant"),
+              "rollout.max_turns=2", "groups.keep=2", "groups.drop_equal_rewards=false", "reward=constant"),
     )  # fmt: skip
     assert ran.code == 0, ran.stderr
     made = load_codec(tmp_path / "rl" / "stage1" / "model")
