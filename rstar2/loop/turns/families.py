@@ -52,6 +52,7 @@ class FamilyCodec(ChatCodec):
         assert fmt.family is not None
         self._renderer = _renderer(tokenizer, fmt.family, fmt.family_options)
         self.thoughts = _THOUGHTS[getattr(self._renderer, "effective_thinking_retention", "template")]
+        self.source = f"{source} (family {fmt.family}; thoughts of earlier turns {self.thoughts})"
         stops = [int(token) for token in self._renderer.get_stop_token_ids()]
         special = {*tokenizer.all_special_tokens, *(str(tokenizer.convert_ids_to_tokens(i)) for i in stops)}
         own_text = "\n".join([fmt.template, fmt.system or "", fmt.user])
