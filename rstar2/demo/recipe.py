@@ -12,11 +12,11 @@ from rstar2.config import KeysOf, Strict, resolve
 from rstar2.demo.tiny import TinyModel
 from rstar2.errors import UserError
 from rstar2.eval.settings import HOW_IT_RUNS, EvalSettings
+from rstar2.train.changeable import compared, without
 from rstar2.train.command import Command, sft_command, stage_commands
 from rstar2.train.hardware import LAPTOP
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
 from rstar2.train.recipe_files import on_top, read_recipe, sft_recipe, stage_recipe
-from rstar2.train.trainer.changeable import compared, without
 from rstar2.train.trainer.tracking import check_trackers
 
 StageKeys = Annotated[dict[str, Any], KeysOf(StageRecipe)]
@@ -91,7 +91,7 @@ class DemoPlan:
 
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
-        """What of a run's config must be the same at every start, see `rstar2.train.trainer.changeable`."""
+        """What of a run's config must be the same at every start, see `rstar2.train.changeable`."""
         stages = {name: compared(recipe) for name, recipe in config.items() if name != "demo"}
         demo = config["demo"]
         given = {name: compared(demo[name]) for name in ("sft", "rl", "stage1", "stage2", "stage3")}

@@ -1,6 +1,6 @@
 """Recipes: the settings of SFT and of an RL stage; `rstar2.train.recipe_files` reads them from TOML files.
 
-`rstar2.train.trainer.changeable` names the keys that may differ where a run is continued.
+`rstar2.train.changeable` names the keys that may differ where a run is continued.
 """
 
 from __future__ import annotations

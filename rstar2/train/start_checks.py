@@ -22,12 +22,12 @@ from rstar2.loop.turns.codec import ChatCodec, Encoded
 from rstar2.model_shape import weight_files
 from rstar2.train.answers import UnreadableAnswer, readable_rows
 from rstar2.train.attention import check_attention
+from rstar2.train.changeable import compared
 from rstar2.train.conversations import encode, read_conversations
 from rstar2.train.filter.unsolved import check_counted, counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import JudgeAddress, Rows, problems_of
 from rstar2.train.stages import check_enough, last_actor, prompt_lengths
-from rstar2.train.trainer.changeable import compared
 from rstar2.train.trainer.tracking import check_trackers
 
 SAMPLED_CONVERSATIONS = 256
@@ -65,7 +65,7 @@ class TrainPlan:
 
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
-        """What of a run's config must be the same at every start, see `rstar2.train.trainer.changeable`."""
+        """What of a run's config must be the same at every start, see `rstar2.train.changeable`."""
         recipes = {number: compared(recipe) for number, recipe in config["recipes"].items()}
         return {**config, "recipes": recipes}
 

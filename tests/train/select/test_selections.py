@@ -16,12 +16,12 @@ from rstar2.eval.settings import sample_seed
 from rstar2.loop.trace import ToolCall, Trace, Turn
 from rstar2.runs import open_run
 from rstar2.train.algorithms import OBJECTIVES
+from rstar2.train.changeable import compared
 from rstar2.train.command import stage_command
 from rstar2.train.group import Rollout
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import on_top, stage_recipe
 from rstar2.train.select import Selection, SelectSettings, shipped
-from rstar2.train.trainer.changeable import compared
 
 RIVALS = [name for name in shipped() if name not in ("roc", "release")]
 

@@ -14,10 +14,10 @@ from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.loop.formats.format import ours
 from rstar2.runs import load_config, open_run
+from rstar2.train.changeable import MAY_CHANGE
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.recipe_files import sft_recipe, stage_recipes
 from rstar2.train.start_checks import SftPlan, TrainPlan
-from rstar2.train.trainer.changeable import MAY_CHANGE
 
 Plan = TrainPlan | SftPlan | DemoPlan
 
