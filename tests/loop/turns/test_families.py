@@ -295,10 +295,15 @@ def test_families_are_those_of_the_library_and_have_its_names() -> None:
 
 QWEN3 = r"""
 {%- if tools %}{{- HEADER }}{% for tool in tools %}{{- '\n' + (tool | tojson) }}{% endfor %}{{- FOOTER }}{% endif -%}
+{%- set asked = namespace(last=0) %}
+{%- for message in messages if message.role == 'user' %}{% set asked.last = messages.index(message) %}{% endfor %}
 {%- for message in messages %}
     {%- if message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\n<think>\n' + (message.reasoning_content | default('')) }}
-        {{- '\n</think>\n\n' + message.content }}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if loop.index0 > asked.last %}
+            {{- '<think>\n' + (message.reasoning_content | default('')) + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- message.content }}
         {%- for call in message.tool_calls %}
             {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
             {{- (call.function.arguments | tojson) + '}\n</tool_call>' }}
@@ -314,7 +319,7 @@ QWEN3 = r"""
 
 
 def _qwen3_template() -> str:
-    """A chat template that writes what Qwen3's does, for conversations with one question."""
+    """A chat template that writes what Qwen3's does."""
     tokenizer = family_tokenizer("qwen3")
     renderer = families._renderer(tokenizer, "qwen3", {})
     text = tokenizer.decode(
