@@ -124,18 +124,18 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
         check_float32(folder)
         model, codec = open_folder(folder, max_batch=1, choice=choice.format)
         codec = _with_tool(codec, choice.tool)
-        return OpenModel(ContinuingEngine(model, codec.end_id, notice, retries), codec, str(folder))
+        return OpenModel(ContinuingEngine(model, codec.stop_ids, notice, retries), codec, str(folder))
     if choice.api == "chat":
         tool = _tool_name(choice.tool or "program")
         endpoint = await _reached(open_chat_api(choice.url, choice.name, choice.key, tool=tool))
-        engine = ContinuingEngine(endpoint.engine, None, notice, retries)
+        engine = ContinuingEngine(endpoint.engine, (), notice, retries)
         checkpoint = f"{endpoint.served.model} at {choice.url}, over its chat API"
         return OpenModel(engine, endpoint.codec, checkpoint, INEXACT)
     opening = open_server(choice.url, choice.name, choice.named, choice=choice.format, key=choice.key)
     server = await _reached(opening)
     codec = _with_tool(server.codec, choice.tool)
     checkpoint = f"{server.served.model} ({server.served.root}) at {choice.url}"
-    return OpenModel(ContinuingEngine(server.engine, codec.end_id, notice, retries), codec, checkpoint)
+    return OpenModel(ContinuingEngine(server.engine, codec.stop_ids, notice, retries), codec, checkpoint)
 
 
 async def _reached(asked: Coroutine[Any, Any, T]) -> T:

@@ -25,15 +25,15 @@ class ContinuingEngine:
 
     Args:
         engine: generates.
-        stop_id: ends a turn; None for an engine that cannot continue one.
+        stop_ids: tokens that end a turn; none for an engine that cannot continue one.
         notice: shows a person, once per outage, that the engine is away.
         retries: how long to wait for the engine.
     """
 
-    def __init__(self, engine: Engine, stop_id: int | None, notice: Notice, retries: RetryPolicy) -> None:
+    def __init__(self, engine: Engine, stop_ids: Sequence[int], notice: Notice, retries: RetryPolicy) -> None:
         self.notice = notice
         self._engine = engine
-        self._stop_id = stop_id
+        self._stop_ids = frozenset(stop_ids)
         self._service = retries.service("engine")
 
     @property
@@ -67,7 +67,7 @@ class ContinuingEngine:
 
         while True:
             before = len(written)
-            if before and written[-1] == self._stop_id:
+            if before and written[-1] in self._stop_ids:
                 return Generation(written, None, "stop")
             if before >= sampling.max_tokens:
                 return Generation(written, None, "length")
@@ -78,7 +78,7 @@ class ContinuingEngine:
                 try:
                     return await self._engine.generate(prompt, rest, show)  # noqa: B023
                 except EngineUnavailable as error:
-                    if written and self._stop_id is None:
+                    if written and not self._stop_ids:
                         raise EngineError(error.message, error.hint) from error
                     if len(written) == before:  # noqa: B023
                         raise

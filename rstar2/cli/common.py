@@ -88,7 +88,10 @@ Model = Annotated[
 ]
 Format = Annotated[
     str | None,
-    typer.Option(help="A format's name or file; by default the model's own.", metavar="NAME|FILE"),
+    typer.Option(
+        help="A format's name or file, or a family of models such as qwen3.5; by default the model's own.",
+        metavar="NAME|FILE",
+    ),
 ]
 ForceFormat = Annotated[
     bool, typer.Option("--force-format", help="Use --format even if the model has another format.")

@@ -51,7 +51,7 @@ class RolloutTools:
         self._format = fmt
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
-        """Run a call whose arguments `rstar2.loop.agent.checked_call` checked.
+        """Run a call whose arguments `rstar2.loop.agent.checked_call` accepted.
 
         Its status is `lost` if the service behind the tool failed, which the tool says by raising an RStarError.
         Whatever else a tool raises is the `error` of that call.

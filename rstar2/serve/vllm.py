@@ -181,7 +181,7 @@ def template_of(model: str, choice: FormatChoice) -> str | None:
     if choice.named is None and not (Path(model) / FORMAT_FILE).exists():
         return None
     template = load_codec(Path(model) if Path(model).is_dir() else model, choice).format.template
-    return None if choice.named is None else template
+    return None if choice.named is None else template or None
 
 
 def files_of(model: str) -> Path | None:

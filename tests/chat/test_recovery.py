@@ -45,7 +45,7 @@ async def test_the_wait_begins_when_a_server_is_seen_to_be_away_and_not_with_its
 ) -> None:
     server, said = Breaks(for_good), list[str]()
     retries = RetryPolicy(30.0, PAUSES, clock=lambda: server.now)
-    engine = ContinuingEngine(server, END, said.append, retries)
+    engine = ContinuingEngine(server, [END], said.append, retries)
     if for_good:
         with pytest.raises(EngineUnavailable, match="the engine has not answered for 30 seconds: it broke"):
             await engine.generate([7], Sampling(max_tokens=10), lambda _: None)

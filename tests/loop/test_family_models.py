@@ -13,7 +13,6 @@ import pytest
 
 pytest.importorskip("renderers")
 
-from rstar2.eval.runner import evaluate
 from support.commands import rstar2
 from support.family_tokenizers import family_tokenizer
 from support.optional import needs
@@ -24,6 +23,7 @@ from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.eval.grader import GraderPool
+from rstar2.eval.run import evaluate
 from rstar2.eval.settings import EvalSettings
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits
@@ -100,7 +100,10 @@ class Recorder:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
-        return Generation(self.write(prompt_ids), None, "stop")
+        ids = self.write(prompt_ids)
+        if on_tokens is not None:
+            on_tokens(ids)
+        return Generation(ids, None, "stop")
 
     async def aclose(self) -> None:
         return
@@ -136,6 +139,7 @@ async def asked_by_verl(model: Path) -> list[list[int]]:
     """Through our agent loop, with VERL's tokenizer of the model's folder."""
     from verl.utils import hf_tokenizer
 
+    from rstar2.train.reward import Reward
     from rstar2.train.stages import in_format
     from rstar2.train.verl.agent_loop import RStarAgentLoop
 
@@ -149,7 +153,7 @@ async def asked_by_verl(model: Path) -> list[list[int]]:
     loop: Any = RStarAgentLoop.__new__(RStarAgentLoop)
     loop.server_manager, loop.rollout_config = Server(), SimpleNamespace(name="vllm")
     loop._codec, loop._limits, loop._tools = codec, Limits(), Tools()
-    loop._traces, loop._trace_share, loop._seed, loop._reward = None, 0.0, 1, "boxed"
+    loop._traces, loop._trace_share, loop._seed, loop._reward = None, 0.0, 1, Reward("boxed")
     (row,) = in_format(rl_rows([PROBLEM], 2, "test"), codec.format)
     about = {key: row[key] for key in ("extra_info", "reward_model")}
     output = await loop.run(
@@ -164,7 +168,8 @@ async def test_eval_chat_verl_and_sft_have_the_same_ids(family: str, tmp_path: P
     pytest.importorskip("verl")
     model = family_model(tmp_path / "model", family)
     codec = load_codec(model)
-    assert (codec.source, codec.format.family) == (FORMAT_FILE, family)
+    assert codec.format.family == family
+    assert codec.source == f"{FORMAT_FILE} (family {family}; thoughts of earlier turns {codec.thoughts})"
     asked = await asked_in_eval(codec, tmp_path)
     sample = codec.training_sample(conversation(codec), None)
     starts = [start for start, _ in _runs(sample.loss_mask.tolist())]
@@ -208,25 +213,24 @@ def test_the_commands_take_a_model_of_a_family(model: Path, tmp_path: Path, judg
     assert json.loads(shown.stdout)["prompt_ids"] == prompt
 
 
-def test_serve_shows_a_client_what_rollouts_show(model: Path) -> None:
+def test_the_agents_endpoint_shows_the_model_the_same_and_its_client_thought_and_answer(model: Path) -> None:
     from fastapi import FastAPI
     from fastapi.testclient import TestClient
-    from rstar2.serve.openai.completions import completions_router
-    from rstar2.serve.openai.turns import Model
 
-    from rstar2.engines.hf import HFEngine
+    from rstar2.serve.openai.agent import Agent, agent_router
 
     codec = load_codec(model)
-    app = FastAPI()
-    app.include_router(
-        completions_router(Model(HFEngine(model, codec.stop_ids, max_batch=1, threads=1), codec, "tiny"))
-    )
-    tool = codec.format.tools[0]
-    body = {"messages": codec.format.messages(PROBLEM.problem), "tools": [tool], "max_tokens": 4}
+    engine, app = Recorder(codec), FastAPI()
+    app.include_router(agent_router(Agent(engine, codec, Tools(), Limits(), "tiny")))
     with TestClient(app) as client:
-        answer = client.post("/v1/chat/completions", json=body).json()
-    prompt = codec.prompt(codec.format.messages(PROBLEM.problem))
-    assert answer["usage"]["prompt_tokens"] == len(prompt)
+        body = {"messages": [{"role": "user", "content": PROBLEM.problem}]}
+        message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    sample = codec.training_sample(conversation(codec), None)
+    starts = [start for start, _ in _runs(sample.loss_mask.tolist())]
+    assert engine.asked == [sample.input_ids.tolist()[:start] for start in starts]
+    assert message["content"] == "\\boxed{4}"
+    assert ("I ask." in message["reasoning_content"]) is (codec.format.family != "llama-3")
+    assert [call["output"] for call in message["executed_tools"]] == [OUTPUT]
 
 
 TRAINED = ("qwen3.5", "glm-5")
@@ -258,7 +262,7 @@ def test_a_step_of_sft_and_of_rl(family: str, tmp_path: Path, judge: JudgeHandle
         "train", "--stage", 1, "--model", tmp_path / "sft" / "model", "--data", problems, "--run", tmp_path / "rl",
         "--profile", "laptop", "--judge", judge.url,
         *sets("steps=1", "rollout.prompts=2", "rollout.rollouts=4", "rollout.prompt_tokens=2048", "rollout.tokens=32",
-              "rollout.max_turns=2", "roc.down_sample_to_n=2", "roc.reject_equal_reward=false", "reward=constant"),
+              "rollout.max_turns=2", "groups.keep=2", "groups.drop_equal_rewards=false", "reward=constant"),
     )  # fmt: skip
     assert ran.code == 0, ran.stderr
     made = load_codec(tmp_path / "rl" / "stage1" / "model")

@@ -31,6 +31,7 @@ from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.trace import ToolCall
 from rstar2.loop.turns.choose import codec_for, load_codec, load_tokenizer
 from rstar2.loop.turns.codec import ChatCodec
+from rstar2.train.reward import Reward
 from rstar2.train.stages import in_format
 from rstar2.train.start_checks import with_format
 
@@ -131,7 +132,7 @@ async def asked_by_verl(model: Path) -> list[list[int]]:
     loop: Any = RStarAgentLoop.__new__(RStarAgentLoop)
     loop.server_manager, loop.rollout_config = Server(), SimpleNamespace(name="vllm")
     loop._codec, loop._limits, loop._tools = codec, Limits(), Tools()
-    loop._traces, loop._trace_share, loop._seed, loop._reward = None, 0.0, 1, "paper"
+    loop._traces, loop._trace_share, loop._seed, loop._reward = None, 0.0, 1, Reward("paper")
     (row,) = in_format(rl_rows([PROBLEM], 2, "test"), codec.format)
     given = {key: row[key] for key in ("extra_info", "reward_model")}
     output = await loop.run(

@@ -90,7 +90,7 @@ class EngineChat:
         if tools:
             self._refuse_dropped(self._codec.tokenizer.decode(prompt), tools)
         made = await self._engine.generate(prompt, sampling)
-        message, written = self._codec.message(made.token_ids, prompt, with_calls=bool(tools))
+        message, written = self._codec.message(made.token_ids, prompt, list(tools))
         calls = message.get("tool_calls")
         finish = "length" if made.finish == "length" else "tool_calls" if calls else "stop"
         return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids, written)

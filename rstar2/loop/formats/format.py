@@ -58,7 +58,7 @@ class Format(Strict):
     calls_per_turn: int | None = Field(None, ge=1)
     """Further calls of a turn are not run; None runs all, side by side."""
     closed_calls_only: bool = False
-    """A call without `</tool_call>` is none. Otherwise the end of the turn closes it, see `formats.calls`."""
+    """A call without `</tool_call>` is none. Otherwise the end of the turn closes it, see `turns.tags`."""
     missing_texts_are_empty: bool = False
     """A text argument that a call leaves out is empty, as in the authors' released code. Otherwise a call without one
     that its tool requires is refused."""

@@ -140,7 +140,7 @@ def model_format(model: str | Path, tokenizer: Any) -> tuple[Format, str]:
     found = family_of(tokenizer, template, _model_types(model))
     if found is None:
         return fmt, "its own chat template"
-    return _of_family(fmt, *found), f"{found[0]}, as its own chat template writes turns"
+    return _of_family(fmt, *found), "its own chat template"
 
 
 def named_format(named: str, own: Format, source: str) -> Format:

@@ -84,11 +84,11 @@ class ChatCodec(ABC):
 
     @abstractmethod
     def message(
-        self, token_ids: Sequence[int], prompt_ids: Sequence[int], with_calls: bool
+        self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]
     ) -> tuple[Message, ParsedTurn]:
         """A turn as a message of OpenAI's API, and as a trace keeps it.
 
-        With `with_calls`, calls that can be read become `tool_calls`.
+        If the model was shown `tools`, calls that can be read become `tool_calls`.
         """
 
     @abstractmethod

@@ -52,6 +52,7 @@ class FamilyCodec(ChatCodec):
         assert fmt.family is not None
         self._renderer = _renderer(tokenizer, fmt.family, fmt.family_options)
         self.thoughts = _THOUGHTS[getattr(self._renderer, "effective_thinking_retention", "template")]
+        self.source = f"{source} (family {fmt.family}; thoughts of earlier turns {self.thoughts})"
         stops = [int(token) for token in self._renderer.get_stop_token_ids()]
         special = {*tokenizer.all_special_tokens, *(str(tokenizer.convert_ids_to_tokens(i)) for i in stops)}
         own_text = "\n".join([fmt.template, fmt.system or "", fmt.user])
@@ -100,6 +101,10 @@ class FamilyCodec(ChatCodec):
         return self.bridge(ids[:start], ids[start:end], replies) or []
 
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedTurn:
+        return self._read(token_ids, prompt_ids, self.format.shown_tools or list(self.format.tools))
+
+    def _read(self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]) -> ParsedTurn:
+        """Read a turn. The types of arguments, which some families do not write, are those of `tools`."""
         ids = list(token_ids)
         while ids and ids[-1] in self._stops:
             ids.pop()
@@ -108,7 +113,7 @@ class FamilyCodec(ChatCodec):
         try:
             read = self._renderer.parse_response(
                 ids,
-                tools=self.format.shown_tools or list(self.format.tools),
+                tools=tools or None,
                 prompt_ids=list(prompt_ids) or None,
             )
         except Exception as error:  # noqa: BLE001 - a model can write anything, and a renderer raise anything
@@ -123,14 +128,14 @@ class FamilyCodec(ChatCodec):
         return _FamilyStream(self)
 
     def message(
-        self, token_ids: Sequence[int], prompt_ids: Sequence[int], with_calls: bool
+        self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]
     ) -> tuple[Message, ParsedTurn]:
-        read = self.parse(token_ids, prompt_ids)
+        read = self._read(token_ids, prompt_ids, tools)
         message: Message = {"role": "assistant", "content": read.said.strip()}
         if thought := read.thought.strip():
             message["reasoning_content"] = thought
         calls = [tags.openai_call(call, number) for number, call in enumerate(read.calls) if not call.fault]
-        return (message | {"tool_calls": calls} if with_calls and calls else message), read
+        return (message | {"tool_calls": calls} if tools and calls else message), read
 
     def training_sample(self, messages: Sequence[Message], tools: list[Message] | None) -> Encoded:
         """As of `ChatCodec.training_sample`.
@@ -372,18 +377,20 @@ _PROBE_TOOL: Message = {
 
 
 def _writes_as(renderer: Any, tokenizer: Any, template: str) -> bool:
-    """Whether a renderer writes a conversation with a call as a chat template does."""
+    """Whether a renderer writes a conversation with a call and two questions as a chat template does."""
     messages: list[Message] = [
         {"role": "user", "content": "What is 6 times 7?"},
         {
             "role": "assistant",
             "content": "",
             "reasoning_content": "I ask.",
-            "tool_calls": [_call("python", {"code": 'print("6" * 7)\n'})],
+            "tool_calls": [_call("python", {"code": 'print("6" * 7)', "quiet": True, "rows": [1, "a"]})],
         },
         {"role": "tool", "name": "python", "tool_call_id": "call_0", "content": "42"},
+        {"role": "assistant", "content": "It is 42.", "reasoning_content": "I see."},
+        {"role": "user", "content": "Sure?"},
     ]
-    for asked in (messages[:1], messages):
+    for asked in (messages[:1], messages[:3], messages):
         try:
             own = tokenizer.apply_chat_template(
                 asked,

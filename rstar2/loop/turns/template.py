@@ -103,13 +103,13 @@ class TemplateCodec(ChatCodec):
         return TagStream(self.decode, self.thinks_first)
 
     def message(
-        self, token_ids: Sequence[int], prompt_ids: Sequence[int], with_calls: bool
+        self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]
     ) -> tuple[Message, ParsedTurn]:
         text = self.turn_start + self.decode(token_ids)
         message: Message = {"role": "assistant", "content": text}
         read = tags.read_turn(text)
         calls = [tags.openai_call(call, number) for number, call in enumerate(read.calls) if not call.fault]
-        if with_calls and calls:
+        if tools and calls:
             message |= {"content": tags.without_calls(text).strip(), "tool_calls": calls}
         return message, read
 

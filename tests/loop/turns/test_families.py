@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("renderers")
 
 from support.family_tokenizers import TOKENS, family_tokenizer
 
+from rstar2.analysis.tokens import KINDS, TokenReader
 from rstar2.chat.conversation import Conversation
 from rstar2.errors import UserError
 from rstar2.loop.agent import Limits, answer_messages, rollout
@@ -21,10 +23,11 @@ from rstar2.loop.engine import Generation, OnTokens, Sampling
 from rstar2.loop.formats.families import FAMILIES
 from rstar2.loop.formats.format import read_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME
-from rstar2.loop.trace import ToolCall
+from rstar2.loop.trace import ToolCall, Trace
 from rstar2.loop.turns import families
 from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
+from rstar2.report.segments import turn_parts
 
 CODE = "print(\"6\" * 7, 'π')\nx = {'a': [1]}  # <b>"
 ANSWER = "It is \\boxed{42}."
@@ -210,6 +213,29 @@ def test_rollouts_and_sft_have_the_same_ids(family: str, codec: ChatCodec) -> No
         {"role": "tool", "name": NAME, "content": trace.calls[0].output}])]  # fmt: skip
 
 
+def test_a_report_and_an_analysis_read_the_parts_that_the_family_read(family: str, codec: ChatCodec) -> None:
+    first = _encode(codec, _turn(family, "I ask.", _calls(family, CODE)), _calling_end(codec))
+    engine = Scripted([first, _encode(codec, _turn(family, "I see.", ANSWER), codec.end_id)])
+    prompt = codec.prompt(codec.format.messages("?"))
+    trace = asyncio.run(
+        rollout(prompt, engine=engine, tools=Echo(), codec=codec, limits=Limits(4, 4096), sampling=Sampling())
+    )
+    trace = Trace.model_validate_json(trace.model_dump_json())
+    thought = ["thought"] if SYNTAX[family].think else []
+    parts = [turn_parts(turn) for turn in trace.turns]
+    assert [[part["kind"] for part in each] for each in parts] == [[*thought, "call"], [*thought, "text"]]
+    assert (parts[0][-1]["code"], parts[0][-1]["status"]) == (CODE, "ok")
+    reader = TokenReader(codec.tokenizer)
+    [tokens] = reader.read_all([trace])
+    ids = np.array(trace.response_ids)[np.array(trace.response_mask, dtype=bool)]
+    code = codec.tokenizer.decode(ids[tokens.kind == KINDS.index("code")].tolist())
+    # Of a character over several tokens only the first has text.
+    assert code.replace("\ufffd", "π") == (
+        json.dumps(CODE, ensure_ascii=False)[1:-1] if family in ("qwen3", "llama-3") else CODE
+    )
+    assert ANSWER in codec.tokenizer.decode(ids[tokens.kind == KINDS.index("prose")].tolist())
+
+
 def test_no_reply_of_a_tool_can_end_or_open_a_turn(codec: ChatCodec) -> None:
     controls = {
         *codec.stop_ids,
@@ -269,10 +295,15 @@ def test_families_are_those_of_the_library_and_have_its_names() -> None:
 
 QWEN3 = r"""
 {%- if tools %}{{- HEADER }}{% for tool in tools %}{{- '\n' + (tool | tojson) }}{% endfor %}{{- FOOTER }}{% endif -%}
+{%- set asked = namespace(last=0) %}
+{%- for message in messages if message.role == 'user' %}{% set asked.last = messages.index(message) %}{% endfor %}
 {%- for message in messages %}
     {%- if message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\n<think>\n' + (message.reasoning_content | default('')) }}
-        {{- '\n</think>\n\n' + message.content }}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if loop.index0 > asked.last %}
+            {{- '<think>\n' + (message.reasoning_content | default('')) + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- message.content }}
         {%- for call in message.tool_calls %}
             {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
             {{- (call.function.arguments | tojson) + '}\n</tool_call>' }}
@@ -288,7 +319,7 @@ QWEN3 = r"""
 
 
 def _qwen3_template() -> str:
-    """A chat template that writes what Qwen3's does, for conversations with one question."""
+    """A chat template that writes what Qwen3's does."""
     tokenizer = family_tokenizer("qwen3")
     renderer = families._renderer(tokenizer, "qwen3", {})
     text = tokenizer.decode(

@@ -9,7 +9,8 @@ SERVER = """
 import argparse, http.server, json, os, pathlib, signal, sys, time
 parser = argparse.ArgumentParser()
 for name in (
-    "host port model tensor-parallel-size max-model-len tool-call-parser logprobs-mode gpu-memory-utilization dtype"
+    "host port model tensor-parallel-size max-model-len tool-call-parser reasoning-parser logprobs-mode "
+    "gpu-memory-utilization dtype"
 ).split():
     parser.add_argument("--" + name)
 parser.add_argument("--chat-template")
