@@ -5,8 +5,8 @@ Run `python clean_calls.py` to see what it gives for traces that are made up.
 
 from __future__ import annotations
 
-from rstar2.data.problem import Problem
-from rstar2.loop.trace import CallStatus, ToolCall, Trace, Turn
+from rstar2 import Problem, Trace
+from rstar2.loop.trace import CallStatus, ToolCall, Turn
 
 
 def reward(problem: Problem, trace: Trace) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rstar2.train.group import Group, Rollout
+from rstar2 import Group, Rollout
 from rstar2.train.select import roc
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from rstar2.analysis import behaviour, calls, uncertainty
+from rstar2.analysis import behaviour, calls, server, uncertainty
 from rstar2.analysis.entropy import kept_surprisal
 from rstar2.analysis.figures import draw
 from rstar2.analysis.sources import TraceSet, file_sizes, find_sets, recorded
@@ -37,6 +37,7 @@ from rstar2.eval.target import model_hash
 from rstar2.files import write_json
 from rstar2.loop.trace import Trace, read_traces
 from rstar2.loop.turns.choose import load_tokenizer
+from rstar2.retry import OnWait, Outages, RetryPolicy
 
 WINDOW = 2048
 """Traces in memory at a time."""
@@ -76,6 +77,8 @@ class Analysis:
     """What was analysed."""
     sizes: dict[Path, int]
     """Of each file of traces, the bytes that were read of it."""
+    outages: list[Outages]
+    """How long the server was away, if it was."""
 
     def write(self, folder: Path) -> None:
         """Write it all; a Failure where that is not possible."""
@@ -106,7 +109,8 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
         )
     sets = find_sets(paths)
     sizes = file_sizes(sets)
-    measured = _measured(sets, source, on_progress)
+    retries = RetryPolicy(server.WAIT_S)
+    measured = _measured(sets, source, retries, on_progress)
     for path in paths:
         if not any(one.finished for one in measured if one.set.files[0].is_relative_to(path)):
             raise UserError(f"no finished traces in {path}", "Those of samples that failed are not analysed.")
@@ -134,14 +138,17 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
         ],
         paths=paths,
         sizes=sizes,
+        outages=retries.outages,
     )
 
 
-def _measured(sets: list[TraceSet], source: EntropySource, on_progress: OnProgress) -> list[_Set]:
+def _measured(
+    sets: list[TraceSet], source: EntropySource, retries: RetryPolicy, on_progress: OnProgress
+) -> list[_Set]:
     models = _Models()
     measured = []
     for each in sets:
-        one = _Set(each, _Entropies(each, source, models))
+        one = _Set(each, _Entropies(each, source, models, retries))
         one.run(on_progress)
         measured.append(one)
     return measured
@@ -167,9 +174,14 @@ class _Models:
 class _Entropies:
     """Computes the entropies of a set's traces from one source."""
 
-    def __init__(self, traces: TraceSet, source: EntropySource, models: _Models) -> None:
+    def __init__(
+        self, traces: TraceSet, source: EntropySource, models: _Models, retries: RetryPolicy
+    ) -> None:
+        self.on_wait: OnWait | None = None
+        """Gets the reason when a request waits for the server."""
         self._source = source
         self._models = models
+        self._retries = retries
         self.about: dict[str, Any] = {"source": "", "temperature": source.temperature}
         folder: Path | None = None
         self._tokenizer: Any = None
@@ -228,12 +240,16 @@ class _Entropies:
             found = forward.entropies(model, traces, self._source.temperature, on_done)
             return [(each, None) for each in found]
         if self.about["source"] == "server":
-            from rstar2.analysis import server
-
             assert self._source.url is not None
-            size = len(self._tokenizer)
-            url, key = self._source.url, self._source.key
-            return list(server.bounds(url, self._served, traces, size, on_done, key))
+            asked = server.BoundsServer(
+                self._source.url,
+                self._served,
+                len(self._tokenizer),
+                self._retries,
+                self._source.key,
+                self.on_wait,
+            )
+            return list(asked.bounds(traces, on_done))
         kept = [kept_surprisal(trace) for trace in traces]
         on_done(len(traces))
         return None if any(each is None for each in kept) else [(each, None) for each in kept]
@@ -269,6 +285,9 @@ class _Set:
             self._done += traces
             on_progress(self.set.label, self._done)
 
+        self.entropies.on_wait = lambda trouble: on_progress(
+            f"{self.set.label}, waiting ({trouble})", self._done
+        )
         files = [(path, self._file(path, on_done)) for path in self.set.files]
         if not any(held.sizes.any() for _, held in files):
             self.kind = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,43 +13,47 @@ from rstar2.analysis.entropy import entropy_bounds
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.loop.engine import EngineUnavailable
 from rstar2.loop.trace import Trace
-from rstar2.retry import RetryPolicy
+from rstar2.retry import OnWait, RetryPolicy
 
 TOP = 20
 """Log-probabilities asked for per position: the most that a vLLM server gives unless it is told otherwise."""
 _IN_FLIGHT = 16
 _ANSWER_S = 600.0
 """Seconds one trace may take."""
-_WAIT_S = 60.0
+WAIT_S = 60.0
 """Seconds a server may be away."""
 
 Bounds = tuple[NDArray[np.float32], NDArray[np.float32]]
 """The lower and the upper bound of each token that the model wrote, each of shape (M,), in nats."""
 
 
-def bounds(
-    url: str,
-    model: str | None,
-    traces: Sequence[Trace],
-    vocabulary: int,
-    on_done: Callable[[int], None] | None = None,
-    key: str | None = None,
-) -> list[Bounds]:
-    """Ask the server at `url` for the TOP likeliest tokens at each position of the traces.
+@dataclass(frozen=True)
+class BoundsServer:
+    """A vLLM server whose model reads the token ids of traces. It must have their tokenizer."""
 
-    The server's model reads the traces' token ids; it must have their tokenizer, of `vocabulary` tokens. `key` is the
-    server's API key, where it asks for one.
+    url: str
+    model: str | None
+    """Which of its models; None if it has a single one."""
+    vocabulary: int
+    """Tokens that the tokenizer has."""
+    retries: RetryPolicy
+    key: str | None = None
+    """Its API key."""
+    on_wait: OnWait | None = None
 
-    Raises:
-        EngineError: nothing answers, or it gives no log-probabilities of prompts.
-    """
-    return asyncio.run(_bounds(VLLMEngine(url, model, key=key), traces, vocabulary, on_done))
+    def bounds(self, traces: Sequence[Trace], on_done: Callable[[int], None] | None = None) -> list[Bounds]:
+        """Ask for the TOP likeliest tokens at each position of the traces.
+
+        Raises EngineError or ServiceGone if nothing answers, EngineError if it gives no log-probabilities of prompts.
+        """
+        return asyncio.run(_bounds(self, traces, on_done))
 
 
 async def _bounds(
-    engine: VLLMEngine, traces: Sequence[Trace], vocabulary: int, on_done: Callable[[int], None] | None
+    server: BoundsServer, traces: Sequence[Trace], on_done: Callable[[int], None] | None
 ) -> list[Bounds]:
-    slots, service = asyncio.Semaphore(_IN_FLIGHT), RetryPolicy(_WAIT_S).service("engine")
+    engine = VLLMEngine(server.url, server.model, key=server.key)
+    slots, service = asyncio.Semaphore(_IN_FLIGHT), server.retries.service("engine")
 
     async def attempt(ids: list[int]) -> list[list[float]]:
         try:
@@ -60,14 +65,14 @@ async def _bounds(
     async def one(trace: Trace) -> Bounds:
         async with slots:
             ids = [*trace.prompt_ids, *trace.response_ids]
-            top = await service.call(lambda: attempt(ids))
+            top = await service.call(lambda: attempt(ids), server.on_wait)
         if on_done is not None:
             on_done(1)
         written = np.array(trace.response_mask, dtype=bool)
         rows = [row for row, own in zip(top[len(trace.prompt_ids) - 1 :], written, strict=True) if own]
         if not rows:
             return np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.float32)
-        lower, upper = entropy_bounds(np.array(rows, dtype=np.float64), vocabulary)
+        lower, upper = entropy_bounds(np.array(rows, dtype=np.float64), server.vocabulary)
         return lower.astype(np.float32), upper.astype(np.float32)
 
     try:

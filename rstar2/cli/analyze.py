@@ -91,6 +91,8 @@ def command(
             source,
             lambda label, done: status.update(escape(f"{label}: {done} traces"), spinner="dots"),
         )
+    for outages in analysis.outages:
+        err.print(outages.text, style="yellow", markup=False, soft_wrap=True)
     folder = output or _folder(paths[0])
     analysis.write(folder)
     if as_json:

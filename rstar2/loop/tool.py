@@ -150,16 +150,10 @@ class Tool(Generic[P, R]):
         Raises:
             ArgumentsError: they are no object, one that is required is missing, or one has another type.
         """
-        properties, required = self.parameters["properties"], self.parameters["required"]
         if not isinstance(arguments, dict):
             raise ArgumentsError(self._needed())
-        read = {
-            key: value
-            for key, value in arguments.items()
-            if key in properties and (value is not None or key in required or key in self._nullable)
-        }
-        self._converted(read)
-        return read
+        self._converted(arguments)
+        return self._read(arguments)
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> RunResult:
         """Run a call in this process; a function that is not async runs in a thread.
@@ -189,11 +183,20 @@ class Tool(Generic[P, R]):
             return await function(**values)
         return await _in_thread(function, values)
 
+    def _read(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that the function reads, see `fitting`."""
+        properties, required = self.parameters["properties"], self.parameters["required"]
+        return {
+            key: value
+            for key, value in arguments.items()
+            if key in properties and (value is not None or key in required or key in self._nullable)
+        }
+
     def _converted(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments with the Python types of the function, such as an Enum for its value."""
+        """The arguments that the function reads, with its Python types, such as an Enum for its value."""
         try:
             # JSON, since in it an array may be a tuple and a text a date, even though no text may be a number.
-            return self._arguments.validate_json(json.dumps(arguments), strict=True)
+            return self._arguments.validate_json(json.dumps(self._read(arguments)), strict=True)
         except ValidationError as error:
             required = self.parameters["required"]
             faults = [

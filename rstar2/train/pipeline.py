@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,22 @@ _SHOWN = ("problems", "samples", "failed_call_ratio_correct", "calls_per_trace",
 
 
 @dataclass(frozen=True)
+class _StageRun:
+    """One stage of a run."""
+
+    number: int
+    recipe: StageRecipe
+    model: Path
+    """The model it starts from."""
+    rows: Rows
+    folder: Path
+    row: str
+    """Its name in the progress."""
+    first_step: int
+    """Its first step, counted over all stages."""
+
+
+@dataclass(frozen=True)
 class Pipeline:
     """The phases of one run, over what they share; see `open_pipeline`."""
 
@@ -73,13 +89,14 @@ class Pipeline:
         """
         first_step = 0
         for number, recipe in recipes.items():
-            folder = root / f"stage{number}"
-            model = self._train_stage(number, recipe, model, rows, folder, label, first_step)
+            name = f"stage{number}"
+            stage = _StageRun(number, recipe, model, rows, root / name, f"{label}{name}", first_step)
+            model = self._train_stage(stage)
             first_step += recipe.steps
             if root == self.run.path:
                 write_json(root / "model.json", {"path": str(model.relative_to(root))})
             self.timer.save()
-            yield f"stage{number}", model
+            yield name, model
 
     def evaluate(
         self, name: str, model: Path, evaluation: Evaluation, root: Path, label: str = ""
@@ -103,27 +120,19 @@ class Pipeline:
             "wall_s": read_timing(root / name).wall_s + read_timing(out).wall_s,
         }
 
-    def _train_stage(
-        self,
-        number: int,
-        recipe: StageRecipe,
-        model: Path,
-        rows: Rows,
-        folder: Path,
-        label: str,
-        first_step: int,
-    ) -> Path:
-        row = f"{label}stage{number}"
-        title = f"stage {number}: {_method(recipe)}, {recipe.rollout.tokens} tokens"
+    def _train_stage(self, stage: _StageRun) -> Path:
+        """Train a stage, or find it done. Returns its model's folder."""
+        recipe, model, folder, row = stage.recipe, stage.model, stage.folder, stage.row
+        title = f"stage {stage.number}: {_method(recipe)}, {recipe.rollout.tokens} tokens"
         if is_done(folder):
             self.progress.start(row, title, recipe.steps)
             self.progress.finish(row, stages.DONE_BEFORE)
             return folder / "model"
-        timer = PhaseTimer(folder, self.timer)
+        timer, rows = PhaseTimer(folder, self.timer), stage.rows
         if recipe.drop_solved:
             # First what the stage leaves out, so that as many are kept as a step needs.
             rows = stages.fitting(rows, load_codec(model), recipe.rollout.prompt_tokens)
-            rows = self._unsolved(rows, recipe, model, folder, row, timer)
+            rows = self._unsolved(replace(stage, rows=rows), timer)
         self.progress.start(row, title, recipe.steps)
 
         log = self.run.logs / f"{folder.name}.log"
@@ -143,11 +152,11 @@ class Pipeline:
                 )
             write_steps(folder.parent)
 
-        write_steps_before(folder, first_step)
+        write_steps_before(folder, stage.first_step)
         stages.write_stage_inputs(recipe, model, rows, folder, self.judge)
         if recipe.optim.state == "continued":
             stages.continue_optimizer(model, folder, recipe)
-        command = stage_command(recipe, folder, model, stages.next_metrics(folder), first_step)
+        command = stage_command(recipe, folder, model, stages.next_metrics(folder), stage.first_step)
         command.env.update(self.trainer_env(recipe.hardware))
         start = stages.Start(
             command, folder, recipe.steps, model, log, recipe.hardware, recipe.checkpoint, timer, warn,
@@ -157,18 +166,17 @@ class Pipeline:
         self.progress.finish(row, f"{len(rows)} problems, {recipe.steps} steps")
         return trained
 
-    def _unsolved(
-        self, rows: Rows, recipe: StageRecipe, model: Path, folder: Path, row: str, timer: PhaseTimer
-    ) -> Rows:
+    def _unsolved(self, stage: _StageRun, timer: PhaseTimer) -> Rows:
         """The problems that the policy does not solve every time: as counted in `solved`, or counted now."""
-        row = f"{row} filter"
+        rows, recipe, row = stage.rows, stage.recipe, f"{stage.row} filter"
         self.progress.start(row, "  sampling, to drop solved problems", len(rows) * recipe.drop_solved)
         if self.solved is not None:
             kept = unsolved_as_counted(counted(self.solved, recipe), rows, recipe)
         else:
             shown = self._sampling_progress(row, timer, _share_correct)
-            stage = StageFilter(model, rows, recipe, self.judge, folder / "solved", self.run.logs)
-            kept = unsolved(stage, shown)
+            solved = stage.folder / "solved"
+            sampled = StageFilter(stage.model, rows, recipe, self.judge, solved, self.run.logs)
+            kept = unsolved(sampled, shown)
         self.progress.finish(row, f"{len(kept)} of {len(rows)} problems kept")
         return kept
 

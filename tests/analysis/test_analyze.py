@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from support.commands import rstar2
 from support.servers.vllm_standin import StandIn, serving
+from support.waiting import TIMEOUT_S
 
 from rstar2.analysis.stored import place_of, read_entropies
 from rstar2.eval.target import model_hash
@@ -234,6 +236,20 @@ def test_bounds_of_another_model_at_the_same_url_are_not_taken_for_this_ones(
         ran = rstar2("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
         assert ran.code == 0, ran.stderr
         assert len(standin.asked) == asked + again
+
+
+def test_a_server_that_is_busy_for_a_while_is_waited_for_and_that_is_said(
+    model_folder: Path, make_trace: Any, standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rstar2.retry.FIRST_ANSWER_S", TIMEOUT_S)
+    with TraceWriter(tmp_path / "traces.jsonl") as writer:
+        writer.write(make_trace())
+    standin.prompt_logprobs, standin.busy_answers = True, 1
+    ran = rstar2("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
+    assert ran.code == 0, ran.stderr
+    assert re.search(r"the engine was away for \d+ s in all\. Requests sent again: 1 × ", ran.stderr), (
+        ran.stderr
+    )
 
 
 def test_a_server_that_asks_for_a_key_or_gives_no_log_probabilities_is_said(

@@ -17,6 +17,7 @@ from rstar2.engines.models import find_model
 from rstar2.errors import UserError
 from rstar2.loop.engine import EngineError
 from rstar2.loop.trace import Trace, TraceWriter
+from rstar2.retry import RetryPolicy
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +139,17 @@ def knowing(model: Any) -> Iterator[_Knowing]:
         yield started
 
 
+def _bounds_server(served: _Knowing, vocabulary: int) -> server.BoundsServer:
+    return server.BoundsServer(served.url, None, vocabulary, RetryPolicy(server.WAIT_S))
+
+
 def test_the_bounds_of_a_server_hold_the_exact_entropy(
     knowing: _Knowing, model: Any, traces: list[Trace]
 ) -> None:
     from rstar2.analysis import forward
 
     vocabulary = model.config.vocab_size
-    found = server.bounds(knowing.url, None, traces[1:2], vocabulary)
+    found = _bounds_server(knowing, vocabulary).bounds(traces[1:2])
     exact = forward.entropies(model, traces[1:2])
     for (lower, upper), entropy in zip(found, exact, strict=True):
         assert len(lower) == len(entropy)
@@ -155,7 +160,7 @@ def test_the_bounds_of_a_server_hold_the_exact_entropy(
 def test_a_server_without_log_probabilities_is_told_of(knowing: _Knowing, traces: list[Trace]) -> None:
     knowing.known = None
     with pytest.raises(EngineError, match="returned no log-probabilities"):
-        server.bounds(knowing.url, None, traces[:1], 600)
+        _bounds_server(knowing, 600).bounds(traces[:1])
 
 
 def test_what_traces_kept_is_the_surprise_of_their_own_tokens(traces: list[Trace]) -> None:

@@ -7,15 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.trace import ToolCall, Trace, TraceWriter, Turn
-from rstar2.train.group import Rollout
-from rstar2.train.recipe_files import stage_recipe
-from rstar2.train.reward import Reward
-from rstar2.train.select import Selection
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -87,33 +82,6 @@ def test_roc() -> None:
     assert int(paper["3 of 4 calls failed"][:-1]) < int(paper["no call"][:-1]) < 50
     assert all(40 < int(share[:-1]) < 60 for share in plain.values())
     assert lines[5] == "all correct, trained on: False"
-
-
-def test_own_selection(tmp_path: Path, users_modules: None) -> None:
-    assert _run("own_selection/no_void_turns") == [
-        "void turns allowed 0: trained on [0, 4, 5, 7]",
-        "void turns allowed 1: trained on [0, 1, 4, 7]",
-    ]
-    recipe = stage_recipe(1, None, [], str(EXAMPLES / "own_selection" / "recipe.toml"))
-    assert recipe.select.model_dump() == {"name": "no_void_turns:select", "void_turns_allowed": 0}
-    void, clean = Rollout(1.0, 1, 0, 1, 2, void_turns=1), Rollout(0.0, 1, 0, 1, 2)
-    chosen = Selection(recipe.select).choose(
-        [void, clean, void], recipe.groups.keep, np.random.default_rng(0)
-    )
-    assert chosen == [1]
-
-
-def test_own_reward(users_modules: None) -> None:
-    assert _run("own_reward/clean_calls") == [
-        "correct: 1.0",
-        "correct, with a failed call: 0.75",
-        "wrong: 0.0",
-    ]
-    recipe = stage_recipe(1, None, [], str(EXAMPLES / "own_reward" / "recipe.toml"))
-    trace = Trace(
-        problem_id="p", prompt_ids=[1], response_ids=[], response_mask=[], turns=[], finish="answer", verdict="correct"
-    )  # fmt: skip
-    assert Reward(recipe.reward)(trace) == 1.0
 
 
 def test_reading_traces(tmp_path: Path) -> None:

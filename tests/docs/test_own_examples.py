@@ -18,6 +18,7 @@ from support.servers.chat_api import ChatEndpoint
 from support.servers.vllm_standin import serving
 
 from rstar2.data import builtin
+from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.loop.turns.choose import load_tokenizer
@@ -57,7 +58,7 @@ def run_readme(name: str, folder: Path, **variables: str) -> list[str]:
 
 
 def test_each_readme_is_short_and_has_commands() -> None:
-    for name in ("own_benchmark", "own_data", "own_tool"):
+    for name in OWN:
         readme = (EXAMPLES / name / "README.md").read_text()
         assert len(readme.splitlines()) <= 16, name
         assert readme.count("```bash") == 1, name
@@ -102,3 +103,32 @@ def test_a_tool_of_ones_own(tmp_path: Path) -> None:
     assert "It is warmer in Lima." in chatted
     names = [tool["function"]["name"] for tool in endpoint.asked[0]["tools"]]
     assert names == ["temperature"]
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A model that was never trained, and problems to train it on, as a README names them."""
+    folder = tmp_path_factory.mktemp("training")
+    conversations = builtin.traces(1, 20, {})
+    size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_tiny_model(folder / "model", size, conversations, builtin.FORMAT, 1)
+    write_parquet(folder / "problems.parquet", rl_rows(builtin.training(1, 80), 16, "builtin"))
+    return {"MODEL": str(folder / "model"), "DATA": str(folder / "problems.parquet")}
+
+
+@needs("torch")
+def test_a_selection_of_ones_own(tmp_path: Path, training: dict[str, str]) -> None:
+    selected, planned = run_readme("own_selection", tmp_path, **training)
+    assert selected.splitlines() == [
+        "void turns allowed 0: trained on [0, 4, 5, 7]",
+        "void turns allowed 1: trained on [0, 1, 4, 7]",
+    ]
+    assert '"name": "no_void_turns:select"' in planned
+    assert '"void_turns_allowed": 0' in planned
+
+
+@needs("torch")
+def test_a_reward_of_ones_own(tmp_path: Path, training: dict[str, str]) -> None:
+    given, planned = run_readme("own_reward", tmp_path, **training)
+    assert given.splitlines() == ["correct: 1.0", "correct, with a failed call: 0.75", "wrong: 0.0"]
+    assert '"reward": "clean_calls:reward"' in planned

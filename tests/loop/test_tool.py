@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 from support import own_tools
-from support.written_calls import parse_calls
 from typing_extensions import TypedDict
 
 from rstar2.errors import UserError
 from rstar2.judge.client import JudgeClient
+from rstar2.loop.agent import checked_call
 from rstar2.loop.formats.format import Format, ours, read_format, save_format
 from rstar2.loop.tool import ArgumentsError, tool
 from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.tools import load_tool, shipped_tools
 from rstar2.loop.trace import ToolCall
+from rstar2.loop.turns.turn import WrittenCall
 
 NEEDED = 'measure needs "count" (integer) and "unit" (string) in its arguments.'
 
@@ -116,8 +117,8 @@ async def called(fmt: Format, *calls: tuple[str, dict[str, Any]]) -> list[ToolCa
 
 async def test_a_function_gets_its_arguments_with_its_types_and_the_model_its_json() -> None:
     arguments = {"count": 3, "unit": "m", "day": "2026-01-31", "at": {"x": 1, "y": 2.5}}
-    body = json.dumps({"name": "paint", "arguments": {**arguments, "most": None}})
-    [call] = parse_calls(f"<tool_call>{body}</tool_call>", named("measure"))
+    written = WrittenCall("", name="paint", arguments={**arguments, "most": None})
+    call = checked_call(written, named("measure"))
     assert call == ("paint", arguments)
     [ran] = await called(named("measure"), call)
     assert (ran.status, ran.name, ran.arguments) == ("ok", "paint", arguments)
@@ -322,7 +323,7 @@ async def test_a_format_names_a_tool_of_a_module_beside_it_and_keeps_the_name(tm
 
 
 def test_a_format_without_own_tools_has_the_digest_that_it_had() -> None:
-    """The key that it lacks does not count: a run that an earlier version began can be resumed."""
+    """Keys that it does not use do not count: a run that an earlier version began can be resumed."""
     values = ours().model_dump(exclude={"examples", "tool_objects", "family", "family_options"})
     earlier = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
     assert ours().digest == hashlib.sha256(earlier.encode()).hexdigest()

@@ -25,6 +25,7 @@ from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits
 from rstar2.loop.turns.choose import codec_for, load_codec
 from rstar2.loop.turns.codec import ChatCodec
+from rstar2.serve.openai import agent as agent_module
 from rstar2.serve.openai.agent import Agent, conversation
 from rstar2.serve.plan import AgentServerSettings
 
@@ -334,14 +335,14 @@ def test_while_a_long_text_is_encoded_others_are_answered(
     local: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, _ = local
-    begun, go, encode = threading.Event(), threading.Event(), ChatCodec.prompt
+    begun, go, encode = threading.Event(), threading.Event(), agent_module._prompt
 
     def held(*arguments: Any) -> list[int]:
         begun.set()
         assert go.wait(TIMEOUT_S)
         return encode(*arguments)
 
-    monkeypatch.setattr(ChatCodec, "prompt", held)
+    monkeypatch.setattr(agent_module, "_prompt", held)
     answers: list[httpx.Response] = []
 
     def ask() -> None:
