@@ -46,12 +46,16 @@ CALL = {"type": "function", "function": {"name": NAME, "arguments": {"code": "pr
 
 
 def family_model(folder: Path, family: str) -> Path:
-    """A random model whose architecture is no family's: only the tokenizer and the format are."""
+    """A random model of which only the tokenizer and the format are the family's.
+
+    VERL takes a model of Qwen's architecture only with a tokenizer of Qwen's.
+    """
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = family_tokenizer(family)
-    config = Qwen3Config(
+    like_qwen = "<|im_end|>" in tokenizer.get_vocab()
+    config = (Qwen3Config if like_qwen else LlamaConfig)(
         vocab_size=len(tokenizer) + 8,
         hidden_size=32,
         intermediate_size=64,
@@ -63,7 +67,7 @@ def family_model(folder: Path, family: str) -> Path:
         tie_word_embeddings=True,
     )
     torch.manual_seed(1)
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    (Qwen3ForCausalLM if like_qwen else LlamaForCausalLM)(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_format(codec_for(load_tokenizer(folder), read_format(family, ""), family), folder, folder)
     return folder
@@ -267,7 +271,7 @@ def test_a_step_of_sft_and_of_rl(family: str, tmp_path: Path, judge: JudgeHandle
     assert ran.code == 0, ran.stderr
     made = load_codec(tmp_path / "rl" / "stage1" / "model")
     assert made.format == taught.format
-    traces = [trace for path in (tmp_path / "rl").rglob("*traces*.jsonl") for trace in read_traces(path)]
+    traces = [trace for path in (tmp_path / "rl").rglob("traces/*.jsonl") for trace in read_traces(path)]
     assert traces
     for trace in traces:
         assert trace.prompt_ids == made.prompt(made.format.messages(trace.problem))

@@ -263,10 +263,7 @@ class FamilyCodec(ChatCodec):
         read = tags.read_turn(message.get("content") or "")
         thought = message.get("reasoning_content") or read.thought
         calls = [
-            {
-                **call,
-                "function": {**call["function"], "arguments": tags.loaded(call["function"]["arguments"])},
-            }
+            _call(call["function"]["name"], call["function"]["arguments"])
             for call in message.get("tool_calls") or []
         ]
         calls += [_call(call.name, call.arguments) for call in read.calls if not call.fault]
@@ -281,7 +278,7 @@ class FamilyCodec(ChatCodec):
         function = call["function"]
         arguments = {
             key: self._control.broken_up(value) if isinstance(value, str) else value
-            for key, value in (function["arguments"] or {}).items()
+            for key, value in _object(function["arguments"]).items()
         }
         return {"id": f"call_{number}", "type": "function", "function": {**function, "arguments": arguments}}
 
@@ -450,6 +447,15 @@ def _written(call: Any, text: str) -> WrittenCall:
 
 def _call(name: str, arguments: Any) -> Message:
     return {"id": "call_0", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _object(arguments: Any) -> dict[str, Any]:
+    """Arguments as an object; those that a client sent as something else, under one key."""
+    try:
+        value = tags.loaded(arguments)
+    except ValueError:
+        value = arguments
+    return value if isinstance(value, dict) else {} if value is None else {"arguments": value}
 
 
 def _find(text: str, part: str, start: int) -> int:

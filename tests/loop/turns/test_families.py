@@ -17,7 +17,9 @@ from support.family_tokenizers import TOKENS, family_tokenizer
 
 from rstar2.analysis.tokens import KINDS, TokenReader
 from rstar2.chat.conversation import Conversation
+from rstar2.engines.pool import RetryingEngine
 from rstar2.errors import UserError
+from rstar2.eval.methods.chat import EngineChat
 from rstar2.loop.agent import Limits, answer_messages, rollout
 from rstar2.loop.engine import Generation, OnTokens, Sampling
 from rstar2.loop.formats.families import FAMILIES
@@ -28,6 +30,7 @@ from rstar2.loop.turns import families
 from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.report.segments import turn_parts
+from rstar2.retry import RetryPolicy
 
 CODE = "print(\"6\" * 7, 'π')\nx = {'a': [1]}  # <b>"
 ANSWER = "It is \\boxed{42}."
@@ -279,6 +282,55 @@ def test_a_chat_keeps_or_drops_earlier_thoughts_as_the_family_is_trained(
     assert "Answer 1." in second
     assert ("Thought 1." in second) is (codec.thoughts == "stay in the context")
     assert second.count("Two?") == 1
+
+
+COUNT_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "count",
+        "description": "Count.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "to": {"type": "integer", "description": "n"},
+                "label": {"type": "string", "description": "l"},
+            },
+            "required": ["to"],
+        },
+    },
+}
+
+
+def test_a_benchmark_gets_calls_of_its_own_tools_with_the_types_that_it_declared(
+    family: str, codec: ChatCodec
+) -> None:
+    calling: Any = {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "I count.",
+        "tool_calls": [
+            {"type": "function", "function": {"name": "count", "arguments": '{"to": 3, "label": "4"}'}}
+        ],
+    }
+    question: Any = {"role": "user", "content": "Count to 3."}
+    sample = codec.training_sample([question, calling], [COUNT_TOOL])
+    start = sample.loss_mask.index(1)
+    engine = Scripted(
+        [sample.input_ids[start:].tolist(), _encode(codec, _turn(family, "Done.", ANSWER), codec.end_id)]
+    )
+
+    async def ask() -> tuple[Any, Any]:
+        chat = EngineChat(RetryingEngine(engine, RetryPolicy(1.0).service("engine"), 60.0), codec)
+        first = await chat.reply([question], Sampling(), [COUNT_TOOL])
+        reply = {"role": "tool", "name": "count", "content": "1 2 3"}
+        return first, await chat.reply([question, first.message, reply], Sampling(), [COUNT_TOOL])
+
+    first, second = asyncio.run(ask())
+    [call] = first.message["tool_calls"]
+    assert (first.finish, call["function"]["name"]) == ("tool_calls", "count")
+    assert json.loads(call["function"]["arguments"]) == {"to": 3, "label": "4"}
+    assert second.text == ANSWER
+    assert second.message.get("reasoning_content") == ("Done." if SYNTAX[family].think else None)
 
 
 def test_a_tokenizer_without_a_familys_tokens_is_refused() -> None:
