@@ -166,7 +166,7 @@ class AgentMethod:
         if not isinstance(returned, bool | np.bool_):
             raise Failure(
                 f"the benchmark's function {rule} returned {returned!r:.200}, not True or False",
-                "Correct the function, then run the same command.",
+                "Correct the function.",
             )
         return Verdict("correct" if returned else "wrong", answer, rule)
 
