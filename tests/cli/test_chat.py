@@ -298,7 +298,7 @@ def test_a_url_where_nothing_answers_is_one_message(monkeypatch: pytest.MonkeyPa
         (("--api", "chat", "--url", "http://x", "--format", "release"), "the endpoint's own format"),
         (("--model", "m", "--model-name", "n"), "--model-name names a model on a server"),
         (("--model", "m", "--tool", "cells"), "--tool cells: there is no such tool"),
-        (("--model", "m", "--tool", "support.own_tools:absent"), "own_tools.py has no absent"),
+        (("--model", "m", "--tool", "support.own_tools:absent"), "own_tools.py has no 'absent'"),
         (("--model", "m", "--tool", "support.own_tools:not_a_tool"), "is not a tool but function"),
         (("--url", "http://x", "--engine", "vllm"), "--url names a server"),
         (("--api", "chat", "--url", "localhost:8000"), "not a server's URL"),

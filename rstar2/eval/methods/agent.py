@@ -171,6 +171,6 @@ class AgentMethod:
         return Verdict("correct" if returned else "wrong", answer, rule)
 
 
-def function_name(function: Correct) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     """The name of a user's function as `module:function`."""
     return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
