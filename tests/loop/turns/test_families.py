@@ -284,6 +284,37 @@ def test_a_chat_keeps_or_drops_earlier_thoughts_as_the_family_is_trained(
     assert second.count("Two?") == 1
 
 
+def test_a_chat_that_is_reopened_has_all_of_its_answers(family: str, codec: ChatCodec) -> None:
+    """Also those of a family whose later prompts leave earlier thoughts out, and with a system text."""
+    call = _encode(codec, _turn(family, "I ask.", _calls(family, CODE)), _calling_end(codec))
+    said = [_encode(codec, _turn(family, f"Thought {n}.", f"Answer {n}."), codec.end_id) for n in range(6)]
+    engine = Scripted([call, *said])
+
+    def chat() -> Conversation:
+        return Conversation(engine, codec, Tools(), Limits(2, 4096), Sampling())
+
+    async def reopened() -> None:
+        first = chat()
+        first.system = "Be brief."
+        one, two, taken_back = [await first.ask(question) for question in ("One?", "Two?", "Wrong?")]
+        first.take_back()
+        three = await first.ask("Three?")
+        first.take_back()
+        again = await first.ask("Three?", instead_of=three)
+        stored = [
+            Trace.model_validate_json(each.model_dump_json()) for each in (one, two, taken_back, three, again)
+        ]
+        second = chat()
+        await second.resume(stored)
+        assert second.answers == [one, two, again]
+        assert second._begin("Four?", None).prompt_ids == first._begin("Four?", None).prompt_ids
+        assert "Be brief." in codec.tokenizer.decode(second._begin("Four?", None).prompt_ids)
+        await second.resume([*stored, await chat().ask("Another?")])
+        assert [trace.problem for trace in second.answers] == ["Another?"]
+
+    asyncio.run(reopened())
+
+
 COUNT_TOOL = {
     "type": "function",
     "function": {
