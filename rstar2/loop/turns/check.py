@@ -10,8 +10,11 @@ from rstar2.loop.turns.codec import ChatCodec, Message
 from rstar2.loop.turns.template import TemplateCodec
 
 _TEXTS = ('print("6" * 7, \'it\\\'s <b>&amp;</b> π → 字\')\nx = {"a": [1, 2]}', "s = '\\n'\nprint(s)")
-"""Code with quotes, tags and Unicode. Neither ends in a line break: the families that write values between tags (Qwen3.5,
-GLM, MiniMax, Nemotron) drop it, those that write JSON (Qwen3, Llama) do not."""
+"""Code with quotes, tags and Unicode.
+
+Neither ends in a line break: the families that write values between tags (Qwen3.5, GLM, MiniMax, Nemotron) drop it,
+those that write JSON (Qwen3, Llama) do not.
+"""
 _THOUGHT, _ANSWER, _REPLY = "I ask Python: <b>6</b> 字 π?", "It is \\boxed{42}.", "42 π"
 
 
