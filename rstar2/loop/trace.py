@@ -94,6 +94,8 @@ class Trace(BaseModel, extra="forbid"):
     sample: int = 0
     """Which of the problem's samples this is, from 0."""
     problem: str = ""
+    system: str | None = None
+    """In a chat, the person's system text in the prompt."""
     gold: str | None = None
     prompt_ids: list[int]
     """Shape (P,)."""

@@ -10,8 +10,12 @@ from rstar2.loop.turns.codec import ChatCodec, Message
 from rstar2.loop.turns.template import TemplateCodec
 
 _TEXTS = ('print("6" * 7, \'it\\\'s <b>&amp;</b> π → 字\')\nx = {"a": [1, 2]}', "s = '\\n'\nprint(s)")
-"""Code with quotes, tags and Unicode. Neither ends in a line break, which some families drop."""
-_THOUGHT, _ANSWER, _REPLY = "I ask Python.", "It is \\boxed{42}.", "42 π"
+"""Code with quotes, tags and Unicode.
+
+Neither ends in a line break: the families that write values between tags (Qwen3.5, GLM, MiniMax, Nemotron) drop it,
+those that write JSON (Qwen3, Llama) do not.
+"""
+_THOUGHT, _ANSWER, _REPLY = "I ask Python: <b>6</b> 字 π?", "It is \\boxed{42}.", "42 π"
 
 
 def check_round_trip(codec: ChatCodec) -> None:
@@ -37,7 +41,9 @@ def check_round_trip(codec: ChatCodec) -> None:
         if came != expected:
             why = "; ".join(call.fault for call in read.calls if call.fault) or f"{came} came back"
             raise _fault(codec, f"tool calls cannot be read back: {why}")
-        if read.thought.strip() not in ("", _THOUGHT) or (not expected and read.said.strip() != _ANSWER):
+        # A chat template without thoughts leaves it out.
+        thought = _THOUGHT if _THOUGHT in codec.tokenizer.decode(ids[start:end]) else ""
+        if read.thought.strip() != thought or (not expected and read.said.strip() != _ANSWER):
             raise _fault(
                 codec, f"a turn cannot be read back: {read.text!r} is {read.thought!r} and {read.said!r}"
             )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from rstar2.chat.conversation import Conversation
 from rstar2.engines.pool import RetryingEngine
 from rstar2.errors import UserError
 from rstar2.eval.methods.chat import EngineChat
+from rstar2.install import install_command
 from rstar2.loop.agent import Limits, answer_messages, rollout
 from rstar2.loop.engine import Generation, OnTokens, Sampling
 from rstar2.loop.formats.families import FAMILIES
@@ -284,6 +287,37 @@ def test_a_chat_keeps_or_drops_earlier_thoughts_as_the_family_is_trained(
     assert second.count("Two?") == 1
 
 
+def test_a_chat_that_is_reopened_has_all_of_its_answers(family: str, codec: ChatCodec) -> None:
+    """Also those of a family whose later prompts leave earlier thoughts out, and with a system text."""
+    call = _encode(codec, _turn(family, "I ask.", _calls(family, CODE)), _calling_end(codec))
+    said = [_encode(codec, _turn(family, f"Thought {n}.", f"Answer {n}."), codec.end_id) for n in range(6)]
+    engine = Scripted([call, *said])
+
+    def chat() -> Conversation:
+        return Conversation(engine, codec, Tools(), Limits(2, 4096), Sampling())
+
+    async def reopened() -> None:
+        first = chat()
+        first.system = "Be brief."
+        one, two, taken_back = [await first.ask(question) for question in ("One?", "Two?", "Wrong?")]
+        first.take_back()
+        three = await first.ask("Three?")
+        first.take_back()
+        again = await first.ask("Three?", instead_of=three)
+        stored = [
+            Trace.model_validate_json(each.model_dump_json()) for each in (one, two, taken_back, three, again)
+        ]
+        second = chat()
+        await second.resume(stored)
+        assert second.answers == [one, two, again]
+        assert second._begin("Four?", None).prompt_ids == first._begin("Four?", None).prompt_ids
+        assert "Be brief." in codec.tokenizer.decode(second._begin("Four?", None).prompt_ids)
+        await second.resume([*stored, await chat().ask("Another?")])
+        assert [trace.problem for trace in second.answers] == ["Another?"]
+
+    asyncio.run(reopened())
+
+
 COUNT_TOOL = {
     "type": "function",
     "function": {
@@ -389,6 +423,35 @@ def test_a_models_family_is_the_one_that_writes_as_its_chat_template_does() -> N
     assert families.family_of(tokenizer, template.replace("</think>\\n", "</think>"), ["qwen3"]) is None
 
 
+def test_a_model_whose_tokenizer_lacks_a_familys_tokens_is_not_of_it() -> None:
+    assert (
+        families.family_of(family_tokenizer("qwen3"), _qwen3_template(), ["glm_moe_dsa", "deepseek_v4"])
+        is None
+    )
+
+
+def test_without_the_library_a_model_of_a_family_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, template = family_tokenizer("qwen3"), _qwen3_template()
+    monkeypatch.setitem(sys.modules, "renderers.base", None)
+    with pytest.raises(UserError, match="need the package renderers") as refused:
+        families.family_of(tokenizer, template, ["qwen3"])
+    assert refused.value.hint == f"Install it: {install_command('eval')}"
+    assert families.family_of(tokenizer, template, ["gpt2"]) is None
+
+
+def test_without_a_network_a_model_is_refused_whose_vocabulary_is_downloaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would get another format otherwise, and with a network its own."""
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path / "none"))
+    monkeypatch.setenv("TIKTOKEN_RS_CACHE_DIR", str(tmp_path))
+    with pytest.raises(
+        UserError, match="format gpt-oss, whose vocabulary is downloaded at first use"
+    ) as refused:
+        families.family_of(family_tokenizer("qwen3"), _qwen3_template(), ["gpt_oss"])
+    assert "TIKTOKEN_ENCODINGS_BASE" in str(refused.value.hint)
+
+
 def test_a_template_whose_calls_our_tags_do_not_read_is_refused() -> None:
     template = _qwen3_template().replace(
         """{"name": "' + call.function.name + '", "arguments": """, "<function=' + call.function.name + '>"
@@ -398,13 +461,45 @@ def test_a_template_whose_calls_our_tags_do_not_read_is_refused() -> None:
     assert codec_for(family_tokenizer("qwen3"), read_format("listed-tools", template), "listed-tools")
 
 
-def test_a_renderer_that_loses_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def _loses_a_call(read: Any) -> None:
+    read.tool_calls = read.tool_calls[:1]
+
+
+def _loses_a_thought(read: Any) -> None:
+    read.reasoning_content = None
+
+
+def _shortens_a_thought(read: Any) -> None:
+    read.reasoning_content = read.reasoning_content.partition("<")[0]
+
+
+def _takes_a_thought_for_an_answer(read: Any) -> None:
+    read.content, read.reasoning_content = f"{read.reasoning_content}{read.content}", None
+
+
+def _loses_an_answer(read: Any) -> None:
+    read.content = ""
+
+
+@pytest.mark.parametrize(
+    ("loses", "told"),
+    [
+        (_loses_a_call, "tool calls cannot be read back"),
+        (_loses_a_thought, "a turn cannot be read back"),
+        (_shortens_a_thought, "a turn cannot be read back"),
+        (_takes_a_thought_for_an_answer, "a turn cannot be read back"),
+        (_loses_an_answer, "a turn cannot be read back"),
+    ],
+)
+def test_a_renderer_that_loses_a_part_of_a_turn_is_refused(
+    loses: Callable[[Any], None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parse = families.FamilyCodec._parsed
 
     def losing(self: Any, ids: list[int], read: Any) -> Any:
-        read.tool_calls = read.tool_calls[:1]
+        loses(read)
         return parse(self, ids, read)
 
     monkeypatch.setattr(families.FamilyCodec, "_parsed", losing)
-    with pytest.raises(UserError, match="tool calls cannot be read back"):
+    with pytest.raises(UserError, match=told):
         codec_for(family_tokenizer("qwen3.5"), read_format("qwen3.5", ""), "qwen3.5")
