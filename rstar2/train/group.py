@@ -64,7 +64,7 @@ class Rollout:
         # The last turn has calls only where their replies did not fit the token budget.
         shown = [[call.output for call in turn.calls] for turn in trace.turns[:-1]] + [[]]
         text = "".join(
-            turn.text + "".join(outputs) for turn, outputs in zip(trace.turns, shown, strict=False)
+            turn.own_text + "".join(outputs) for turn, outputs in zip(trace.turns, shown, strict=False)
         )
         replies = [output for outputs in shown for output in outputs]
         cut_off = trace.finish == "max_tokens" and not trace.turns[-1].calls
@@ -97,7 +97,7 @@ class Rollout:
 
 def _is_void(turn: Turn) -> bool:
     called = turn.calls_not_run or any(call.status != "parse_error" for call in turn.calls)
-    return not called and "\\boxed" not in turn.text and not tags.ends_answer(turn.text)
+    return not called and "\\boxed" not in turn.own_text and not tags.ends_answer(turn.own_text)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rstar2.errors import UserError
@@ -101,7 +102,8 @@ class FamilyCodec(ChatCodec):
         return self.bridge(ids[:start], ids[start:end], replies) or []
 
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedTurn:
-        return self._read(token_ids, prompt_ids, self.format.shown_tools or list(self.format.tools))
+        tools = self.format.shown_tools or list(self.format.tools)
+        return replace(self._read(token_ids, prompt_ids, tools), tagged=False)
 
     def _read(self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]) -> ParsedTurn:
         """Read a turn. The types of arguments, which some families do not write, are those of `tools`."""
@@ -130,7 +132,7 @@ class FamilyCodec(ChatCodec):
     def message(
         self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]
     ) -> tuple[Message, ParsedTurn]:
-        read = self._read(token_ids, prompt_ids, tools)
+        read = replace(self._read(token_ids, prompt_ids, tools), tagged=False)
         message: Message = {"role": "assistant", "content": read.said.strip()}
         if thought := read.thought.strip():
             message["reasoning_content"] = thought
