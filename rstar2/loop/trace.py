@@ -24,10 +24,11 @@ CallStatus = Literal[
 ]  # fmt: skip
 """What became of a tool call, as the tool layer reports it. `lost` is the judge's fault, not the model's."""
 
-Finish = Literal["answer", "max_turns", "max_tokens", "stopped", "error"]
-"""answer: a turn without a tool call. max_turns, max_tokens: a budget ended the rollout. stopped: in a chat, the person
-or a limit on time ended it. error: the engine failed; such a rollout is not measured, only training keeps it, for
-those who look into the fault."""
+Finish = Literal["answer", "max_turns", "max_tokens", "format", "stopped", "error"]
+"""answer: a turn without a tool call. max_turns, max_tokens: a budget ended the rollout. format: the model's format
+cannot lead on from the calls that it wrote, see `Trace.cause`. stopped: in a chat, the person or a limit on time ended
+it. error: the engine failed; such a rollout is not measured, only training keeps it, for those who look into the
+fault."""
 
 
 class ToolCall(BaseModel, extra="forbid"):
@@ -116,6 +117,8 @@ class Trace(BaseModel, extra="forbid"):
     """Shape (R,), natural log, 0.0 at tool output; None where the engine gave none."""
     turns: list[Turn]
     finish: Finish
+    cause: str = ""
+    """Why the format ended the rollout, if it did."""
     wall_s: float = 0.0
     verdict: str | None = None
     """The grader's word: correct, wrong, unparsed, timeout, invalid; None before grading."""

@@ -68,6 +68,9 @@ class ChatCodec(ABC):
 
         Returns None if the conversation has to be rendered anew, because the format's models are trained with earlier
         thoughts left out.
+
+        Raises:
+            UserError: the format cannot write this conversation.
         """
 
     @abstractmethod
@@ -101,7 +104,7 @@ class ChatCodec(ABC):
 
     @abstractmethod
     def tool_turn(self, outputs: list[str]) -> list[int]:
-        """Token ids between a turn that ended with calls and the next turn."""
+        """Token ids between a turn that ended with calls and the next turn; UserError if the format has none."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a turn, without special tokens."""

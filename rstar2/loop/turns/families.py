@@ -99,7 +99,10 @@ class FamilyCodec(ChatCodec):
         rendered = self._rendered([_QUESTION, turn, *replies], self.format.shown_tools)
         ids = list(rendered.token_ids)
         start, end = _first_run(rendered.sampled_mask)
-        return self.bridge(ids[:start], ids[start:end], replies) or []
+        bridge = self.bridge(ids[:start], ids[start:end], replies)
+        if bridge is None:
+            raise self._fault("cannot lead on from a tool call")
+        return bridge
 
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedTurn:
         tools = self.format.shown_tools or list(self.format.tools)

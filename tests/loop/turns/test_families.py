@@ -220,6 +220,30 @@ def test_rollouts_and_sft_have_the_same_ids(family: str, codec: ChatCodec) -> No
         {"role": "tool", "name": NAME, "content": trace.calls[0].output}])]  # fmt: skip
 
 
+@pytest.mark.parametrize("fault", ["none", "raises"])
+def test_a_family_that_cannot_lead_on_ends_the_rollout_with_its_cause(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+
+    def bridge(*args: Any, **options: Any) -> None:
+        if fault == "raises":
+            raise KeyError("no such role")
+
+    monkeypatch.setattr(codec._renderer, "bridge_to_next_turn", bridge)  # type: ignore[attr-defined]
+    asks = _encode(codec, _turn("qwen3", "I ask.", _calls("qwen3", CODE)), codec.end_id)
+    prompt, engine = codec.prompt(codec.format.messages("?")), Scripted([asks])
+    trace = asyncio.run(
+        rollout(prompt, engine=engine, tools=Echo(), codec=codec, limits=Limits(4, 4096), sampling=Sampling())
+    )
+    assert (trace.finish, len(trace.calls), trace.response_ids) == ("format", 1, asks)
+    assert ("no such role" if fault == "raises" else "cannot lead on") in trace.cause
+    trace = trace.model_copy(update={"reward": 0.0})
+    assert (Rollout.from_trace(trace).format_end, Rollout.from_trace(trace).truncated) == (True, False)
+    with pytest.raises(UserError, match="cannot lead on"):
+        codec.tool_turn(["4"])
+
+
 def _final(codec: ChatCodec, text: str) -> Trace:
     """A rollout of one turn, as it is read back from a file."""
     prompt = codec.prompt(codec.format.messages("?"))
