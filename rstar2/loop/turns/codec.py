@@ -106,6 +106,14 @@ class ChatCodec(ABC):
     def tool_turn(self, outputs: list[str]) -> list[int]:
         """Token ids between a turn that ended with calls and the next turn; UserError if the format has none."""
 
+    def content(self, thought: str, said: str) -> str:
+        """The `content` of a message with that thought, which is in there if the format's turns begin inside one."""
+        return said
+
+    def written_by_template(self, calls: list[Message]) -> str | None:
+        """What the template itself writes of a turn with calls; None if it leaves calls to the codec."""
+        return None
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a turn, without special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
