@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from rstar2.data.problem import Problem
 from rstar2.engines.pool import EnginePool
 from rstar2.errors import Unavailable
+from rstar2.eval.final_answer import benchmark_part, part_to_grade
 from rstar2.eval.grader import Verdict, extract_answer
-from rstar2.eval.grader.reading_rules import benchmark_part, part_to_grade
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.loop.agent import Limits, ToolRunner, Tools, rollout
 from rstar2.loop.engine import Engine, Sampling
@@ -141,10 +141,9 @@ class AgentMethod:
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
         """The trace with the verdict on the answer that the benchmark reads, and on the one that the paper reads."""
-        turn = trace.final_text
-        part, read_by = benchmark_part(turn, trace.finish)
+        part, read_by = benchmark_part(trace)
         verdict = await self.verdict(trace, problem, part)
-        paper = part_to_grade(turn, "paper", trace.finish)
+        paper = part_to_grade(trace, "paper")
         correct = verdict.correct
         if extract_answer(paper) != verdict.extracted:
             correct = bool(paper) and (await self.verdict(trace, problem, paper)).correct

@@ -7,7 +7,6 @@ from typing import Any
 from rstar2.errors import UserError
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.codec import ChatCodec, Message
-from rstar2.loop.turns.template import TemplateCodec
 
 _TEXTS = ('print("6" * 7, \'it\\\'s <b>&amp;</b> π → 字\')\nx = {"a": [1, 2]}', "s = '\\n'\nprint(s)")
 """Code with quotes, tags and Unicode.
@@ -53,11 +52,11 @@ def check_round_trip(codec: ChatCodec) -> None:
             after = ids[end : spans[number + 1][0]]
             if bridge != after:
                 raise _fault(codec, "what follows a tool call is not what the whole conversation has there")
-    if isinstance(codec, TemplateCodec) and calls and codec.format.shown_tools is not None:
+    if calls and codec.format.shown_tools is not None:
         _check_template(codec, calls[:1])
 
 
-def _check_template(codec: TemplateCodec, calls: list[tuple[str, Any]]) -> None:
+def _check_template(codec: ChatCodec, calls: list[tuple[str, Any]]) -> None:
     """Raise a UserError if the template writes calls in another way than our tags."""
     written = codec.written_by_template([_openai(*call) for call in calls])
     came = (
@@ -68,10 +67,8 @@ def _check_template(codec: TemplateCodec, calls: list[tuple[str, Any]]) -> None:
 
 
 def _message(codec: ChatCodec, content: str, calls: list[tuple[str, Any]]) -> Message:
-    message: Message = {"role": "assistant", "content": content, "reasoning_content": _THOUGHT}
-    if isinstance(codec, TemplateCodec) and codec.thinks_first:
-        end = tags.end_of_thought(codec.turn_start)
-        message["content"] = f"{codec.turn_start}{_THOUGHT}{end}{content}"
+    message: Message = {"role": "assistant", "content": codec.content(_THOUGHT, content)}
+    message["reasoning_content"] = _THOUGHT
     return message | ({"tool_calls": [_openai(*call) for call in calls]} if calls else {})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rstar2.errors import UserError
@@ -98,10 +99,14 @@ class FamilyCodec(ChatCodec):
         rendered = self._rendered([_QUESTION, turn, *replies], self.format.shown_tools)
         ids = list(rendered.token_ids)
         start, end = _first_run(rendered.sampled_mask)
-        return self.bridge(ids[:start], ids[start:end], replies) or []
+        bridge = self.bridge(ids[:start], ids[start:end], replies)
+        if bridge is None:
+            raise self._fault("cannot lead on from a tool call")
+        return bridge
 
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedTurn:
-        return self._read(token_ids, prompt_ids, self.format.shown_tools or list(self.format.tools))
+        tools = self.format.shown_tools or list(self.format.tools)
+        return replace(self._read(token_ids, prompt_ids, tools), tagged=False)
 
     def _read(self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]) -> ParsedTurn:
         """Read a turn. The types of arguments, which some families do not write, are those of `tools`."""
@@ -130,7 +135,7 @@ class FamilyCodec(ChatCodec):
     def message(
         self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]
     ) -> tuple[Message, ParsedTurn]:
-        read = self._read(token_ids, prompt_ids, tools)
+        read = replace(self._read(token_ids, prompt_ids, tools), tagged=False)
         message: Message = {"role": "assistant", "content": read.said.strip()}
         if thought := read.thought.strip():
             message["reasoning_content"] = thought

@@ -21,6 +21,9 @@ from rstar2.analysis.tokens import KINDS, TokenReader
 from rstar2.chat.conversation import Conversation
 from rstar2.engines.pool import RetryingEngine
 from rstar2.errors import UserError
+from rstar2.eval.final_answer import benchmark_part, part_to_grade
+from rstar2.eval.grader import grade
+from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.eval.methods.chat import EngineChat
 from rstar2.install import install_command
 from rstar2.loop.agent import Limits, answer_messages, rollout
@@ -34,6 +37,7 @@ from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.report.segments import turn_parts
 from rstar2.retry import RetryPolicy
+from rstar2.train.group import Rollout
 
 CODE = "print(\"6\" * 7, 'π')\nx = {'a': [1]}  # <b>"
 ANSWER = "It is \\boxed{42}."
@@ -217,6 +221,89 @@ def test_rollouts_and_sft_have_the_same_ids(family: str, codec: ChatCodec) -> No
     assert sample.loss_mask.tolist() == [0] * len(trace.prompt_ids) + trace.response_mask
     assert engine.asked[1] == [*trace.prompt_ids, *first, *codec.bridge(trace.prompt_ids, first, [
         {"role": "tool", "name": NAME, "content": trace.calls[0].output}])]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["none", "raises"])
+def test_a_family_that_cannot_lead_on_ends_the_rollout_with_its_cause(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+
+    def bridge(*args: Any, **options: Any) -> None:
+        if fault == "raises":
+            raise KeyError("no such role")
+
+    monkeypatch.setattr(codec._renderer, "bridge_to_next_turn", bridge)  # type: ignore[attr-defined]
+    asks = _encode(codec, _turn("qwen3", "I ask.", _calls("qwen3", CODE)), codec.end_id)
+    prompt, engine = codec.prompt(codec.format.messages("?")), Scripted([asks])
+    trace = asyncio.run(
+        rollout(prompt, engine=engine, tools=Echo(), codec=codec, limits=Limits(4, 4096), sampling=Sampling())
+    )
+    assert (trace.finish, len(trace.calls), trace.response_ids) == ("format", 1, asks)
+    assert ("no such role" if fault == "raises" else "cannot lead on") in trace.cause
+    trace = trace.model_copy(update={"reward": 0.0})
+    assert (Rollout.from_trace(trace).format_end, Rollout.from_trace(trace).truncated) == (True, False)
+    with pytest.raises(UserError, match="cannot lead on"):
+        codec.tool_turn(["4"])
+
+
+def _final(codec: ChatCodec, text: str) -> Trace:
+    """A rollout of one turn, as it is read back from a file."""
+    prompt = codec.prompt(codec.format.messages("?"))
+    trace = asyncio.run(
+        rollout(
+            prompt,
+            engine=Scripted([_encode(codec, text, codec.end_id)]),
+            tools=Echo(),
+            codec=codec,
+            limits=Limits(1, 4096),
+            sampling=Sampling(),
+        )
+    )
+    return Trace.model_validate_json(trace.model_copy(update={"gold": "42"}).model_dump_json())
+
+
+RULES: tuple[ReadingRule, ...] = ("paper", "boxed", "release", "lenient")
+CALLS_END_THOUGHTS = ("glm-4.5", "glm-5")
+"""Families that read a call in a thought."""
+
+
+def test_a_call_in_a_thought_that_is_not_run_costs_no_reward(family: str, codec: ChatCodec) -> None:
+    if not SYNTAX[family].think or family in CALLS_END_THOUGHTS:
+        pytest.skip("its calls are read everywhere")
+    thought = f"I could write {_calls(family, CODE)} and <answer>\\boxed{{7}}</answer> here."
+    trace = _final(codec, _turn(family, thought, f"<answer>{ANSWER}</answer>"))
+    assert (trace.finish, trace.calls, trace.turns[-1].calls_not_run) == ("answer", [], 0)
+    assert [rule for rule in RULES if grade("42", part_to_grade(trace, rule)).correct] == list(RULES)
+    assert benchmark_part(trace)[1] == "paper"
+    made = Rollout.from_trace(trace.model_copy(update={"reward": 1.0}))
+    assert (trace.answer_blocks, made.closed_blocks, made.void_turns) == (1, 1, 0)
+
+
+def test_an_answer_in_a_thought_alone_is_graded_but_is_no_answer_block(family: str, codec: ChatCodec) -> None:
+    if not SYNTAX[family].think:
+        pytest.skip("it has no thoughts")
+    trace = _final(codec, _turn(family, f"<answer>{ANSWER}</answer>", ""))
+    assert grade("42", part_to_grade(trace, "boxed")).correct
+    made = Rollout.from_trace(trace.model_copy(update={"reward": 1.0}))
+    assert (trace.answer_blocks, made.closed_blocks, made.void_turns) == (0, 0, 1)
+
+
+def test_a_turn_that_waits_for_a_tool_is_not_finished(family: str, codec: ChatCodec) -> None:
+    trace = _final(codec, _turn(family, f"It is {ANSWER}", _calls(family, CODE)))
+    assert (trace.finish, part_to_grade(trace, "paper"), part_to_grade(trace, "boxed")) == (
+        "max_turns",
+        "",
+        "",
+    )
+
+
+def test_our_tags_in_the_text_of_a_family_are_text() -> None:
+    codec = codec_for(family_tokenizer("llama-3"), read_format("llama-3", ""), "llama-3")
+    said = 'I write no <tool_call>{"name": 1}, since '
+    trace = _final(codec, said + ANSWER)
+    assert (trace.finish, trace.calls) == ("answer", [])
+    assert grade("42", part_to_grade(trace, "boxed")).correct
 
 
 def test_a_report_and_an_analysis_read_the_parts_that_the_family_read(family: str, codec: ChatCodec) -> None:
