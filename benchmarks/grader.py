@@ -201,7 +201,7 @@ def show(scores: list[Score]) -> None:
         table.add_row(
             s.cases, s.grader, str(s.scored), f"{100 * s.right / max(s.scored, 1):.1f}", *counts, *times
         )
-    Console(width=130).print(table)
+    Console(width=130, emoji=False).print(table)
 
 
 if __name__ == "__main__":

@@ -58,9 +58,9 @@ def load(reference: str, role: str, folders: Sequence[Path] = ()) -> Any:
         try:
             found = getattr(found, name)
         except AttributeError:
-            public = [each for each in vars(found) if not each.startswith("_")]
+            public = [each for each, value in vars(found).items() if _is_defined_in(found, each, value)]
             raise UserError(
-                f"{role} {reference}: {_place(found, module_name)} has no {name}",
+                f"{role} {reference}: {_place(found, module_name)} has no {name!r}",
                 f"It has: {', '.join(public) or 'nothing'}.",
             ) from None
     return found
@@ -80,10 +80,18 @@ def load_function(
             f"{role} {reference} is not a function but {type(function).__name__}",
             f"Define it as def {reference.rpartition(':')[2]}({', '.join(parameters)}).",
         )
+    check_parameters(function, reference, role, parameters)
+    return function  # type: ignore[no-any-return]
+
+
+def check_parameters(
+    function: Callable[..., Any], reference: str, role: str, parameters: Sequence[str]
+) -> None:
+    """Raises a UserError if the function cannot be called with one value for each of `parameters`."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # a function written in C may have none
-        return function  # type: ignore[no-any-return]
+        return
     try:
         signature.bind(*parameters)
     except TypeError as error:
@@ -92,7 +100,6 @@ def load_function(
             f"{error}",
             "Change its parameters; their names are free, and further ones need defaults.",
         ) from error
-    return function  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -133,6 +140,8 @@ def _import(module_name: str, subject: str, folders: Sequence[Path]) -> ModuleTy
             f"{subject}: there is no module {error.name}",
             f"Put {error.name.partition('.')[0]}.py into {places}, or install the package that has it.",
         ) from error
+    except UserError as error:
+        raise UserError(f"{error.message} ({_users_line(error)})", error.hint) from error
     except (Exception, SystemExit) as error:
         raise UserError(
             f"{subject}: importing {module_name} failed: {_described(error)}", "Correct the module."
@@ -154,6 +163,16 @@ def _check_not_shadowed(name: str, subject: str, searched: Sequence[Path]) -> No
         )
 
 
+def _is_defined_in(owner: Any, name: str, value: Any) -> bool:
+    """Whether a public name of a module or class was defined there, not imported."""
+    if name.startswith("_") or inspect.ismodule(value):
+        return False
+    function = getattr(value, "function", value)  # a Tool has the function that it was made of
+    if not inspect.ismodule(owner) or not (inspect.isclass(function) or inspect.isroutine(function)):
+        return True
+    return getattr(function, "__module__", owner.__name__) == owner.__name__
+
+
 def _place(owner: Any, module_name: str) -> str:
     if inspect.ismodule(owner):
         return getattr(owner, "__file__", None) or f"the module {module_name}"
@@ -163,6 +182,14 @@ def _place(owner: Any, module_name: str) -> str:
 def _without_annotations(signature: inspect.Signature) -> str:
     names = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
     return str(signature.replace(parameters=names, return_annotation=inspect.Signature.empty))
+
+
+def _users_line(error: UserError) -> str:
+    """The last line outside of this package on the way to an error: what the user has to correct."""
+    frames = traceback.extract_tb(error.__traceback__)
+    package = str(Path(__file__).parent)
+    at = [each for each in frames if not each.filename.startswith((package + os.sep, "<"))]
+    return f"{at[-1].filename}, line {at[-1].lineno}"
 
 
 def _described(error: BaseException) -> str:

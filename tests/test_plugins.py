@@ -12,6 +12,9 @@ from rstar2.errors import Failure, UserError
 from rstar2.plugins import failures_named, is_reference, load, load_function
 
 MODULE = """
+import json
+from fractions import Fraction
+from json import dumps
 NUMBER = 7
 
 def two(group, rng, more=1):
@@ -79,8 +82,8 @@ def test_a_users_folder_never_comes_before_pythons_own_modules(folder: Path) -> 
         ("users_module:", "is not of the form"),
         (":two", "is not of the form"),
         ("users_absent:two", "the selection users_absent:two: there is no module users_absent"),
-        ("users_module:three", r"users_module.py has no three\nIt has: .*NUMBER, two, one, Class, broken"),
-        ("users_module:Class.absent", "Class of users_module has no absent"),
+        ("users_module:three", r"users_module.py has no 'three'\nIt has: NUMBER, two, one, Class, broken\."),
+        ("users_module:Class.absent", "Class of users_module has no 'absent'\nIt has: method"),
         ("users_module:NUMBER", "the selection users_module:NUMBER is not a function but int"),
         ("users_module:one", r"takes \(group\) but is called with \(group, rng\): too many"),
     ],
@@ -113,9 +116,35 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_line(
         load("users_bad:two", "the selection", [folder])
 
 
+@pytest.mark.parametrize(
+    ("text", "message", "line"),
+    [
+        (
+            'from rstar2 import tool\n\n@tool\ndef f(word):\n    """Do it."""',
+            "the tool f in users_bad: the parameter word has no type",
+            (3, 4),
+        ),
+        (
+            "from rstar2 import Source\nSOURCE = Source(kind='problem', family='', licence='', columns=(), read=print)",
+            "kind must be 'problems' or 'conversations', not 'problem'",
+            (2,),
+        ),
+    ],
+)
+def test_a_mistake_that_rstar2_names_while_a_module_is_imported_is_said_as_it_is(
+    folder: Path, text: str, message: str, line: tuple[int, ...]
+) -> None:
+    (folder / "users_bad.py").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load("users_bad:f", "the tool", [folder])
+    places = [f"{message} ({folder / 'users_bad.py'}, line {number})" for number in line]
+    assert caught.value.message in places
+    assert "docs/extending.md" in caught.value.hint
+
+
 def test_an_exception_of_a_users_function_is_a_failure_with_its_line(folder: Path) -> None:
     function = load_function("users_module:broken", "the selection", ("group", "rng"), [folder])
-    expected = r"selection users_module:broken failed: ZeroDivisionError: division by zero .*users_module.py, line 16"
+    expected = r"selection users_module:broken failed: ZeroDivisionError: division by zero .*users_module.py, line 19"
     with (
         pytest.raises(Failure, match=expected) as caught,
         failures_named("users_module:broken", "the selection"),

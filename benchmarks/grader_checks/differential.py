@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--failures", type=Path, help="write the failures here, as JSON lines")
     options = parser.parse_args()
     results, dropped = run(options.seed, options.count, options.processes)
-    show(results, dropped, Console(width=130, highlight=False))
+    show(results, dropped, Console(width=130, highlight=False, emoji=False))
     if options.failures:
         failed = [asdict(one) for one in results if one.failed]
         options.failures.write_text("".join(json.dumps(row) + "\n" for row in failed))

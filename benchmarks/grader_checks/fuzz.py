@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="write all outcomes here, as JSON lines")
     options = parser.parse_args()
     outcomes = run(options.count, options.seed, options.processes)
-    passed = show(outcomes, Console(width=130, highlight=False, soft_wrap=True))
+    passed = show(outcomes, Console(width=130, highlight=False, emoji=False, soft_wrap=True))
     if options.save:
         rows = (json.dumps({"kind": kind, **asdict(outcome)}) + "\n" for kind, outcome in outcomes)
         options.save.write_text("".join(rows))

@@ -54,8 +54,9 @@ class QuietConsole(Console):
                 raise Failure(f"cannot write to standard output: {error.strerror}") from error
 
 
-out = QuietConsole(highlight=False)
-err = QuietConsole(stderr=True, highlight=False)
+# Without emoji=False, rich would show `nomod:x` of users' texts with an emoji in place of `:x:`.
+out = QuietConsole(highlight=False, emoji=False)
+err = QuietConsole(stderr=True, highlight=False, emoji=False)
 
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")]
 RunFolder = Annotated[Path, typer.Option(help="The run's folder; use the same one to resume a killed run.")]

@@ -93,7 +93,6 @@ _PROBLEMS = Source(
     columns=(("problem", "answer"),),
     more=("id", "licence", "pass_rate"),
     read=_read_problem,
-    rows="",
 )
 _CONVERSATIONS = Source(
     kind="conversations",
@@ -102,5 +101,4 @@ _CONVERSATIONS = Source(
     columns=(("messages",),),
     more=("id", "licence", "tools"),
     read=_read_conversation,
-    rows="",
 )

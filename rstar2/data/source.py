@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rstar2.data.rows import Kind
+from rstar2.errors import UserError
 
 Row = Mapping[str, Any]
 
@@ -37,8 +38,8 @@ class Source:
     read: Callable[[Row], dict[str, Any]]
     """A row's columns as `rstar2.data.rows` describes them, without `id`, `source` and `family`; `id` and `licence` may
     be among them. Refused where the row cannot be used."""
-    rows: str
-    """How many there are, in words."""
+    rows: str = ""
+    """How many there are, in words; `rstar2 data list` shows it."""
     hub: tuple[HubSet, ...] = ()
     """Where it is on the hub, read one after the other; empty where a file must be given."""
     more: tuple[str, ...] = ()
@@ -51,3 +52,39 @@ class Source:
     """What the paper takes of it."""
     missing: str = ""
     """Where `hub` is empty: what a user is told to give."""
+
+    def __post_init__(self) -> None:
+        kinds = get_args(Kind)
+        if self.kind not in kinds:
+            raise _wrong("kind", f"must be {' or '.join(map(repr, kinds))}, not {self.kind!r}", "")
+        for name in ("family", "licence", "rows", "missing"):
+            if not isinstance(value := getattr(self, name), str):
+                raise _wrong(name, f"must be text, not {value!r:.100}", "")
+        if not callable(self.read):
+            raise _wrong("read", f"must be a function, not {self.read!r:.100}", "Define it as def read(row).")
+        if not self.columns or not all(_are_names(form) for form in _listed(self.columns)):
+            names = tuple(filter(_is_name, _listed(self.columns))) or ("problem", "answer")
+            raise _wrong(
+                "columns",
+                f"must be a tuple of tuples of names, not {self.columns!r:.100}",
+                f"Write columns=({names!r},).",
+            )
+        if not _are_names(self.more):
+            raise _wrong("more", f"must be a tuple of names, not {self.more!r:.100}", 'Write more=("name",).')
+
+
+def _wrong(name: str, fault: str, hint: str) -> UserError:
+    return UserError(f"{name} {fault}", hint or "See “A data source” in docs/extending.md.")
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, tuple | list) and all(map(_is_name, value))
+
+
+def _listed(value: object) -> tuple[object, ...]:
+    """A field's parts; a text is one part of its own."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,)

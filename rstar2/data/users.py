@@ -10,7 +10,7 @@ from typing import Any
 
 from rstar2.data.rows import Refused, problem_row
 from rstar2.data.source import Row, Source
-from rstar2.errors import RStarError, UserError
+from rstar2.errors import Failure, UserError
 from rstar2.plugins import failures_named, load
 
 
@@ -65,15 +65,13 @@ class _Reader:
         raise refused
 
     def checked(self, columns: Any) -> dict[str, Any]:
-        """What the function returned; RStarError if these are not the columns of a row."""
+        """What the function returned. A Failure if these are not the columns of a row."""
         if not isinstance(columns, dict):
             raise self.fault(f"read returned {type(columns).__name__}, not the row's columns")
         return columns
 
-    def fault(self, reason: str) -> RStarError:
-        return UserError(
-            f"the source {self.reference}: {reason}", "See “A data source” in docs/extending.md."
-        )
+    def fault(self, reason: str) -> Failure:
+        return Failure(f"the source {self.reference}: {reason}", "See “A data source” in docs/extending.md.")
 
 
 class _ProblemReader(_Reader):

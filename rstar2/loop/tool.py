@@ -271,17 +271,22 @@ def _made(function: Callable[P, R], name: str | None, aliases: tuple[str, ...]) 
             continue
         if not described.get(key):
             raise refused(f"its docstring does not describe {key} under Args:")
+        try:
+            TypeAdapter(hints[key]).json_schema()
+        except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+            shown = hints[key].__qualname__ if inspect.isclass(hints[key]) else str(hints[key])
+            raise refused(
+                f"the parameter {key} has the type {shown}, which pydantic cannot check in JSON; use int, str, list, "
+                "Literal, an Enum or a dataclass, for example"
+            ) from error
         kind = Annotated[hints[key], Field(description=described[key])]  # type: ignore[valid-type]
         fields[key] = kind if parameter.default is parameter.empty else NotRequired[kind]
         if _takes_null(hints[key]):
             nullable.add(key)
     if unknown := described.keys() - fields.keys() - {context}:
         raise refused(f"its docstring describes {min(unknown)}, which is no parameter")
-    try:
-        arguments: Any = TypeAdapter(TypedDict(name, fields))  # type: ignore[operator]
-        whole = arguments.json_schema(schema_generator=_PlainSchema)
-    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
-        raise refused(f"a type has no JSON schema: {str(error).splitlines()[0]}") from error
+    arguments: Any = TypeAdapter(TypedDict(name, fields))  # type: ignore[operator]
+    whole = arguments.json_schema(schema_generator=_PlainSchema)
     try:
         properties = _inlined(whole.get("properties", {}), whole.get("$defs", {}))
     except RecursionError as error:

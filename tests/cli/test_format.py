@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,27 @@ def test_a_format_is_shown_without_a_model(tmp_path: Path) -> None:
     file.write_text('tools = ["calculator"]\n')
     assert "which is not a tool of rstar2" in refused("format", "show", "--format", str(file)).message
     assert refused("format", "show").message == "nothing to show"
+
+
+def test_names_between_colons_are_shown_as_written(tmp_path: Path) -> None:
+    """Rich would show :x: and :smile: as emoji."""
+    file = tmp_path / "mine.toml"
+    (tmp_path / "emoji_tool.py").write_text(
+        'from rstar2 import tool\n\n@tool\ndef x() -> str:\n    """Return :smile: or a[:x:]."""\n    return \'\'\n'
+    )
+    file.write_text('tools = ["emoji_tool:x"]\nsystem = "m:x: {tools}"\n')
+    text = shown("--format", str(file), "--problem", "What is a[:x:]?")
+    assert "m:x: {" in text
+    assert "Return :smile: or a[:x:]." in text
+    assert "What is a[:x:]?" in text
+
+
+def test_a_message_about_a_reference_shows_it_as_written(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('tools = ["nomod:x"]\n')
+    command = [sys.executable, "-m", "rstar2", "format", "show", "--format", "mine.toml"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert "nomod:x: there is no module nomod" in ran.stderr
 
 
 def test_a_forced_format_is_named(model: Path) -> None:

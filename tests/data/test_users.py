@@ -6,13 +6,16 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from support.commands import rstar2
 
 from rstar2.data.mixture.recipe import SourceSettings
+from rstar2.data.source import Row, Source
 from rstar2.data.users import source_name
+from rstar2.errors import UserError
 
 MODULE = """
 from rstar2 import Source
@@ -112,11 +115,11 @@ def test_many_rows_are_read_by_processes_that_find_the_module(folder: Path) -> N
     ("source", "numbers", "code", "message"),
     [
         ("SOURCE", [0, "fail"], 1, "the source users_numbers:SOURCE failed: KeyError: 'solution'"),
-        ("SOURCE", ["list"], 2, "users_numbers:SOURCE: read returned list, not the row's columns"),
-        ("SOURCE", ["no answer"], 2, "users_numbers:SOURCE: read returned no text as answer, but None"),
+        ("SOURCE", ["list"], 1, "users_numbers:SOURCE: read returned list, not the row's columns"),
+        ("SOURCE", ["no answer"], 1, "users_numbers:SOURCE: read returned no text as answer, but None"),
         ("LOCAL", [0], 2, "users_numbers:LOCAL cannot be sent to the processes that read rows"),
         ("NUMBER", [0], 2, "users_numbers:NUMBER is not a Source but int"),
-        ("ABSENT", [0], 2, "has no ABSENT"),
+        ("ABSENT", [0], 2, "has no 'ABSENT'"),
     ],
 )
 def test_what_is_wrong_with_a_source_is_one_message(
@@ -145,3 +148,37 @@ def test_the_settings_of_other_sources_are_written_as_before() -> None:
 def test_a_source_is_called_like_its_module() -> None:
     assert source_name("my.puzzles:SOURCE") == "puzzles"
     assert source_name("puzzles:Class.hard") == "puzzles-Class-hard"
+
+
+def read_nothing(row: Row) -> dict[str, Any]:
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "problem"}, "kind must be 'problems' or 'conversations', not 'problem'"),
+        ({"kind": []}, r"kind must be 'problems' or 'conversations', not \[\]"),
+        (
+            {"columns": ("question", "solution")},
+            r"columns must be a tuple of tuples of names, not \('question', 'solution'\)\n"
+            r"Write columns=\(\('question', 'solution'\),\)\.",
+        ),
+        ({"columns": "question"}, r"not 'question'\nWrite columns=\(\('question',\),\)\."),
+        ({"columns": ()}, r"Write columns=\(\('problem', 'answer'\),\)\."),
+        ({"more": "id"}, "more must be a tuple of names, not 'id'"),
+        ({"family": None}, "family must be text, not None"),
+        ({"read": 7}, "read must be a function, not 7"),
+    ],
+)
+def test_a_sources_fields_are_checked_when_it_is_made(fields: dict[str, Any], message: str) -> None:
+    right: dict[str, Any] = {
+        "kind": "problems",
+        "family": "math",
+        "licence": "CC0",
+        "columns": (("question", "solution"),),
+        "read": read_nothing,
+    }
+    assert Source(**right).rows == ""
+    with pytest.raises(UserError, match=message):
+        Source(**(right | fields))

@@ -52,6 +52,17 @@ def test_a_function_that_fails_ends_the_run_and_counts_nothing_as_wrong(
     assert results["summary"]["samples"] == 0
 
 
+@pytest.mark.slow
+def test_a_function_answers_true_or_false(tmp_path: Path, judge: JudgeHandle) -> None:
+    ran = oracle(tmp_path / "run", judge, f"{OWN}:WORDY")
+    assert ran.code == 1
+    assert f"the benchmark's function {OWN}:says_no returned 'no', not True or False" in ran.stderr
+    ran = oracle(tmp_path / "numpy", judge, f"{OWN}:NUMPY")
+    assert ran.code == 0, ran.stderr
+    results = json.loads((tmp_path / "numpy/own_benchmarks-NUMPY/results.json").read_text())
+    assert results["summary"]["correct"] == 2
+
+
 @pytest.mark.parametrize(
     ("benchmark", "code", "message"),
     [
@@ -60,6 +71,18 @@ def test_a_function_that_fails_ends_the_run_and_counts_nothing_as_wrong(
         ("EMPTY", 2, f"the benchmark {OWN}:EMPTY has no problems"),
         ("TWICE", 2, f"the benchmark {OWN}:TWICE has several problems with the id '1'"),
         ("TEXTS", 2, f"the benchmark {OWN}:TEXTS: problem 1 is not a Problem but str"),
+        ("NUMBER", 2, f"the benchmark {OWN}:NUMBER: problem 1: answer is int 2, not text"),
+        (
+            "ONE_ARGUMENT",
+            2,
+            f"the benchmark's function {OWN}:<lambda> takes (answer) but is called with (problem, answer)",
+        ),
+        (
+            "NO_SETTINGS",
+            2,
+            f"the function load of the benchmark {OWN}:NO_SETTINGS takes (files) but is called with (files, settings)",
+        ),
+        ("NO_FUNCTION", 2, f"the benchmark {OWN}:NO_FUNCTION: load is not a function but list"),
         ("PROBLEMS", 2, f"the benchmark {OWN}:PROBLEMS is not a Benchmark but list"),
         ("ABSENT", 2, f"the benchmark {OWN}:ABSENT: "),
     ],

@@ -250,6 +250,19 @@ def no_end(tree: Tree) -> int:
     return len(tree["branches"])
 
 
+class Plain:
+    """A class of which pydantic knows nothing."""
+
+
+def plain_class(number: Plain) -> int:
+    """Do it.
+
+    Args:
+        number: The number.
+    """
+    return 1
+
+
 def no_schema(number: Callable[[], int]) -> int:
     """Do it.
 
@@ -269,7 +282,11 @@ def no_schema(number: Callable[[], int]) -> int:
         (many, "the parameter numbers cannot be given by name"),
         (unknown_type, "the type of a parameter cannot be read: name 'Missing' is not defined"),
         (no_end, "a type contains itself"),
-        (no_schema, "a type has no JSON schema: "),
+        (no_schema, "the parameter number has the type collections.abc.Callable[[], int], which pydantic"),
+        (
+            plain_class,
+            "the parameter number has the type Plain, which pydantic cannot check in JSON; use int",
+        ),
     ],
 )
 def test_a_function_that_can_be_no_tool_is_refused_with_the_reason(

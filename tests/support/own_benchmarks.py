@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.eval.benchmarks import Benchmark
@@ -23,6 +25,14 @@ def fails(problem: Problem, answer: str) -> bool:
     return bool(1 / 0)
 
 
+def says_no(problem: Problem, answer: str) -> str:
+    return "no"
+
+
+def numpy_true(problem: Problem, answer: str) -> Any:
+    return np.float64(answer) > -1
+
+
 def refuses(files: Any, settings: Any) -> list[Problem]:
     raise UserError(f"no problems in {files.data}", "Give --data.")
 
@@ -39,3 +49,9 @@ RAISING = Benchmark(load=raises)
 EMPTY = Benchmark(load=lambda files, settings: [])
 TWICE = Benchmark(load=lambda files, settings: [*PROBLEMS, PROBLEMS[1]])
 TEXTS = Benchmark(load=lambda files, settings: ["What is 1 + 1?"])  # type: ignore[list-item, return-value]
+NUMBER = Benchmark(load=lambda files, settings: [Problem("1", "What is 1 + 1?", 2)])  # type: ignore[arg-type]
+ONE_ARGUMENT = Benchmark(load=load, correct=lambda answer: True)  # type: ignore[arg-type, misc]
+NO_SETTINGS = Benchmark(load=lambda files: PROBLEMS)  # type: ignore[arg-type, misc]
+NO_FUNCTION = Benchmark(load=PROBLEMS)  # type: ignore[arg-type]
+WORDY = Benchmark(load=load, correct=says_no, protocol={"samples": 1})  # type: ignore[arg-type]
+NUMPY = Benchmark(load=load, correct=numpy_true, protocol={"samples": 1})

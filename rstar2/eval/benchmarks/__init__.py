@@ -21,10 +21,10 @@ from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.eval.harnesses.environment import Harness
 from rstar2.eval.methods import Method
-from rstar2.eval.methods.agent import Agent, AgentMethod, Correct
+from rstar2.eval.methods.agent import Agent, AgentMethod, Correct, function_name
 from rstar2.eval.methods.chat import Chat, ServerChat
 from rstar2.eval.settings import EvalSettings
-from rstar2.plugins import failures_named, is_reference, load
+from rstar2.plugins import check_parameters, failures_named, is_reference, load
 
 PAPER = {
     "math500": 97.8,
@@ -147,11 +147,29 @@ def find(name: str) -> Benchmark:
                 f"the benchmark {name} is not a Benchmark but {type(loaded).__name__}",
                 "Define it as BENCHMARK = Benchmark(load=…), with: from rstar2 import Benchmark.",
             )
+        _check_functions(name, loaded)
         return replace(loaded, load=lambda given, settings: _problems_of(name, loaded, given, settings))
     if name not in mathematics.NAMES and not name.endswith(".jsonl") and not Path(name).exists():
         known = ", ".join([*dict.fromkeys((*mathematics.NAMES, *NAMES)), *GROUPS])
         raise UserError(f"unknown benchmark: {name}", f"Known: {known}; or a .jsonl file, or module:object.")
     return Benchmark(load=lambda given, settings: mathematics.load_benchmark(name, given.data, settings.seed))
+
+
+def _check_functions(name: str, benchmark: Benchmark) -> None:
+    """Raises a UserError if a function of a user's benchmark is none, or takes other arguments."""
+    for field_name, function, role, parameters in (
+        ("load", benchmark.load, "the function load of the benchmark", ("files", "settings")),
+        ("correct", benchmark.correct, "the benchmark's function", ("problem", "answer")),
+    ):
+        if function is None and field_name == "correct":
+            continue
+        if not callable(function):
+            raise UserError(
+                f"the benchmark {name}: {field_name} is not a function but {type(function).__name__}",
+                f"Define it as def {field_name}({', '.join(parameters)}).",
+            )
+        reference = name if field_name == "load" else function_name(function)
+        check_parameters(function, reference, role, parameters)
 
 
 def _problems_of(name: str, benchmark: Benchmark, given: Given, settings: EvalSettings) -> list[Problem]:
@@ -164,6 +182,14 @@ def _problems_of(name: str, benchmark: Benchmark, given: Given, settings: EvalSe
                 f"the benchmark {name}: problem {number} is not a Problem but {type(problem).__name__}",
                 "Return Problem(id=…, problem=…, answer=…), with: from rstar2 import Problem.",
             )
+        for column in ("id", "problem", "answer"):
+            value = getattr(problem, column)
+            if not isinstance(value, str):
+                raise UserError(
+                    f"the benchmark {name}: problem {number}: {column} is {type(value).__name__} {value!r:.60}, "
+                    "not text",
+                    f"Write {column}=str(…).",
+                )
     ids = Counter(problem.id for problem in problems)
     if not problems:
         raise UserError(

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from rstar2.data.problem import Problem
 from rstar2.engines.pool import EnginePool
-from rstar2.errors import Unavailable
+from rstar2.errors import Failure, Unavailable
 from rstar2.eval.final_answer import benchmark_part, part_to_grade
 from rstar2.eval.grader import Verdict, extract_answer
 from rstar2.eval.settings import EvalSettings, sample_seed
@@ -109,7 +111,7 @@ class AgentMethod:
         self._agent = agent
         self._correct = correct
         if correct is not None:
-            self.decides = {"graded_by": _named(correct)}
+            self.decides = {"graded_by": function_name(correct)}
 
     def asked(self, problem: Problem, sample: int) -> tuple[str, str]:
         """The text that is put to the model in one sample, and the gold answer to it."""
@@ -157,11 +159,17 @@ class AgentMethod:
         answer = extract_answer(part)
         if answer is None:
             return Verdict("unparsed", None, "no answer")
-        rule = _named(self._correct)
+        rule = function_name(self._correct)
         with failures_named(rule, "the benchmark's function"):
-            correct = await asyncio.to_thread(self._correct, problem, answer)
-        return Verdict("correct" if correct else "wrong", answer, rule)
+            returned: Any = await asyncio.to_thread(self._correct, problem, answer)
+        if not isinstance(returned, bool | np.bool_):
+            raise Failure(
+                f"the benchmark's function {rule} returned {returned!r:.200}, not True or False",
+                "Correct the function, then run the same command.",
+            )
+        return Verdict("correct" if returned else "wrong", answer, rule)
 
 
-def _named(function: Correct) -> str:
+def function_name(function: Correct) -> str:
+    """The name of a user's function as `module:function`."""
     return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
