@@ -5,7 +5,7 @@ Run `python examples/grader.py`.
 
 from __future__ import annotations
 
-from rstar2.eval.grader import GraderPool, grade
+from rstar2 import GraderPool, grade
 
 PAIRS = [
     ("\\frac{1}{2}", "It is \\boxed{0.5}."),

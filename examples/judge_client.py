@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from rstar2.judge.client import SyncJudgeClient
-from rstar2.judge.schema import RunRequest
+from rstar2 import RunRequest, SyncJudgeClient
 
 
 def main(url: str) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from rstar2.loop.trace import Trace, read_traces
+from rstar2 import Trace, read_traces
 
 
 def main(path: Path) -> None:

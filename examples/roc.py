@@ -10,7 +10,8 @@ from collections import Counter
 
 import numpy as np
 
-from rstar2.train.group import Group, Rollout, gives_gradient
+from rstar2 import Group, Rollout
+from rstar2.train.group import gives_gradient
 from rstar2.train.select import random, roc
 
 CLEAN = Rollout(reward=1.0, calls=2, failed_calls=0, answer_blocks=1, turns=3)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from rstar2.judge.client import JudgeClient
+from rstar2 import JudgeClient
 from rstar2.judge.client.session import JudgeSession
 from rstar2.judge.schema import CellRequest, SessionRequest
 

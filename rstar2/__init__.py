@@ -19,33 +19,48 @@ if TYPE_CHECKING:
 
     from rstar2.data.problem import Problem
     from rstar2.data.source import Source
-    from rstar2.eval.benchmarks import Benchmark
-    from rstar2.eval.grader import GraderPool, Verdict, grade
+    from rstar2.engines.models import open_model
+    from rstar2.eval.benchmarks import Benchmark, BenchmarkFiles
+    from rstar2.eval.grader import GraderPool, Verdict, extract_answer, grade
+    from rstar2.eval.settings import EvalSettings
     from rstar2.judge.client import JudgeClient, SyncJudgeClient
     from rstar2.judge.schema import RunRequest, RunResult
-    from rstar2.loop.agent import rollout
+    from rstar2.loop.agent import Limits, rollout
+    from rstar2.loop.engine import Sampling
     from rstar2.loop.tool import Tool, ToolContext, tool
-    from rstar2.loop.trace import Trace, read_traces
+    from rstar2.loop.toolbox import Toolbox
+    from rstar2.loop.trace import ToolCall, Trace, Turn, read_traces
+    from rstar2.loop.turns.choose import load_codec
     from rstar2.train import select
     from rstar2.train.group import Group, Rollout
 
 __version__ = "0.1.0"
 __all__ = [
     "Benchmark",
+    "BenchmarkFiles",
+    "EvalSettings",
     "GraderPool",
     "Group",
     "JudgeClient",
+    "Limits",
     "Problem",
     "Rollout",
     "RunRequest",
     "RunResult",
+    "Sampling",
     "Source",
     "SyncJudgeClient",
     "Tool",
+    "ToolCall",
     "ToolContext",
+    "Toolbox",
     "Trace",
+    "Turn",
     "Verdict",
+    "extract_answer",
     "grade",
+    "load_codec",
+    "open_model",
     "read_traces",
     "rollout",
     "select",
@@ -54,13 +69,18 @@ __all__ = [
 _MODULES = {
     "rstar2.data.problem": ("Problem",),
     "rstar2.data.source": ("Source",),
-    "rstar2.eval.benchmarks": ("Benchmark",),
-    "rstar2.eval.grader": ("GraderPool", "Verdict", "grade"),
+    "rstar2.engines.models": ("open_model",),
+    "rstar2.eval.benchmarks": ("Benchmark", "BenchmarkFiles"),
+    "rstar2.eval.grader": ("GraderPool", "Verdict", "extract_answer", "grade"),
+    "rstar2.eval.settings": ("EvalSettings",),
     "rstar2.judge.client": ("JudgeClient", "SyncJudgeClient"),
     "rstar2.judge.schema": ("RunRequest", "RunResult"),
-    "rstar2.loop.agent": ("rollout",),
+    "rstar2.loop.agent": ("Limits", "rollout"),
+    "rstar2.loop.engine": ("Sampling",),
     "rstar2.loop.tool": ("Tool", "ToolContext", "tool"),
-    "rstar2.loop.trace": ("Trace", "read_traces"),
+    "rstar2.loop.toolbox": ("Toolbox",),
+    "rstar2.loop.trace": ("ToolCall", "Trace", "Turn", "read_traces"),
+    "rstar2.loop.turns.choose": ("load_codec",),
     "rstar2.train": ("select",),
     "rstar2.train.group": ("Group", "Rollout"),
 }

@@ -115,7 +115,7 @@ def failures_named(reference: str, role: str) -> Iterator[None]:
     except Exception as error:
         raise Failure(
             f"{role} {reference} failed: {_described(error)}",
-            "Correct the function, then run the same command.",
+            "Correct the function.",
         ) from error
 
 

@@ -151,6 +151,9 @@ def test_an_exception_of_a_users_function_is_a_failure_with_its_line(folder: Pat
     ):
         function([1], 0)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert (
+        caught.value.hint == "Correct the function."
+    )  # a training says by itself that the same command continues
 
 
 def test_child_processes_look_in_the_same_folders(folder: Path) -> None:

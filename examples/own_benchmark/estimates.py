@@ -1,6 +1,6 @@
 """A benchmark: how many of each thing there are, where any answer within ten percent counts as correct."""
 
-from rstar2 import Benchmark, Problem
+from rstar2 import Benchmark, BenchmarkFiles, EvalSettings, Problem
 
 PROBLEMS = [
     Problem(id="bones", problem="How many bones does an adult human have?", answer="206"),
@@ -9,12 +9,12 @@ PROBLEMS = [
 ]
 
 
-def load(files, settings):
+def load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
     """The problems. `files.data` is the file that the user gave with --data, if any."""
     return PROBLEMS
 
 
-def within_ten_percent(problem, answer):
+def within_ten_percent(problem: Problem, answer: str) -> bool:
     """Whether an answer is correct. Leave it out if answers have to equal those of the problems."""
     try:
         return abs(float(answer) - float(problem.answer)) <= 0.1 * float(problem.answer)

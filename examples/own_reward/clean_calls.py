@@ -5,8 +5,9 @@ Run `python clean_calls.py` to see what it gives for traces that are made up.
 
 from __future__ import annotations
 
-from rstar2 import Problem, Trace
-from rstar2.loop.trace import CallStatus, ToolCall, Turn
+from typing import Literal
+
+from rstar2 import Problem, ToolCall, Trace, Turn
 
 
 def reward(problem: Problem, trace: Trace) -> float:
@@ -16,7 +17,7 @@ def reward(problem: Problem, trace: Trace) -> float:
     return 0.75 if trace.failed_calls else 1.0
 
 
-def made(verdict: str, status: CallStatus) -> Trace:
+def made(verdict: str, status: Literal["ok", "error"]) -> Trace:
     """A trace with one call."""
     turns = [
         Turn(text="Let me compute that.", start=0, end=1, calls=[ToolCall(status=status, output="")]),

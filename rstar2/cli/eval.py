@@ -165,7 +165,7 @@ def run(
     Ctrl-C abandons them.
     """
     from rstar2.errors import UserError
-    from rstar2.eval.benchmarks import Given, JudgeModel
+    from rstar2.eval.benchmarks import BenchmarkFiles, JudgeModel
     from rstar2.eval.measure import measure
     from rstar2.eval.plan import EvalRequest
     from rstar2.eval.settings import JudgeChoice
@@ -196,7 +196,7 @@ def run(
         benchmarks=benchmarks,
         settings={name: value for name, value in settings.items() if value is not None},
         judge=JudgeChoice(judge, judge_token, judge_workers),
-        files=Given(data, baseline, native_calls),
+        files=BenchmarkFiles(data, baseline, native_calls),
         judge_model=JudgeModel(judge_model_url, judge_model_name, key) if judge_model_url else None,
         limit=limit,
         folder=run_folder,

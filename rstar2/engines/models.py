@@ -127,6 +127,19 @@ def open_folder(
     return HFEngine(folder, codec.stop_ids, max_batch=max_batch), codec
 
 
+def open_model(named: str, max_batch: int = 16) -> tuple[Engine, ChatCodec]:
+    """Load a model in this process, and the codec that writes and reads its turns.
+
+    Args:
+        named: a model's folder, the folder of a run that made one, or a hub id.
+        max_batch: how many rollouts are generated at the same time.
+
+    Raises:
+        UserError: there is no such model or no tokenizer for it, or torch is not installed.
+    """
+    return open_folder(local_model(named), max_batch)
+
+
 @dataclass(frozen=True)
 class ServerModel:
     """A model that a vLLM server holds, ready to generate."""

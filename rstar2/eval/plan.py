@@ -13,7 +13,7 @@ from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError, first_few
 from rstar2.eval.benchmarks import NAMES as BENCHMARK_NAMES
-from rstar2.eval.benchmarks import Benchmark, Given, JudgeModel, expanded, find, needs_tokenizer
+from rstar2.eval.benchmarks import Benchmark, BenchmarkFiles, JudgeModel, expanded, find, needs_tokenizer
 from rstar2.eval.grader.grading import gold_fault
 from rstar2.eval.harnesses.environment import require
 from rstar2.eval.run import Unreadable
@@ -40,7 +40,7 @@ class EvalRequest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `EvalSettings` that the user set. Each benchmark's own protocol decides the others."""
     judge: JudgeChoice = field(default_factory=JudgeChoice)
-    files: Given = field(default_factory=Given)
+    files: BenchmarkFiles = field(default_factory=BenchmarkFiles)
     """For the benchmarks. A file that replaces the hub goes with one benchmark alone."""
     judge_model: JudgeModel | None = None
     limit: int | None = None

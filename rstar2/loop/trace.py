@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from rstar2.errors import UserError
+from rstar2.errors import UserError, first_few
 from rstar2.files import LineWriter, whole_lines
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.turn import ParsedTurn, Part, PartKind, joined
@@ -213,6 +213,10 @@ def read_traces(path: Path | str) -> Iterator[Trace]:
         UserError: the file cannot be read, or another line is not a trace.
     """
     path = Path(path)
+    if path.is_dir():
+        inside = sorted(path.glob("**/traces.jsonl"))
+        hint = f"Give a file: {first_few([*map(str, inside)])}." if inside else "It has no traces.jsonl."
+        raise UserError(f"cannot read traces: {path} is a folder", hint)
     try:
         for number, line in whole_lines(path):
             yield _trace(path, number, line)

@@ -45,7 +45,7 @@ class Reward:
         if not math.isfinite(value):
             raise Failure(
                 f"{ROLE} {self.name} returned {returned!r:.200} for problem {trace.problem_id}, not a finite number",
-                "Correct the function, then run the same command.",
+                "Correct the function.",
             )
         return value
 

@@ -26,7 +26,7 @@ from support.tools import patient
 from support.waiting import wait_until
 
 from rstar2.data.problem import Problem
-from rstar2.eval.benchmarks import Given
+from rstar2.eval.benchmarks import BenchmarkFiles
 from rstar2.eval.plan import EvalRequest, _readable, plan_evaluation
 from rstar2.eval.target import Opened, Target
 from rstar2.eval.terminal.live import LiveView
@@ -352,7 +352,7 @@ def test_the_papers_number_stands_beside_the_whole_published_set_and_a_model_alo
 ) -> None:
     def compared(benchmark: str = "builtin", oracle: bool = False, **more: Any) -> bool:
         target = Target(None if oracle else str(model), None, None, oracle)
-        given = Given(more.pop("data", None))
+        given = BenchmarkFiles(more.pop("data", None))
         request = EvalRequest(target, [benchmark], files=given, **more)
         plan = plan_evaluation(request, RetryPolicy(0.0))
         return next(iter(plan.benchmarks.values())).as_published

@@ -318,3 +318,17 @@ def test_the_python_of_the_evaluation_page_runs(
     accuracy, _, interval = capsys.readouterr().out.partition(" ")
     assert 0 <= float(accuracy) <= 1
     assert len(json.loads(interval)) == 2
+
+
+def test_the_rollout_of_the_page_for_extensions_runs(
+    folder: Path, judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    [code] = [
+        each
+        for each in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+        if "rollout(" in each
+    ]
+    exec(compile(code.replace("http://127.0.0.1:8088", judge.url), "extending.md", "exec"), {})
+    assert capsys.readouterr().out.split()[0] in ("answer", "max_tokens", "max_turns")

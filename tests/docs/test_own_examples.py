@@ -20,8 +20,6 @@ from support.servers.vllm_standin import serving
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.demo.tiny import TinyModel, make_tiny_model
-from rstar2.loop.formats.format import FORMAT_FILE
-from rstar2.loop.turns.choose import load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -89,15 +87,9 @@ def compares(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return {"content": f"It is warmer in {'Lima' if lima > oslo else 'Oslo'}."}
 
 
-@needs("torch")
 def test_a_tool_of_ones_own(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    messages = [builtin.FORMAT.messages(problem.problem) for problem in builtin.held_out(0, 5)]
-    make_tiny_model(model, TinyModel(vocab=512, hidden=32, layers=1, heads=2), messages, builtin.FORMAT, 1)
-    (model / FORMAT_FILE).unlink()
-    assert load_tokenizer(model).chat_template
     with serving(ChatEndpoint(compares)) as endpoint:
-        called, shown, chatted = run_readme("own_tool", tmp_path, MODEL=str(model), URL=endpoint.url)
+        shown, called, chatted = run_readme("own_tool", tmp_path, URL=endpoint.url)
     assert called == "40.1 °F\n"
     assert '"name": "temperature", "description": "Return the present temperature in a city."' in shown
     assert "It is warmer in Lima." in chatted
@@ -132,3 +124,18 @@ def test_a_reward_of_ones_own(tmp_path: Path, training: dict[str, str]) -> None:
     given, planned = run_readme("own_reward", tmp_path, **training)
     assert given.splitlines() == ["correct: 1.0", "correct, with a failed call: 0.75", "wrong: 0.0"]
     assert '"reward": "clean_calls:reward"' in planned
+
+
+def test_the_examples_to_copy_are_typed(tmp_path: Path) -> None:
+    for file in EXAMPLES.glob("own_*/*.py"):
+        command = [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--follow-imports=silent",
+            "--cache-dir",
+            str(tmp_path),
+        ]
+        ran = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True, timeout=800)
+        assert ran.returncode == 0, ran.stdout + ran.stderr

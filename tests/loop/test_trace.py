@@ -113,3 +113,13 @@ def test_answers_are_read_from_the_last_turn_and_blocks_counted_over_all() -> No
     assert trace.answer_blocks == 2
     assert trace.failed_calls == 1
     assert _trace(0).model_copy(update={"turns": []}).final_text == ""
+
+
+def test_a_folder_in_place_of_a_file_names_the_files_in_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is a folder\nIt has no traces.jsonl"):
+        list(read_traces(tmp_path))
+    file = tmp_path / "aime24" / "traces.jsonl"
+    file.parent.mkdir()
+    _written(file, 1)
+    with pytest.raises(UserError, match=f"{tmp_path} is a folder\\nGive a file: {file}\\."):
+        list(read_traces(tmp_path))

@@ -47,7 +47,7 @@ NAMES = tuple(sorted(module.name.replace("_", "-") for module in pkgutil.iter_mo
 
 
 @dataclass(frozen=True)
-class Given:
+class BenchmarkFiles:
     """What the user gave for a benchmark beside the model; None where nothing was."""
 
     data: Path | None = None
@@ -84,8 +84,8 @@ class Resources:
 
 Score = dict[str, Any]
 """`value`, its `interval`, and `problems`, how many it is over."""
-Load = Callable[[Given, EvalSettings], Sequence[Problem]]
-Open = Callable[[Resources, EvalSettings, Given], contextlib.AbstractAsyncContextManager[Method]]
+Load = Callable[[BenchmarkFiles, EvalSettings], Sequence[Problem]]
+Open = Callable[[Resources, EvalSettings, BenchmarkFiles], contextlib.AbstractAsyncContextManager[Method]]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Benchmark:
         return self.open is None and self.correct is None
 
     def opened(
-        self, resources: Resources, settings: EvalSettings, given: Given
+        self, resources: Resources, settings: EvalSettings, given: BenchmarkFiles
     ) -> contextlib.AbstractAsyncContextManager[Method]:
         """Its method, for the length of a block."""
         if self.open is not None:
@@ -172,7 +172,9 @@ def _check_functions(name: str, benchmark: Benchmark) -> None:
         check_parameters(function, reference, role, parameters)
 
 
-def _problems_of(name: str, benchmark: Benchmark, given: Given, settings: EvalSettings) -> list[Problem]:
+def _problems_of(
+    name: str, benchmark: Benchmark, given: BenchmarkFiles, settings: EvalSettings
+) -> list[Problem]:
     """The problems of a user's benchmark; a UserError if there are none, or they cannot be told apart."""
     with failures_named(name, "the benchmark"):
         problems = list(benchmark.load(given, settings))

@@ -10,7 +10,7 @@ from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.errors import Failure, UserError
-from rstar2.eval.benchmarks import Benchmark, Given, Resources
+from rstar2.eval.benchmarks import Benchmark, BenchmarkFiles, Resources
 from rstar2.eval.harnesses.environment import Harness
 from rstar2.eval.harnesses.process import Refused, started
 from rstar2.eval.methods.chat import Chat, ChatMethod, ServerChat, answer_text
@@ -44,7 +44,7 @@ _NONSENSE = 5
 WIN_RATE = "win rate"
 
 
-def _load(given: Given, settings: EvalSettings) -> list[Problem]:
+def _load(given: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
     questions = _read(given.data or _from_hub("data"))
     baseline = given.baseline or _from_hub("baseline")
     answers = {
@@ -184,7 +184,9 @@ class ArenaMethod(ChatMethod):
 
 
 @contextlib.asynccontextmanager
-async def _open(resources: Resources, settings: EvalSettings, given: Given) -> AsyncIterator[ArenaMethod]:
+async def _open(
+    resources: Resources, settings: EvalSettings, given: BenchmarkFiles
+) -> AsyncIterator[ArenaMethod]:
     assert resources.chat is not None
     assert resources.judge_model is not None
     log = resources.logs / "arena_hard.log"

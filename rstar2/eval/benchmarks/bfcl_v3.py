@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from rstar2.data.problem import Problem
-from rstar2.eval.benchmarks import Benchmark, Given, Load, Open, Resources, Score
+from rstar2.eval.benchmarks import Benchmark, BenchmarkFiles, Load, Open, Resources, Score
 from rstar2.eval.harnesses.environment import Harness
 from rstar2.eval.harnesses.environment import decides as versions
 from rstar2.eval.harnesses.gateway import Gateway
@@ -97,7 +97,7 @@ class BFCLMethod:
 def loading(harness: Harness, program: str) -> Load:
     """How the entries of a BFCL harness are read: in turn from every category, so that the first N are a mixture."""
 
-    def load(given: Given, settings: EvalSettings) -> list[Problem]:
+    def load(given: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
         entries = once(harness, program, {"native_calls": given.native_calls, "temperature": 0.0}, "entries")
         return [Problem(each["id"], each["question"], each["answer"]) for each in entries]
 
@@ -108,7 +108,9 @@ def opening(harness: Harness, program: str, keeps: str = "") -> Open:
     """How a BFCL harness is started; its setting `keeps` names a folder that stays from start to start."""
 
     @contextlib.asynccontextmanager
-    async def opened(resources: Resources, settings: EvalSettings, given: Given) -> AsyncIterator[BFCLMethod]:
+    async def opened(
+        resources: Resources, settings: EvalSettings, given: BenchmarkFiles
+    ) -> AsyncIterator[BFCLMethod]:
         assert resources.chat is not None
         decides = {**versions(harness), "native_calls": given.native_calls}
         worker: dict[str, Any] = {"native_calls": given.native_calls, "temperature": settings.temperature}

@@ -13,7 +13,7 @@ from typing import Any
 from rstar2.data.benchmarks import SOURCES, load_hub
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
-from rstar2.eval.benchmarks import Benchmark, Given, Resources
+from rstar2.eval.benchmarks import Benchmark, BenchmarkFiles, Resources
 from rstar2.eval.final_answer import benchmark_part
 from rstar2.eval.grader import Verdict
 from rstar2.eval.methods.agent import AgentMethod
@@ -34,7 +34,7 @@ class ChoiceProblem(Problem):
     """The right one first."""
 
 
-def _load(given: Given, settings: EvalSettings) -> list[Problem]:
+def _load(given: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
     if given.data is None:
         rows: Iterable[Mapping[str, Any]] = load_hub("gpqa-diamond", _SOURCE, _SOURCE.configs[0], _HINT)
         where = _SOURCE.hub_id
@@ -121,7 +121,9 @@ class GPQAMethod(AgentMethod):
 
 
 @contextlib.asynccontextmanager
-async def _open(resources: Resources, settings: EvalSettings, given: Given) -> AsyncIterator[GPQAMethod]:
+async def _open(
+    resources: Resources, settings: EvalSettings, given: BenchmarkFiles
+) -> AsyncIterator[GPQAMethod]:
     assert resources.agent is not None
     yield GPQAMethod(resources.agent, settings)
 

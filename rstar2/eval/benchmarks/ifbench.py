@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rstar2.data.problem import Problem
-from rstar2.eval.benchmarks import Benchmark, Given
+from rstar2.eval.benchmarks import Benchmark, BenchmarkFiles
 from rstar2.eval.benchmarks.ifeval import GREEDY, HARNESS, instruction_problems, opened_for
 from rstar2.eval.harnesses.process import once
 from rstar2.eval.settings import EvalSettings
 from rstar2.files import read_objects
 
 
-def _load(given: Given, settings: EvalSettings) -> list[Problem]:
+def _load(given: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
     if given.data is not None:
         placed = read_objects(given.data, "A row has the fields of IFBench_test.jsonl.")
         return instruction_problems((f"{given.data}, line {number}", row) for number, row in placed)

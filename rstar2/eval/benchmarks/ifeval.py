@@ -11,7 +11,7 @@ from typing import Any
 from rstar2.data.benchmarks import Source, load_hub
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
-from rstar2.eval.benchmarks import Benchmark, Given, Resources
+from rstar2.eval.benchmarks import Benchmark, BenchmarkFiles, Resources
 from rstar2.eval.harnesses.environment import Harness, decides
 from rstar2.eval.harnesses.process import HarnessProcess, Refused, started
 from rstar2.eval.methods.chat import Chat, ChatMethod, answer_text
@@ -61,7 +61,7 @@ def instruction_problems(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[
     return problems
 
 
-def _load(given: Given, settings: EvalSettings) -> list[Problem]:
+def _load(given: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
     if given.data is None:
         rows = enumerate(load_hub("ifeval", _SOURCE, None, _HINT), 1)
         return instruction_problems((f"{_SOURCE.hub_id}, row {number}", row) for number, row in rows)
@@ -112,7 +112,7 @@ def opened_for(benchmark: str) -> Any:
 
     @contextlib.asynccontextmanager
     async def opened(
-        resources: Resources, settings: EvalSettings, given: Given
+        resources: Resources, settings: EvalSettings, given: BenchmarkFiles
     ) -> AsyncIterator[InstructionMethod]:
         assert resources.chat is not None
         log = resources.logs / f"{benchmark}.log"

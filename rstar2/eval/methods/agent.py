@@ -165,11 +165,11 @@ class AgentMethod:
         if not isinstance(returned, bool | np.bool_):
             raise Failure(
                 f"the benchmark's function {rule} returned {returned!r:.200}, not True or False",
-                "Correct the function, then run the same command.",
+                "Correct the function.",
             )
         return Verdict("correct" if returned else "wrong", answer, rule)
 
 
-def function_name(function: Correct) -> str:
+def function_name(function: Callable[..., object]) -> str:
     """The name of a user's function as `module:function`."""
     return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"

@@ -93,7 +93,7 @@ def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OW
     if differing and not choice.forced:
         raise UserError(
             f"{model} has a format of its own ({source}), which differs from {named} in: {', '.join(differing)}",
-            "Omit the format. chat, eval and serve take --force-format; the results then name the format.",
+            "Omit the format. chat, eval, serve and format show take --force-format; results then name the format.",
         )
     return codec_for(tokenizer, wanted, f"{named}, forced" if differing else named)
 

@@ -15,7 +15,7 @@ from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure, UserError
-from rstar2.eval.benchmarks import Given, find
+from rstar2.eval.benchmarks import BenchmarkFiles, find
 from rstar2.eval.benchmarks.arena_hard import ArenaMethod
 from rstar2.eval.methods.chat import JUDGE_MODEL, Reply, ServerChat
 from rstar2.eval.progress import Services
@@ -29,7 +29,7 @@ WORDS = {"system": "Judge.", "template": "Q {question}\nFIRST {answer_1}\nSECOND
 SETTINGS = EvalSettings(samples=1, temperature=0.0, wait_s=TIMEOUT_S)
 
 
-def files(folder: Path, count: int = 8) -> Given:
+def files(folder: Path, count: int = 8) -> BenchmarkFiles:
     """Questions and the baseline's answers, in the dataset's form."""
     questions = [{"question_id": f"q{at}", "turns": [{"content": f"Question {at}?"}]} for at in range(count)]
     answers = [
@@ -38,7 +38,7 @@ def files(folder: Path, count: int = 8) -> Given:
     ]
     for name, rows in (("question", questions), ("baseline", answers)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Given(folder / "question.jsonl", folder / "baseline.jsonl")
+    return BenchmarkFiles(folder / "question.jsonl", folder / "baseline.jsonl")
 
 
 def wins(body: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from rstar2.data.problem import Problem
 from rstar2.engines.oracle import byte_codec
 from rstar2.engines.pool import EnginePool
 from rstar2.errors import UserError
-from rstar2.eval.benchmarks import Given, find
+from rstar2.eval.benchmarks import BenchmarkFiles, find
 from rstar2.eval.benchmarks.gpqa_diamond import GPQAMethod, order
 from rstar2.eval.compare import compare_runs
 from rstar2.eval.grader import GraderPool
@@ -92,7 +92,7 @@ def rows(count: int = QUESTIONS) -> list[dict[str, str]]:
 def problems(tmp_path: Path) -> list[Problem]:
     path = tmp_path / "gpqa.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
-    return find("gpqa-diamond").load(Given(path), EvalSettings())
+    return find("gpqa-diamond").load(BenchmarkFiles(path), EvalSettings())
 
 
 async def measured(
@@ -200,7 +200,7 @@ def test_the_gated_file_is_read_as_csv_too(tmp_path: Path) -> None:
         writer = csv.DictWriter(file, list(rows(1)[0]))
         writer.writeheader()
         writer.writerows(rows(3))
-    loaded = find("gpqa-diamond").load(Given(path), EvalSettings())
+    loaded = find("gpqa-diamond").load(BenchmarkFiles(path), EvalSettings())
     assert [problem.id for problem in loaded] == ["q0", "q1", "q2"]
     assert loaded[0].answer == "iron and gold"
 
@@ -210,7 +210,7 @@ def test_other_wrong_choices_make_other_problems(tmp_path: Path) -> None:
     digests = set()
     for wrong in ("tin", "clay"):
         path.write_text(json.dumps({**rows(1)[0], "Incorrect Answer 1": wrong}) + "\n")
-        digests.add(fingerprint(find("gpqa-diamond").load(Given(path), EvalSettings())))
+        digests.add(fingerprint(find("gpqa-diamond").load(BenchmarkFiles(path), EvalSettings())))
     assert len(digests) == 2
 
 
@@ -218,4 +218,4 @@ def test_a_row_without_a_choice_is_named(tmp_path: Path) -> None:
     path = tmp_path / "gpqa.jsonl"
     path.write_text(json.dumps({**rows(1)[0], "Incorrect Answer 2": " "}) + "\n")
     with pytest.raises(UserError, match='row 1: no text in column "Incorrect Answer 2"'):
-        find("gpqa-diamond").load(Given(path), EvalSettings())
+        find("gpqa-diamond").load(BenchmarkFiles(path), EvalSettings())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.eval.benchmarks import Given, find
+from rstar2.eval.benchmarks import BenchmarkFiles, find
 from rstar2.eval.settings import EvalSettings
 
 
@@ -29,7 +29,7 @@ def test_the_fields_of_a_file_in_place_of_the_hub_are_named(
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     with pytest.raises(UserError, match="cannot load") as caught:
-        find(name).load(Given(), EvalSettings())
+        find(name).load(BenchmarkFiles(), EvalSettings())
     assert "--data FILE.jsonl" in caught.value.hint
     assert [field for field in fields if field not in caught.value.hint] == []
     assert ("problem" in caught.value.hint.split("--data")[1]) == (name == "aime24")

@@ -25,7 +25,7 @@ from support.waiting import TIMEOUT_S
 
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
-from rstar2.eval.benchmarks import Given, Resources, find, harness_of, harnesses
+from rstar2.eval.benchmarks import BenchmarkFiles, Resources, find, harness_of, harnesses
 from rstar2.eval.benchmarks.bfcl_v3 import MULTI_TURN, BFCLMethod
 from rstar2.eval.harnesses.environment import Harness, fault, require, set_up
 from rstar2.eval.harnesses.process import Refused, started
@@ -104,7 +104,7 @@ def made(name: str) -> Harness:
 def entries(name: str) -> list[Problem]:
     """All problems of a benchmark that its harness has."""
     made(name)
-    return find(name).load(Given(), EvalSettings())
+    return find(name).load(BenchmarkFiles(), EvalSettings())
 
 
 async def test_ifevals_checkers_agree_with_those_of_lm_eval(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ async def led(
         retries = RetryPolicy(TIMEOUT_S)
         async with aclosing(ServerChat(server.url, None, retries, TIMEOUT_S)) as chat:
             resources = Resources(chat, None, None, out / "logs", out)
-            async with benchmark.opened(resources, settings, Given(native_calls=native)) as method:
+            async with benchmark.opened(resources, settings, BenchmarkFiles(native_calls=native)) as method:
                 part = Part(problems, out / "out", method, benchmark.combined)
                 (result,) = await run_parts({name: part}, 16, Services(retries, (chat,)))
                 traces = read_traces(out / "out" / "traces.jsonl")
