@@ -163,7 +163,7 @@ async def test_every_outage_is_counted_by_cause_with_its_length(clock: Clock) ->
     async def away_for_a_while() -> str:
         if clock.now < back_at:
             raise Unavailable(
-                "connection refused" if clock.now < 6.0 else "HTTP 503: warming up\nSee the log."
+                "connection refused" if len(waits) < 2 else "HTTP 503: warming up\nSee the log."
             )
         return await server.request()
 

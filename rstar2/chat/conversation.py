@@ -148,10 +148,13 @@ class Conversation:
         await self._close_tools()
 
     async def resume(self, traces: Iterable[Trace]) -> None:
-        """Continue the conversation whose answers, of this format, were kept; the last one in `traces` decides."""
+        """Continue the conversation whose answers, of this format, were kept; the last one in `traces` decides.
+
+        Before each answer, those are forgotten that its prompt does not have: a person took them back.
+        """
         await self.reset()
         for trace in traces:
-            while self.answers and not _follows(trace, self.answers[-1]):
+            while self.answers and not self._follows(trace, self.answers[-1]):
                 self.answers.pop()
             self.answers.append(trace)
             if trace.problem_id.isdigit():
@@ -163,17 +166,27 @@ class Conversation:
         await self.engine.aclose()
 
     def _begin(self, text: str, instead_of: Trace | None) -> Trace:
-        prompt = self._prompt(text)
-        if instead_of is not None:
-            return Trace.begun(prompt, instead_of.problem_id, instead_of.sample + 1, text)
-        self.questions += 1
-        return Trace.begun(prompt, str(self.questions), 0, text)
+        system = self.answers[0].system if self.history else self.system
+        prompt = self._prompt(text, system)
+        if instead_of is None:
+            self.questions += 1
+            trace = Trace.begun(prompt, str(self.questions), 0, text)
+        else:
+            trace = Trace.begun(prompt, instead_of.problem_id, instead_of.sample + 1, text)
+        trace.system = system
+        return trace
 
-    def _prompt(self, text: str) -> list[int]:
-        """Token ids of the conversation so far with a question."""
+    def _follows(self, trace: Trace, earlier: Trace) -> bool:
+        """Whether an answer was given in the conversation so far, whose last answer is `earlier`."""
+        if trace.problem_id == earlier.problem_id:
+            return False  # another answer to the same question
+        return trace.prompt_ids == self._prompt(trace.problem, trace.system)
+
+    def _prompt(self, text: str, system: str | None) -> list[int]:
+        """Token ids of the conversation so far with a question; `system` is the person's system text in it."""
         history = self.history
         if not history:
-            return self.codec.prompt(self._opening(text))
+            return self.codec.prompt(self._opening(text, system))
         last = self.answers[-1]
         start = len(last.prompt_ids) + last.turns[-1].start
         asked: Message = {"role": "user", "content": text}
@@ -181,21 +194,21 @@ class Conversation:
         if bridge is not None:
             return history + bridge
         # The model is trained with earlier thoughts left out, so the conversation is rendered anew.
-        messages = self._opening(self.answers[0].problem)
+        messages = self._opening(self.answers[0].problem, system)
         for number, answer in enumerate(self.answers):
             if number:
                 messages.append({"role": "user", "content": answer.problem})
             messages += answer_messages(answer)
         return self.codec.prompt([*messages, asked])
 
-    def _opening(self, text: str) -> list[Message]:
+    def _opening(self, text: str, system: str | None) -> list[Message]:
         messages: list[Message] = [*self.codec.format.messages(text)]
-        if self.system is None:
+        if system is None:
             return messages
         if messages[0]["role"] == "system":
-            messages[0]["content"] += f"\n\n{self.system}"
+            messages[0]["content"] += f"\n\n{system}"
             return messages
-        return [{"role": "system", "content": self.system}, *messages]
+        return [{"role": "system", "content": system}, *messages]
 
     def _stop(self, trace: Trace, written: list[int]) -> None:
         """Add to an answer that was stopped the turn that it was stopped in."""
@@ -216,9 +229,3 @@ class Conversation:
     async def _close_tools(self) -> None:
         self._opened = None
         await self._closing.aclose()
-
-
-def _follows(trace: Trace, earlier: Trace) -> bool:
-    """Whether an answer was given in the conversation that had come to an earlier one."""
-    before = earlier.prompt_ids + earlier.response_ids
-    return trace.prompt_ids[: len(before)] == before

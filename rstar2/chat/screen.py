@@ -23,8 +23,12 @@ from rstar2.loop.turns.stream import Kind, Piece
 Thoughts = Literal["on", "off", "fold"]
 """on: thought is shown dimmed. fold: that there is one, and how long it is. off: not at all."""
 THOUGHTS: tuple[Thoughts, ...] = get_args(Thoughts)
-CUT = {"max_tokens": "out of tokens", "max_turns": "out of turns"}
-"""How a budget ended an answer, in words."""
+CUT = {
+    "max_tokens": "out of tokens",
+    "max_turns": "out of turns",
+    "format": "the format cannot lead on from the model's tool call",
+}
+"""What ended an answer early, in words."""
 
 
 class Screen:

@@ -86,7 +86,7 @@ def command(
     from rich.progress import Progress
 
     from rstar2.eval.grader import GraderPool
-    from rstar2.eval.grader.offline import STANDARD_INPUT, graded, read_rows, writer
+    from rstar2.eval.offline import STANDARD_INPUT, graded, read_rows, writer
 
     source = STANDARD_INPUT if str(file) == "-" else file
     rows = read_rows(source, gold_key, pred_key, strict)

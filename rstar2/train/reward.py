@@ -13,8 +13,9 @@ from typing import Any, get_args
 
 from rstar2.data.problem import Problem
 from rstar2.errors import Failure
+from rstar2.eval.final_answer import part_to_grade
 from rstar2.eval.grader import GraderPool
-from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
+from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.loop.trace import Trace
 from rstar2.plugins import failures_named, is_reference, load_function
 
@@ -70,7 +71,7 @@ def reading_rule(name: str) -> ReadingRule:
 
 def text_to_grade(trace: Trace, reward: str) -> str:
     """The part of a trace that holds its answer under a reward's rule; empty if the rule finds none."""
-    return part_to_grade(trace.final_text, reading_rule(reward), trace.finish)
+    return part_to_grade(trace, reading_rule(reward))
 
 
 def solved(traces: Iterable[Trace], reward: str) -> Iterator[tuple[str, bool]]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.tools import SharedTools
+from support.turns import user_turn
 from support.waiting import TIMEOUT_S
 
 from rstar2.chat.conversation import AnswerRepeats, ContextFull, Conversation
@@ -224,7 +225,7 @@ async def test_what_the_model_wrote_is_never_encoded_again(codec: ChatCodec) -> 
     await chat.ask("2 + 2?")
     await chat.ask("Sure?")
     first = codec.prompt(codec.format.messages("2 + 2?"))
-    assert writer.asked == [first, first + spelled + codec.user_turn("Sure?")]
+    assert writer.asked == [first, first + spelled + user_turn(codec, "Sure?")]
     assert chat.history == writer.asked[1] + spelled
 
 
@@ -352,7 +353,7 @@ async def test_a_kept_conversation_continues_from_its_last_answer(codec: ChatCod
     await other.resume([first, wrong, right])
     assert other.answers == [first, right]
     assert (await other.ask("z")).problem_id == "3"
-    assert writer.asked[-1] == chat.history + codec.user_turn("z")
+    assert writer.asked[-1] == chat.history + user_turn(codec, "z")
     await other.resume([first, right, (await _chat(codec, writer).ask("new"))])
     assert [trace.problem for trace in other.answers] == ["new"]
 

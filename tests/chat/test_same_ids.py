@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from support.tools import SharedTools
+from support.turns import user_turn
 
 from rstar2.chat.conversation import Conversation
 from rstar2.loop.agent import Limits
@@ -94,4 +95,4 @@ async def test_an_answer_that_was_cut_is_closed_and_nothing_of_it_is_encoded_aga
     assert trace.finish == "max_tokens"
     await chat.ask("And?")
     first, second = engine.asked
-    assert second == [*first, *trace.response_ids, codec.end_id, *codec.user_turn("And?")]
+    assert second == [*first, *trace.response_ids, codec.end_id, *user_turn(codec, "And?")]

@@ -341,8 +341,9 @@ def test_what_cannot_be_a_model_is_refused_before_anything_starts(tmp_path: Path
 
 
 def test_the_printed_command_is_what_would_run_and_starts_nothing(
-    vllm: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    vllm: Path, model: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tokenizer.save_pretrained(model)
     monkeypatch.setattr("rstar2.serve.choose.nvidia_gpus", lambda: [GPU("H100", 80.0, 80.0, 9.0)] * 4)
     words = ["--python", str(vllm), "--tp", "4", "--max-model-len", "32768", "--print-command", "--", "--x"]
     code, shown, _ = _invoke(str(model), *words)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.servers.chat_api import ChatEndpoint, solves
 from support.servers.vllm_standin import serving
 from support.tools import SharedTools
+from support.turns import user_turn
 
 from rstar2.engines.chat_api import _Turn, open_chat_api
 from rstar2.engines.text_tokens import BYTES, TextTokenizer, messages_of, text_codec
@@ -144,7 +145,7 @@ def test_a_conversation_is_read_again_from_its_ids(texts: list[str]) -> None:
     codec = text_codec(NAME)
     ids = codec.prompt([{"role": "user", "content": texts[0]}])
     for text in texts[1:]:
-        ids += codec.turn("yes") + codec.user_turn(text)
+        ids += codec.turn("yes") + user_turn(codec, text)
     expected = [{"role": "user", "content": texts[0]}]
     for text in texts[1:]:
         expected += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": text}]
@@ -154,5 +155,5 @@ def test_a_conversation_is_read_again_from_its_ids(texts: list[str]) -> None:
 def test_a_turn_that_only_mentions_the_tag_is_sent_back_as_text() -> None:
     codec = text_codec(NAME)
     ids = codec.prompt([{"role": "user", "content": "?"}])
-    ids += codec.turn("I used the <tool_call> tag.") + codec.user_turn("Why?")
+    ids += codec.turn("I used the <tool_call> tag.") + user_turn(codec, "Why?")
     assert messages_of(ids)[1] == {"role": "assistant", "content": "I used the <tool_call> tag."}

@@ -37,6 +37,7 @@ from rstar2.engines.gguf import convert
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.engine import Generation, Sampling
+from rstar2.loop.formats.families import FAMILIES
 from rstar2.loop.model_folder import write_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME, python_code_with_standard_io
 from rstar2.loop.trace import read_traces
@@ -265,6 +266,25 @@ def test_every_flag_for_gpus_is_one_of_vllms_own(tmp_path: Path) -> None:
     )  # fmt: skip
     assert parsed.returncode == 0, parsed.stderr[-2000:]
     assert parsed.stdout.split()[-1] == "4"
+
+
+REGISTERED = """
+import json
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+print(json.dumps([manager.list_registered() for manager in (ToolParserManager, ReasoningParserManager)]))
+"""
+
+
+def test_every_parser_of_a_family_is_one_of_vllms_own() -> None:
+    ran = subprocess.run(
+        [os.environ["RSTAR2_VLLM_PYTHON"], "-c", REGISTERED], capture_output=True, text=True, timeout=1800,
+        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    tools, thoughts = map(set, json.loads(ran.stdout.splitlines()[-1]))
+    assert {family.tool_parser for family in FAMILIES.values()} <= tools
+    assert {family.reasoning_parser for family in FAMILIES.values()} - {None} <= thoughts
 
 
 def test_eval_and_chat_run_on_it(server: Server, tmp_path: Path) -> None:

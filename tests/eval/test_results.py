@@ -48,10 +48,17 @@ def test_the_numbers_of_eight_traces_are_those_worked_out_by_hand() -> None:
     assert found["no_answer_share"] == 1 / 8
     assert found["truncated_share"] == 1 / 8
     assert found["could_not_verify_share"] == 1 / 8
+    assert found["format_ends"] == 0
     assert found["could_not_verify"] == {"deadline": 1}
     low, high = found["interval_clustered"]
     narrow = found["interval_run_to_run"]
     assert 0 <= low <= narrow[0] < 0.25 < narrow[1] <= high <= 1
+
+
+def test_rollouts_that_the_format_ended_are_counted_and_told() -> None:
+    found = summarise(by_problem([*ROWS, row("c", 0, "unparsed", None, finish="format")]))
+    assert (found["format_ends"], found["truncated_share"]) == (1, 2 / 9)
+    assert summary_lines(found)["ended by the format"] == "1"
 
 
 def test_an_evaluation_is_the_papers_unless_asked_otherwise() -> None:

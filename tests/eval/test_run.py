@@ -27,6 +27,7 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import WrongToken
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.engine import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
+from rstar2.loop.formats.format import ours
 from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.trace import ToolCall, Trace, read_traces
 from rstar2.loop.turns.codec import ChatCodec
@@ -303,6 +304,22 @@ async def test_a_problem_the_engine_refuses_leaves_the_others_alone(
         await run(tmp_path, settings=SETTINGS.model_copy(update={"wait_s": TIMEOUT_S}))
     done = {trace.problem_id for trace in read_traces(tmp_path / "traces.jsonl")}
     assert done == {problem.id for problem in PROBLEMS} - {"p3"}
+
+
+async def test_a_format_that_cannot_write_a_reply_ends_that_rollout_alone_for_good(
+    run: Run, tmp_path: Path
+) -> None:
+    refuses = """{% for message in messages %}{% if message.role == "tool" and "'7'" in message.content %}
+{{- raise_exception("no seven") }}{% endif %}{% endfor %}"""
+    codec = byte_codec(ours().model_copy(update={"template": refuses + ours().template}))
+    oracle = OracleEngine(golds(PROBLEMS), codec)
+    result = await run(tmp_path, engine=oracle, codec=codec, settings=EvalSettings(samples=1, in_flight=4))
+    assert (result.complete, result.summary["format_ends"]) == (True, 1)
+    traces = {trace.problem_id: trace for trace in read_traces(tmp_path / "traces.jsonl")}
+    assert [name for name, trace in traces.items() if trace.finish != "answer"] == ["p7"]
+    assert (traces["p7"].finish, traces["p7"].correct) == ("format", False)
+    assert "no seven" in traces["p7"].cause
+    assert [call.output for call in traces["p7"].calls] == ["'7'"]
 
 
 async def test_a_slow_problem_holds_up_nobody_else(run: Run, engine: SeededEngine, tmp_path: Path) -> None:

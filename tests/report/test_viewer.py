@@ -16,6 +16,7 @@ from rstar2.data.problem import Problem
 from rstar2.eval.methods.chat import Reply, answer_text, trace_of
 from rstar2.files import write_json
 from rstar2.loop.trace import Trace, TraceWriter, Turn, read_traces
+from rstar2.loop.turns.tags import read_turn
 from rstar2.report import write_report
 
 pytestmark = pytest.mark.slow
@@ -201,7 +202,8 @@ def test_a_chat_reply_is_shown_as_what_it_is_and_a_long_answer_by_its_beginning(
     write_json(tmp_path / "config.json", {"kind": "eval", "config": {}})
     with TraceWriter(tmp_path / "arena-hard" / "traces.jsonl") as writer:
         for sample, said in enumerate(texts_said):
-            reply = Reply({"role": "assistant", "content": said}, "stop", 5, 700, written=said)
+            written = read_turn(said)
+            reply = Reply({"role": "assistant", "content": said}, "stop", 5, 700, written=written)
             trace = trace_of(Problem("q", "Write a poem.", gold), sample, [reply], 3.0)
             writer.write(
                 trace.model_copy(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
@@ -26,6 +25,7 @@ from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
 from rstar2.errors import RStarError, UserError, first_error
 from rstar2.files import LineWriter, whole_lines
 from rstar2.loop.engine import EngineError
+from rstar2.loop.turns.breaker import holds_control
 from rstar2.retry import RetryPolicy
 
 What = Literal["answers", "prompts"]
@@ -40,9 +40,6 @@ _ASK: dict[What, str] = {
     "its language, its facts and what it asks, so that the assistant's last message still answers it. Write the new "
     "message alone.",
 }
-_MARKS = re.compile(
-    r"<\|?/?(?:think|reason|answer|tool_call|tool_response|im_start|im_end|endoftext|system|user|assistant)\b"
-)
 _IN_FLIGHT = 32
 WAIT_S = 300.0
 """How long a server may answer nobody."""
@@ -226,6 +223,6 @@ def fault_of(old: str, new: str, finish: str | None, settings: Rewrite) -> str:
         new.encode()
     except UnicodeEncodeError:
         return "not Unicode"
-    if _MARKS.search(new) or new.count("```") % 2:
+    if holds_control(new) or new.count("```") % 2:
         return "marks of a format"
     return ""

@@ -14,8 +14,8 @@ from rstar2.data.benchmarks import SOURCES, load_hub
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.eval.benchmarks import Benchmark, BenchmarkFiles, Resources
+from rstar2.eval.final_answer import benchmark_part
 from rstar2.eval.grader import Verdict
-from rstar2.eval.grader.reading_rules import benchmark_part
 from rstar2.eval.methods.agent import AgentMethod
 from rstar2.eval.settings import EvalSettings
 from rstar2.files import read_objects
@@ -98,7 +98,7 @@ class GPQAMethod(AgentMethod):
         graded = await super().graded(trace, problem)
         if graded.correct or graded.extracted is None:
             return graded
-        part, _ = benchmark_part(trace.final_text, trace.finish)
+        part, _ = benchmark_part(trace)
         return graded.model_copy(update={"ballot": await self._choice(trace.sample, problem, part)})
 
     async def _choice(self, sample: int, problem: Problem, part: str) -> str | None:

@@ -10,7 +10,6 @@ from typing import Literal
 
 from rstar2.eval.grader.boxes import last_box
 from rstar2.eval.grader.final_turn import final_turn, last_turn
-from rstar2.loop.trace import Finish
 from rstar2.loop.turns.tags import after_reasoning, find_calls
 
 ReadingRule = Literal["paper", "boxed", "release", "lenient"]
@@ -19,34 +18,37 @@ boxed: the last box of a finished turn. release: the last box of the turn howeve
 lenient: any answer in it, see `extract`."""
 
 
-def finished(output: str, finish: Finish = "answer") -> bool:
-    """Whether the final turn of an output ended by itself, and not in a tool call that nobody answered."""
-    return finish == "answer" and not find_calls(last_turn(output))
+def finished(output: str, ended: bool = True) -> bool:
+    """Whether an output in our tags is finished: its final turn has no tool call, which nobody answered.
+
+    `ended` is false if a budget cut it off.
+    """
+    return ended and not find_calls(last_turn(output))
 
 
-def part_to_grade(output: str, rule: ReadingRule, finish: Finish = "answer") -> str:
+def part_to_grade(output: str, rule: ReadingRule, finished: bool) -> str:
     """The part of an output that holds its answer under a rule; empty if the rule finds none."""
     match rule:
         case "paper":
-            return _boxed(_answer_block(final_turn(output))) if finished(output, finish) else ""
+            return _boxed(_answer_block(final_turn(output))) if finished else ""
         case "boxed":
-            return _boxed(final_turn(output)) if finished(output, finish) else ""
+            return _boxed(final_turn(output)) if finished else ""
         case "release":
             return _boxed(final_turn(output)) or output
         case "lenient":
             return output
 
 
-def benchmark_part(output: str, finish: Finish) -> tuple[str, ReadingRule]:
+def benchmark_part(output: str, finished: bool) -> tuple[str, ReadingRule]:
     """What an evaluation grades, and the strictest rule that finds an answer there.
 
     In a turn that ended by itself that is any answer. In one that a budget cut off it is only a box, because a number
     that happens to stand last in an unfinished thought is no answer.
     """
-    if not finished(output, finish):
+    if not finished:
         return _boxed(final_turn(output)), "boxed"
     strict: tuple[ReadingRule, ...] = ("paper", "boxed")
-    strictest = next((rule for rule in strict if part_to_grade(output, rule, finish)), None)
+    strictest = next((rule for rule in strict if part_to_grade(output, rule, finished)), None)
     return output, strictest or "lenient"
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from rstar2.data.problem import Problem
 from rstar2.engines.pool import EnginePool
 from rstar2.errors import Failure, Unavailable
+from rstar2.eval.final_answer import benchmark_part, part_to_grade
 from rstar2.eval.grader import Verdict, extract_answer
-from rstar2.eval.grader.reading_rules import benchmark_part, part_to_grade
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.loop.agent import Limits, ToolRunner, Tools, rollout
 from rstar2.loop.engine import Engine, Sampling
@@ -143,10 +143,9 @@ class AgentMethod:
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
         """The trace with the verdict on the answer that the benchmark reads, and on the one that the paper reads."""
-        turn = trace.final_text
-        part, read_by = benchmark_part(turn, trace.finish)
+        part, read_by = benchmark_part(trace)
         verdict = await self.verdict(trace, problem, part)
-        paper = part_to_grade(turn, "paper", trace.finish)
+        paper = part_to_grade(trace, "paper")
         correct = verdict.correct
         if extract_answer(paper) != verdict.extracted:
             correct = bool(paper) and (await self.verdict(trace, problem, paper)).correct
@@ -171,6 +170,6 @@ class AgentMethod:
         return Verdict("correct" if returned else "wrong", answer, rule)
 
 
-def function_name(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., object]) -> str:
     """The name of a user's function as `module:function`."""
     return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"

@@ -95,6 +95,8 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
     }
     if left_out := summary.get("left_out"):
         lines["problems left out"] = f"{left_out:,}"
+    if ends := summary.get("format_ends"):
+        lines["ended by the format"] = f"{ends:,}"
     if summary["lost_calls"]:
         lines["calls the judge lost"] = f"{summary['lost_calls']:,}"
     return lines

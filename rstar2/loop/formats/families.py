@@ -34,9 +34,11 @@ class Parsers(NamedTuple):
 
 TAG_PARSERS = Parsers("hermes", None)
 """For turns in our tags."""
+NO_PARSERS = Parsers(None, None)
 _QWEN_XML = ("qwen3_coder", "qwen3")
 _QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 _NEMOTRON = ("nemotron_h",)
+_LAGUNA = (("laguna",), "poolside_v1", "poolside_v1")
 FAMILIES: dict[str, Family] = {
     "qwen3": Family(("qwen3", "qwen3_moe"), "hermes", "qwen3"),
     "qwen3.5": Family(_QWEN35, *_QWEN_XML),
@@ -57,10 +59,10 @@ FAMILIES: dict[str, Family] = {
     "kimi-k2": Family(("kimi_k2",), "kimi_k2", "kimi_k2"),
     "gpt-oss": Family(("gpt_oss",), "openai", "openai_gptoss", needs_network=True),
     "gemma4": Family(("gemma4", "gemma4_text"), "gemma4", "gemma4"),
-    "hy3": Family(("hunyuan_v3", "hy3")),
-    "laguna-xs.2": Family(("laguna",)),
-    "laguna-m.1": Family(("laguna",)),
-    "laguna-xs-2.1": Family(("laguna",)),
-    "laguna-s-2.1": Family(("laguna",)),
+    "hy3": Family(("hy_v3",), "hy_v3", "hy_v3"),
+    "laguna-xs.2": Family(*_LAGUNA),
+    "laguna-m.1": Family(*_LAGUNA),
+    "laguna-xs-2.1": Family(*_LAGUNA),
+    "laguna-s-2.1": Family(*_LAGUNA),
 }
 """Without the families that only differ in images, and those whose tokenizer is a program of the model's own."""

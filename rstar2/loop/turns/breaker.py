@@ -11,6 +11,19 @@ _MARKUP = re.compile(r"[<\[]\S+[>\]]")
 _CONTROL = re.compile(r"[_|]|think|reason|answer|tool|call", re.IGNORECASE)
 """In markup that controls a conversation. Names of HTML elements, which Gemma's vocabulary has, are ordinary text."""
 
+_CONTROL_IN_TEXT = re.compile(
+    r"<[|\uff5c]/?\w|<\w{1,40}[|\uff5c]>"
+    r"|</?(?:\w{1,20}:)?(?:think|reason|answer|tool_|arg_(?:key|value)\b|invoke\b|(?:function|parameter)[=>])"
+    r"|</?(?:system|user|assistant|im_start|im_end|endoftext|bos|eos|sop|s)\b|</?(?:start|end)_of_"
+    r"|\[/?(?:INST|gMASK|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w{1,20})\]|\[e~\[|\]~!?b[\[\]]|(?<!\S)/no_?think\b"
+)
+"""What begins the tags and control tokens of our formats and of all families."""
+
+
+def holds_control(text: str) -> bool:
+    """Whether a text has what controls a conversation in our formats or those of any family."""
+    return _CONTROL_IN_TEXT.search(text) is not None
+
 
 class Breaker:
     """Breaks up tokens in text that is not ours, by a space after their first character."""

@@ -7,11 +7,14 @@ from typing import Any
 from rstar2.errors import UserError
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.codec import ChatCodec, Message
-from rstar2.loop.turns.template import TemplateCodec
 
 _TEXTS = ('print("6" * 7, \'it\\\'s <b>&amp;</b> π → 字\')\nx = {"a": [1, 2]}', "s = '\\n'\nprint(s)")
-"""Code with quotes, tags and Unicode. Neither ends in a line break, which some families drop."""
-_THOUGHT, _ANSWER, _REPLY = "I ask Python.", "It is \\boxed{42}.", "42 π"
+"""Code with quotes, tags and Unicode.
+
+Neither ends in a line break: the families that write values between tags (Qwen3.5, GLM, MiniMax, Nemotron) drop it,
+those that write JSON (Qwen3, Llama) do not.
+"""
+_THOUGHT, _ANSWER, _REPLY = "I ask Python: <b>6</b> 字 π?", "It is \\boxed{42}.", "42 π"
 
 
 def check_round_trip(codec: ChatCodec) -> None:
@@ -37,7 +40,9 @@ def check_round_trip(codec: ChatCodec) -> None:
         if came != expected:
             why = "; ".join(call.fault for call in read.calls if call.fault) or f"{came} came back"
             raise _fault(codec, f"tool calls cannot be read back: {why}")
-        if read.thought.strip() not in ("", _THOUGHT) or (not expected and read.said.strip() != _ANSWER):
+        # A chat template without thoughts leaves it out.
+        thought = _THOUGHT if _THOUGHT in codec.tokenizer.decode(ids[start:end]) else ""
+        if read.thought.strip() != thought or (not expected and read.said.strip() != _ANSWER):
             raise _fault(
                 codec, f"a turn cannot be read back: {read.text!r} is {read.thought!r} and {read.said!r}"
             )
@@ -47,11 +52,11 @@ def check_round_trip(codec: ChatCodec) -> None:
             after = ids[end : spans[number + 1][0]]
             if bridge != after:
                 raise _fault(codec, "what follows a tool call is not what the whole conversation has there")
-    if isinstance(codec, TemplateCodec) and calls and codec.format.shown_tools is not None:
+    if calls and codec.format.shown_tools is not None:
         _check_template(codec, calls[:1])
 
 
-def _check_template(codec: TemplateCodec, calls: list[tuple[str, Any]]) -> None:
+def _check_template(codec: ChatCodec, calls: list[tuple[str, Any]]) -> None:
     """Raise a UserError if the template writes calls in another way than our tags."""
     written = codec.written_by_template([_openai(*call) for call in calls])
     came = (
@@ -62,10 +67,8 @@ def _check_template(codec: TemplateCodec, calls: list[tuple[str, Any]]) -> None:
 
 
 def _message(codec: ChatCodec, content: str, calls: list[tuple[str, Any]]) -> Message:
-    message: Message = {"role": "assistant", "content": content, "reasoning_content": _THOUGHT}
-    if isinstance(codec, TemplateCodec) and codec.thinks_first:
-        end = tags.end_of_thought(codec.turn_start)
-        message["content"] = f"{codec.turn_start}{_THOUGHT}{end}{content}"
+    message: Message = {"role": "assistant", "content": codec.content(_THOUGHT, content)}
+    message["reasoning_content"] = _THOUGHT
     return message | ({"tool_calls": [_openai(*call) for call in calls]} if calls else {})
 
 

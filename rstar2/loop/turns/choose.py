@@ -54,8 +54,7 @@ def load_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> ChatCode
     """The codec of a model folder or hub id, in the model's format.
 
     That is its format file's, else the family's whose turns its own chat template writes, else its own chat template's
-    with our tags, else ours. One that is chosen must agree with it, or be
-    forced.
+    with our tags, else ours. One that is chosen must agree with it, or be forced.
 
     Raises:
         UserError: no tokenizer can be loaded from there, its parts disagree, or as of `read_format` and `codec_for`.
@@ -124,7 +123,10 @@ def _no_tokenizer(model: str | Path, why: str) -> UserError:
 
 
 def model_format(model: str | Path, tokenizer: Any) -> tuple[Format, str]:
-    """A model's own format and where it comes from; UserError where its file and its chat template disagree."""
+    """A model's own format and where it comes from.
+
+    UserError where its file and its chat template disagree, or as of `family_of`.
+    """
     template, record = _own_template(tokenizer), _format_file(model)
     if record is not None:
         stored = read_format(str(record))

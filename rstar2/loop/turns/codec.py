@@ -68,6 +68,9 @@ class ChatCodec(ABC):
 
         Returns None if the conversation has to be rendered anew, because the format's models are trained with earlier
         thoughts left out.
+
+        Raises:
+            UserError: the format cannot write this conversation.
         """
 
     @abstractmethod
@@ -101,7 +104,15 @@ class ChatCodec(ABC):
 
     @abstractmethod
     def tool_turn(self, outputs: list[str]) -> list[int]:
-        """Token ids between a turn that ended with calls and the next turn."""
+        """Token ids between a turn that ended with calls and the next turn; UserError if the format has none."""
+
+    def content(self, thought: str, said: str) -> str:
+        """The `content` of a message with that thought, which is in there if the format's turns begin inside one."""
+        return said
+
+    def written_by_template(self, calls: list[Message]) -> str | None:
+        """What the template itself writes of a turn with calls; None if it leaves calls to the codec."""
+        return None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a turn, without special tokens."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rstar2.errors import UserError
@@ -98,10 +99,14 @@ class FamilyCodec(ChatCodec):
         rendered = self._rendered([_QUESTION, turn, *replies], self.format.shown_tools)
         ids = list(rendered.token_ids)
         start, end = _first_run(rendered.sampled_mask)
-        return self.bridge(ids[:start], ids[start:end], replies) or []
+        bridge = self.bridge(ids[:start], ids[start:end], replies)
+        if bridge is None:
+            raise self._fault("cannot lead on from a tool call")
+        return bridge
 
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> ParsedTurn:
-        return self._read(token_ids, prompt_ids, self.format.shown_tools or list(self.format.tools))
+        tools = self.format.shown_tools or list(self.format.tools)
+        return replace(self._read(token_ids, prompt_ids, tools), tagged=False)
 
     def _read(self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]) -> ParsedTurn:
         """Read a turn. The types of arguments, which some families do not write, are those of `tools`."""
@@ -130,7 +135,7 @@ class FamilyCodec(ChatCodec):
     def message(
         self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: list[Message]
     ) -> tuple[Message, ParsedTurn]:
-        read = self._read(token_ids, prompt_ids, tools)
+        read = replace(self._read(token_ids, prompt_ids, tools), tagged=False)
         message: Message = {"role": "assistant", "content": read.said.strip()}
         if thought := read.thought.strip():
             message["reasoning_content"] = thought
@@ -341,6 +346,9 @@ def family_of(tokenizer: Any, template: str, model_types: Sequence[str]) -> tupl
     """The family whose turns are written as a model's own chat template writes them, and its options.
 
     Families are tried whose models have such a `model_type`. Returns None if there is none.
+
+    Raises:
+        UserError: such a family cannot be tried: the library is not installed, or a vocabulary cannot be downloaded.
     """
     for name, family in FAMILIES.items():
         if not set(family.model_types) & set(model_types):
@@ -348,7 +356,7 @@ def family_of(tokenizer: Any, template: str, model_types: Sequence[str]) -> tupl
         for options in _OPTIONS:
             try:
                 renderer = _renderer(tokenizer, name, options)
-            except UserError:
+            except _TokensMissing:
                 break
             except ValueError:  # The family has no such option.
                 continue
@@ -405,6 +413,10 @@ def _writes_as(renderer: Any, tokenizer: Any, template: str) -> bool:
     return True
 
 
+class _TokensMissing(UserError):
+    """The tokenizer lacks tokens of the family."""
+
+
 def _renderer(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
     """The library's renderer. ValueError if the family has no such option."""
     try:
@@ -416,15 +428,26 @@ def _renderer(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
             f"Install it: {install_command('eval')}",
         ) from error
     config = _config_class_for(family)(**options)
+    said = f"{tokenizer.name_or_path or 'the tokenizer'} cannot be used with the format {family}"
     try:
         return create_renderer(tokenizer, config)
-    except Exception as error:  # a renderer asserts its tokens, and some download a vocabulary
-        network = " (its vocabulary is downloaded at first use)" if FAMILIES[family].needs_network else ""
-        raise UserError(
-            f"{tokenizer.name_or_path or 'the tokenizer'} cannot be used with the format {family}{network}: "
-            f"{' '.join(str(error).split())[:200] or type(error).__name__}",
-            "Name the format that belongs to this model.",
+    except (AssertionError, ValueError) as error:  # what the library raises for a token that is not there
+        raise _TokensMissing(
+            f"{said}: {_reason(error)}", "Name the format that belongs to this model."
         ) from error
+    except Exception as error:
+        if FAMILIES[family].needs_network:
+            raise UserError(
+                f"{said}, whose vocabulary is downloaded at first use: {_reason(error)}",
+                "Use it once with a network, or set TIKTOKEN_ENCODINGS_BASE to a folder with the vocabulary's files.",
+            ) from error
+        raise UserError(
+            f"{said}: {_reason(error)}", f"Install its parts again: {install_command('eval')}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _written(call: Any, text: str) -> WrittenCall:

@@ -39,6 +39,7 @@ _KINDS: dict[str, PartKind] = {
 """The kind of part that begins after a tag."""
 _PART_TAG = re.compile("|".join(_KINDS))
 _ANY_TAG = re.compile("|".join([*_KINDS, OPEN, CLOSE, REPLY, REPLY_END]))
+_CONTROL_TAG = re.compile("|".join((*REASONING_STARTS, *REASONING_ENDS, OPEN, CLOSE, REPLY, REPLY_END)))
 _CLOSED_ANSWER = re.compile(f"{ANSWER}.*?{ANSWER_END}", re.DOTALL)
 _JSON_CODE = re.compile(r'"code"\s*:\s*"((?:[^"\\]|\\.)*+)')
 _MAX_DEPTH = 64
@@ -158,6 +159,11 @@ def without_calls(text: str, replacement: str = "") -> str:
 def without_tags(text: str) -> str:
     """A text with no tag in it."""
     return _ANY_TAG.sub("", text)
+
+
+def without_control(text: str) -> str:
+    """A text without any tag but those around an answer."""
+    return _CONTROL_TAG.sub("", text)
 
 
 def without_answer_tags(text: str) -> str:

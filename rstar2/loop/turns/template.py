@@ -71,10 +71,6 @@ class TemplateCodec(ChatCodec):
         """Token ids between a turn that ended with calls and the next turn."""
         return self.between([{"role": "tool", "content": output} for output in outputs])
 
-    def user_turn(self, text: str) -> list[int]:
-        """Token ids between an answer and the next turn, when a person asks more."""
-        return self.between([{"role": "user", "content": text}])
-
     def turn(self, text: str) -> list[int]:
         """Token ids of a turn that a model is taught, after `turn_start`, with its end."""
         return [*self._encode(self._in_turns.broken_up(text)), self.end_id]
@@ -141,8 +137,12 @@ class TemplateCodec(ChatCodec):
             before = []
         return Encoded(ids, mask)
 
+    def content(self, thought: str, said: str) -> str:
+        if not self.thinks_first:
+            return said
+        return f"{self.turn_start}{thought}{tags.end_of_thought(self.turn_start)}{said}"
+
     def written_by_template(self, calls: list[Message]) -> str | None:
-        """What the template itself writes of a turn with calls; None if it leaves calls to the turn's text."""
         message: Message = {"role": "assistant", "content": _MARK, "tool_calls": calls}
         try:
             text = self._render([_QUESTION, message], self.format.shown_tools, generation=False)

@@ -39,6 +39,8 @@ class ParsedTurn:
     text: str
     parts: tuple[Part, ...]
     calls: tuple[WrittenCall, ...]
+    tagged: bool = True
+    """Whether it is written in the tags of `rstar2.loop.turns.tags`, not in the syntax of a family."""
 
     @property
     def thought(self) -> str:

@@ -92,6 +92,7 @@ def raw_metrics(
         "rstar2/tokens": _mean(judged, lambda rollout: rollout.tokens),
         "rstar2/tokens_max": float(max(rollout.tokens for rollout in judged)),
         "rstar2/truncated": _mean(judged, lambda rollout: rollout.truncated),
+        "rstar2/format_ends": _mean(judged, lambda rollout: rollout.format_end),
         **_calls(rollouts),
         "rstar2/lost_calls": float(sum(rollout.lost_calls for rollout in lost)),
         "rstar2/lost_rollouts": float(len(lost)),

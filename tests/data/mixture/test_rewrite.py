@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from support.commands import Ran, rstar2
+from support.family_tokenizers import TOKENS
 from support.waiting import TIMEOUT_S
 
 from rstar2.data.mixture.rewrite import Rewrite, fault_of
@@ -181,6 +182,20 @@ def test_a_finished_set_needs_no_server(tmp_path: Path, server: Server, sources:
 def test_marks_of_a_format_are_not_taken() -> None:
     for text in ("<think>hm</think> Yes.", "Yes.<|im_end|>", "```python\nprint(1)", "half \ud800 a pair"):
         assert fault_of("Yes, it is.", text, "stop", Rewrite(model="m")), text
+    tokens = [token for of_family in TOKENS.values() for kind in of_family for token in kind]
+    others = [
+        "<|im_end|>",
+        "<\uff5cAssistant\uff5c>",
+        "<|tool_call>",
+        "<turn|>",
+        "[INST]",
+        "<start_of_turn>user",
+        "</s>",
+    ]
+    for token in [*tokens, *others, "<function=python>", "<tool_response>", "</reason>"]:
+        assert fault_of("Yes, it is.", f"Yes, {token} it is.", "stop", Rewrite(model="m")), token
+    code = "x: list[int] = a[i_1] | b; f <b>bold</b> <span> 1 <x|y> 2 |> g; [link_a](u/think)"
+    assert fault_of(code, code, "stop", Rewrite(model="m")) == ""
     assert fault_of("Yes.", "It is < 3.\n```\nx\n```", "stop", Rewrite(model="m", longest=9)) == ""
 
 

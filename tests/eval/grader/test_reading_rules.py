@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rstar2.eval.grader import grade
-from rstar2.eval.grader.reading_rules import ReadingRule, benchmark_part, part_to_grade
+from rstar2.eval.grader.reading_rules import ReadingRule, benchmark_part, finished, part_to_grade
 from rstar2.loop.trace import Finish
 
 BOX = r"\boxed{42}"
@@ -69,8 +69,11 @@ RULES: dict[str, ReadingRule] = {"p": "paper", "b": "boxed", "r": "release", "l"
 @pytest.mark.parametrize(("turn", "answered", "cut_off"), TURNS)
 @pytest.mark.parametrize("finish", ["answer", "max_tokens", "max_turns"])
 def test_which_rules_find_the_answer(turn: str, answered: str, cut_off: str, finish: Finish) -> None:
-    parts = {letter: part_to_grade(turn, rule, finish) for letter, rule in RULES.items()}
-    parts["e"] = benchmark_part(turn, finish)[0]
+    parts = {
+        letter: part_to_grade(turn, rule, finished(turn, finish == "answer"))
+        for letter, rule in RULES.items()
+    }
+    parts["e"] = benchmark_part(turn, finished(turn, finish == "answer"))[0]
     correct = "".join(letter for letter, part in parts.items() if grade("42", part).correct)
     assert correct == (answered if finish == "answer" else cut_off)
 
@@ -87,4 +90,4 @@ def test_which_rules_find_the_answer(turn: str, answered: str, cut_off: str, fin
 def test_an_evaluation_names_the_strictest_rule_that_finds_an_answer(
     turn: str, finish: Finish, rule: str
 ) -> None:
-    assert benchmark_part(turn, finish)[1] == rule
+    assert benchmark_part(turn, finished(turn, finish == "answer"))[1] == rule

@@ -9,7 +9,7 @@ import pytest
 
 from rstar2.eval.grader import extract_answer, grade
 from rstar2.eval.grader.final_turn import final_turn, last_turn
-from rstar2.eval.grader.reading_rules import ReadingRule, benchmark_part, part_to_grade
+from rstar2.eval.grader.reading_rules import ReadingRule, benchmark_part, finished, part_to_grade
 from rstar2.loop.trace import Finish
 
 RULES: tuple[ReadingRule, ...] = get_args(ReadingRule)
@@ -66,8 +66,14 @@ FINISHES: tuple[Finish, ...] = ("answer", "max_tokens")
 
 def correct_under(output: str, gold: str = "42") -> set[str]:
     """The rules, and `eval` for an evaluation, under which an output is correct in any way that it may have ended."""
-    parts = [(rule, part_to_grade(output, rule, finish)) for rule in RULES for finish in FINISHES]
-    parts += [("eval", benchmark_part(output, finish)[0]) for finish in FINISHES]
+    parts = [
+        (rule, part_to_grade(output, rule, finished(output, finish == "answer")))
+        for rule in RULES
+        for finish in FINISHES
+    ]
+    parts += [
+        ("eval", benchmark_part(output, finished(output, finish == "answer"))[0]) for finish in FINISHES
+    ]
     return {rule for rule, part in parts if grade(gold, part).correct}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from support.turns import user_turn
 
 from rstar2.loop.formats.format import Format, ours, read_format
 from rstar2.loop.turns.choose import codec_for
@@ -89,7 +90,7 @@ def test_replies_are_rendered_alone_with_the_system_text_cut_off(
     _, end, after_system = alone.partition("<|im_end|>\n")
     assert end
     assert text_of(codec, codec.tool_turn(outputs)) == after_system
-    assert text_of(codec, codec.user_turn("And π?")) == rendered(
+    assert text_of(codec, user_turn(codec, "And π?")) == rendered(
         release.template, [{"role": "user", "content": "And π?"}]
     ).removeprefix(alone[: alone.index("<|im_end|>\n")] + "<|im_end|>\n")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,11 @@ from rstar2.analysis.tokens import KINDS, TokenReader
 from rstar2.chat.conversation import Conversation
 from rstar2.engines.pool import RetryingEngine
 from rstar2.errors import UserError
+from rstar2.eval.final_answer import benchmark_part, part_to_grade
+from rstar2.eval.grader import grade
+from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.eval.methods.chat import EngineChat
+from rstar2.install import install_command
 from rstar2.loop.agent import Limits, answer_messages, rollout
 from rstar2.loop.engine import Generation, OnTokens, Sampling
 from rstar2.loop.formats.families import FAMILIES
@@ -31,6 +37,7 @@ from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.report.segments import turn_parts
 from rstar2.retry import RetryPolicy
+from rstar2.train.group import Rollout
 
 CODE = "print(\"6\" * 7, 'π')\nx = {'a': [1]}  # <b>"
 ANSWER = "It is \\boxed{42}."
@@ -216,6 +223,89 @@ def test_rollouts_and_sft_have_the_same_ids(family: str, codec: ChatCodec) -> No
         {"role": "tool", "name": NAME, "content": trace.calls[0].output}])]  # fmt: skip
 
 
+@pytest.mark.parametrize("fault", ["none", "raises"])
+def test_a_family_that_cannot_lead_on_ends_the_rollout_with_its_cause(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+
+    def bridge(*args: Any, **options: Any) -> None:
+        if fault == "raises":
+            raise KeyError("no such role")
+
+    monkeypatch.setattr(codec._renderer, "bridge_to_next_turn", bridge)  # type: ignore[attr-defined]
+    asks = _encode(codec, _turn("qwen3", "I ask.", _calls("qwen3", CODE)), codec.end_id)
+    prompt, engine = codec.prompt(codec.format.messages("?")), Scripted([asks])
+    trace = asyncio.run(
+        rollout(prompt, engine=engine, tools=Echo(), codec=codec, limits=Limits(4, 4096), sampling=Sampling())
+    )
+    assert (trace.finish, len(trace.calls), trace.response_ids) == ("format", 1, asks)
+    assert ("no such role" if fault == "raises" else "cannot lead on") in trace.cause
+    trace = trace.model_copy(update={"reward": 0.0})
+    assert (Rollout.from_trace(trace).format_end, Rollout.from_trace(trace).truncated) == (True, False)
+    with pytest.raises(UserError, match="cannot lead on"):
+        codec.tool_turn(["4"])
+
+
+def _final(codec: ChatCodec, text: str) -> Trace:
+    """A rollout of one turn, as it is read back from a file."""
+    prompt = codec.prompt(codec.format.messages("?"))
+    trace = asyncio.run(
+        rollout(
+            prompt,
+            engine=Scripted([_encode(codec, text, codec.end_id)]),
+            tools=Echo(),
+            codec=codec,
+            limits=Limits(1, 4096),
+            sampling=Sampling(),
+        )
+    )
+    return Trace.model_validate_json(trace.model_copy(update={"gold": "42"}).model_dump_json())
+
+
+RULES: tuple[ReadingRule, ...] = ("paper", "boxed", "release", "lenient")
+CALLS_END_THOUGHTS = ("glm-4.5", "glm-5")
+"""Families that read a call in a thought."""
+
+
+def test_a_call_in_a_thought_that_is_not_run_costs_no_reward(family: str, codec: ChatCodec) -> None:
+    if not SYNTAX[family].think or family in CALLS_END_THOUGHTS:
+        pytest.skip("its calls are read everywhere")
+    thought = f"I could write {_calls(family, CODE)} and <answer>\\boxed{{7}}</answer> here."
+    trace = _final(codec, _turn(family, thought, f"<answer>{ANSWER}</answer>"))
+    assert (trace.finish, trace.calls, trace.turns[-1].calls_not_run) == ("answer", [], 0)
+    assert [rule for rule in RULES if grade("42", part_to_grade(trace, rule)).correct] == list(RULES)
+    assert benchmark_part(trace)[1] == "paper"
+    made = Rollout.from_trace(trace.model_copy(update={"reward": 1.0}))
+    assert (trace.answer_blocks, made.closed_blocks, made.void_turns) == (1, 1, 0)
+
+
+def test_an_answer_in_a_thought_alone_is_graded_but_is_no_answer_block(family: str, codec: ChatCodec) -> None:
+    if not SYNTAX[family].think:
+        pytest.skip("it has no thoughts")
+    trace = _final(codec, _turn(family, f"<answer>{ANSWER}</answer>", ""))
+    assert grade("42", part_to_grade(trace, "boxed")).correct
+    made = Rollout.from_trace(trace.model_copy(update={"reward": 1.0}))
+    assert (trace.answer_blocks, made.closed_blocks, made.void_turns) == (0, 0, 1)
+
+
+def test_a_turn_that_waits_for_a_tool_is_not_finished(family: str, codec: ChatCodec) -> None:
+    trace = _final(codec, _turn(family, f"It is {ANSWER}", _calls(family, CODE)))
+    assert (trace.finish, part_to_grade(trace, "paper"), part_to_grade(trace, "boxed")) == (
+        "max_turns",
+        "",
+        "",
+    )
+
+
+def test_our_tags_in_the_text_of_a_family_are_text() -> None:
+    codec = codec_for(family_tokenizer("llama-3"), read_format("llama-3", ""), "llama-3")
+    said = 'I write no <tool_call>{"name": 1}, since '
+    trace = _final(codec, said + ANSWER)
+    assert (trace.finish, trace.calls) == ("answer", [])
+    assert grade("42", part_to_grade(trace, "boxed")).correct
+
+
 def test_a_report_and_an_analysis_read_the_parts_that_the_family_read(family: str, codec: ChatCodec) -> None:
     first = _encode(codec, _turn(family, "I ask.", _calls(family, CODE)), _calling_end(codec))
     engine = Scripted([first, _encode(codec, _turn(family, "I see.", ANSWER), codec.end_id)])
@@ -282,6 +372,37 @@ def test_a_chat_keeps_or_drops_earlier_thoughts_as_the_family_is_trained(
     assert "Answer 1." in second
     assert ("Thought 1." in second) is (codec.thoughts == "stay in the context")
     assert second.count("Two?") == 1
+
+
+def test_a_chat_that_is_reopened_has_all_of_its_answers(family: str, codec: ChatCodec) -> None:
+    """Also those of a family whose later prompts leave earlier thoughts out, and with a system text."""
+    call = _encode(codec, _turn(family, "I ask.", _calls(family, CODE)), _calling_end(codec))
+    said = [_encode(codec, _turn(family, f"Thought {n}.", f"Answer {n}."), codec.end_id) for n in range(6)]
+    engine = Scripted([call, *said])
+
+    def chat() -> Conversation:
+        return Conversation(engine, codec, Tools(), Limits(2, 4096), Sampling())
+
+    async def reopened() -> None:
+        first = chat()
+        first.system = "Be brief."
+        one, two, taken_back = [await first.ask(question) for question in ("One?", "Two?", "Wrong?")]
+        first.take_back()
+        three = await first.ask("Three?")
+        first.take_back()
+        again = await first.ask("Three?", instead_of=three)
+        stored = [
+            Trace.model_validate_json(each.model_dump_json()) for each in (one, two, taken_back, three, again)
+        ]
+        second = chat()
+        await second.resume(stored)
+        assert second.answers == [one, two, again]
+        assert second._begin("Four?", None).prompt_ids == first._begin("Four?", None).prompt_ids
+        assert "Be brief." in codec.tokenizer.decode(second._begin("Four?", None).prompt_ids)
+        await second.resume([*stored, await chat().ask("Another?")])
+        assert [trace.problem for trace in second.answers] == ["Another?"]
+
+    asyncio.run(reopened())
 
 
 COUNT_TOOL = {
@@ -389,6 +510,35 @@ def test_a_models_family_is_the_one_that_writes_as_its_chat_template_does() -> N
     assert families.family_of(tokenizer, template.replace("</think>\\n", "</think>"), ["qwen3"]) is None
 
 
+def test_a_model_whose_tokenizer_lacks_a_familys_tokens_is_not_of_it() -> None:
+    assert (
+        families.family_of(family_tokenizer("qwen3"), _qwen3_template(), ["glm_moe_dsa", "deepseek_v4"])
+        is None
+    )
+
+
+def test_without_the_library_a_model_of_a_family_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, template = family_tokenizer("qwen3"), _qwen3_template()
+    monkeypatch.setitem(sys.modules, "renderers.base", None)
+    with pytest.raises(UserError, match="need the package renderers") as refused:
+        families.family_of(tokenizer, template, ["qwen3"])
+    assert refused.value.hint == f"Install it: {install_command('eval')}"
+    assert families.family_of(tokenizer, template, ["gpt2"]) is None
+
+
+def test_without_a_network_a_model_is_refused_whose_vocabulary_is_downloaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would get another format otherwise, and with a network its own."""
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path / "none"))
+    monkeypatch.setenv("TIKTOKEN_RS_CACHE_DIR", str(tmp_path))
+    with pytest.raises(
+        UserError, match="format gpt-oss, whose vocabulary is downloaded at first use"
+    ) as refused:
+        families.family_of(family_tokenizer("qwen3"), _qwen3_template(), ["gpt_oss"])
+    assert "TIKTOKEN_ENCODINGS_BASE" in str(refused.value.hint)
+
+
 def test_a_template_whose_calls_our_tags_do_not_read_is_refused() -> None:
     template = _qwen3_template().replace(
         """{"name": "' + call.function.name + '", "arguments": """, "<function=' + call.function.name + '>"
@@ -398,13 +548,45 @@ def test_a_template_whose_calls_our_tags_do_not_read_is_refused() -> None:
     assert codec_for(family_tokenizer("qwen3"), read_format("listed-tools", template), "listed-tools")
 
 
-def test_a_renderer_that_loses_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def _loses_a_call(read: Any) -> None:
+    read.tool_calls = read.tool_calls[:1]
+
+
+def _loses_a_thought(read: Any) -> None:
+    read.reasoning_content = None
+
+
+def _shortens_a_thought(read: Any) -> None:
+    read.reasoning_content = read.reasoning_content.partition("<")[0]
+
+
+def _takes_a_thought_for_an_answer(read: Any) -> None:
+    read.content, read.reasoning_content = f"{read.reasoning_content}{read.content}", None
+
+
+def _loses_an_answer(read: Any) -> None:
+    read.content = ""
+
+
+@pytest.mark.parametrize(
+    ("loses", "told"),
+    [
+        (_loses_a_call, "tool calls cannot be read back"),
+        (_loses_a_thought, "a turn cannot be read back"),
+        (_shortens_a_thought, "a turn cannot be read back"),
+        (_takes_a_thought_for_an_answer, "a turn cannot be read back"),
+        (_loses_an_answer, "a turn cannot be read back"),
+    ],
+)
+def test_a_renderer_that_loses_a_part_of_a_turn_is_refused(
+    loses: Callable[[Any], None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parse = families.FamilyCodec._parsed
 
     def losing(self: Any, ids: list[int], read: Any) -> Any:
-        read.tool_calls = read.tool_calls[:1]
+        loses(read)
         return parse(self, ids, read)
 
     monkeypatch.setattr(families.FamilyCodec, "_parsed", losing)
-    with pytest.raises(UserError, match="tool calls cannot be read back"):
+    with pytest.raises(UserError, match=told):
         codec_for(family_tokenizer("qwen3.5"), read_format("qwen3.5", ""), "qwen3.5")

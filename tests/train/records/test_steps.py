@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,10 @@ def test_penalties_and_failures_are_those_before_and_after_selection() -> None:
 def test_numbers_about_the_policy_cover_the_rollouts_with_a_verdict() -> None:
     finished = [rollout(1), rollout(0, tokens=30)]
     lost = [rollout(0, {"lost": 1}, lost_calls=1, tokens=1000, truncated=True)] * 2
+    finished[1] = replace(finished[1], format_end=True)
     made = raw_metrics([*finished, *lost], [0, 1], [[0, 1, 2, 3]], ROC, [FailedRollout("engine", "", 5000)])
     assert (made["rstar2/pass_rate"], made["rstar2/reward"], made["rstar2/truncated"]) == (0.5, 0.5, 0)
+    assert made["rstar2/format_ends"] == 0.5
     assert (made["rstar2/tokens"], made["rstar2/tokens_max"]) == (20, 30)
     assert (made["rstar2/lost_rollouts"], made["rstar2/failed_rollouts/engine"]) == (2, 1)
     assert (made["rstar2/rollouts"], made["rstar2/failed_tokens"]) == (5, 5000)

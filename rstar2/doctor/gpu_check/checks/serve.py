@@ -32,8 +32,6 @@ AT_ONCE, CPU_AT_ONCE = 128, 16
 TOKENS, CPU_TOKENS = 256, 32
 """Tokens of each request."""
 CODE, OUTPUT = "print(123 * 456)", "56088"
-FREE_TOKENS = 16
-"""That the model writes after the call."""
 
 
 def run(settings: Settings) -> Measured:

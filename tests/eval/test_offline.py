@@ -10,7 +10,7 @@ import pytest
 from rstar2.errors import UserError
 from rstar2.eval.grader import grade
 from rstar2.eval.grader.grading import AnswerValue
-from rstar2.eval.grader.offline import OfflineRow, read_rows
+from rstar2.eval.offline import OfflineRow, read_rows
 
 GOOD = json.dumps({"id": 1, "gold": "42", "pred": None, "more": 2})
 

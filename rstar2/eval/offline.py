@@ -13,9 +13,10 @@ from typing import Any, TextIO, get_args
 from pydantic import ValidationError
 
 from rstar2.errors import UserError, first_few
+from rstar2.eval.final_answer import final_text
 from rstar2.eval.grader.grading import AnswerValue, Verdict, as_text
 from rstar2.eval.grader.pool import GraderPool
-from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
+from rstar2.eval.grader.reading_rules import ReadingRule, finished, part_to_grade
 from rstar2.files import output_file, read_objects
 from rstar2.loop.trace import Finish, Trace
 
@@ -38,8 +39,8 @@ class OfflineRow:
     """`line` if the row has a fault, and then the `id` of the row if it has one."""
     gold: AnswerValue = None
     pred: AnswerValue = None
-    finish: Finish = "answer"
-    """How the output ended."""
+    finished: bool = True
+    """Whether the model ended the output itself, with an answer."""
     fault: str = ""
     """Why the line cannot be graded."""
 
@@ -67,33 +68,32 @@ def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[Of
 
     for number, value in read_objects(path, _ROW, decimals_as_text=True, on_fault=refused):
         is_trace = "turns" in value and pred_key not in value
-        row, names = (_as_row(value), ("gold", "pred")) if is_trace else (value, (gold_key, pred_key))
+        trace = _trace(value) if is_trace else None
+        row = value if trace is None else {"id": f"{trace.problem_id}/{trace.sample}"}
+        names = ("gold", "pred") if is_trace else (gold_key, pred_key)
         own_id = {name: row[name] for name in row if name == "id"}
-        if fault := _fault(row, names):
+        if trace is not None:
+            rows.append(OfflineRow(number, own_id, trace.gold, *final_text(trace)))
+        elif fault := _fault(row, names):
             refused(number, fault, own_id)
         else:
             gold, pred = (row[name] for name in names)
-            rows.append(OfflineRow(number, own_id, gold, pred, row.get("finish") or "answer"))
-            if strict and not rows[-1].gradable:
-                refused(number, "no gold answer")
+            ended = (row.get("finish") or "answer") == "answer"
+            rows.append(OfflineRow(number, own_id, gold, pred, finished(as_text(pred) or "", ended)))
+        if strict and not rows[-1].gradable:
+            refused(number, "no gold answer")
     if not any(row.gradable for row in rows):
         first = f"line {rows[0].line}: {rows[0].fault or 'no gold answer'}" if rows else "it has no rows"
         raise UserError(f"nothing in {path} can be graded; {first}", _ROW)
     return rows
 
 
-def _as_row(value: dict[str, Any]) -> dict[str, Any]:
-    """A trace as a row; anything else as it is, so that its faults are reported."""
+def _trace(value: dict[str, Any]) -> Trace | None:
+    """A row as the trace that it is; None if it is none after all, so that its faults are reported."""
     try:
-        trace = Trace.model_validate(value)
+        return Trace.model_validate(value)
     except ValidationError:
-        return value
-    return {
-        "id": f"{trace.problem_id}/{trace.sample}",
-        "gold": trace.gold,
-        "pred": trace.final_text,
-        "finish": trace.finish,
-    }
+        return None
 
 
 def _fault(row: dict[str, Any], names: tuple[str, str]) -> str:
@@ -117,7 +117,7 @@ def graded(
     """
 
     def pair(row: OfflineRow) -> tuple[AnswerValue, AnswerValue]:
-        return row.gold, part_to_grade(as_text(row.pred) or "", reading, row.finish)
+        return row.gold, part_to_grade(as_text(row.pred) or "", reading, row.finished)
 
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]

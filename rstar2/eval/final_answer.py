@@ -1,0 +1,36 @@
+"""What of a rollout is graded: the rules of `rstar2.eval.grader.reading_rules`, on a trace.
+
+A turn in our tags is read as those rules read any output. A turn of a family was read by its format when it was
+written, and that reading holds: an answer is looked for in what the model said beside its thought and its calls.
+"""
+
+from __future__ import annotations
+
+from rstar2.eval.grader import reading_rules
+from rstar2.eval.grader.boxes import BOX
+from rstar2.eval.grader.reading_rules import ReadingRule
+from rstar2.loop.trace import Trace, Turn
+
+
+def final_text(trace: Trace) -> tuple[str, bool]:
+    """The text in which an answer is looked for, and whether the model ended its final turn itself.
+
+    As in our tags, a thought after which a family's turn says nothing is read if a box is in it.
+    """
+    ended = trace.finish == "answer"
+    turn = trace.turns[-1] if trace.turns else Turn(text="", start=0, end=0)
+    if turn.tagged:
+        return turn.text, reading_rules.finished(turn.text, ended)
+    said, thought = turn.own_text, turn.text_of("thought")
+    return (thought if not said.strip() and BOX.search(thought) else said), ended
+
+
+def part_to_grade(trace: Trace, rule: ReadingRule) -> str:
+    """The part of a trace that holds its answer under a rule; empty if the rule finds none."""
+    text, finished = final_text(trace)
+    return reading_rules.part_to_grade(text, rule, finished)
+
+
+def benchmark_part(trace: Trace) -> tuple[str, ReadingRule]:
+    """What an evaluation grades of a trace, and the strictest rule that finds an answer there."""
+    return reading_rules.benchmark_part(*final_text(trace))
