@@ -277,7 +277,7 @@ only_alone.__annotations__["number"] = Final[int]
 """As of a module whose annotations are no texts; `typing` itself refuses it in a text."""
 
 
-def wrong_field(number: Annotated[int, Field(gt="a")]) -> int:  # type: ignore[arg-type]
+def wrong_field(number: Annotated[int, Field(gt="a")]) -> int:
     """Do it.
 
     Args:
