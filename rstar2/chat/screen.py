@@ -73,7 +73,8 @@ class Screen:
     def end(self, trace: Trace, out_of_time: bool = False) -> None:
         self.stop()
         if trace.finish in CUT or out_of_time:
-            self.notice(f"the answer was cut off: {CUT.get(trace.finish, 'out of time')}")
+            why = trace.cause or CUT.get(trace.finish, "out of time")
+            self.notice(f"the answer was cut off: {why}")
 
     def _end_turn(self) -> None:
         self._show(self._pieces.end())

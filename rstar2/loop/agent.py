@@ -179,7 +179,7 @@ async def _take_turns(
         turn.calls = await _run_all(calls, tools, on_call)
         try:
             output = codec.bridge(before, generated.token_ids, replies(turn.calls))
-        except UserError as error:  # of a renderer or a template, about what the model or its tool wrote
+        except UserError as error:  # the renderer or template cannot take what the model or its tool wrote
             trace.cause = error.message
             return "format"
         if output is None:

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, NotRequired, ParamSpe
 from pydantic import Field, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import SchemaError
 from typing_extensions import TypedDict
 
 from rstar2.config import Strict
@@ -244,6 +245,10 @@ def tool(
     return _made(function, name, aliases)
 
 
+_NO_SCHEMA = (PydanticUserError, PydanticUndefinedAnnotation, SchemaError, TypeError)
+"""What pydantic raises for a type that it cannot check, or not with what its `Field` asks."""
+
+
 def _made(function: Callable[P, R], name: str | None, aliases: tuple[str, ...]) -> Tool[P, R]:
     name = name or function.__name__
     hint = "See “A tool” in docs/extending.md."
@@ -273,7 +278,7 @@ def _made(function: Callable[P, R], name: str | None, aliases: tuple[str, ...]) 
             raise refused(f"its docstring does not describe {key} under Args:")
         try:
             TypeAdapter(hints[key]).json_schema()
-        except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+        except _NO_SCHEMA as error:
             shown = hints[key].__qualname__ if inspect.isclass(hints[key]) else str(hints[key])
             raise refused(
                 f"the parameter {key} has the type {shown}, which pydantic cannot check in JSON; use int, str, list, "
@@ -285,8 +290,12 @@ def _made(function: Callable[P, R], name: str | None, aliases: tuple[str, ...]) 
             nullable.add(key)
     if unknown := described.keys() - fields.keys() - {context}:
         raise refused(f"its docstring describes {min(unknown)}, which is no parameter")
-    arguments: Any = TypeAdapter(TypedDict(name, fields))  # type: ignore[operator]
-    whole = arguments.json_schema(schema_generator=_PlainSchema)
+    try:
+        arguments: Any = TypeAdapter(TypedDict(name, fields))  # type: ignore[operator]
+        whole = arguments.json_schema(schema_generator=_PlainSchema)
+    except _NO_SCHEMA as error:
+        why = str(error).splitlines()[0]
+        raise refused(f"pydantic cannot check its parameters in JSON: {why}") from error
     try:
         properties = _inlined(whole.get("properties", {}), whole.get("$defs", {}))
     except RecursionError as error:

@@ -233,6 +233,7 @@ def _detail(trace: Trace, shading: Shading | None) -> dict[str, Any]:
             for turn in trace.turns
         ],
         **shaded,
+        "cause": trace.cause,
         "extracted": trace.extracted,
         "rule": trace.rule,
         "wall_s": round(trace.wall_s, 2),

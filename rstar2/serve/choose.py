@@ -202,8 +202,6 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         chosen.notes.append("one copy only: to run several, install vllm-router")
     chosen.notes += layout.notes
     template = template_of(model, choice.format)
-    if template is None and Path(model).is_dir() and not (Path(model) / FORMAT_FILE).exists():
-        chosen.notes += _dropped_tools(Path(model))
     more: list[str] = []
     if template is not None:
         file = str(chosen.folder / "template.jinja")
@@ -229,6 +227,9 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         chosen.notes += notes
     parsers, why_none = parsers_of(model, choice.format)
     chosen.notes += why_none
+    own = template is None and Path(model).is_dir() and not (Path(model) / FORMAT_FILE).exists()
+    if own and not why_none:  # The reason already says what the template lacks.
+        chosen.notes += _dropped_tools(Path(model))
     settings = ServeSettings(
         model,
         at.host,

@@ -222,7 +222,7 @@ def parsers_of(model: str, choice: FormatChoice) -> tuple[Parsers, list[str]]:
             _fetch_config(model)
             codec = load_codec(model, choice)
     except UserError as error:
-        return NO_PARSERS, [f"vLLM is given no parser of tool calls and thoughts: {error}"]
+        return NO_PARSERS, [f"vLLM is given no parser of tool calls and thoughts: {error.message}"]
     return codec.format.parsers, []
 
 

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
 import pytest
+from pydantic import Field
 from support import own_tools
 from typing_extensions import TypedDict
 
@@ -263,6 +264,28 @@ def plain_class(number: Plain) -> int:
     return 1
 
 
+def only_alone(number: int) -> int:
+    """Do it.
+
+    Args:
+        number: A number.
+    """
+    return 1
+
+
+only_alone.__annotations__["number"] = Final[int]
+"""As of a module whose annotations are no texts; `typing` itself refuses it in a text."""
+
+
+def wrong_field(number: Annotated[int, Field(gt="a")]) -> int:
+    """Do it.
+
+    Args:
+        number: A number.
+    """
+    return number
+
+
 def no_schema(number: Callable[[], int]) -> int:
     """Do it.
 
@@ -282,6 +305,8 @@ def no_schema(number: Callable[[], int]) -> int:
         (many, "the parameter numbers cannot be given by name"),
         (unknown_type, "the type of a parameter cannot be read: name 'Missing' is not defined"),
         (no_end, "a type contains itself"),
+        (only_alone, "pydantic cannot check its parameters in JSON: The annotation"),
+        (wrong_field, "the parameter number has the type typing.Annotated[int, "),
         (no_schema, "the parameter number has the type collections.abc.Callable[[], int], which pydantic"),
         (
             plain_class,

@@ -82,6 +82,19 @@ def test_thought_code_result_and_answer_look_different(page: Browser, run: Path)
     ]
 
 
+def test_a_trace_that_the_format_ended_says_why(browser: Browser, tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "run", problems=1, samples=2)
+    first, second = read_traces(folder / "aime24" / "traces.jsonl")
+    with TraceWriter(folder / "aime24" / "new.jsonl") as writer:
+        writer.write(first.model_copy(update={"finish": "format", "cause": "no role tool"}))
+        writer.write(second.model_copy(update={"finish": "format"}))
+    (folder / "aime24" / "new.jsonl").replace(folder / "aime24" / "traces.jsonl")
+    page = write_report(folder).as_uri()
+    for trace, end in ((first, "s · ended by the format: no role tool"), (second, "s · ended by the format")):
+        open_page(browser, f"{page}#0/{trace.problem_id}/{trace.sample}")
+        assert texts(browser, ".trace .facts")[0].endswith(end)
+
+
 def test_filters_search_order_and_keys_choose_what_is_listed(page: Browser, run: Path) -> None:
     traces = list(read_traces(run / "aime24" / "traces.jsonl"))
     click(page, ".chips button", "wrong")

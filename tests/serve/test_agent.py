@@ -25,6 +25,7 @@ from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits
 from rstar2.loop.turns.choose import codec_for, load_codec
 from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.template import TemplateCodec
 from rstar2.serve.openai import agent as agent_module
 from rstar2.serve.openai.agent import Agent, conversation
 from rstar2.serve.plan import AgentServerSettings
@@ -190,6 +191,16 @@ def test_what_it_does_not_have_is_refused(client: openai.OpenAI, more: dict[str,
     assert isinstance(refused.value.body, dict)
     assert set(refused.value.body) == {"message", "type", "param", "code"}
     assert refused.value.body["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_the_format_ended_is_cut_off(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(TemplateCodec, "bridge", lambda *_: None)
+    answer: Any = client.chat.completions.create(**ASKED, stream=stream)
+    *_, last = answer if stream else [answer]
+    assert last.choices[0].finish_reason == "length"
 
 
 def test_a_refused_field_is_named_and_values_that_change_nothing_are_not_refused(

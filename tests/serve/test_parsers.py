@@ -95,6 +95,19 @@ def test_a_format_that_loses_a_call_gets_no_parser_and_is_told_why(tmp_path: Pat
     assert "writes tool calls in a way that this format does not read" in note
 
 
+def test_a_template_that_drops_tools_is_told_of_once_in_a_line(tmp_path: Path) -> None:
+    model = _model(tmp_path / "model", "qwen3")
+    (model / "rstar2_format.json").unlink()
+    tokenizer = family_tokenizer("qwen3")
+    tokenizer.chat_template = "\n".join(line for line in OTHER_CALLS.splitlines() if "if tools" not in line)
+    tokenizer.save_pretrained(model)
+    _, notes = _printed(str(model), tmp_path)
+    [line] = [line for line in notes.splitlines() if "tool" in line]
+    assert "no parser of tool calls and thoughts: " in line
+    assert "the chat template drops the tool " in line
+    assert "Name another format" not in notes
+
+
 OTHER_CALLS = r"""
 {%- if tools %}{{- '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif -%}
 {%- for message in messages %}

@@ -12,17 +12,24 @@ _CONTROL = re.compile(r"[_|]|think|reason|answer|tool|call", re.IGNORECASE)
 """In markup that controls a conversation. Names of HTML elements, which Gemma's vocabulary has, are ordinary text."""
 
 _CONTROL_IN_TEXT = re.compile(
-    r"<[|\uff5c]/?\w|<\w{1,40}[|\uff5c]>"
-    r"|</?(?:\w{1,20}:)?(?:think|reason|answer|tool_|arg_(?:key|value)\b|invoke\b|(?:function|parameter)[=>])"
-    r"|</?(?:system|user|assistant|im_start|im_end|endoftext|bos|eos|sop|s)\b|</?(?:start|end)_of_"
+    r"<[|\uff5c]/?[\w\u2581.-]{1,60}[|\uff5c]?>|<\w{1,40}[|\uff5c]>"
+    r"|</?(?:\w{1,20}:)?(?:(?:think(?:ing)?|reason(?:ing)?|answer)\b(?!-)"
+    r"|tool_|arg_(?:key|value)\b|invoke\b|(?:function|parameter)[=>])"
+    r"|</?(?:system|user|assistant|im_start|im_end|endoftext|bos|eos|sop)\b|</?(?:start|end)_of_"
     r"|\[/?(?:INST|gMASK|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w{1,20})\]|\[e~\[|\]~!?b[\[\]]|(?<!\S)/no_?think\b"
 )
 """What begins the tags and control tokens of our formats and of all families."""
+_STRUCK_OUT = re.compile(r"<s>(?:(?!</?s>).)*</s>", re.DOTALL)
+"""A text that HTML strikes out. It looks like the tokens at the start and the end of a text."""
+_AT_AN_END = re.compile(r"\A\s*</?s>|</?s>\s*\Z")
 
 
 def holds_control(text: str) -> bool:
-    """Whether a text has what controls a conversation in our formats or those of any family."""
-    return _CONTROL_IN_TEXT.search(text) is not None
+    """Whether a text has what controls a conversation in our formats or those of any family.
+
+    `<s>` and `</s>` are tokens only at the start or the end of a text, and together they are HTML.
+    """
+    return bool(_CONTROL_IN_TEXT.search(text) or _AT_AN_END.search(_STRUCK_OUT.sub("-", text)))
 
 
 class Breaker:

@@ -190,10 +190,15 @@ def test_marks_of_a_format_are_not_taken() -> None:
         "<turn|>",
         "[INST]",
         "<start_of_turn>user",
-        "</s>",
     ]
     for token in [*tokens, *others, "<function=python>", "<tool_response>", "</reason>"]:
         assert fault_of("Yes, it is.", f"Yes, {token} it is.", "stop", Rewrite(model="m")), token
+    for text in ("Yes, it is.</s>", "<s> Yes, it is.", "It <s>was</s> is.</s>\n"):
+        assert fault_of("Yes, it is.", text, "stop", Rewrite(model="m")), text
+    for text in ("<answers>", "<answer-key>", "<reasonable", "<s>old</s>", "a <|b", "1 </s> 2", "<thinker>"):
+        assert fault_of("Yes, it is.", text, "stop", Rewrite(model="m", shortest=0)) == "", text
+    for text in ("<thinking>", "</reasoning>", "<answer id=1>", "<\uff5ctool\u2581calls\u2581begin\uff5c>"):
+        assert fault_of("Yes, it is.", text, "stop", Rewrite(model="m", shortest=0, longest=9)), text
     code = "x: list[int] = a[i_1] | b; f <b>bold</b> <span> 1 <x|y> 2 |> g; [link_a](u/think)"
     assert fault_of(code, code, "stop", Rewrite(model="m")) == ""
     assert fault_of("Yes.", "It is < 3.\n```\nx\n```", "stop", Rewrite(model="m", longest=9)) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 pytest.importorskip("renderers")
 
@@ -19,6 +21,7 @@ from support.family_tokenizers import TOKENS, family_tokenizer
 
 from rstar2.analysis.tokens import KINDS, TokenReader
 from rstar2.chat.conversation import Conversation
+from rstar2.chat.screen import Screen
 from rstar2.engines.pool import RetryingEngine
 from rstar2.errors import UserError
 from rstar2.eval.final_answer import benchmark_part, part_to_grade
@@ -241,6 +244,9 @@ def test_a_family_that_cannot_lead_on_ends_the_rollout_with_its_cause(
     )
     assert (trace.finish, len(trace.calls), trace.response_ids) == ("format", 1, asks)
     assert ("no such role" if fault == "raises" else "cannot lead on") in trace.cause
+    err = io.StringIO()
+    Screen(codec, Console(file=io.StringIO()), Console(file=err)).end(trace)
+    assert err.getvalue() == f"the answer was cut off: {trace.cause}\n"
     trace = trace.model_copy(update={"reward": 0.0})
     assert (Rollout.from_trace(trace).format_end, Rollout.from_trace(trace).truncated) == (True, False)
     with pytest.raises(UserError, match="cannot lead on"):

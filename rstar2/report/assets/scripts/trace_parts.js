@@ -4,6 +4,7 @@ const FINISH_TEXTS = {
   answer: "",
   max_turns: " · ended by the turn limit",
   max_tokens: " · ended by the token limit",
+  format: " · ended by the format",
   stopped: " · stopped",
   error: " · ended by a failure of the engine, not graded",
 };
@@ -11,7 +12,7 @@ const FINISH_TEXTS = {
 /**
  * The nodes of a trace.
  * @param row {problem: {id, text, gold}, sample, verdict, tokens, calls, finish, step}, from the page's index
- * @param detail {turns: [{tokens, parts}], extracted, rule, wall_s, reward, kept}, from a chunk of the page; `tokens`
+ * @param detail {turns: [{tokens, parts}], cause, extracted, rule, wall_s, reward, kept}, from a chunk of the page; `tokens`
  *   is null where no server told; with `shading` where the entropies of its tokens are known, and `problem`,
  *   {text, gold}, where it was asked otherwise than the problem's first trace
  */
@@ -50,7 +51,7 @@ function verdictBar(row, detail) {
     `${formatCount(row.tokens)} tokens`,
     plural(detail.turns.length, "turn"),
     plural(row.calls, "call"),
-    `${formatSeconds(detail.wall_s)}${FINISH_TEXTS[row.finish]}`,
+    `${formatSeconds(detail.wall_s)}${FINISH_TEXTS[row.finish]}${detail.cause ? `: ${detail.cause}` : ""}`,
   ];
   return element(
     "div",
