@@ -6,8 +6,9 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from rstar2.loop.engine import Generation, OnTokens, Sampling
 from rstar2.loop.formats.families import FAMILIES
 from rstar2.loop.formats.format import read_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME
-from rstar2.loop.trace import ToolCall, Trace
+from rstar2.loop.trace import ToolCall, Trace, Turn
 from rstar2.loop.turns import families
 from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
@@ -261,6 +262,59 @@ def _final(codec: ChatCodec, text: str) -> Trace:
         )
     )
     return Trace.model_validate_json(trace.model_copy(update={"gold": "42"}).model_dump_json())
+
+
+def _harmony(*blocks: tuple[str, str]) -> str:
+    return "<|start|>assistant".join(
+        f"<|channel|>{channel}<|message|>{said}<|end|>" for channel, said in blocks
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "thought"),
+    [("Plan.So it is \\boxed{42}", "I see. I check."), ("Plan.\n\nSo it is \\boxed{42}", "I see.\nI check.")],
+    ids=["joined as it is", "joined by white space"],
+)
+def test_what_a_turn_says_in_two_places_is_read_from_both(content: str, thought: str) -> None:
+    """As the library reads two channels of gpt-oss."""
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+    written = _harmony(
+        ("analysis", "I see."),
+        ("analysis", " I check."),
+        ("commentary", "Plan."),
+        ("final", "So it is \\boxed{42}"),
+    )
+    read = SimpleNamespace(content=content, reasoning_content=thought, tool_calls=[])
+    turn = codec._parsed(_encode(codec, written), read)  # type: ignore[attr-defined]
+    assert [(part.kind, turn.text[part.start : part.end].strip()) for part in turn.parts] == [
+        ("thought", "I see."), ("thought", "I check."), ("text", "Plan."), ("text", "So it is \\boxed{42}")
+    ]  # fmt: skip
+    own = Turn.read(replace(turn, tagged=False), 0, 1).own_text
+    assert own == "Plan.So it is \\boxed{42}"
+
+
+def test_what_a_turn_says_between_calls_is_not_looked_for_in_them() -> None:
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+    call = _calls("qwen3", "So it is")
+    written = f"Plan.{call}So it is \\boxed{{42}}{call}So."
+    read = SimpleNamespace(
+        content="Plan.So it is \\boxed{42}So.",
+        reasoning_content=None,
+        tool_calls=[SimpleNamespace(token_span=None, raw=call, status="ok", name=NAME, arguments={})] * 2,
+    )
+    turn = codec._parsed(_encode(codec, written), read)  # type: ignore[attr-defined]
+    assert [turn.text[part.start : part.end] for part in turn.parts] == [
+        "Plan.", "So it is \\boxed{42}", "So.", call, call
+    ]  # fmt: skip
+
+
+def test_what_a_turn_says_is_graded_though_its_text_does_not_have_it() -> None:
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+    read = SimpleNamespace(content="Σ \\boxed{42}", reasoning_content="Ω", tool_calls=[])
+    turn = codec._parsed(_encode(codec, "it is \\boxed{4 2}"), read)  # type: ignore[attr-defined]
+    kept = Turn.model_validate_json(Turn.read(replace(turn, tagged=False), 0, 1).model_dump_json())
+    assert (turn.said, kept.own_text) == ("Σ \\boxed{42}", "Σ \\boxed{42}")
+    assert (turn.thought, kept.text_of("thought")) == ("Ω", "Ω")
 
 
 RULES: tuple[ReadingRule, ...] = ("paper", "boxed", "release", "lenient")
