@@ -103,6 +103,15 @@ class Turn(BaseModel, extra="forbid"):
         """
         return self.text if self.tagged else tags.without_control(self.text_of("text", "answer"))
 
+    @property
+    def answer_text(self) -> str:
+        """The text in which an answer is looked for.
+
+        As in our tags, that is the thought if a family's turn says nothing beside it and a box is in it.
+        """
+        said, thought = self.own_text, self.text_of("thought")
+        return thought if not said.strip() and tags.BOX.search(thought) else said
+
     def text_of(self, *kinds: PartKind) -> str:
         """What the turn has of these kinds, one part after another."""
         return joined(self.text, self.read_parts(), self.unplaced, *kinds)

@@ -11,7 +11,7 @@ from typing import Any
 
 from rstar2.errors import UserError
 from rstar2.install import install_command
-from rstar2.loop.formats.families import FAMILIES
+from rstar2.loop.formats.families import FAMILIES, PROMPT_DATE
 from rstar2.loop.formats.format import Format
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.breaker import Breaker, control_markup
@@ -414,7 +414,8 @@ def _writes_as(renderer: Any, tokenizer: Any, template: str) -> bool:
                 chat_template=template,
                 tokenize=False,
                 add_generation_prompt=True,
-                date_string=getattr(renderer.config, "date_string", None) or "26 Jul 2024",
+                date_string=PROMPT_DATE.strftime("%d %b %Y"),
+                strftime_now=PROMPT_DATE.strftime,
             )
             ids = renderer.render(asked, tools=[_PROBE_TOOL], add_generation_prompt=True).token_ids
         except Exception:  # noqa: BLE001 - a template and a renderer can raise anything
@@ -438,7 +439,7 @@ def _renderer(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
             f"turns of the family {family} need the package renderers, which is not installed ({error.name})",
             f"Install it: {install_command('eval')}",
         ) from error
-    config = _config_class_for(family)(**options)
+    config = _config_class_for(family)(**{**FAMILIES[family].options, **options})
     said = f"{tokenizer.name_or_path or 'the tokenizer'} cannot be used with the format {family}"
     try:
         return create_renderer(tokenizer, config)
