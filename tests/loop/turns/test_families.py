@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 pytest.importorskip("renderers")
 
@@ -20,6 +22,7 @@ from support.family_tokenizers import TOKENS, family_tokenizer
 
 from rstar2.analysis.tokens import KINDS, TokenReader
 from rstar2.chat.conversation import Conversation
+from rstar2.chat.repl import Repl
 from rstar2.engines.pool import RetryingEngine
 from rstar2.errors import UserError
 from rstar2.eval.final_answer import benchmark_part, part_to_grade
@@ -186,8 +189,6 @@ class Echo:
 
 class Tools:
     def opened(self) -> Any:
-        import contextlib
-
         @contextlib.asynccontextmanager
         async def opened() -> Any:
             yield Echo()
@@ -343,6 +344,20 @@ def test_a_format_that_cannot_lead_on_leaves_a_chat_that_can_be_opened_again(
         assert reopened.answers == [edited]
 
     asyncio.run(run())
+
+
+def test_after_a_format_that_cannot_lead_on_a_person_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+    asks = _encode(codec, _turn("qwen3", "I ask.", _calls("qwen3", CODE)), codec.end_id)
+    renderer = codec._renderer  # type: ignore[attr-defined]
+    monkeypatch.setattr(renderer, "bridge_to_next_turn", lambda *args, **options: None)
+    consoles = (Console(), Console(stderr=True))
+    with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
+        chat = Conversation(Scripted([asks]), codec, Tools(), Limits(4, 4096), Sampling())
+        Repl(runner, stack, chat, consoles, ("a model", "isolation"))._obey("What is 6 times 7?")
+    assert "ask again with /retry" in capsys.readouterr().err
 
 
 def test_prompts_of_gpt_oss_are_the_same_on_each_day(monkeypatch: pytest.MonkeyPatch) -> None:
