@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from rstar2.chat.repetition import repeats
-from rstar2.errors import Failure
+from rstar2.errors import Failure, UserError
 from rstar2.loop.agent import Limits, OnCall, ToolRunner, Tools, answer_messages, continue_rollout
 from rstar2.loop.engine import Engine, OnTokens, Sampling
 from rstar2.loop.trace import Trace, Turn
@@ -40,7 +40,7 @@ class Conversation:
     seconds: float | None = None
     """How long one answer may take; None for as long as it wants."""
     system: str | None = None
-    """A system text of the person's; it takes effect with the first question of a conversation."""
+    """A system text of the person's, in the prompt of each conversation; a new one needs `reset`."""
     answers: list[Trace] = field(default_factory=list)
     """The answers of this conversation, in order."""
     drawn: int = 0
@@ -147,40 +147,69 @@ class Conversation:
         self.answers = []
         await self._close_tools()
 
-    async def resume(self, traces: Iterable[Trace]) -> None:
+    async def resume(self, traces: Iterable[Trace]) -> str:
         """Continue the conversation whose answers, of this format, were kept; the last one in `traces` decides.
 
-        Before each answer, those are forgotten that its prompt does not have: a person took them back.
+        Before each answer, those are forgotten that its prompt does not have: a person took them back. The system text
+        becomes that of the conversation; returns a line for people if it was another, "" if not.
         """
         await self.reset()
+        traces = list(traces)
+        # Chats of earlier versions do not name the system text that is in their prompts.
+        systems = list(dict.fromkeys([self.system, *(trace.system for trace in traces), None]))
         for trace in traces:
-            while self.answers and not self._follows(trace, self.answers[-1]):
+            while self.answers and not self._follows(trace, self.answers[-1], systems):
                 self.answers.pop()
             self.answers.append(trace)
             if trace.problem_id.isdigit():
                 self.questions = max(self.questions, int(trace.problem_id))
             self.drawn += 1
+        if not self.history:
+            return ""
+        before, self.system = self.system, self._system_of_answers(systems)
+        if self.system == before:
+            return ""
+        return (
+            f"this chat has {'no system text' if self.system is None else f'the system text: {self.system}'}"
+        )
+
+    def _system_of_answers(self, systems: Iterable[str | None]) -> str | None:
+        """The system text of the conversation so far, one of `systems` if its answers do not name it."""
+        for answer in self.answers:
+            if answer.system is not None:
+                return answer.system
+        first = self.answers[0]
+        for system in systems:
+            if first.prompt_ids == self.codec.prompt(self._opening(first.problem, system)):
+                return system
+        return None
 
     async def aclose(self) -> None:
         await self._close_tools()
         await self.engine.aclose()
 
     def _begin(self, text: str, instead_of: Trace | None) -> Trace:
-        system = self.answers[0].system if self.history else self.system
-        prompt = self._prompt(text, system)
+        prompt = self._prompt(text, self.system)
         if instead_of is None:
             self.questions += 1
             trace = Trace.begun(prompt, str(self.questions), 0, text)
         else:
             trace = Trace.begun(prompt, instead_of.problem_id, instead_of.sample + 1, text)
-        trace.system = system
+        trace.system = self.system
         return trace
 
-    def _follows(self, trace: Trace, earlier: Trace) -> bool:
-        """Whether an answer was given in the conversation so far, whose last answer is `earlier`."""
+    def _follows(self, trace: Trace, earlier: Trace, systems: Iterable[str | None]) -> bool:
+        """Whether an answer was given in the conversation so far, whose last answer is `earlier`.
+
+        The system text is one of `systems` if the answer does not name it.
+        """
         if trace.problem_id == earlier.problem_id:
             return False  # another answer to the same question
-        return trace.prompt_ids == self._prompt(trace.problem, trace.system)
+        own = systems if trace.system is None else [trace.system]
+        try:
+            return any(trace.prompt_ids == self._prompt(trace.problem, system) for system in own)
+        except UserError:  # The format cannot lead on from `earlier`, so nothing was asked after it.
+            return False
 
     def _prompt(self, text: str, system: str | None) -> list[int]:
         """Token ids of the conversation so far with a question; `system` is the person's system text in it."""

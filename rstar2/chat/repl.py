@@ -156,6 +156,8 @@ class Repl:
         self._usage, self._answers = self._usage + usage, self._answers + 1
         stopped = "stopped; " if trace.finish == "stopped" else ""
         self._say(f"{stopped}{usage.words()}\n")
+        if trace.finish == "format":
+            self._say("before you ask on, ask again with /retry, or change the question with /edit", "yellow")
 
     def _do_help(self, _: str) -> None:
         width = max(len(f"{name} {after}") for name, (after, _, _) in COMMANDS.items())
@@ -212,10 +214,12 @@ class Repl:
         traces = read_transcript(path, self._conversation.codec)
         if self._transcript is None or not path.samefile(self._transcript.folder):
             self._keep_in(path)
-        self._runner.run(self._conversation.resume(traces))
+        remark = self._runner.run(self._conversation.resume(traces))
         self._failed = ""
         for trace in self._conversation.answers:
             self._say(f"› {trace.problem}")
+        if remark:
+            self._say(remark, "yellow")
         count = len(self._conversation.answers)
         self._say(
             f"{count} answer{'s' * (count != 1)} loaded; the conversation continues, and is saved, in {path}"

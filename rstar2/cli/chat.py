@@ -149,7 +149,7 @@ def command(
             if format is not None or tool is not None:
                 err.print(f"format: {opened.codec.source}", soft_wrap=True, markup=False)
         keeping = stack.enter_context(ExitStack())
-        kept = _transcript(runner, keeping, transcript, conversation, opened.checkpoint)
+        kept = _transcript(runner, keeping, transcript, conversation, opened.checkpoint, say)
         if question is not None:
             _answer(runner, conversation, opened, question, as_json, kept, thoughts, say)
             return
@@ -251,6 +251,7 @@ def _transcript(
     folder: Path | None,
     conversation: Conversation,
     model: str,
+    say: _Notices,
 ) -> Transcript | None:
     """The transcript that is asked for; one that is there is continued."""
     from rstar2.chat.transcript import TRACES, open_transcript, read_transcript
@@ -258,7 +259,9 @@ def _transcript(
     if folder is None:
         return None
     if (folder / TRACES).exists():
-        runner.run(conversation.resume(read_transcript(folder, conversation.codec)))
+        remark = runner.run(conversation.resume(read_transcript(folder, conversation.codec)))
+        if remark:
+            say(remark)
     return stack.enter_context(open_transcript(folder, conversation.codec, model))
 
 

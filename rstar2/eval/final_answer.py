@@ -7,22 +7,17 @@ written, and that reading holds: an answer is looked for in what the model said 
 from __future__ import annotations
 
 from rstar2.eval.grader import reading_rules
-from rstar2.eval.grader.boxes import BOX
 from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.loop.trace import Trace, Turn
 
 
 def final_text(trace: Trace) -> tuple[str, bool]:
-    """The text in which an answer is looked for, and whether the model ended its final turn itself.
-
-    As in our tags, a thought after which a family's turn says nothing is read if a box is in it.
-    """
+    """The text in which an answer is looked for, and whether the model ended its final turn itself."""
     ended = trace.finish == "answer"
     turn = trace.turns[-1] if trace.turns else Turn(text="", start=0, end=0)
     if turn.tagged:
         return turn.text, reading_rules.finished(turn.text, ended)
-    said, thought = turn.own_text, turn.text_of("thought")
-    return (thought if not said.strip() and BOX.search(thought) else said), ended
+    return turn.answer_text, ended
 
 
 def part_to_grade(trace: Trace, rule: ReadingRule) -> str:

@@ -72,11 +72,20 @@ class Turn(BaseModel, extra="forbid"):
     """What the turn consists of; None in traces of earlier versions, see `read_parts`."""
     tagged: bool = True
     """Whether it is written in our tags, not in the syntax of a family."""
+    unplaced: dict[PartKind, str] = Field(default_factory=dict)
+    """What a family's format read of the turn but does not stand in `text`, not even in pieces."""
 
     @classmethod
     def read(cls, turn: ParsedTurn, start: int, end: int) -> Turn:
         """The record of a turn that was read."""
-        return cls(text=turn.text, start=start, end=end, parts=list(turn.parts), tagged=turn.tagged)
+        return cls(
+            text=turn.text,
+            start=start,
+            end=end,
+            parts=list(turn.parts),
+            tagged=turn.tagged,
+            unplaced=dict(turn.unplaced),
+        )
 
     def read_parts(self, thinking: bool = False) -> list[Part]:
         """The parts, of traces of earlier versions too, whose models wrote our tags.
@@ -94,9 +103,18 @@ class Turn(BaseModel, extra="forbid"):
         """
         return self.text if self.tagged else tags.without_control(self.text_of("text", "answer"))
 
+    @property
+    def answer_text(self) -> str:
+        """The text in which an answer is looked for.
+
+        As in our tags, that is the thought if a family's turn says nothing beside it and a box is in it.
+        """
+        said, thought = self.own_text, self.text_of("thought")
+        return thought if not said.strip() and tags.BOX.search(thought) else said
+
     def text_of(self, *kinds: PartKind) -> str:
-        """The parts of these kinds, one after another."""
-        return joined(self.text, self.read_parts(), *kinds)
+        """What the turn has of these kinds, one part after another."""
+        return joined(self.text, self.read_parts(), self.unplaced, *kinds)
 
 
 class Trace(BaseModel, extra="forbid"):

@@ -100,7 +100,7 @@ class Rollout:
 
 def _is_void(turn: Turn) -> bool:
     called = turn.calls_not_run or any(call.status != "parse_error" for call in turn.calls)
-    return not called and "\\boxed" not in turn.own_text and not tags.ends_answer(turn.own_text)
+    return not called and not tags.BOX.search(turn.answer_text) and not tags.ends_answer(turn.answer_text)
 
 
 @dataclass(frozen=True)

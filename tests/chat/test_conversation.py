@@ -367,6 +367,34 @@ async def test_a_system_text_opens_a_conversation(codec: ChatCodec) -> None:
     assert writer.asked == [codec.prompt([{"role": "system", "content": "Be brief."}, *user])]
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["named", "by an earlier version"])
+async def test_a_kept_chat_keeps_its_system_text_when_it_is_rendered_anew(
+    codec: ChatCodec, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    monkeypatch.setattr(codec, "bridge", lambda *args: None)
+    writer = Writer(*[_spelled(codec, text) for text in "abc"])
+    chat = _chat(codec, writer)
+    chat.system = "Be brief."
+    kept = [await chat.ask("x"), await chat.ask("y")]
+    if not named:
+        kept = [trace.model_copy(update={"system": None}) for trace in kept]
+    again = _chat(codec, writer)
+    again.system = None if named else "Be brief."
+    assert await again.resume(kept) == ("this chat has the system text: Be brief." if named else "")
+    assert (again.answers, again.system) == (kept, "Be brief.")
+    assert (await again.ask("z")).system == "Be brief."
+    assert "Be brief." in codec.decode(writer.asked[-1])
+
+
+async def test_a_kept_chat_without_a_system_text_gets_none_later(codec: ChatCodec) -> None:
+    writer = Writer(*[_spelled(codec, text) for text in "ab"])
+    first = await _chat(codec, writer).ask("x")
+    again = _chat(codec, writer)
+    again.system = "Be brief."
+    assert await again.resume([first]) == "this chat has no system text"
+    assert (await again.ask("y")).system is None
+
+
 class Counting(SharedTools):
     """Counts how often tools were opened and closed."""
 

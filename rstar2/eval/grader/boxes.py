@@ -9,12 +9,12 @@ import re
 from dataclasses import dataclass
 
 from rstar2.eval.grader.parse.vocabulary import name_set
+from rstar2.loop.turns.tags import BOX
 
 MAX_ANSWER = 20_000
 """A longer answer is cut, and will not be understood."""
 REMARK_CHARS = 80
 """Characters beside an answer in which a remark about it is looked for."""
-BOX = re.compile(r"(?:\\(?:boxed|fbox)|(?<![\\A-Za-z])boxed(?=\{))\s*(?=[{\d])")
 _BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BETWEEN_BOXES = re.compile(

@@ -12,10 +12,11 @@ from __future__ import annotations
 import re
 from collections import deque
 
-from rstar2.eval.grader.boxes import BOX, MAX_ANSWER, REMARK_CHARS, is_denied, last_box
+from rstar2.eval.grader.boxes import MAX_ANSWER, REMARK_CHARS, is_denied, last_box
 from rstar2.eval.grader.final_turn import final_turn
 from rstar2.eval.grader.last_number import NUMBER, number_at
 from rstar2.eval.grader.parse.reader import understood
+from rstar2.loop.turns.tags import BOX
 
 BARE_CHARS = 200
 """A text up to this length may itself be the answer."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rstar2.eval.grader.boxes import BOX
-from rstar2.loop.turns.tags import after_reasoning, without_calls
+from rstar2.loop.turns.tags import BOX, after_reasoning, without_calls
 
 MAX_TEXT = 100_000
 """Only this many characters at the end of an output are read."""

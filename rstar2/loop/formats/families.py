@@ -5,7 +5,9 @@ A family is a format: a chat template, and the syntax of thoughts and tool calls
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -23,6 +25,8 @@ class Family:
     """Its chat template allows one call in a turn."""
     needs_network: bool = False
     """Its vocabulary is downloaded when it is used for the first time."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the library that differ from its own defaults."""
 
 
 class Parsers(NamedTuple):
@@ -39,6 +43,8 @@ _QWEN_XML = ("qwen3_coder", "qwen3")
 _QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 _NEMOTRON = ("nemotron_h",)
 _LAGUNA = (("laguna",), "poolside_v1", "poolside_v1")
+PROMPT_DATE = datetime.date(2024, 7, 26)
+"""The date in prompts that have one, so that they are the same on each day; the default of Llama's chat template."""
 FAMILIES: dict[str, Family] = {
     "qwen3": Family(("qwen3", "qwen3_moe"), "hermes", "qwen3"),
     "qwen3.5": Family(_QWEN35, *_QWEN_XML),
@@ -57,7 +63,13 @@ FAMILIES: dict[str, Family] = {
     "deepseek-r1": Family(("deepseek_v3",), "deepseek_v3", "deepseek_r1"),
     "deepseek-v4": Family(("deepseek_v4",), "deepseek_v4", "deepseek_v4"),
     "kimi-k2": Family(("kimi_k2",), "kimi_k2", "kimi_k2"),
-    "gpt-oss": Family(("gpt_oss",), "openai", "openai_gptoss", needs_network=True),
+    "gpt-oss": Family(
+        ("gpt_oss",),
+        "openai",
+        "openai_gptoss",
+        needs_network=True,
+        options={"conversation_start_date": PROMPT_DATE.isoformat()},
+    ),
     "gemma4": Family(("gemma4", "gemma4_text"), "gemma4", "gemma4"),
     "hy3": Family(("hy_v3",), "hy_v3", "hy_v3"),
     "laguna-xs.2": Family(*_LAGUNA),

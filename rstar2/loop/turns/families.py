@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from array import array
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rstar2.errors import UserError
 from rstar2.install import install_command
-from rstar2.loop.formats.families import FAMILIES
+from rstar2.loop.formats.families import FAMILIES, PROMPT_DATE
 from rstar2.loop.formats.format import Format
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.breaker import Breaker, control_markup
 from rstar2.loop.turns.codec import ChatCodec, Encoded, Message
 from rstar2.loop.turns.stream import Piece, TurnStream
-from rstar2.loop.turns.turn import EMPTY, ParsedTurn, Part, WrittenCall
+from rstar2.loop.turns.turn import EMPTY, ParsedTurn, Part, PartKind, WrittenCall
 
 _THOUGHTS = {
     "all": "stay in the context",
@@ -35,6 +36,10 @@ _FAULTS = {
 """What the model is told of a call that cannot be read."""
 _REPLACED = "\ufffd"
 """What a tokenizer gives for a part of a character."""
+_NOWHERE = "\0"
+"""Put over what is no place for a content."""
+_MOST_PIECES = 64
+"""A content in more pieces was changed by the library, not written in several places."""
 _STREAM_STEPS = 256
 """A turn that is being written is read again once it has grown by one part in this many, so that all readings together
 take about as long as this many readings of the whole turn."""
@@ -197,12 +202,20 @@ class FamilyCodec(ChatCodec):
     def _parsed(self, ids: list[int], read: Any) -> ParsedTurn:
         """What the library read, as spans of the turn's text."""
         text, parts, calls = self._text(ids), list[Part](), list[WrittenCall]()
-        at = 0
-        thought = (read.reasoning_content or "").strip()
-        if thought:
-            at = _find(text, thought, 0)
-            parts.append(Part("thought", at, at + len(thought)))
-            at += len(thought)
+        unplaced: dict[PartKind, str] = {}
+
+        def place(
+            kind: PartKind, content: str | None, start: int, without: Sequence[tuple[int, int]] = ()
+        ) -> None:
+            content = (content or "").strip()
+            pieces = _pieces(text, content, start, without)
+            if pieces is None:
+                unplaced[kind] = content
+            else:
+                parts.extend(Part(kind, *piece) for piece in pieces)
+
+        place("thought", read.reasoning_content, 0)
+        at = max((part.end for part in parts), default=0)
         spans: list[tuple[int, int]] = []
         for each in read.tool_calls:
             if each.token_span is not None:
@@ -212,12 +225,10 @@ class FamilyCodec(ChatCodec):
                 end = start + len(each.raw)
             spans.append((start, end))
             calls.append(_written(each, text[start:end]))
-        said = (read.content or "").strip()
-        if said:
-            begin = _find(text, said, at)
-            parts.append(Part("text", begin, min(begin + len(said), len(text))))
+        place("text", read.content, at, spans)
         parts += [Part("call", start, end) for start, end in spans]
-        return ParsedTurn(text, tuple(part for part in parts if part.end > part.start), tuple(calls))
+        written = tuple(part for part in parts if part.end > part.start)
+        return ParsedTurn(text, written, tuple(calls), unplaced=unplaced)
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -403,7 +414,8 @@ def _writes_as(renderer: Any, tokenizer: Any, template: str) -> bool:
                 chat_template=template,
                 tokenize=False,
                 add_generation_prompt=True,
-                date_string=getattr(renderer.config, "date_string", None) or "26 Jul 2024",
+                date_string=PROMPT_DATE.strftime("%d %b %Y"),
+                strftime_now=PROMPT_DATE.strftime,
             )
             ids = renderer.render(asked, tools=[_PROBE_TOOL], add_generation_prompt=True).token_ids
         except Exception:  # noqa: BLE001 - a template and a renderer can raise anything
@@ -427,7 +439,7 @@ def _renderer(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
             f"turns of the family {family} need the package renderers, which is not installed ({error.name})",
             f"Install it: {install_command('eval')}",
         ) from error
-    config = _config_class_for(family)(**options)
+    config = _config_class_for(family)(**{**FAMILIES[family].options, **options})
     said = f"{tokenizer.name_or_path or 'the tokenizer'} cannot be used with the format {family}"
     try:
         return create_renderer(tokenizer, config)
@@ -485,6 +497,41 @@ def _find(text: str, part: str, start: int) -> int:
     """Where a part of a text begins, at or after `start`; `start` if it is not there as it is."""
     at = text.find(part, start)
     return start if at < 0 else at
+
+
+def _pieces(
+    text: str, content: str, start: int, without: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]] | None:
+    """Where a content stands in a text, at or after `start`; None if it does not.
+
+    A family may write it in several places, with markup between them: gpt-oss does so with what it says before a call
+    and what it says at the end. None of these pieces is in the spans `without`.
+    """
+    if not content:
+        return []
+    whole = text.find(content, start)
+    if whole >= 0:
+        return [(whole, whole + len(content))]
+    for begin, end in without:
+        text = text[:begin] + _NOWHERE * (end - begin) + text[end:]
+    pieces, at, rest = list[tuple[int, int]](), start, content
+    while rest:
+        # The library may have put white space between two pieces that the text does not have there.
+        bare = rest.lstrip()
+        length, bare_length = _longest_prefix(text, rest, at), _longest_prefix(text, bare, at)
+        if bare_length + len(rest) - len(bare) > length:
+            rest, length = bare, bare_length
+        if not length or len(pieces) == _MOST_PIECES:
+            return None
+        at = text.find(rest[:length], at)
+        pieces.append((at, at + length))
+        at, rest = at + length, rest[length:]
+    return pieces
+
+
+def _longest_prefix(text: str, part: str, start: int) -> int:
+    """How many of the first characters of `part` stand together in a text, at or after `start`."""
+    return bisect_left(range(1, len(part) + 1), True, key=lambda length: text.find(part[:length], start) < 0)
 
 
 def _first_run(mask: Sequence[bool]) -> tuple[int, int]:

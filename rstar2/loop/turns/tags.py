@@ -41,6 +41,8 @@ _PART_TAG = re.compile("|".join(_KINDS))
 _ANY_TAG = re.compile("|".join([*_KINDS, OPEN, CLOSE, REPLY, REPLY_END]))
 _CONTROL_TAG = re.compile("|".join((*REASONING_STARTS, *REASONING_ENDS, OPEN, CLOSE, REPLY, REPLY_END)))
 _CLOSED_ANSWER = re.compile(f"{ANSWER}.*?{ANSWER_END}", re.DOTALL)
+BOX = re.compile(r"(?:\\(?:boxed|fbox)|(?<![\\A-Za-z])boxed(?=\{))\s*(?=[{\d])")
+"""What begins a boxed answer, which counts in a turn beside our tags."""
 _JSON_CODE = re.compile(r'"code"\s*:\s*"((?:[^"\\]|\\.)*+)')
 _MAX_DEPTH = 64
 """Deepest nesting of lists and objects in a call. `json` reads a thousand levels, but pydantic, which reads traces,

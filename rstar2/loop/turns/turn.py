@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 PartKind = Literal["thought", "text", "answer", "call"]
@@ -41,20 +41,23 @@ class ParsedTurn:
     calls: tuple[WrittenCall, ...]
     tagged: bool = True
     """Whether it is written in the tags of `rstar2.loop.turns.tags`, not in the syntax of a family."""
+    unplaced: Mapping[PartKind, str] = field(default_factory=dict)
+    """What was read of the turn but does not stand in its text, not even in pieces."""
 
     @property
     def thought(self) -> str:
-        return joined(self.text, self.parts, "thought")
+        return joined(self.text, self.parts, self.unplaced, "thought")
 
     @property
     def said(self) -> str:
         """What the turn says beside its thought and its calls, without tags."""
-        return joined(self.text, self.parts, "text", "answer")
+        return joined(self.text, self.parts, self.unplaced, "text", "answer")
 
 
 EMPTY = ParsedTurn("", (), ())
 
 
-def joined(text: str, parts: Sequence[Part], *kinds: PartKind) -> str:
-    """The parts of these kinds of a turn's text, one after another."""
-    return "".join(text[part.start : part.end] for part in parts if part.kind in kinds)
+def joined(text: str, parts: Sequence[Part], unplaced: Mapping[PartKind, str], *kinds: PartKind) -> str:
+    """The parts of these kinds of a turn's text, one after another, and then what does not stand in the text."""
+    placed = "".join(text[part.start : part.end] for part in parts if part.kind in kinds)
+    return placed + "".join(unplaced.get(kind, "") for kind in kinds)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from support.family_tokenizers import TOKENS, family_tokenizer
 
 from rstar2.analysis.tokens import KINDS, TokenReader
 from rstar2.chat.conversation import Conversation
+from rstar2.chat.repl import Repl
 from rstar2.chat.screen import Screen
 from rstar2.engines.pool import RetryingEngine
 from rstar2.errors import UserError
@@ -34,7 +37,7 @@ from rstar2.loop.engine import Generation, OnTokens, Sampling
 from rstar2.loop.formats.families import FAMILIES
 from rstar2.loop.formats.format import read_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME
-from rstar2.loop.trace import ToolCall, Trace
+from rstar2.loop.trace import ToolCall, Trace, Turn
 from rstar2.loop.turns import families
 from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
@@ -188,8 +191,6 @@ class Echo:
 
 class Tools:
     def opened(self) -> Any:
-        import contextlib
-
         @contextlib.asynccontextmanager
         async def opened() -> Any:
             yield Echo()
@@ -269,6 +270,122 @@ def _final(codec: ChatCodec, text: str) -> Trace:
     return Trace.model_validate_json(trace.model_copy(update={"gold": "42"}).model_dump_json())
 
 
+def _harmony(*blocks: tuple[str, str]) -> str:
+    return "<|start|>assistant".join(
+        f"<|channel|>{channel}<|message|>{said}<|end|>" for channel, said in blocks
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "thought"),
+    [("Plan.So it is \\boxed{42}", "I see. I check."), ("Plan.\n\nSo it is \\boxed{42}", "I see.\nI check.")],
+    ids=["joined as it is", "joined by white space"],
+)
+def test_what_a_turn_says_in_two_places_is_read_from_both(content: str, thought: str) -> None:
+    """As the library reads two channels of gpt-oss."""
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+    written = _harmony(
+        ("analysis", "I see."),
+        ("analysis", " I check."),
+        ("commentary", "Plan."),
+        ("final", "So it is \\boxed{42}"),
+    )
+    read = SimpleNamespace(content=content, reasoning_content=thought, tool_calls=[])
+    turn = codec._parsed(_encode(codec, written), read)  # type: ignore[attr-defined]
+    assert [(part.kind, turn.text[part.start : part.end].strip()) for part in turn.parts] == [
+        ("thought", "I see."), ("thought", "I check."), ("text", "Plan."), ("text", "So it is \\boxed{42}")
+    ]  # fmt: skip
+    own = Turn.read(replace(turn, tagged=False), 0, 1).own_text
+    assert own == "Plan.So it is \\boxed{42}"
+
+
+def test_what_a_turn_says_between_calls_is_not_looked_for_in_them() -> None:
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+    call = _calls("qwen3", "So it is")
+    written = f"Plan.{call}So it is \\boxed{{42}}{call}So."
+    read = SimpleNamespace(
+        content="Plan.So it is \\boxed{42}So.",
+        reasoning_content=None,
+        tool_calls=[SimpleNamespace(token_span=None, raw=call, status="ok", name=NAME, arguments={})] * 2,
+    )
+    turn = codec._parsed(_encode(codec, written), read)  # type: ignore[attr-defined]
+    assert [turn.text[part.start : part.end] for part in turn.parts] == [
+        "Plan.", "So it is \\boxed{42}", "So.", call, call
+    ]  # fmt: skip
+
+
+def test_what_a_turn_says_is_graded_though_its_text_does_not_have_it() -> None:
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+    read = SimpleNamespace(content="Σ \\boxed{42}", reasoning_content="Ω", tool_calls=[])
+    turn = codec._parsed(_encode(codec, "it is \\boxed{4 2}"), read)  # type: ignore[attr-defined]
+    kept = Turn.model_validate_json(Turn.read(replace(turn, tagged=False), 0, 1).model_dump_json())
+    assert (turn.said, kept.own_text) == ("Σ \\boxed{42}", "Σ \\boxed{42}")
+    assert (turn.thought, kept.text_of("thought")) == ("Ω", "Ω")
+
+
+def test_a_format_that_cannot_lead_on_leaves_a_chat_that_can_be_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+    asks = _encode(codec, _turn("qwen3", "I ask.", _calls("qwen3", CODE)), codec.end_id)
+    last = _encode(codec, _turn("qwen3", "I see.", ANSWER), codec.end_id)
+
+    def bridge(*args: Any, **options: Any) -> None:
+        raise KeyError("no such role")
+
+    def chat(*turns: list[int]) -> Conversation:
+        return Conversation(Scripted(turns), codec, Tools(), Limits(4, 4096), Sampling())
+
+    monkeypatch.setattr(codec._renderer, "bridge_to_next_turn", bridge)  # type: ignore[attr-defined]
+
+    async def run() -> None:
+        before = chat(asks, last)
+        ended = await before.ask("What is 6 times 7?")
+        assert ended.finish == "format"
+        await before.reset()
+        edited = await before.ask("And 42?")
+        reopened = chat()
+        await reopened.resume([ended, edited])
+        assert reopened.answers == [edited]
+
+    asyncio.run(run())
+
+
+def test_after_a_format_that_cannot_lead_on_a_person_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+    asks = _encode(codec, _turn("qwen3", "I ask.", _calls("qwen3", CODE)), codec.end_id)
+    renderer = codec._renderer  # type: ignore[attr-defined]
+    monkeypatch.setattr(renderer, "bridge_to_next_turn", lambda *args, **options: None)
+    consoles = (Console(), Console(stderr=True))
+    with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
+        chat = Conversation(Scripted([asks]), codec, Tools(), Limits(4, 4096), Sampling())
+        Repl(runner, stack, chat, consoles, ("a model", "isolation"))._obey("What is 6 times 7?")
+    assert "ask again with /retry" in capsys.readouterr().err
+
+
+def test_prompts_of_gpt_oss_are_the_same_on_each_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its vocabulary cannot be downloaded in tests, so its renderer is not made."""
+    from renderers import base
+
+    made: list[Any] = []
+    tokenizer = family_tokenizer("qwen3")
+    monkeypatch.setattr(base, "create_renderer", lambda tokenizer, config: made.append(config))
+    families._renderer(tokenizer, "gpt-oss", {})
+    families._renderer(tokenizer, "gpt-oss", {"conversation_start_date": "2025-01-02"})
+    assert [config.conversation_start_date for config in made] == ["2024-07-26", "2025-01-02"]
+
+
+@pytest.mark.parametrize("date", ["strftime_now('%Y-%m-%d')", "date_string"])
+def test_a_template_that_writes_a_date_writes_that_of_the_family(date: str) -> None:
+    tokenizer = family_tokenizer("qwen3")
+    shown = "2024-07-26" if date.startswith("strftime") else "26 Jul 2024"
+    ids = tokenizer.encode(f"Today: {shown}", add_special_tokens=False)
+    renderer = SimpleNamespace(render=lambda *messages, **options: SimpleNamespace(token_ids=ids))
+    assert families._writes_as(renderer, tokenizer, f"Today: {{{{ {date} }}}}")
+
+
 RULES: tuple[ReadingRule, ...] = ("paper", "boxed", "release", "lenient")
 CALLS_END_THOUGHTS = ("glm-4.5", "glm-5")
 """Families that read a call in a thought."""
@@ -292,7 +409,7 @@ def test_an_answer_in_a_thought_alone_is_graded_but_is_no_answer_block(family: s
     trace = _final(codec, _turn(family, f"<answer>{ANSWER}</answer>", ""))
     assert grade("42", part_to_grade(trace, "boxed")).correct
     made = Rollout.from_trace(trace.model_copy(update={"reward": 1.0}))
-    assert (trace.answer_blocks, made.closed_blocks, made.void_turns) == (0, 0, 1)
+    assert (trace.answer_blocks, made.closed_blocks, made.void_turns) == (0, 0, 0)
 
 
 def test_a_turn_that_waits_for_a_tool_is_not_finished(family: str, codec: ChatCodec) -> None:
