@@ -13,9 +13,8 @@ const FINISH_TEXTS = {
  * The nodes of a trace.
  * @param row {problem: {id, text, gold}, sample, verdict, tokens, calls, finish, step}, from the page's index
  * @param detail {turns: [{tokens, parts}], cause, extracted, rule, wall_s, reward, kept}, from a chunk of the page;
- *   `tokens`
- *   is null where no server told; with `shading` where the entropies of its tokens are known, and `problem`,
- *   {text, gold}, where it was asked otherwise than the problem's first trace
+ *   `tokens` is null if no server returned them. With `shading` if the entropies of its tokens are known, and with
+ *   `problem`, {text, gold}, if it was asked in other words than the problem's first trace
  */
 function traceNodes(row, detail) {
   const sample = [`${row.problem.id}, sample ${row.sample + 1}`, ...trainingFacts(row, detail)].join(" · ");
