@@ -67,7 +67,13 @@ def show(
         codec = load_codec(find_model(model) or model, FormatChoice(format, force_format))
     elif format is not None:
         # A format that takes the model's own template is shown with ours.
-        codec = byte_codec(read_format(format, ours().template), f"{format}, without a model")
+        named = read_format(format, ours().template)
+        if named.family is not None:
+            raise UserError(
+                f"the format {format} has the tokens of a family of models, so it is shown with a model only",
+                f"Name one of that family: rstar2 format show MODEL --format {format}.",
+            )
+        codec = byte_codec(named, f"{format}, without a model")
     else:
         raise UserError("nothing to show", "Give a model, --format NAME|FILE, or both.")
     fmt = codec.format

@@ -96,6 +96,9 @@ def test_a_format_is_shown_without_a_model(tmp_path: Path) -> None:
     file.write_text('tools = ["calculator"]\n')
     assert "which is not a tool of rstar2" in refused("format", "show", "--format", str(file)).message
     assert refused("format", "show").message == "nothing to show"
+    family = refused("format", "show", "--format", "qwen3.5")
+    assert "with a model only" in family.message
+    assert "format show MODEL --format qwen3.5" in family.hint
 
 
 def test_names_between_colons_are_shown_as_written(tmp_path: Path) -> None:
