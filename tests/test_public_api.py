@@ -160,7 +160,8 @@ def test_the_wheel_gives_its_users_types(tmp_path: Path) -> None:
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
     def checked(program: str) -> subprocess.CompletedProcess[str]:
-        file = tmp_path / "users.py"
+        # A file for each: of one that is written again within a second, mypy may report what it found before.
+        file = tmp_path / f"users_{len(list(tmp_path.glob('users_*.py')))}.py"
         file.write_text(program)
         command = [sys.executable, "-m", "mypy", "--strict", "--python-executable"]
         environment = {
