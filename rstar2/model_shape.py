@@ -44,9 +44,9 @@ class ModelShape(AttentionShape):
     tied: bool
     """Whether the output layer is the embedding."""
     attention_bias: bool
-    """Of q, k and v."""
+    """Whether the projections to queries, keys and values have a bias."""
     output_bias: bool
-    """Of the attention's output."""
+    """Whether the projection of the attention's output has a bias."""
     mlp_bias: bool
     head_norms: bool
     """Whether the heads of q and k are normalized, as in Qwen3."""
@@ -57,7 +57,7 @@ class ModelShape(AttentionShape):
 
     @property
     def key_size(self) -> int:
-        """Of the keys, and of the values."""
+        """Numbers in the keys of one token in one layer; its values have as many."""
         return self.kv_heads * self.head_dim
 
     @property
@@ -70,7 +70,7 @@ class ModelShape(AttentionShape):
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the embedding and the output layer, which FSDP gathers as a whole, with the last norm."""
+        """Parameters of the embedding, the output layer and the last norm, which FSDP gathers as a whole."""
         return (1 if self.tied else 2) * self.vocab * self.hidden + self.hidden
 
     @property

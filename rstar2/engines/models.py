@@ -36,7 +36,7 @@ _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt
 def find_model(named: str) -> Path | None:
     """The model folder that `named` means: itself, or what the run or the stage in it made; None for a hub id.
 
-    UserError where there is nothing, or a run or stage that made no model yet.
+    Raises UserError if there is nothing, or a run or stage that made no model yet.
     """
     folder = Path(named)
     if not folder.is_dir():
@@ -89,7 +89,7 @@ def _recorded(record: Path) -> Path:
 
 
 def local_model(named: str) -> Path:
-    """The folder of `find_model`; a hub id is downloaded, or taken from the cache. UserError where that fails."""
+    """Returns the folder of `find_model`, or downloads a hub id. Raises UserError if the download fails."""
     if (folder := find_model(named)) is not None:
         return folder
     from huggingface_hub import snapshot_download
@@ -198,7 +198,7 @@ def _opened(
 
 
 def server_tokenizer(url: str, served: Served) -> Any:
-    """The tokenizer of a server's model; UserError where there is none to load from where the server has it."""
+    """Returns the tokenizer of a server's model. Raises UserError if it cannot be loaded from where the server has it."""
     try:
         return load_tokenizer(served.root)
     except UserError as error:

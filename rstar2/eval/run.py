@@ -68,7 +68,7 @@ class SamplesRefused(Failure):
     def __init__(self, message: str, hint: str, results: list[EvalResult]) -> None:
         super().__init__(message, hint)
         self.results = results
-        """Of the samples that there are."""
+        """The numbers of the samples that were finished."""
 
 
 @dataclass(frozen=True)
@@ -237,9 +237,9 @@ class _Benchmark:
         self._ungraded = {(trace.problem_id, trace.sample): trace for trace in self._held()}
         """Samples made and not yet graded."""
         self._on_disk = set(self._ungraded)
-        """Of these, those that the file of them has."""
+        """The keys of those that are in `ungraded.jsonl`."""
         self._made = self._done | self._ungraded.keys()
-        """By earlier starts."""
+        """Samples that earlier starts made."""
         self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=shared.in_flight)
 
     @property

@@ -131,7 +131,7 @@ async def continue_rollout(
     on_tokens: OnTokens | None = None,
     on_call: OnCall | None = None,
 ) -> Trace:
-    """`rollout` on a trace of the caller's, from `Trace.begun`: where it is cancelled, its whole turns are in there."""
+    """`rollout` on a trace from `Trace.begun`. If it is cancelled, that trace has the turns that were finished."""
     started = time.monotonic()
     try:
         trace.finish = await _take_turns(trace, engine, tools, codec, limits, sampling, on_tokens, on_call)

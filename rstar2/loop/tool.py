@@ -63,7 +63,7 @@ class ToolLimits(Strict):
     memory_mb: int = Field(1024, ge=16, le=65536)
     """MiB of a program or a notebook."""
     characters: int = Field(4000, ge=2)
-    """Of a reply; the middle of a longer one is left out."""
+    """The longest reply in characters. A longer one is shown without its middle."""
     traceback_lines: int = Field(20, ge=1)
     """Last lines of a traceback that are shown."""
 

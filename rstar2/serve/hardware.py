@@ -15,7 +15,7 @@ from rstar2.machine import GIB, GPU, memory_bytes
 from rstar2.model_shape import read_attention, weight_bytes
 
 VALUE_BYTES = 2
-"""Of a number in the KV cache."""
+"""Bytes of a number in the KV cache."""
 STEP_GIB = 3.0
 """Of each GPU, for activations, CUDA graphs and the CUDA context."""
 SHARE = 0.92

@@ -54,7 +54,7 @@ class Format(Strict):
     family_options: dict[str, bool | str] = Field(default_factory=dict)
     """Ways in which the models of the family differ, such as `enable_thinking`."""
     layout: Layout = "plain"
-    """Of the replies of tools, see `rstar2.loop.formats.replies`."""
+    """How the reply of a tool is worded, see `rstar2.loop.formats.replies`."""
     calls_per_turn: int | None = Field(None, ge=1)
     """Further calls of a turn are not run; None runs all, side by side."""
     closed_calls_only: bool = False

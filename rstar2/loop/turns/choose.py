@@ -35,7 +35,7 @@ def codec_for(tokenizer: Any, fmt: Format | None = None, source: str = OURS) -> 
 
 @dataclass(frozen=True)
 class FormatChoice:
-    """The format that a user names for a model; a UserError where one is forced, but none is named."""
+    """The format that a user names for a model. Raises UserError if one is forced but none is named."""
 
     named: str | None = None
     """Name or file of a format, see `read_format`; None for the model's own."""
@@ -99,7 +99,7 @@ def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OW
 
 
 def load_tokenizer(model: str | Path) -> Any:
-    """The tokenizer of a model folder or hub id; UserError where none can be loaded from there."""
+    """Returns the tokenizer of a model folder or hub id. Raises UserError if it cannot be loaded."""
     from transformers import AutoTokenizer
 
     check_tokenizer(model)
@@ -123,9 +123,9 @@ def _no_tokenizer(model: str | Path, why: str) -> UserError:
 
 
 def model_format(model: str | Path, tokenizer: Any) -> tuple[Format, str]:
-    """A model's own format and where it comes from.
+    """Returns a model's own format and where it comes from.
 
-    UserError where its file and its chat template disagree, or as of `family_of`.
+    Raises UserError if the model's format file and its chat template disagree, or if `family_of` does.
     """
     template, record = _own_template(tokenizer), _format_file(model)
     if record is not None:

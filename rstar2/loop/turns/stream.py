@@ -167,7 +167,7 @@ class TagSplitter:
 
 
 def _first_tag(text: str, known: Iterable[str]) -> str | None:
-    """The tag that comes first in `text`; None where none does."""
+    """Returns the tag that comes first in `text`, or None if it contains none."""
     return min((tag for tag in known if tag in text), key=text.index, default=None)
 
 

@@ -100,9 +100,8 @@ def read_alarms(folder: Path) -> dict[int, list[Alarm]]:
     path = folder / ALARMS_FILE
     found: dict[int, dict[str, Alarm]] = {}
     for _, line in whole_lines(path) if path.exists() else ():
-        with contextlib.suppress(
-            ValueError
-        ):  # a version that did not remove torn lines may have written on in one
+        # A version that did not remove torn lines may have written on in one.
+        with contextlib.suppress(ValueError):
             row = json.loads(line)
             found.setdefault(row["step"], {})[row["sign"]] = Alarm(row["sign"], row["text"])
     return {step: list(signs.values()) for step, signs in sorted(found.items())}
