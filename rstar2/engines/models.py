@@ -198,7 +198,7 @@ def _opened(
 
 
 def server_tokenizer(url: str, served: Served) -> Any:
-    """Returns the tokenizer of a server's model. Raises UserError if it cannot be loaded from where the server has it."""
+    """Returns the tokenizer of a server's model. Raises UserError if the server's own source of it is out of reach."""
     try:
         return load_tokenizer(served.root)
     except UserError as error:
