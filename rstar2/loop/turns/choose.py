@@ -161,14 +161,14 @@ def _of_family(fmt: Format, family: str, options: dict[str, Any]) -> Format:
 
 def _model_types(model: str | Path) -> list[str]:
     """What config.json says a model is, and its part for text; nothing if there is no config.json to read."""
-    from transformers import AutoConfig
+    from transformers import PreTrainedConfig
 
     if Path(model).is_dir():
         config = read_json(Path(model) / "config.json") or {}
     else:
         try:
-            config = AutoConfig.from_pretrained(str(model)).to_dict()
-        except Exception:  # noqa: BLE001 - the hub's libraries raise anything; an unknown model has no family
+            config, _ = PreTrainedConfig.get_config_dict(str(model))
+        except OSError:  # There is no config.json, or it cannot be fetched.
             return []
     parts = (config, config.get("text_config") or {})
     return [str(part["model_type"]) for part in parts if part.get("model_type")]
