@@ -6,25 +6,21 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("renderers")
 
+from support.asked_ids import asked_by_verl, asked_in_chat, asked_in_eval
 from support.commands import rstar2
 from support.family_tokenizers import family_tokenizer
 from support.optional import needs
 from support.tools import SharedTools
 
-from rstar2.chat.conversation import Conversation
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
-from rstar2.eval.grader import GraderPool
-from rstar2.eval.run import evaluate
-from rstar2.eval.settings import EvalSettings
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits
 from rstar2.loop.engine import Generation, OnTokens, Sampling
@@ -119,54 +115,6 @@ class Tools(SharedTools):
         return ToolCall(name=name, arguments=arguments, status="ok", output=OUTPUT)
 
 
-async def asked_in_eval(codec: ChatCodec, folder: Path) -> list[list[int]]:
-    engine = Recorder(codec)
-    with GraderPool(workers=1) as grader:
-        await evaluate(
-            {"one": ([PROBLEM], folder / "eval")},
-            engine=engine,
-            codec=codec,
-            tools=Tools(),
-            grader=grader,
-            settings=EvalSettings(samples=1),
-        )
-    return engine.asked
-
-
-async def asked_in_chat(codec: ChatCodec) -> list[list[int]]:
-    engine = Recorder(codec)
-    await Conversation(engine, codec, Tools(), Limits(), Sampling()).ask(PROBLEM.problem)
-    return engine.asked
-
-
-async def asked_by_verl(model: Path) -> list[list[int]]:
-    """Through our agent loop, with VERL's tokenizer of the model's folder."""
-    from verl.utils import hf_tokenizer
-
-    from rstar2.train.reward import Reward
-    from rstar2.train.stages import in_format
-    from rstar2.train.verl.agent_loop import RStarAgentLoop
-
-    codec = codec_for(hf_tokenizer(str(model)), read_format(str(model / FORMAT_FILE)))
-    engine = Recorder(codec)
-
-    class Server:
-        async def generate(self, prompt_ids: list[int], **_: Any) -> SimpleNamespace:
-            return SimpleNamespace(token_ids=engine.write(prompt_ids), log_probs=None, extra_fields={})
-
-    loop: Any = RStarAgentLoop.__new__(RStarAgentLoop)
-    loop.server_manager, loop.rollout_config = Server(), SimpleNamespace(name="vllm")
-    loop._codec, loop._limits, loop._tools = codec, Limits(), Tools()
-    loop._traces, loop._trace_share, loop._seed, loop._reward = None, 0.0, 1, Reward("boxed")
-    (row,) = in_format(rl_rows([PROBLEM], 2, "test"), codec.format)
-    about = {key: row[key] for key in ("extra_info", "reward_model")}
-    output = await loop.run(
-        {"temperature": 1.0}, raw_prompt=row["prompt"], uid="u", session_id=0, global_steps=1, **about
-    )
-    assert output.reward_score == 1.0
-    return engine.asked
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_eval_chat_verl_and_sft_have_the_same_ids(family: str, tmp_path: Path) -> None:
     pytest.importorskip("verl")
@@ -174,12 +122,12 @@ async def test_eval_chat_verl_and_sft_have_the_same_ids(family: str, tmp_path: P
     codec = load_codec(model)
     assert codec.format.family == family
     assert codec.source == f"{FORMAT_FILE} (family {family}; thoughts of earlier turns {codec.thoughts})"
-    asked = await asked_in_eval(codec, tmp_path)
+    asked = await asked_in_eval(Recorder(codec), codec, Tools(), PROBLEM, tmp_path)
     sample = codec.training_sample(conversation(codec), None)
     starts = [start for start, _ in _runs(sample.loss_mask.tolist())]
     assert asked == [sample.input_ids.tolist()[:start] for start in starts]
-    assert await asked_in_chat(codec) == asked
-    assert await asked_by_verl(model) == asked
+    assert await asked_in_chat(Recorder(codec), codec, Tools(), PROBLEM) == asked
+    assert await asked_by_verl(Recorder, model, Tools(), PROBLEM, "boxed") == asked
     [trace] = read_traces(tmp_path / "eval" / "traces.jsonl")
     assert (trace.verdict, [call.arguments for call in trace.calls]) == (
         "correct",

@@ -7,32 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
+from support.asked_ids import asked_by_verl, asked_in_chat, asked_in_eval
 from support.optional import needs
 from support.servers.vllm_standin import StandIn, serving
 from support.tools import SharedTools
 
-from rstar2.chat.conversation import Conversation
 from rstar2.data import builtin
-from rstar2.data.parquet import rl_rows
 from rstar2.data.problem import Problem
 from rstar2.engines.models import open_server
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.run import evaluate
 from rstar2.eval.settings import EvalSettings
-from rstar2.loop.agent import Limits
 from rstar2.loop.engine import Generation, OnTokens, Sampling
 from rstar2.loop.formats.format import FORMAT_FILE, read_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.trace import ToolCall
 from rstar2.loop.turns.choose import codec_for, load_codec, load_tokenizer
 from rstar2.loop.turns.codec import ChatCodec
-from rstar2.train.reward import Reward
-from rstar2.train.stages import in_format
 from rstar2.train.start_checks import with_format
 
 pytestmark = [pytest.mark.slow, needs("verl")]
@@ -96,53 +91,6 @@ def demo(folder: Path) -> Path:
     return folder / "model"
 
 
-async def asked_in_eval(codec: ChatCodec, folder: Path) -> list[list[int]]:
-    engine = Recorder(codec)
-    with GraderPool(workers=1) as grader:
-        await evaluate(
-            {"one": ([PROBLEM], folder / "eval")},
-            engine=engine,
-            codec=codec,
-            tools=Tools(),
-            grader=grader,
-            settings=EvalSettings(samples=1),
-        )
-    return engine.asked
-
-
-async def asked_in_chat(codec: ChatCodec) -> list[list[int]]:
-    engine = Recorder(codec)
-    await Conversation(engine, codec, Tools(), Limits(), Sampling()).ask(PROBLEM.problem)
-    return engine.asked
-
-
-async def asked_by_verl(model: Path) -> list[list[int]]:
-    """Through our agent loop, with VERL's tokenizer of the model's folder, on a stage's row."""
-    from verl.utils import hf_tokenizer
-
-    from rstar2.train.verl.agent_loop import RStarAgentLoop
-
-    codec = codec_for(hf_tokenizer(str(model)), read_format(str(model / FORMAT_FILE)))
-    engine = Recorder(codec)
-
-    class Server:
-        async def generate(self, prompt_ids: list[int], **_: Any) -> SimpleNamespace:
-            return SimpleNamespace(token_ids=engine.write(prompt_ids), log_probs=None, extra_fields={})
-
-    loop: Any = RStarAgentLoop.__new__(RStarAgentLoop)
-    loop.server_manager, loop.rollout_config = Server(), SimpleNamespace(name="vllm")
-    loop._codec, loop._limits, loop._tools = codec, Limits(), Tools()
-    loop._traces, loop._trace_share, loop._seed, loop._reward = None, 0.0, 1, Reward("paper")
-    (row,) = in_format(rl_rows([PROBLEM], 2, "test"), codec.format)
-    given = {key: row[key] for key in ("extra_info", "reward_model")}
-    output = await loop.run(
-        {"temperature": 1.0}, raw_prompt=row["prompt"], uid="u", session_id=0, global_steps=1, **given
-    )
-    assert output.reward_score == 1.0
-    assert output.prompt_ids == engine.asked[0]
-    return engine.asked
-
-
 async def asked_over_http(model: Path, folder: Path) -> list[list[int]]:
     """What a server of vLLM's wire format is sent."""
     codec = load_codec(model)
@@ -191,11 +139,11 @@ async def test_eval_chat_verl_and_http_show_the_same_ids(make: Any, tmp_path: Pa
     model = make(tmp_path)
     codec = load_codec(model)
     assert codec.source == FORMAT_FILE
-    asked = await asked_in_eval(codec, tmp_path)
+    asked = await asked_in_eval(Recorder(codec), codec, Tools(), PROBLEM, tmp_path)
     assert [len(asked), asked[0]] == [2, codec.prompt(codec.format.messages(PROBLEM.problem))]
     assert OUTPUT in codec.decode(asked[1])
-    assert await asked_in_chat(codec) == asked
-    assert await asked_by_verl(model) == asked
+    assert await asked_in_chat(Recorder(codec), codec, Tools(), PROBLEM) == asked
+    assert await asked_by_verl(Recorder, model, Tools(), PROBLEM, "paper") == asked
     assert await asked_over_http(model, tmp_path) == asked
     texts = [codec.tokenizer.decode(ids) for ids in asked]
     for openai in {False, make is demo}:
