@@ -106,7 +106,7 @@ def list_sources(as_json: AsJson = False) -> None:
         ),
         (
             "change a filter's rule and the number of rows",
-            "rstar2 data prepare mine.jsonl --output data/few --set grams.rule=distinctive "
+            "rstar2 data prepare mine.jsonl --output data/few --set grams.rule=contained "
             "--set sources.mine.count=2",
         ),
     )
@@ -124,7 +124,7 @@ def prepare(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Drop rows that share eight consecutive words with this benchmark, a name or a file. Repeatable. "
+            help="Drop rows that share words with this benchmark, a name or a file (see grams.rule). Repeatable. "
             "[default: the mixture's]"
         ),
     ] = None,

@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rstar2.data.candidates import Candidates, encoded, schema_of
-from rstar2.data.rows import Refused, as_json, key_of, meant_of, parsed
+from rstar2.data.normalize import meant_of, normalized
+from rstar2.data.rows import Refused, as_json, key_of, parsed
 from rstar2.data.source import HubSet, Row, Source
 from rstar2.data.workers import mapped
 from rstar2.errors import UserError
@@ -331,7 +332,11 @@ class _Convert:
 def _working(row: Mapping[str, Any]) -> dict[str, int]:
     if "problem" in row:
         text, answer = row["problem"], row["answer"]
-        return {"key": key_of(meant_of(text)), "answer_key": key_of(answer), "characters": len(text)}
+        return {
+            "key": key_of(meant_of(normalized(text))),
+            "answer_key": key_of(answer),
+            "characters": len(text),
+        }
     said = [row["tools"]]
     characters = 0
     for message in row["messages"]:

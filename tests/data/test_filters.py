@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import random
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,21 @@ from hypothesis import strategies as st
 
 from rstar2.data.candidates import Candidates
 from rstar2.data.filters import answers, measured, texts
-from rstar2.data.filters.grams import GramFilter, benchmark_grams, grams_of
+from rstar2.data.filters.grams import (
+    ContainedFilter,
+    GramFilter,
+    benchmark_grams,
+    grams_of,
+    rarest_shingles,
+)
 from rstar2.data.filters.near import must_be_equal, near_duplicates
 from rstar2.data.filters.repeats import contradicted, duplicates
+from rstar2.data.filters.settings import Near
+from rstar2.data.normalize import meant_of, normalized, words_of
 from rstar2.data.own import own_source
 from rstar2.data.problem import Problem
 from rstar2.data.reading import Origin, read_source
-from rstar2.data.rows import integer_answer, meant_of, words_of
+from rstar2.data.rows import integer_answer
 from rstar2.errors import UserError
 
 MEASURED = Problem("m", "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop.", "204")
@@ -46,19 +56,43 @@ GRAM = 8
         ("\\(42\\)", "42"),
         ("42.", "42"),
         ("−42", "-42"),
-        ("3.0", None),
+        ("3.0", "3"),
         (".5", None),
         ("\\{5\\}", None),
-        ("2^{10}", None),
+        ("2^{10}", "1024"),
         ("1/2", None),
         ("\\frac{1}{2}", None),
         ("x + 1", None),
         ("", None),
         ("1 2", None),
-        ("٣", None),
+        ("2.0", "2"),
+        ("-2.0", "-2"),
+        ("10^3", "1000"),
+        ("x=5", "5"),
+        ("x = -3", "-3"),
+        ("12^\\circ", "12"),
+        ("12°", "12"),
+        ("\\dfrac{12}{1}", "12"),
+        ("\\frac{84}{2}", "42"),
+        ("４２", "42"),
+        ("−４２", "-42"),
+        ("\\sqrt{16}", "4"),
+        ("5!", "120"),
+        ("1e5", "100000"),
+        ("42\\text{ cm}", None),
+        ("\\$5", None),
+        ("50\\%", None),
+        ("5 \\pmod 7", None),
+        ("10^{100}", None),
+        ("2^{74207281}-1", None),
+        ("x=1, y=2", None),
+        ("n \\ge 5", None),
+        ("3.5", None),
+        ("(B) 15", None),
+        ("٣", "3"),
     ],
 )
-def test_only_plain_integers_are_integers(text: str, integer: str | None) -> None:
+def test_an_integer_is_what_the_grader_reads_as_one(text: str, integer: str | None) -> None:
     assert integer_answer(text) == integer
 
 
@@ -169,7 +203,7 @@ def test_a_short_measured_problem_is_matched_as_a_whole() -> None:
 @given(text=st.text(max_size=60))
 def test_nothing_is_near_no_benchmark_and_every_text_is_near_itself(text: str) -> None:
     assert not shared({}, text)
-    assert bool(shared({"set": [_problem(text)]}, text)) is bool(words_of(text))
+    assert bool(shared({"set": [_problem(text)]}, text)) is bool(words_of(normalized(text)))
 
 
 @pytest.mark.parametrize("words", range(2, 10))
@@ -197,6 +231,165 @@ def test_the_rows_that_share_a_gram_are_found_and_no_others(
     found = {at for at, _ in GramFilter(words, grams)(batch)}
     assert found == {
         at for at, text in enumerate(texts) if not grams.keys().isdisjoint(grams_of(text, words))
+    }
+
+
+TYPESET = (
+    "Suppose that $\\frac{1}{2}\\left(x + y\\right) = 30$ and that $x^{2} \\le 1000$, if the angle is $60^\\circ$ and "
+    "$\\sqrt{3}$ is positive. How many metres has the shorter side of the field?"
+)
+SPELLINGS = {
+    "dfrac": TYPESET.replace("\\frac", "\\dfrac"),
+    "frac12": TYPESET.replace("\\frac{1}{2}", "\\frac12"),
+    "slash": TYPESET.replace("\\frac{1}{2}", "1/2"),
+    "half": TYPESET.replace("\\frac{1}{2}", "½"),
+    "no left": TYPESET.replace("\\left", "").replace("\\right", ""),
+    "big": TYPESET.replace("\\left", "\\bigl").replace("\\right", "\\bigr"),
+    "HTML": TYPESET.replace("x^{2}", "x<sup>2</sup>")
+    .replace("field", '<span class="w">fi</span>eld')
+    .replace("How", "<p>How"),
+    "entities": TYPESET.replace(" and ", "&nbsp;and ").replace("\\le ", "&le; "),
+    "zero width": "\u200b".join(TYPESET.replace("\\", "\u2063\\"))
+    .replace("\\\u200b", "\\")
+    .replace("e\u200b", "e\u00ad"),
+    "full width": "".join(chr(ord(sign) + 0xFEE0) if sign.isdigit() else sign for sign in TYPESET),
+    "delimiters": re.sub(r"\$([^$]*)\$", r"\\(\1\\)", TYPESET),
+    "no delimiters": TYPESET.replace("$", ""),
+    "Unicode": TYPESET.replace("\\le ", "≤")
+    .replace("x^{2}", "x²")
+    .replace("60^\\circ", "60°")
+    .replace("\\sqrt{3}", "√3"),
+    "space": TYPESET.replace(" ", "\u2003\n"),
+    "doubled": TYPESET.replace("\\", "\\\\"),
+    "spaced LaTeX": TYPESET.replace("= ", "\\;=\\, ").replace("\\sqrt{3}", "\\displaystyle\\sqrt 3"),
+    "text": TYPESET.replace("metres", "\\text{metres}"),
+    "thousands": TYPESET.replace("1000", "1{,}000"),
+    "bold": TYPESET.replace("shorter", "**shorter**"),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_markup_hides_no_copy(tmp_path: Path, spelling: str) -> None:
+    assert SPELLINGS[spelling] != TYPESET
+    rows = candidates(tmp_path, problems((TYPESET, "20"), (SPELLINGS[spelling], "20")))
+    assert list(duplicates(rows)) == [(1, {"same as": "it-1"})]
+    assert near(rows, tmp_path, 1.0) == {1: "it-1"}
+    rows = candidates(tmp_path, problems((TYPESET, "20"), (SPELLINGS[spelling], "21")))
+    assert [at for at, _ in contradicted(rows)] == [0, 1]
+    measured = {"set": [_problem(TYPESET)]}
+    for rule in ("literal", "distinctive"):
+        assert shared(measured, SPELLINGS[spelling], rule), rule
+    assert contained(measured, SPELLINGS[spelling], 1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a<b and c>d",
+        "a<b>c",
+        "if 1<p<2 then p>1",
+        "2**3 and 5**2",
+        "AT&T; x",
+        "<i and j>k",
+        "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
+    ],
+)
+def test_mathematics_is_not_taken_for_markup(text: str) -> None:
+    signs = [sign for sign in text if sign.isalnum() or sign in "<>*&"]
+    assert [sign for sign in normalized(text) if sign.isalnum() or sign in "<>*&"] == signs
+
+
+@given(text=st.text(max_size=60))
+def test_a_normal_form_is_found_for_every_text(text: str) -> None:
+    assert isinstance(normalized(text), str)
+
+
+@given(
+    text=st.lists(
+        st.sampled_from(
+            ["\\frac", "{", "}", "1", "x", "^", "_", "\\left(", "$", "<b>", "</b>", "&lt;", "\\over", " "]
+        )
+    )
+)
+def test_broken_markup_has_a_normal_form(text: list[str]) -> None:
+    assert isinstance(normalized("".join(text)), str)
+
+
+def contained(measured: dict[str, list[Problem]], text: str, share: float = 0.8) -> dict[str, Any] | None:
+    found = list(
+        ContainedFilter(share, rarest_shingles(measured, share))(
+            pa.RecordBatch.from_pylist([{"problem": text}])
+        )
+    )
+    return found[0][1] if found else None
+
+
+def test_a_text_with_most_of_a_benchmark_problem_contains_it() -> None:
+    """Ten words have eight runs of three: two of them may be missing at a share of 0.75, and three may not."""
+    measured = {"set": [_problem(" ".join(WORDS[:10]))]}
+    text = " ".join([*WORDS[20:25], *WORDS[:8], *WORDS[25:30]])
+    assert contained(measured, text, 0.75) == {
+        "words": " ".join(WORDS[:8]), "share": 0.75, "benchmark": "set", "benchmark_id": "p",
+    }  # fmt: skip
+    assert contained(measured, text, 0.8) is None
+    assert contained(measured, " ".join(WORDS[:7]), 0.75) is None
+
+
+def test_what_contest_problems_share_is_not_a_copy() -> None:
+    one = _problem(f"The area of the hexagon that is drawn inside a circle is m over n, {PHRASE}. Find m+n.")
+    text = f"A coin is thrown until heads. Its chance is m divided by n {PHRASE}. Find m+n."
+    assert shared({"a": [one]}, text)
+    assert contained({"a": [one]}, text) is None
+    assert contained({"a": [one]}, one.problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "touched"),
+    [
+        ("Find $2 + 2 \\cdot 3$.", True),
+        ("Please find $2 + 2 \\cdot 3$.", True),
+        ("Quickly: find \\(2+2\\times3\\), please!", True),
+        ("Find $2 - 2 \\cdot 3$.", False),
+        ("Find $2 + 2 \\cdot 4$.", False),
+        (
+            "A teacher who likes long tasks has her class find $2 + 2 \\cdot 3$ and then the square of it.",
+            False,
+        ),
+    ],
+)
+def test_a_short_problem_is_found_with_a_few_words_around_it(text: str, touched: bool) -> None:
+    assert bool(contained({"set": [_problem("Find $2 + 2 \\cdot 3$.")]}, text)) is touched
+
+
+@pytest.mark.parametrize("text", ["Solve.", "Compute 5!"])
+def test_a_problem_of_fewer_than_three_words_is_matched_as_a_whole(text: str) -> None:
+    assert contained({"set": [_problem(text)]}, text.upper())
+    assert contained({"set": [_problem(text)]}, f"{text} And then more.") is None
+
+
+@given(
+    measured=st.lists(_SAID, min_size=1, max_size=4),
+    texts=st.lists(_SAID, max_size=4),
+    share=st.sampled_from([0.3, 0.5, 0.8, 1.0]),
+)
+def test_the_rows_that_contain_a_problem_are_found_and_no_others(
+    measured: list[str], texts: list[str], share: float
+) -> None:
+    benchmark = {
+        "set": [_problem(f"{text} {' '.join(WORDS[:8])}", str(at)) for at, text in enumerate(measured)]
+    }
+    rows = [f"{text} {' '.join(WORDS[2:8])}" for text in texts]
+    found = {
+        at
+        for at, _ in ContainedFilter(share, rarest_shingles(benchmark, share))(
+            pa.RecordBatch.from_pydict({"problem": pa.array(rows, pa.string())})
+        )
+    }
+    shingles = [set(grams_of(problem.problem, 3)) for problem in benchmark["set"]]
+    assert found == {
+        at
+        for at, row in enumerate(rows)
+        if any(len(own & set(grams_of(row, 3))) / len(own) >= share - 1e-9 for own in shingles)
     }
 
 
@@ -339,14 +532,47 @@ def test_an_answer_that_is_written_otherwise_contradicts_nothing(tmp_path: Path)
     assert [at for at, _ in contradicted(rows)] == [4, 5, 6, 7, 8]
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        ["42\\text{ cm}"],
+        ["42.0", "\\frac{84}{2}", "４２", "x=42"],
+        ["42\\text{ cm}", "42.0"],
+        ["\\boxed{42}", "forty-two"],
+    ],
+)
+def test_answers_that_the_grader_calls_equal_contradict_nothing(tmp_path: Path, others: list[str]) -> None:
+    rows = candidates(tmp_path, problems(("What is it?", "42"), *(("what is it", other) for other in others)))
+    assert list(contradicted(rows)) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("0.5", "\\frac12"), ("\\sqrt{8}", "2\\sqrt2"), ("(1,2)", "(1, 2)")]
+)
+def test_equal_answers_that_are_no_integers_contradict_nothing(tmp_path: Path, one: str, other: str) -> None:
+    rows = candidates(tmp_path, problems(("What is it?", one), ("What is it?", other)))
+    assert list(contradicted(rows)) == []
+
+
+def test_answers_in_two_units_contradict_each_other(tmp_path: Path) -> None:
+    lengths = ("42", "42\\text{ cm}", "42\\text{ m}")
+    rows = candidates(tmp_path, problems(*(("How long is it?", length) for length in lengths)))
+    assert [at for at, _ in contradicted(rows)] == [0, 1, 2]
+
+
 LONG = (
     "A farmer has a rectangular field whose length is {n} metres more than its width, and he walks along its "
     "diagonal every morning before he feeds the animals. How many square metres has the field?"
 )
 
 
-def near(rows: Candidates, tmp_path: Path, similarity: float = 0.8) -> dict[int, str]:
-    return {at: found["near"] for at, found in near_duplicates(rows, similarity, tmp_path / "scratch.npy")}
+def near(rows: Candidates, tmp_path: Path, similarity: float = 0.8, words: int = 3) -> dict[int, str]:
+    return {
+        at: found["near"]
+        for at, found in near_duplicates(
+            rows, Near(similarity=similarity, words=words), tmp_path / "scratch.npy"
+        )
+    }
 
 
 def test_a_word_more_or_less_is_a_near_duplicate_and_another_number_is_not(tmp_path: Path) -> None:
@@ -363,6 +589,47 @@ def test_a_word_more_or_less_is_a_near_duplicate_and_another_number_is_not(tmp_p
     assert near(rows, tmp_path) == {1: "it-1", 5: "it-1"}
     assert near(rows, tmp_path, similarity=0.999) == {}
     assert not (tmp_path / "scratch.npy").exists()
+
+
+@pytest.mark.parametrize(
+    "label", ["Problem 12. ", "**Example 7.2.** ", "3. ", "(AIME 1984) ", "[Exercise 5] (10 points) "]
+)
+def test_a_label_hides_no_near_duplicate(tmp_path: Path, label: str) -> None:
+    rows = candidates(tmp_path, problems((LONG.format(n=7), "60"), (label + LONG.format(n=7), "60")))
+    assert near(rows, tmp_path) == {1: "it-1"}
+
+
+def test_a_number_that_begins_a_problem_is_no_label(tmp_path: Path) -> None:
+    text = (
+        "{n} children share a basket of apples, and every child but the youngest gets an apple. Who has none?"
+    )
+    rows = candidates(tmp_path, problems((text.format(n=3), "1"), (text.format(n=4), "1")))
+    assert near(rows, tmp_path) == {}
+
+
+def test_one_changed_word_in_a_short_problem_is_found_by_the_stricter_setting(tmp_path: Path) -> None:
+    given = problems(
+        ("Find the least positive integer number that is divisible by 2, 3 and 7.", "42"),
+        ("Find the least positive whole number that is divisible by 2, 3 and 7.", "42"),
+        ("Find the least positive integer that is divisible by 2, 3 and 14.", "42"),
+        ("Find the least positive integer that is divisible by 2, 3 and 7.", "43"),
+    )
+    rows = candidates(tmp_path, given)
+    assert near(rows, tmp_path) == {}
+    assert near(rows, tmp_path, words=1) == {1: "it-1"}
+
+
+def test_pairs_of_a_low_similarity_are_proposed_too(tmp_path: Path) -> None:
+    """Of 200 pairs at a similarity of about 0.5 with a limit of 0.45, no more than one in twenty may be missed."""
+    rng = random.Random(4)
+    pairs = []
+    for _ in range(200):
+        words = ["".join(rng.choices("abcdefgh", k=6)) for _ in range(40)]
+        pairs += [
+            (" ".join(words), "1"),
+            (" ".join([*words[:30], *(f"{word}x" for word in words[30:])]), "1"),
+        ]
+    assert len(near(candidates(tmp_path, problems(*pairs)), tmp_path, 0.45, words=1)) >= 190
 
 
 def test_near_duplicates_have_the_same_operators_however_they_are_written(tmp_path: Path) -> None:

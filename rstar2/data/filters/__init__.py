@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from rstar2.data.candidates import Candidates, Drop
 from rstar2.data.filters import answers, measured, repeats, texts
-from rstar2.data.filters.grams import GramFilter, benchmark_grams
+from rstar2.data.filters.grams import ContainedFilter, GramFilter, benchmark_grams, rarest_shingles
 from rstar2.data.filters.settings import FilterSettings
 from rstar2.data.problem import Problem
 
@@ -49,6 +49,8 @@ def _unreadable(inputs: Inputs) -> RowFilter:
 
 def _grams(inputs: Inputs) -> RowFilter:
     grams = inputs.settings.grams
+    if grams.rule == "contained":
+        return ContainedFilter(grams.share, rarest_shingles(inputs.benchmarks, grams.share))
     found = benchmark_grams(inputs.benchmarks, grams.words, grams.rule == "distinctive")
     return GramFilter(grams.words, found)
 
@@ -85,7 +87,7 @@ def _near(inputs: Inputs) -> SetFilter:
     from rstar2.data.filters.near import near_duplicates
 
     def run(rows: Candidates, scratch: Path) -> Iterable[Drop]:
-        return near_duplicates(rows, inputs.settings.near.similarity, scratch)
+        return near_duplicates(rows, inputs.settings.near, scratch)
 
     return run
 

@@ -1,9 +1,10 @@
 """Drops rows whose text is nearly that of an earlier one: MinHash finds the pairs, their shingles decide.
 
-Two texts are near duplicates where the Jaccard similarity of their three-word shingles is high *and* they have the same
+Two normalised texts are near duplicates if the Jaccard similarity of their shingles is high *and* they have the same
 numbers in the same order and, for problems, the same operators and the same answer: 'the remainder of 2^10 by 7' is
-another problem than 'the remainder of 2^11 by 7'. Signatures are rensa's (R-MinHash); rows that share one of `BANDS`
-bands of a signature are compared.
+another problem than 'the remainder of 2^11 by 7'. A shingle is three words in a row, or one word in the stricter
+setting: one changed word touches three shingles of three words, which is much of a short problem. Signatures are
+rensa's (R-MinHash); rows that share one of `BANDS` bands of a signature are compared.
 """
 
 from __future__ import annotations
@@ -19,32 +20,24 @@ import numpy.typing as npt
 from rensa import RMinHash
 
 from rstar2.data.candidates import Candidates, Drop, Group, Keys, Numbers
-from rstar2.data.rows import key_of, words_of
+from rstar2.data.filters.settings import Near
+from rstar2.data.normalize import normalized, signs_of, without_label, words_of
+from rstar2.data.rows import key_of
 from rstar2.data.workers import mapped
 
 BANDS = 21
-ROWS = 6
-"""Of a band: at a similarity of 0.8 a pair shares no band with probability (1 - 0.8^6)^21 = 0.2 %."""
-SHINGLE = 3
+MAX_ROWS = 6
+MAX_MISSED = 0.005
+"""The largest probability that a pair of the least similarity shares no band; (1 - 0.8^6)^21 = 0.2 % at 0.8."""
 _SEED = 1
 _NUMBER = re.compile(r"\d+")
 _DIGITS = bytes(code if chr(code) in "0123456789" else ord(" ") for code in range(256))
 """ASCII with a space for what is no digit."""
 _OPERATOR = re.compile(
-    # The first character is from one set, which is searched for quickly.
-    r"[-+*/^<>=|!\\×·⋅÷−≤≥≠±](?:(?<=[<>])=|(?<=\\)(?:cdot|times|div|pm|[lgn]eq?|[lg]t)(?![A-Za-z])|(?<![-!\\])"
-    # No hyphens, and no exclamation marks of sentences.
-    r"|(?<=-)(?:(?<![^\W\d]{2}-)|(?![^\W\d]{2}))|(?<=!)(?<![^\W\d]{2}!))"
+    # The first character is from one set, which is searched for quickly. Hyphens and the exclamation marks of sentences
+    # are no operators.
+    r"[-+*/^<>=|!](?:(?<![-!])|(?<=-)(?:(?<![^\W\d]{2}-)|(?![^\W\d]{2}))|(?<=!)(?<![^\W\d]{2}!))"
 )
-_OTHERWISE = {
-    **dict.fromkeys(("\\cdot", "\\times", "×", "·", "⋅"), "*"),
-    **dict.fromkeys(("\\le", "\\leq", "≤"), "<="),
-    **dict.fromkeys(("\\ge", "\\geq", "≥"), ">="),
-    **dict.fromkeys(("\\ne", "\\neq"), "≠"),
-    **dict.fromkeys(("\\div", "÷"), "/"),
-    **{"\\lt": "<", "\\gt": ">", "\\pm": "±", "−": "-"},
-}
-"""How operators are written otherwise."""
 
 Shingles = npt.NDArray[np.uint64]
 
@@ -54,32 +47,38 @@ class _Sketch:
     """The bands of the rows of a group, in the process that reads it."""
 
     columns: tuple[str, ...]
+    words: int
+    """Of a shingle."""
+    rows: int
+    """Of a band."""
 
     def __call__(self, group: Group) -> tuple[Numbers, Keys]:
         """Row numbers, and for each row BANDS keys."""
         numbers, batch = group.read(self.columns)
         texts = _said(batch)
         signatures = np.array(
-            RMinHash.digests_from_token_sets([_shingled(text) for text in texts], BANDS * ROWS, _SEED),
+            RMinHash.digests_from_token_sets(
+                [_shingled(text, self.words) for text in texts], BANDS * self.rows, _SEED
+            ),
             dtype=np.uint64,
-        ).reshape(len(texts), BANDS, ROWS)
+        ).reshape(len(texts), BANDS, self.rows)
         must = np.array(
             [key_of(" ".join(must_be_equal(*row))) for row in zip(texts, _answers(batch), strict=True)],
             dtype=np.uint64,
         )
         bands = np.broadcast_to(must[:, None], (len(texts), BANDS)).copy()
-        for at in range(ROWS):
+        for at in range(self.rows):
             bands = (bands ^ signatures[:, :, at]) * np.uint64(0x9E3779B97F4A7C15)
             bands ^= bands >> np.uint64(29)
         return numbers, bands
 
 
 def _said(batch: Any) -> list[str]:
-    """A problem; or all that is said in a conversation, calls included."""
+    """The normalised texts of a batch: a problem without its label, or a whole conversation, calls included."""
     if "problem" in batch.schema.names:
-        problems: list[str] = batch.column("problem").to_pylist()
-        return problems
-    return ["\n".join(map(_message_text, messages)) for messages in batch.column("messages").to_pylist()]
+        return [without_label(normalized(text)) for text in batch.column("problem").to_pylist()]
+    conversations = batch.column("messages").to_pylist()
+    return [normalized("\n".join(map(_message_text, messages))) for messages in conversations]
 
 
 def _message_text(message: dict[str, Any]) -> str:
@@ -90,7 +89,10 @@ def _message_text(message: dict[str, Any]) -> str:
 
 
 def _answers(batch: Any) -> list[str]:
-    return batch.column("answer").to_pylist() if "answer" in batch.schema.names else [""] * batch.num_rows
+    """The normalised answers of problems; empty texts for conversations."""
+    if "answer" not in batch.schema.names:
+        return [""] * batch.num_rows
+    return [signs_of(normalized(answer)) for answer in batch.column("answer").to_pylist()]
 
 
 def must_be_equal(text: str, answer: str) -> list[str]:
@@ -99,31 +101,38 @@ def must_be_equal(text: str, answer: str) -> list[str]:
     numbers = text.encode().translate(_DIGITS).decode().split() if text.isascii() else _NUMBER.findall(text)
     # Conversations, which have no answer, hold operators as marks of lists and tables.
     operators = _OPERATOR.findall(text) if answer else ()
-    return [answer, *numbers, *(_OTHERWISE.get(each, each) for each in operators)]
+    return [answer, *numbers, *operators]
 
 
-def _shingled(text: str) -> list[str]:
+def _shingled(text: str, size: int) -> list[str]:
     words = words_of(text)
-    if len(words) < SHINGLE:
+    if len(words) < size or not words:
         # Texts without words, such as of emoji, are not all the same.
         return [" ".join(words) or text]
-    return list(map(" ".join, zip(*(words[at:] for at in range(SHINGLE)), strict=False)))
+    return list(map(" ".join, zip(*(words[at:] for at in range(size)), strict=False)))
 
 
-def near_duplicates(rows: Candidates, similarity: float, scratch: Path) -> Iterator[Drop]:
+def _rows_of_a_band(similarity: float) -> int:
+    """The most rows with which a pair of this similarity is missed with a probability of at most `MAX_MISSED`."""
+    fitting = (rows for rows in range(MAX_ROWS, 1, -1) if (1 - similarity**rows) ** BANDS <= MAX_MISSED)
+    return next(fitting, 1)
+
+
+def near_duplicates(rows: Candidates, near: Near, scratch: Path) -> Iterator[Drop]:
     """All rows that are near duplicates of an earlier one that is kept; `scratch` is a file for the bands."""
     live = rows.live_numbers()
     if not len(live):
         return
     columns = ("problem", "answer") if rows.kind == "problems" else ("messages",)
+    sketch = _Sketch(columns, near.words, _rows_of_a_band(near.similarity))
     bands = np.lib.format.open_memmap(scratch, mode="w+", dtype=np.uint64, shape=(BANDS, len(live)))
-    for numbers, found in mapped(_Sketch(columns), rows.groups()):
+    for numbers, found in mapped(sketch, rows.groups()):
         start = int(np.searchsorted(live, numbers[0]))
         bands[:, start : start + len(numbers)] = found.T
     pairs = _pairs(bands)
     del bands
     scratch.unlink()
-    yield from _verified(rows, live, pairs, similarity, columns)
+    yield from _verified(rows, live, pairs, near, columns)
 
 
 def _pairs(bands: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
@@ -149,7 +158,7 @@ def _verified(
     rows: Candidates,
     live: Numbers,
     pairs: npt.NDArray[np.int64],
-    similarity: float,
+    near: Near,
     columns: tuple[str, ...],
 ) -> Iterator[Drop]:
     wanted = live[np.unique(pairs)]
@@ -159,7 +168,7 @@ def _verified(
     for numbers, table in rows.batches(columns, wanted):
         (batch,) = table.combine_chunks().to_batches()
         for number, text, answer in zip(numbers.tolist(), _said(batch), _answers(batch), strict=True):
-            hashed = [key_of(shingle) for shingle in _shingled(text)]
+            hashed = [key_of(shingle) for shingle in _shingled(text, near.words)]
             shingles[number] = np.unique(np.array(hashed, dtype=np.uint64))
             equal[number] = key_of(" ".join(must_be_equal(text, answer)))
     kept_as: dict[int, int] = {}
@@ -168,7 +177,7 @@ def _verified(
         if later in kept_as or equal[original] != equal[later]:
             continue
         value = _jaccard(shingles[original], shingles[later])
-        if value >= similarity:
+        if value >= near.similarity:
             kept_as[later] = original
     for later, original in sorted(kept_as.items()):
         value = _jaccard(shingles[original], shingles[later])

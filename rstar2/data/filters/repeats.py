@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from itertools import combinations
 
 import numpy as np
 
 from rstar2.data.candidates import Candidates, Drop
-from rstar2.data.rows import integer_answer
-
-_AROUND_VALUE = re.compile(r"\b[A-Za-z]\s*=|\^\s*(?:\\circ|\{\s*\\circ\s*\})|°|\s")
+from rstar2.eval.grader.grading import same_answer
 
 
 def duplicates(rows: Candidates) -> Iterator[Drop]:
@@ -43,6 +41,5 @@ def contradicted(rows: Candidates) -> Iterator[Drop]:
 
 
 def _are_one(answers: list[str]) -> bool:
-    """Whether all are one whole number, as 42, x = 42 and 42^\\circ, or one text."""
-    bare = [_AROUND_VALUE.sub("", answer) for answer in answers]
-    return len({integer_answer(text) or text for text in bare}) == 1
+    """Whether the grader calls all answers equal, as 42, 42.0 and 42\\text{ cm}."""
+    return all(same_answer(one, other) for one, other in combinations(answers, 2))

@@ -28,15 +28,19 @@ class Language(Strict):
 
 class Near(Strict):
     similarity: float = Field(0.8, gt=0, le=1)
-    """The Jaccard similarity of two texts' three-word shingles from which they are near duplicates."""
+    """Two texts are near duplicates if the Jaccard similarity of their shingles is at least this."""
+    words: int = Field(3, ge=1)
+    """Words in a row of a shingle. 1 is stricter: it also finds short problems in which one word differs."""
 
 
 class Grams(Strict):
     words: int = Field(8, ge=2)
-    """So many words in a row may not be shared with a benchmark's problem."""
-    rule: Literal["literal", "distinctive"] = "literal"
-    """distinctive: words that two or more benchmark problems share do not count, such as 'm and n are relatively prime
-    positive integers'."""
+    """A text that shares this many words in a row with a benchmark problem is dropped by `literal`, `distinctive`."""
+    rule: Literal["literal", "distinctive", "contained"] = "literal"
+    """literal is the paper's. distinctive: words that two or more benchmark problems share do not count, such as 'm and
+    n are relatively prime positive integers'. contained: a text counts if it has `share` of a problem."""
+    share: float = Field(0.8, gt=0, le=1)
+    """A text with this share of a benchmark problem's runs of three words is dropped by `contained`."""
 
 
 class Agreement(Strict):

@@ -15,6 +15,7 @@ from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.normalize import key, words
 from rstar2.eval.grader.parse.nouns import plural_nouns
 from rstar2.eval.grader.parse.reader import MAX_CHARS, read
+from rstar2.eval.grader.values import numbers
 from rstar2.eval.grader.values.evaluate import unsolved
 from rstar2.eval.grader.values.guarded_numbers import NoValue, limited_work
 
@@ -28,6 +29,8 @@ _SIMPLE = (
     nodes.Number | nodes.Symbol | nodes.Text | nodes.Sum | nodes.Product | nodes.Quotient | nodes.Brackets
     | nodes.SetOf | nodes.Listing | nodes.Relation | nodes.Quantity
 )  # fmt: skip
+MAX_WHOLE = 10**30
+"""`whole_number` returns smaller numbers only: it computes values to 40 digits."""
 _IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
@@ -133,6 +136,44 @@ def gold_fault(gold: AnswerValue) -> str | None:
         return f"{read_as} has no letters, digits or mathematical signs"
     verdict = grade(text, f"\\boxed{{{text}}}")
     return None if verdict.correct else verdict.rule
+
+
+def same_answer(one: str, other: str) -> bool:
+    """Whether either of two gold answers would be graded correct against the other."""
+    return one == other or grade(one, other).correct or grade(other, one).correct
+
+
+def whole_number(gold: str) -> int | None:
+    """Returns the integer that a gold answer states, as in 2.0, 10^3, x = 5, 12^\\circ; None if it states none.
+
+    The integer and the answer are graded correct against each other. Quantities with a unit, percentages and residues
+    are not numbers.
+    """
+    value = _stated(read(gold_answer(gold))[0])
+    if any(isinstance(part, nodes.Quantity | nodes.Residue) or _is_percent(part) for part in walk(value)):
+        return None
+    try:
+        with limited_work():
+            number = numbers.whole_number(value)
+    except (NoValue, RecursionError):
+        return None
+    if number is None or abs(number) >= MAX_WHOLE:
+        return None
+    return number if grade(gold, str(number)).correct and grade(str(number), gold).correct else None
+
+
+def _stated(node: Node) -> Node:
+    """The value in an answer that names it, as x = 5, or that counts degrees."""
+    match node:
+        case nodes.Relation(sides=(*_, value), operators=operators) if set(operators) == {"="}:
+            return _stated(value)
+        case nodes.Call(name="degree", args=(value,)):
+            return value
+    return node
+
+
+def _is_percent(node: Node) -> bool:
+    return isinstance(node, nodes.Call) and node.name == "percent"
 
 
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:

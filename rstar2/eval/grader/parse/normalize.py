@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 from rstar2.eval.grader.parse.notation import rewritten, with_combinations, with_scripts
 from rstar2.eval.grader.parse.vocabulary import GREEK
@@ -28,8 +29,8 @@ _RAISED_RUN, _LOWERED_RUN = (
     re.compile(f"[{''.join(map(re.escape, signs))}]+") for signs in (_RAISED, _LOWERED)
 )
 _OVERLINED = re.compile("((?:\\d[\u0304\u0305])+)")
-_SELECTORS = re.compile("[\ufe00-\ufe0f]")
-"""Marks that choose how the sign before them is drawn."""
+_INVISIBLE = re.compile("[\ufe00-\ufe0f\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u3164\uffa0]")
+"""Letters and marks that are not seen, or that choose how the sign before them is drawn."""
 _HALF_DAY = re.compile(r"(?<![A-Za-z\\])([AaPp])\. ?([Mm])(?:\.|(?![A-Za-z]))")
 _TYPED_DOTS = re.compile(r"(?<=[-+*,])\s*\.\.\.\s*(?=[-+*,])")
 _FONT = re.compile(r"\\(text|math(?:bf|rm|it|bb|sf|tt)|textbf|boldsymbol|bm) ([A-Za-z])")
@@ -63,7 +64,7 @@ _BLANKS = ' \t\r\n\v\f"`*'
 def clean(text: str) -> str:
     """The same answer with Unicode signs as LaTeX commands, and without delimiters, sizes and spacing."""
     # Most answers are short and have few of these signs: a search for a sign costs less than one for a pattern.
-    cleaned = text if text.isascii() else _as_commands(text)
+    cleaned = text if text.isascii() else as_commands(text)
     cleaned = _ABOUT.sub(r"\\sim ", cleaned.replace("+/-", r"\pm "))
     if "\\" in cleaned:
         cleaned = _without_layout(rewritten(cleaned))
@@ -96,12 +97,12 @@ def clean(text: str) -> str:
     return _without_outer_groups(_without_ends(cleaned))
 
 
-def _as_commands(text: str) -> str:
+def as_commands(text: str) -> str:
     """The text with signs outside ASCII as what is typed for them."""
     text = text.strip(_ORNAMENTS + _BLANKS) or text
     typed = _RAISED_RUN.sub(lambda run: "^{" + "".join(map(_RAISED.__getitem__, run.group())) + "}", text)
     typed = _LOWERED_RUN.sub(lambda run: "_{" + "".join(map(_LOWERED.__getitem__, run.group())) + "}", typed)
-    typed = _OVERLINED.sub(_overlined, _SELECTORS.sub("", unicodedata.normalize("NFC", typed)))
+    typed = _OVERLINED.sub(_overlined, _INVISIBLE.sub("", unicodedata.normalize("NFC", typed)))
     return _ROOT.sub(_root, "".join(map(_character, typed)))
 
 
@@ -189,6 +190,7 @@ def _without_outer_groups(text: str) -> str:
     return text[extra : len(text) - extra] if depth == closing and extra > 0 else text
 
 
+@lru_cache(maxsize=4096)
 def _character(character: str) -> str:
     if character.isascii():
         return character
