@@ -1,11 +1,16 @@
 """Measures `rstar2 data prepare` on mixtures with planted faults: rows a second, memory, what it finds, and a kill.
 
     python benchmarks/data.py --problems 500000 --conversations 300000 --folder /tmp/data-benchmark
+    python benchmarks/data.py --copies math500.jsonl --clean aime.jsonl --leaked 1983-1-2 --folder /tmp/copies
 
 `paper-rl` and `paper-sft` are prepared from made sources, each three times: whole, whole with a kill -9 on the way, and
 without near duplicates, since MinHash costs as much as the rest. The rate is rows over wall-clock seconds from
 the start of the command to its end; on a busy machine rows per CPU second says more. Memory is the largest sum over the
 command's processes.
+
+With `--copies`, copies of the problems in these files are made instead, in other spellings and with other words, and
+tables say which filters find them, and what these drop of the `--clean` problems. `--leaked` are the ids of clean
+problems that are copies all the same.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from support.copies import measure_copies
 from support.made_data import Rows, conversations, problems, words
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -191,8 +197,14 @@ def main() -> None:
     parser.add_argument("--only", choices=("paper-rl", "paper-sft"), help="One mixture alone.")
     parser.add_argument("--folder", type=Path, required=True, help="New or empty; a few GB.")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--copies", type=Path, nargs="+", help="Benchmarks (.jsonl) to make copies of.")
+    parser.add_argument("--clean", type=Path, nargs="+", default=[], help="Other problems (.jsonl).")
+    parser.add_argument("--leaked", nargs="+", default=[], metavar="ID", help="Known copies among --clean.")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
+    if asked.copies:
+        measure_copies(asked.copies, asked.clean, asked.leaked, asked.folder, asked.seed)
+        return
     rng = random.Random(f"{asked.seed}, benchmark")
     texts = [" ".join(words(rng, 30, 60)) for _ in range(600)]
     lines = "".join(json.dumps({"problem": text, "answer": "1"}) + "\n" for text in texts)

@@ -2,7 +2,7 @@ r"""Normal form of texts: copies of a problem become alike, however they are typ
 
 Near duplicates, contradictions, duplicates and the search for benchmark problems all compare normalised texts.
 `\dfrac12`, `\frac{1}{2}`, `½` and `1/2` are the same, and so are `\left(` and `(`, `$x$` and `\(x\)`, `<i>x</i>` and
-`x`, `４２` and `42`. Characters without width are left out. What a normal form looks like matters to nobody; it is
+`x`, `４２` and `42`. Characters without width are left out. A normal form is only compared; it is
 never written to a set.
 """
 
@@ -65,9 +65,11 @@ _COMMANDS = {other: f"\\{name} " for name, others in _NAMES.items() for other in
 _ESCAPED = {**dict.fromkeys("()[],;:> $\\", " "), "!": "", "%": "%", "#": "#", "&": "&"}
 """What takes the place of commands of one sign."""
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)(?:\s(?=\s*[^\s{]))?|([^A-Za-z]))")
+_OFTEN = "sqrt|text|pi|log|sin|cos|tan|circ|overline|angle|triangle|begin|sum|theta|alpha|mathrm|over"
 _DOUBLED = re.compile(
-    rf"\\\\(?=(?:{'|'.join(sorted({*_COMMANDS, *_NAMES, 'sqrt', 'text', 'pi'}, key=len, reverse=True))})(?![A-Za-z]))"
+    rf"(?<!\\)\\\\(?:{_OFTEN}|{'|'.join(sorted({*_COMMANDS, *_NAMES}, key=len, reverse=True))})(?![A-Za-z])"
 )
+"""A command with two backslashes: the text was escaped twice."""
 _FONT = re.compile(
     r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|bb|cal|frak|scr)|operatorname\*?|mbox|emph|boldsymbol|bm|pmb)"
     r"\s*\{([^{}]*)\}"
@@ -81,6 +83,8 @@ _FRACTION = re.compile(rf"\\frac(?![A-Za-z]){_ARGUMENT}{_ARGUMENT}")
 _OVER = re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9A-Za-z])")
 _SCRIPT = re.compile(r"([_^])\s*\{\s*(\w+|\\[A-Za-z]+|')\s*\}")
+_SCRIPT_DIGIT = re.compile(r"[_^]\d(?=[A-Za-z])")
+"""A digit above or below the line with a letter behind it, as in x^2y."""
 _MAX_NESTING = 6
 """Fractions within more fractions stay as they are typed."""
 
@@ -119,6 +123,8 @@ def normalized(text: str) -> str:
         text = _BOLD.sub(r"\1", text)
     if "\\" in text or "{" in text:
         text = _plain_latex(text)
+    if "^" in text or "_" in text:
+        text = _SCRIPT_DIGIT.sub(r"\g<0> ", text)
     if "," in text:
         text = _THOUSANDS.sub(lambda number: number.group().replace(",", ""), text)
     return text
@@ -136,7 +142,8 @@ def _without_tags(text: str) -> str:
 
 def _plain_latex(text: str) -> str:
     if "\\" in text:
-        text = _DOUBLED.sub(r"\\", text) if "\\\\" in text else text
+        if "\\\\" in text and _DOUBLED.search(text):
+            text = text.replace("\\\\", "\\")
         text = _FONT.sub(r" \1 ", _ENVIRONMENT.sub(" ", _TYPESET_THOUSANDS.sub("", text)))
         text = _COMMAND.sub(_command, text)
         for _ in range(_MAX_NESTING):

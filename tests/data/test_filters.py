@@ -315,6 +315,35 @@ def test_broken_markup_has_a_normal_form(text: list[str]) -> None:
     assert isinstance(normalized("".join(text)), str)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("x^{2}y + a_{1}b", "x^2y + a_1b"),
+        ("912,\\!673 \\pi", "912,\\\\!673 \\\\pi"),
+        ("\\log_2 (x) \\! + 1", "\\\\log_2 (x) \\\\! + 1"),
+        ("{x \\over yz}", "\\frac{x}{yz}"),
+        ("\\frac{\\sqrt{3}+\\frac{1}{x_{12}}}{2}", "\\dfrac{\\sqrt3+\\frac1{x_{12}}}2"),
+        ("a \\leq b", "a ≤ b"),
+        ("2 \\cdot 3 \\div 4", "2×3÷4"),
+        ("<p>Let <i>x</i> &lt; 2.</p>", "Let x < 2."),
+        ("α + \\beta", "\\alpha + β"),
+        ("\\mathbb{R}", "R"),
+        ("1, 2, \\ldots, 9", "1, 2, ..., 9"),
+        ("\\begin{align*}x &= 1\\end{align*}", "x &= 1"),
+    ],
+)
+def test_two_spellings_have_one_meaning(one: str, other: str) -> None:
+    assert meant_of(normalized(one)) == meant_of(normalized(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("3\\frac12", "\\frac{31}{2}"), ("x^{10}", "x^1 0"), ("(1,234)", "(1234)"), ("a<b", "a>b")],
+)
+def test_two_meanings_have_two_normal_forms(one: str, other: str) -> None:
+    assert meant_of(normalized(one)) != meant_of(normalized(other))
+
+
 def contained(measured: dict[str, list[Problem]], text: str, share: float = 0.8) -> dict[str, Any] | None:
     found = list(
         ContainedFilter(share, rarest_shingles(measured, share))(
