@@ -44,7 +44,7 @@ class JailSpec(TypedDict):
     program_filter: bytes
     """seccomp program that each program loads, in BPF; empty: none."""
     max_processes: int
-    """Processes and threads of one program; 0: not limited (the worker's user has other processes)."""
+    """Processes and threads of one program."""
     cpus: list[int]
     """The CPUs that programs may use."""
 
@@ -70,4 +70,6 @@ class StartCommand(TypedDict):
     cpu: int
     """The CPU for the zygote to stay on; -1: any. Programs may use all."""
     memory_mb: int
+    most_memory: int
+    """Bytes that all its processes may have together, besides what the zygote has; 0: a control group limits them."""
     work_dir: str

@@ -40,9 +40,7 @@ class ProgramEnd:
     @classmethod
     def of(cls, report: Report, limit: Outcome | None) -> ProgramEnd:
         """From its zygote's report."""
-        if report["over_quota"]:
-            limit = "output_limit"
-        return cls(limit, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
+        return cls(report["exceeded"] or limit, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
 
     def outcome(self, cgroup: Cgroup, kills: int, kind: str = "") -> Outcome:
         """What the end amounts to; lack of memory is believed only of a program that failed.

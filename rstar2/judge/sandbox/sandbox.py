@@ -17,6 +17,7 @@ from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
 from rstar2.judge.sandbox.host.removal import Removal
 from rstar2.judge.sandbox.host.users import USERS_PER_JAIL
 from rstar2.judge.sandbox.inside.program import NONCE
+from rstar2.judge.sandbox.inside.scratch import MAX_MB
 from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
 from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
 from rstar2.judge.sandbox.run import Abort, wait_for_end
@@ -225,6 +226,7 @@ class Sandbox:
     ) -> StartCommand:
         """Have a zygote fork a process for a program, or for the session of this number (not 0). → the command."""
         self._key += 1
+        is_memory_counted = jail.cgroup.memory is not None
         if not session:
             streams.add("code", memory_file(nonce + code.encode(errors="surrogatepass")))
         command = StartCommand(
@@ -232,11 +234,18 @@ class Sandbox:
             key=self._key,
             fds=streams.names,
             session=session > 0,
-            private_scratch=session > 0 or tiers.is_one_user(jail.spec) or _looks_itself_up(code),
+            private_scratch=(
+                session > 0
+                or tiers.is_one_user(jail.spec)
+                or _looks_itself_up(code)
+                # The shared one may take more memory than this program, and nothing else would count that.
+                or (jail.spec["tier"] == "strict" and not is_memory_counted and memory_mb < MAX_MB)
+            ),
             beside_sessions=bool(self._sessions) and tiers.counts_sessions(jail.spec),
             uid=tiers.program_uid(jail.spec, session),
             cpu=-1 if self._affinity is None else self._affinity.update(self._used_s),
             memory_mb=memory_mb,
+            most_memory=0 if is_memory_counted else memory_mb * _MIB + _KERNEL_BYTES,
             work_dir=self._work_dir(jail.spec, session),
         )
         jail.send(kind, command, tuple(streams.theirs))

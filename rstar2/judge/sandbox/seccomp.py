@@ -50,9 +50,10 @@ _ADVICE = (*range(5), *range(8, 12), *range(14, 20), 22, 23, 102, 103)
 """What a program may tell the kernel of its memory, by the numbers of madvise(2). Not MADV_COLD and MADV_PAGEOUT, which
 evict cached pages of files; not MADV_MERGEABLE, whose effect shows what is in the memory of others."""
 _WAITING = """
-alarm epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 futex futex_wait futex_waitv futex_wake futex_requeue getitimer
-gettimeofday nanosleep pause poll ppoll pselect6 restart_syscall select setitimer time
-timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime
+alarm epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 futex
+futex_wait futex_waitv futex_wake futex_requeue getitimer gettimeofday nanosleep pause poll ppoll
+pselect6 restart_syscall select setitimer time timer_delete timer_getoverrun timer_gettime timer_settime
+timerfd_create timerfd_gettime timerfd_settime
 """
 _CLOCKS = "clock_getres clock_gettime clock_nanosleep timer_create"
 """Calls whose first argument is a clock, which may be the CPU clock of another process."""
@@ -67,7 +68,7 @@ sigaltstack sysinfo times uname wait4 waitid
 _ON_PROCESSES = "prlimit64 sched_setaffinity"
 """Calls that can act on another process, which their first argument names; 0 there is the caller."""
 _CONNECTED_SOCKETS = """
-getpeername getsockname getsockopt recvfrom recvmmsg recvmsg sendto setsockopt shutdown
+getpeername getsockname getsockopt recvfrom recvmmsg recvmsg sendto shutdown
 """
 _SENDING_DESCRIPTORS = "sendmmsg sendmsg"
 _LOCAL_SOCKETS = "accept accept4 bind connect listen"
@@ -103,8 +104,8 @@ _PR_SET_DUMPABLE = 4
 # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER, which zygotes use.
 _ZYGOTE_PRCTLS = (1, 36)
 # fcntl: duplicates, flags, whether there is a lock, and the sizes and seals that exist. Not leases, which make every
-# other opener of the file wait for up to 45 s; not owners and signals of descriptors, and no notices, which signal other
-# processes; not larger pipes, which are kernel memory that no limit of the program counts.
+# other opener of the file wait for up to 45 s; not owners and signals of descriptors, and no notices, which signal
+# other processes; not larger pipes, which are kernel memory that no limit of the program counts.
 _FCNTLS = """
 F_DUPFD F_DUPFD_CLOEXEC F_GETFD F_SETFD F_GETFL F_GETLK
 F_GETOWN F_GETSIG F_GETLEASE F_GETPIPE_SZ F_ADD_SEALS F_GET_SEALS
@@ -121,6 +122,7 @@ _UNCACHED = os.O_DIRECT | os.O_DSYNC
 _MS_SYNC = 4
 # Bits of a clock that is the CPU time of a process, or of one of the caller's own threads.
 _CPU_CLOCK, _CPU_CLOCK_OF_THREAD = 1 << 31, 1 << 31 | 4
+_SO_SNDBUF, _SO_RCVBUF = 7, 8
 # FIOASYNC, FIOSETOWN and SIOCSPGRP, which do the same by ioctl.
 _IOCTLS_REFUSED = (0x5452, 0x8901, 0x8902)
 TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
@@ -213,6 +215,11 @@ def _common() -> _Rules:
     for advice in _ADVICE:
         rules.allow("madvise", rules.when(2, advice))
     rules.refuse(_EXTENDED_ATTRIBUTES, with_errno=errno.EOPNOTSUPP)
+    # A larger buffer of a socket is kernel memory. Asking for one does nothing, as beyond the kernel's own limit.
+    rules.allow("setsockopt", rules.lib.Arg(2, rules.lib.LT, _SO_SNDBUF))
+    rules.allow("setsockopt", rules.lib.Arg(2, rules.lib.GT, _SO_RCVBUF))
+    for option in (_SO_SNDBUF, _SO_RCVBUF):
+        rules.refuse("setsockopt", rules.when(2, option), with_errno=0)
     # Not those of a group or of all processes of a user, such as other workers' programs.
     rules.refuse("setpriority", rules.unless(0, os.PRIO_PROCESS))
     for option in _PRCTLS:
@@ -243,7 +250,15 @@ def strict_zygote_filter() -> bytes:
     With `strict_program_filter` on top, programs may fork, execute, and signal one another.
     """
     rules = _common()
-    for group in (_ATTRIBUTES, _OWNERS, _LOCAL_SOCKETS, _NEW_PROGRAMS, _SIGNALS, _CLOCKS, _SENDING_DESCRIPTORS):
+    for group in (
+        _ATTRIBUTES,
+        _OWNERS,
+        _LOCAL_SOCKETS,
+        _NEW_PROGRAMS,
+        _SIGNALS,
+        _CLOCKS,
+        _SENDING_DESCRIPTORS,
+    ):
         rules.allow(group)
     rules.allow(f"truncate fallocate {_ON_PROCESSES}")
     rules.allow("clone", rules.when(0, 0, _CLONE_REFUSED & ~_CLONE_NEWPID))

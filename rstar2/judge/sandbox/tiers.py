@@ -54,7 +54,7 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
         landlock_abi=abi,
         zygote_filter=strict_zygote_filter() if strict else b"",
         program_filter=_program_filter(tier, abi),
-        max_processes=MAX_PROCESSES if strict else 0,
+        max_processes=MAX_PROCESSES,
         cpus=sorted(os.sched_getaffinity(0)),
     )
 

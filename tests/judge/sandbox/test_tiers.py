@@ -23,7 +23,15 @@ from rstar2.judge.schema import Isolation, RunRequest
 
 _FILTERED = [
     *("lease_own_file", "own_signals", "own_signals_by_kind", "own_signals_by_ioctl", "choose_signal"),
-    *("signal_on_input", "signal_on_input_by_ioctl", "enlarge_pipe", "renice_group", "hide", "watch_files"),
+    *(
+        "signal_on_input",
+        "signal_on_input_by_ioctl",
+        "enlarge_pipe",
+        "evict_library",
+        "renice_group",
+        "hide",
+        "watch_files",
+    ),
 ]
 """Attempts that only seccomp refuses, in every tier and for every user."""
 
@@ -109,7 +117,10 @@ def _start_weakened(folder: Path, tier: Isolation, changes: dict[str, object]) -
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tier", "attempts"),
-    [("strict", ["watch_folder"]), ("landlock", ["renice_user", "renice_worker", "pin_worker"])],
+    [
+        ("strict", ["watch_folder"]),
+        ("landlock", ["renice_user", "renice_worker", "pin_worker", "measure_worker"]),
+    ],
 )
 def test_a_hole_in_a_filter_is_found_by_the_escape_tests_of_a_user_too(
     request: pytest.FixtureRequest, tier: Isolation, attempts: list[str]

@@ -43,6 +43,7 @@ _CHECK_S = 0.1
 """Least time between checks of what programs use; a random time is added, so that none can prepare for it."""
 _CHECK_SHARE = 4
 """The time between checks is at least so many times what one takes."""
+_FORK_INTERVAL_S = 0.05
 _CORE_DUMPS = "/proc/self/coredump_filter"
 _hidden_modules: list[object] = []
 
@@ -95,7 +96,9 @@ class _Child:
         """CPU seconds in the control group that are not this program's."""
         self.left_s = 0.0
         """CPU seconds, when it was killed, of what it had not waited for."""
-        self.over_quota = False
+        self.most_memory = start["most_memory"]
+        self.exceeded = ""
+        """The limit for which it was killed, as an outcome: `output_limit` or `memory`."""
         # What a process with a private scratch space wrote disappears with it, or the worker removes it.
         self.shares_scratch = not start["session"] and not (start["private_scratch"] and init is not None)
         self.pidfd = os.pidfd_open(pid)
@@ -122,6 +125,7 @@ class Zygote:
         self._spec = spec
         self._control = control
         self._confinement = Confinement(spec)
+        self._memory = processes.memory_bytes([os.getpid()], enough=0)
         self._scratch, self._cleaner = scratch, cleaner
         self._ring = rings.pop() if rings else -1
         self._usage = usage
@@ -172,6 +176,7 @@ class Zygote:
         if start["cpu"] != self._cpu:
             self._cpu = start["cpu"]
             set_affinity(self._cpus if self._cpu < 0 else [self._cpu])
+        self._confinement.count_user_tasks()
         others_s = 0.0 if start["session"] else self._group_cpu_seconds()
         try:
             init, pid = self._fork()
@@ -276,8 +281,7 @@ class Zygote:
         if self._usage < 0:
             return 0.0
         ours = time.process_time()
-        if self._cleaner.pid > 0:
-            ours += processes.own_cpu_seconds(self._cleaner.pid)
+        ours += processes.own_cpu_seconds(self._cleaner.pid)
         return processes.group_cpu_seconds(self._usage) - ours
 
     def _check_when_due(self) -> float | None:
@@ -298,19 +302,29 @@ class Zygote:
         return (self._next_check - now) * 1000
 
     def _check(self, child: _Child) -> None:
-        """Bound a program's share of the processors, and end it if it has filled the disk."""
-        processes.bound_share([child.pid, *processes.descendants(child.roots())])
-        # In the strict tier the file system has a quota.
-        if self._own_pids < 0 and not child.over_quota and self._is_over_quota(child):
-            child.over_quota = True
-            self._kill(child)
+        """Bound a program's share of the processors, and end it if it has filled the disk or the memory."""
+        pids = [child.pid, *processes.descendants(child.roots())]
+        processes.bound_share(pids)
+        if not child.exceeded:
+            child.exceeded = self._exceeded(child, pids)
+            if child.exceeded:
+                self._kill(child)
 
-    def _is_over_quota(self, child: _Child) -> bool:
-        over = self._cleaner.is_over_quota(child.work_dir)
+    def _exceeded(self, child: _Child, pids: list[int]) -> str:
+        """The outcome for a limit that a program has exceeded and that the kernel does not enforce here, or nothing."""
+        if child.most_memory:
+            most = self._memory + child.most_memory
+            if processes.memory_bytes(pids, enough=most) > most:
+                return "memory"
+        # In the strict tier the file system has a quota.
+        return "output_limit" if self._own_pids < 0 and self._is_over_quota(child, pids) else ""
+
+    def _is_over_quota(self, child: _Child, pids: list[int]) -> bool:
+        over = self._cleaner.is_over_quota(child.work_dir, pids)
         if over is None:
             # A program that moves its folders all the time must stand still to be counted.
             os.kill(child.pid, _SIGSTOP)
-            over = self._cleaner.is_over_quota(child.work_dir)
+            over = self._cleaner.is_over_quota(child.work_dir, pids)
             os.kill(child.pid, _SIGCONT)
         return bool(over)
 
@@ -338,7 +352,7 @@ class Zygote:
         if not child.session:
             # This also has what the others lack: children whose end the program told the kernel to ignore.
             cpu = max(cpu, self._group_cpu_seconds() - child.others_s)
-        report = {"key": child.key, "status": status, "cpu_s": cpu, "over_quota": child.over_quota}
+        report = {"key": child.key, "status": status, "cpu_s": cpu, "exceeded": child.exceeded}
         self._scratch.restore_attributes()
         report["cleaning"] = cleaning = child.shares_scratch and not self._is_scratch_clean()
         wire.send(self._control, report)
@@ -395,7 +409,7 @@ class Zygote:
             groups: process lists of the control groups to be in while loading (the first `preload_groups`), and
                 afterwards.
         """
-        if pid := os.fork():
+        if pid := _fork_when_possible():
             self._zygotes.add(pid)
             for other in (fd, *groups):
                 os.close(other)
@@ -423,6 +437,15 @@ class Zygote:
             control, {"ready": threads == 1, "failed": f"it has {threads} threads and cannot be forked"}
         )
         return control
+
+
+def _fork_when_possible() -> int:
+    """Fork; while a program of another zygote has every process that the jail may have, wait for its end."""
+    while True:
+        try:
+            return os.fork()
+        except BlockingIOError:
+            time.sleep(_FORK_INTERVAL_S)
 
 
 def _check_interval_s() -> float:
