@@ -214,6 +214,30 @@ for _ in range(8):
     if os.fork() == 0: fill()
 fill()
 """
+# Data waits for a listener that accepts nothing, although those who sent it have closed their ends.
+_IN_CONNECTIONS = """
+import os, socket, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind('listener')
+listener.listen(4096)
+for _ in range(2000):
+    with socket.socket(socket.AF_UNIX) as sender:
+        sender.connect('listener')
+        sender.setblocking(False)
+        try:
+            while True: sender.send(bytes(65536))
+        except BlockingIOError: pass
+time.sleep(600)
+"""
+_IN_MAPPINGS = """
+import mmap, os, time
+for _ in range(8):
+    if os.fork() == 0: break
+held = []
+try:
+    while True: held.append(mmap.mmap(-1, 4096, prot=mmap.PROT_READ if len(held) % 2 else mmap.PROT_WRITE))
+except OSError: time.sleep(600)
+"""
 
 
 @pytest.mark.slow
@@ -223,7 +247,11 @@ def test_shared_memory_counts(worker: Worker) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [_IN_CHILDREN, _IN_SOCKETS], ids=["memory", "sockets"])
+@pytest.mark.parametrize(
+    "code",
+    [_IN_CHILDREN, _IN_SOCKETS, _IN_CONNECTIONS, _IN_MAPPINGS],
+    ids=["memory", "sockets", "connections", "mappings"],
+)
 def test_what_all_processes_of_a_program_have_counts(strict_user: OrdinaryUser, code: str) -> None:
     assert strict_user.do(_run, code, TIMEOUT_S, 64).outcome == "memory"
 

@@ -1,4 +1,4 @@
-"""Counts and removes what programs write, in a process of its own, from which no program is forked.
+"""Counts what programs take and removes what they leave, in a process of its own, from which no program is forked.
 
 Names of files that the process reads stay somewhere in its memory; a zygote's is inherited by later programs.
 """
@@ -10,11 +10,12 @@ import os
 import sys
 
 from rstar2.judge.sandbox.inside import syscalls, wire
+from rstar2.judge.sandbox.inside.memory import memory_bytes
 from rstar2.judge.sandbox.inside.scratch import Scratch, bytes_of_deleted_files, is_over_quota
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 _SIGKILL = 9
 
@@ -46,31 +47,47 @@ class Cleaner:
         """Record what is in the folders now as empty."""
         self._ask("take snapshot")
 
-    def is_over_quota(self, folder: str, pids: list[int]) -> bool | None:
-        """Whether a folder, and what these processes hold of files deleted from it, are more than a program may keep.
+    def exceeded_limit(self, pids: list[int], most_memory: int, folder: str) -> str | None:
+        """The outcome for a limit that a program has exceeded (`memory` or `output_limit`), or nothing.
 
-        None if something in the folder was moved or removed while it was measured.
+        Args:
+            pids: its processes.
+            most_memory: bytes that they may have together; 0: do not count.
+            folder: where they write, if there is no file system with a quota; empty: do not count.
+
+        Returns:
+            None if something in the folder was moved or removed while it was measured.
         """
-        return self._ask("is over quota", folder, pids)
+        answer: str | None = self._ask("check", pids, most_memory, folder)
+        return answer
 
-    def _ask(self, *question: str | list[int]) -> bool | None:
+    def _ask(self, *question: str | int | list[int]) -> Any:
         # An end for this answer alone: another zygote may be asking at the same time.
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             wire.send(self._socket, question, (theirs.fileno(),))
             theirs.close()
-            answer: bool | None = wire.receive(ours)[0]
-            return answer
+            return wire.receive(ours)[0]
         finally:
             theirs.close()
             ours.close()
+
+
+def _exceeded_limit(pids: list[int], most_memory: int, folder: str) -> str | None:
+    """As `Cleaner.exceeded_limit`."""
+    if most_memory and memory_bytes(pids, enough=most_memory) > most_memory:
+        return "memory"
+    if not folder:
+        return ""
+    over = is_over_quota(folder, bytes_of_deleted_files(pids, folder))
+    return None if over is None else "output_limit" if over else ""
 
 
 def _serve(requests: _socket.socket, scratch: Scratch) -> NoReturn:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, _SIGKILL)
     os.closerange(3, requests.fileno())
     os.closerange(requests.fileno() + 1, 1 << 16)
-    answer: bool | None
+    answer: bool | str | None
     while True:
         try:
             question, (fd,) = wire.receive(requests)
@@ -82,8 +99,8 @@ def _serve(requests: _socket.socket, scratch: Scratch) -> NoReturn:
             case ["take snapshot"]:
                 scratch.take_snapshot()
                 answer = True
-            case [_, folder, pids]:
-                answer = is_over_quota(folder, bytes_of_deleted_files(pids, folder))
+            case ["check", pids, most_memory, folder]:
+                answer = _exceeded_limit(pids, most_memory, folder)
         asker = _socket.socket(fileno=fd)
         try:
             wire.send(asker, answer)

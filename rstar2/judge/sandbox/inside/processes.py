@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import stat
 import time
 
 from rstar2.judge.sandbox.inside import syscalls
@@ -20,8 +19,6 @@ _FREE_TASKS = 4
 """Tasks of a program that may compute at once before their share is bounded."""
 _NICE_STEP, _MAX_NICE = 1.25, 19
 """A step of niceness divides a task's share by about this. Source: sched(7)."""
-_SOCKET_BYTES = 208 << 10
-"""What the kernel lets wait in a socket whose buffer has its usual size (net.core.wmem_default)."""
 _MOST_TASKS = 1 << 22
 """More than the kernel ever has. Source: PID_MAX_LIMIT."""
 
@@ -101,33 +98,6 @@ def open_files(pid: int) -> Iterator[os.stat_result]:
             yield os.stat(f"/proc/{pid}/fd/{fd}")
         except OSError:
             continue
-
-
-def memory_bytes(pids: Iterable[int], enough: int) -> int:
-    """Bytes of memory that processes have together, shared memory and what may wait in their sockets included.
-
-    Args:
-        enough: up to this many a quick estimate is returned, which counts what processes share for each of them.
-    """
-    pids = list(pids)
-    sockets = {file.st_ino for pid in pids for file in open_files(pid) if stat.S_ISSOCK(file.st_mode)}
-    waiting = len(sockets) * _SOCKET_BYTES
-    estimate = waiting + _sum_of_fields(pids, "status", (b"RssAnon:", b"RssShmem:", b"VmSwap:"))
-    if estimate <= enough:
-        return estimate
-    return waiting + _sum_of_fields(pids, "smaps_rollup", (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:"))
-
-
-def _sum_of_fields(pids: list[int], name: str, fields: tuple[bytes, ...]) -> int:
-    """The sum, in bytes, of some fields in a file that the kernel has for each process."""
-    total = 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/{name}", "rb") as file:
-                total += sum(int(line.split()[1]) << 10 for line in file if line.startswith(fields))
-        except OSError:
-            continue
-    return total
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:

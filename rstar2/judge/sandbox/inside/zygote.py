@@ -16,6 +16,7 @@ import sys
 import time
 
 from rstar2.judge.sandbox.inside import (
+    memory,
     namespaces,
     prefault,
     preload,
@@ -125,7 +126,7 @@ class Zygote:
         self._spec = spec
         self._control = control
         self._confinement = Confinement(spec)
-        self._memory = processes.memory_bytes([os.getpid()], enough=0)
+        self._memory = memory.resident_bytes([os.getpid()])
         self._scratch, self._cleaner = scratch, cleaner
         self._ring = rings.pop() if rings else -1
         self._usage = usage
@@ -306,27 +307,24 @@ class Zygote:
         pids = [child.pid, *processes.descendants(child.roots())]
         processes.bound_share(pids)
         if not child.exceeded:
-            child.exceeded = self._exceeded(child, pids)
+            child.exceeded = self._exceeded_limit(child, pids)
             if child.exceeded:
                 self._kill(child)
 
-    def _exceeded(self, child: _Child, pids: list[int]) -> str:
+    def _exceeded_limit(self, child: _Child, pids: list[int]) -> str:
         """The outcome for a limit that a program has exceeded and that the kernel does not enforce here, or nothing."""
-        if child.most_memory:
-            most = self._memory + child.most_memory
-            if processes.memory_bytes(pids, enough=most) > most:
-                return "memory"
+        most_memory = self._memory + child.most_memory if child.most_memory else 0
         # In the strict tier the file system has a quota.
-        return "output_limit" if self._own_pids < 0 and self._is_over_quota(child, pids) else ""
-
-    def _is_over_quota(self, child: _Child, pids: list[int]) -> bool:
-        over = self._cleaner.is_over_quota(child.work_dir, pids)
-        if over is None:
+        folder = child.work_dir if self._own_pids < 0 else ""
+        if not (most_memory or folder):
+            return ""
+        exceeded = self._cleaner.exceeded_limit(pids, most_memory, folder)
+        if exceeded is None:
             # A program that moves its folders all the time must stand still to be counted.
             os.kill(child.pid, _SIGSTOP)
-            over = self._cleaner.is_over_quota(child.work_dir, pids)
+            exceeded = self._cleaner.exceeded_limit(pids, most_memory, folder)
             os.kill(child.pid, _SIGCONT)
-        return bool(over)
+        return exceeded or ""
 
     def _kill(self, child: _Child) -> None:
         """Kill a program and all it started. Its end is reported like any other."""
