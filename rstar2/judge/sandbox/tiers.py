@@ -99,8 +99,8 @@ def exceptions(spec: JailSpec, cgroup: Cgroup) -> list[str]:
     found = _landlock_exceptions(spec) if spec["tier"] == "landlock" else _strict_exceptions(spec)
     if cgroup.memory is None:
         found.append(
-            "No memory control group can be written: memory is limited for each process, not for a program "
-            "as a whole, and shared mappings count only against the address space."
+            "No memory control group can be written: what a program's processes have together is counted several "
+            "times a second, and not all that the kernel holds for them."
         )
     if cgroup.pids is None:
         found.append("No pids control group can be written: only the user's own process limit holds.")
@@ -131,15 +131,17 @@ def _strict_exceptions(spec: JailSpec) -> list[str]:
 def _landlock_exceptions(spec: JailSpec) -> list[str]:
     found = [
         "Programs cannot start processes: fork, subprocess and multiprocessing fail.",
-        "Programs cannot open sockets, except connected pairs of streams.",
+        "Programs cannot open sockets, except connected pairs of streams, and cannot send descriptors over them.",
         "Programs run as the worker's own user, without its capabilities.",
         "chmod and utime do nothing, and chown is refused, because Landlock does not control them.",
         "There is no private file system: programs read the system's libraries and the interpreter in place, "
-        "and can see that other files exist, their sizes and owners, though not what is in them.",
+        "and can see that other files exist, their sizes, owners and times, and where links point, though not what is "
+        "in them.",
         "The work folder is on disk: what is in it is counted several times a second, and a program over 256 MiB or "
-        "16384 files and folders is ended; a file that it deleted and holds open counts only by its own limit.",
-        "Programs see the machine's real process ids, host name and clock of the system.",
-        "Threads are limited by memory and, where it can be written, the pids control group, not by user.",
+        "16384 files and folders is ended.",
+        "Programs see which processes the machine has, with their users, CPUs and priorities, and its host name.",
+        "Programs of one user may have 128 threads besides what that user runs; root's have no limit but the pids "
+        "control group, where it can be written.",
     ]
     if spec["landlock_abi"] < SIGNAL_ABI:
         found.append("This kernel cannot confine signals: programs cannot send any, not even to themselves.")
