@@ -39,10 +39,8 @@ class JailSpec(TypedDict):
     sys_path: list[str]
     landlock_abi: int
     """0: no Landlock."""
-    zygote_filter: bytes
-    """seccomp program of the zygotes in BPF, which programs inherit; empty: none."""
     program_filter: bytes
-    """seccomp program that each program loads, in BPF; empty: none."""
+    """The seccomp filter of programs, in BPF. Empty: none."""
     max_processes: int
     """Processes and threads of one program; 0: not limited (the worker's user has other processes)."""
     cpus: list[int]

@@ -56,9 +56,8 @@ def prepare(spec: JailSpec) -> None:
             parts.write("0")
     preload.bare()
     preload.freeze_memory()
+    # Fails here, and not at the first program, if the machine refuses what confines programs.
     Confinement(spec)
-    if spec["zygote_filter"]:
-        syscalls.SyscallFilter(spec["zygote_filter"]).load()
 
 
 def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int) -> Forked:
@@ -262,8 +261,7 @@ class Zygote:
         """Have every later fork begin with copies of the pages that this child, and we, wrote since it was forked."""
         answer: dict[str, Any] = {"key": child.key, "prefaulted": 0}
         try:
-            # While the child lives: a page that the two no longer share is then a page of its own, and is not
-            # copied together with a huge page around it.
+            # While the child lives, because only then do the two share what neither has written.
             pages = prefault.written_by_either(child.pid)
             prefault.register(self._ring, pages)
             answer["prefaulted"] = len(pages)
