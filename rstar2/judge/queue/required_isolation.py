@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from rstar2.judge.queue.liveness import WRITE_HEARTBEAT
 from rstar2.judge.queue.redis_connection import Command
 from rstar2.judge.queue.tasks import PREFIX, WORKERS
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation
@@ -21,7 +22,9 @@ KEPT_S = 15
 SILENT_S = 10
 """A worker whose last heartbeat is older is not asked for its tier."""
 
-_REGISTER = """
+_REGISTER = (
+    WRITE_HEARTBEAT
+    + """
 local now = tonumber(redis.call('TIME')[1])
 local known = redis.call('HGETALL', KEYS[1])
 for i = 1, #known, 2 do
@@ -32,9 +35,10 @@ for i = 1, #known, 2 do
     return requirement.tier
   end
 end
-redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+write_heartbeat(KEYS[2], ARGV[2], ARGV[3])
 return ''
 """
+)
 """KEYS requirements, workers. ARGV tiers stronger than the worker's, its name, its heartbeat. → '', or the tier
 that is required."""
 
