@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,10 @@ def send(number: signal.Signals, pids: Iterable[int]) -> None:
             os.kill(pid, number)
 
 
+def all_gone(pids: Iterable[int]) -> bool:
+    return not running(pids)
+
+
 def when_whole(judge: JudgeHandle) -> None:
     status_when(judge, lambda state: state["num_workers"] == 2 == len(state["workers"]))
 
@@ -82,7 +87,7 @@ def killed(which: Callable[[JudgeHandle], list[int]], times: int = 1) -> Callabl
             wait_until(lambda: which(judge))
             victims = which(judge)
             send(signal.SIGKILL, victims)
-            wait_until(lambda: not running(victims))
+            wait_until(partial(all_gone, victims))
             when_whole(judge)
 
     return fault

@@ -269,7 +269,7 @@ class Connection:
         except aiohttp.WSServerHandshakeError as error:
             if error.status in http.TRIED_AGAIN or error.status >= 500:
                 raise _Busy(error.status, http.retry_after_s(error.headers)) from error
-            if refused := http.access_refused(self.url, error.status):
+            if refused := http.access_refused(self.url, error.status, error.headers):
                 raise refused from error
             if error.status >= 400:
                 hint = "A proxy in front of the judge must allow WebSockets."

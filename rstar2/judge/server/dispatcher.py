@@ -24,7 +24,7 @@ from rstar2.judge.fail_fast import end_process
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor
 from rstar2.judge.queue.redis_connection import Command, RedisConnection, Subscription, async_client
-from rstar2.judge.schema import MAX_WAIT_S, Outcome, RunRequest, RunResult
+from rstar2.judge.schema import MAX_WAIT_S, Outcome, RunRequest, RunResult, identity
 from rstar2.retry import Backoff
 
 REDIS_SHARE = 0.75
@@ -75,8 +75,8 @@ class PendingRun:
         self.id = run_id
         self.body = body
         """What the worker gets, as JSON."""
-        self.asked = body if asked is None else asked
-        """What the client asked for: the same whenever it asks under this id."""
+        self.fingerprint = queue.fingerprint(body if asked is None else asked)
+        """Of what the client asked for, which must be the same whenever it asks under this id."""
         self.size = sys.getsizeof(body)
         """Bytes of `body` in memory."""
         self.worker = worker
@@ -92,7 +92,7 @@ class PendingRun:
 
     @classmethod
     def from_request(cls, run_id: str, request: RunRequest) -> Self:
-        return cls(run_id, request.model_dump_json(), request.timeout_s)
+        return cls(run_id, request.model_dump_json(), request.timeout_s, asked=identity(request))
 
 
 class Dispatcher:
@@ -188,7 +188,7 @@ class Dispatcher:
             run = self.waiting[asked.id] = asked
             self.waiting_bytes += run.size
             self._send_soon(run)
-        elif run.asked != asked.asked:
+        elif run.fingerprint != asked.fingerprint:
             run = asked
             run.result.set_exception(IdReused())
         run.waiters += 1
@@ -286,10 +286,13 @@ class Dispatcher:
         runs = [run for run in taken if not run.result.done()]
         commands: dict[tuple[str, str], Command] = {}
         if programs := {run.id: run.body for run in runs if run.worker is None}:
-            commands["enqueue", "programs"] = queue.enqueue(programs)
+            fingerprints = {run.id: run.fingerprint for run in runs}
+            commands["enqueue", "programs"] = queue.enqueue(programs, fingerprints)
         for run in runs:
             if run.worker is not None:
-                commands["enqueue", run.id] = queue.enqueue_cell(run.id, run.body, run.worker, run.asked)
+                commands["enqueue", run.id] = queue.enqueue_cell(
+                    run.id, run.body, run.worker, run.fingerprint
+                )
         for run_id in cancelled:
             again = self.waiting.get(run_id)
             if again is None or again.result.done():

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from rstar2.judge.protocol_version import HEADER, unknown_fields
 from rstar2.judge.schema import CHOSEN_ID, MAX_MESSAGE_BYTES, RunResult
 from rstar2.judge.server.connection_limits import BodyBudget
 from rstar2.judge.server.dispatcher import IdReused, QueueFull
@@ -90,10 +91,15 @@ async def read_json(request: Request) -> object:
         raise HTTPException(400, f"body: not JSON: {error}") from error
 
 
-def validated(model: type[Model], data: object) -> Model:
-    """`data` as `model`; HTTPException with 422 that names the field."""
+def validated(model: type[Model], data: object, request: Request | None = None) -> Model:
+    """`data` as `model`; HTTPException with 422 that names the field.
+
+    Args:
+        request: what the data came with, if the client may be one of ours of a later version.
+    """
+    extra = None if request is None else unknown_fields(request.headers.get(HEADER))
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, extra=extra)
     except ValidationError as error:
         raise HTTPException(422, validation_message(error)) from error
 

@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rstar2.judge.protocol_version import PROTOCOL, conflict, is_compatible
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.liveness import DEAD_AFTER_S
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation
@@ -37,7 +38,13 @@ def living(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [worker for worker in workers if worker["age_s"] < DEAD_AFTER_S]
 
 
+def understood(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the workers that speak a version of the protocol that this judge understands."""
+    return [worker for worker in workers if is_compatible(worker.get("protocol"))]
+
+
 async def living_workers(dispatcher: Dispatcher) -> list[dict[str, Any]]:
+    """The heartbeats of workers that live, whatever they speak."""
     return living(await worker_states(dispatcher))
 
 
@@ -133,9 +140,22 @@ def metrics_router(dispatcher: Dispatcher) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        workers = await living_workers(dispatcher)
+        living = await living_workers(dispatcher)
+        workers = understood(living)
         status = "ok" if workers else "no workers"
-        body = {"status": status, "workers": len(workers), "isolation": weakest(workers)}
+        if living and not workers:
+            other = living[0]
+            them, spoken = f"worker {other['name']}", other.get("protocol")
+            fault = conflict(
+                "this judge", them, spoken, we_are="the judge", they_are=f"the machine of {them}"
+            )
+            status = ". ".join(fault)
+        body = {
+            "status": status,
+            "workers": len(workers),
+            "isolation": weakest(workers),
+            "protocol": str(PROTOCOL),
+        }
         return JSONResponse(body, 200 if workers else 503)
 
     @router.get("/status")

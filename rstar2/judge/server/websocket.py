@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 from starlette.websockets import WebSocketDisconnect
 
+from rstar2.judge.protocol_version import HEADER, PROTOCOL, unknown_fields
 from rstar2.judge.schema import MAX_BATCH, RunRequest, RunResult, StreamRequest
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun, QueueFull
 from rstar2.judge.server.http import invalid_result, validation_message
@@ -43,7 +44,7 @@ def websocket_router(dispatcher: Dispatcher) -> APIRouter:
 
     @router.websocket("/v1/runs/stream")
     async def stream(socket: WebSocket) -> None:
-        await socket.accept()
+        await socket.accept(headers=[(HEADER.lower().encode(), str(PROTOCOL).encode())])
         connection = StreamConnection(dispatcher, socket)
         # If the writer fails, the connection ends, and the client asks again on another.
         async with asyncio.TaskGroup() as tasks:
@@ -84,6 +85,8 @@ class StreamConnection:
     def __init__(self, dispatcher: Dispatcher, socket: WebSocket) -> None:
         self.dispatcher = dispatcher
         self.socket = socket
+        self.unknown_fields = unknown_fields(socket.headers.get(HEADER))
+        """What becomes of fields of this client's messages that this version does not know."""
         self.runs: dict[str, PendingRun] = {}
         """What this client waits for."""
         self.responses: deque[_Response] = deque()
@@ -108,7 +111,7 @@ class StreamConnection:
         requests = []
         for index, item in enumerate(items):
             try:
-                requests.append(StreamRequest.model_validate(item))
+                requests.append(StreamRequest.model_validate(item, extra=self.unknown_fields))
             except ValidationError as error:
                 return f"{index}.{validation_message(error)}"
         for request in requests:
@@ -131,7 +134,7 @@ class StreamConnection:
         try:
             # First, because it costs least.
             self.dispatcher.check_capacity(1)
-            request = RunRequest.model_validate(item)
+            request = RunRequest.model_validate(item, extra=self.unknown_fields)
         except ValidationError as error:
             self._queue(_Response(run_id, "result", invalid_result(run_id, error)))
         except QueueFull as error:

@@ -19,7 +19,7 @@ from typing import Any
 import redis
 
 from rstar2.errors import Failure, RStarError, UserError
-from rstar2.judge.queue import required_isolation
+from rstar2.judge.queue import requirements
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.queue.redis_connection import execute, sync_client
@@ -270,13 +270,9 @@ class JudgeSupervisor(Supervisor):
         )
 
     def _require(self, client: redis.Redis, tier: Isolation) -> None:
-        """Require a tier of all workers of the queue, for the next while; UserError where one is below it."""
-        self.renew_at = time.monotonic() + required_isolation.RENEW_S
-        if weaker := execute(client, required_isolation.require(self.judge_name, tier)):
-            raise UserError(
-                f"this judge runs under {tier}, but worker {weaker} on the same queue",
-                "Stop that worker, or start this judge with the same --isolation.",
-            )
+        """Require a tier of all workers of the queue, for the next while; UserError if a part of it does not fit."""
+        self.renew_at = time.monotonic() + requirements.RENEW_S
+        requirements.check_required(execute(client, requirements.require(self.judge_name, tier)), tier)
         self.required = tier
 
     def _renew_required_isolation(self) -> None:
@@ -329,8 +325,8 @@ class JudgeSupervisor(Supervisor):
         all(self._remove_worker(name) for name in self.worker_names.values())
         if self.required is not None:
             # If Redis is away it expires by itself.
-            requirements = required_isolation.REQUIREMENTS
-            self._in_redis("drop the requirement", lambda client: client.hdel(requirements, self.judge_name))
+            key = requirements.REQUIREMENTS
+            self._in_redis("drop the requirement", lambda client: client.hdel(key, self.judge_name))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from typing import Any
 import redis
 
 from rstar2.errors import UserError
-from rstar2.judge.queue import required_isolation
+from rstar2.judge.protocol_version import PROTOCOL
+from rstar2.judge.queue import requirements
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.liveness import HEARTBEAT_S, heartbeat
 from rstar2.judge.queue.redis_connection import Command, SyncRedisConnection, execute
@@ -67,7 +68,12 @@ class Consumer:
         self.connection = SyncRedisConnection(client)
         self.local = local
         self.abort = abort
-        self.about = {**about, "host": socket.gethostname(), "pid": os.getpid()}
+        self.about = {
+            **about,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "protocol": str(PROTOCOL),
+        }
         self.exchanging = threading.Lock()
         """Held by the thread that speaks with Redis."""
         self.more_returned = False
@@ -146,14 +152,10 @@ class Consumer:
                 time.sleep(backoff.next_s())
 
     def _register(self) -> None:
-        """Become a worker of the queue; UserError where a judge requires a stronger tier."""
+        """Become a worker of the queue; UserError if it does not fit what a judge of the queue requires."""
         state = self._heartbeat(time.monotonic(), self.beats)
-        required = execute(self.client, required_isolation.register(self.name, state))
-        if required:
-            raise UserError(
-                f"isolation {self.about['isolation']} is below the {required} that a judge of this queue requires",
-                f"Run the worker under {required}, or start the judge with a lower --isolation.",
-            )
+        reply = execute(self.client, requirements.register(self.name, state))
+        requirements.check_registered(reply, self.about["isolation"])
 
     def _recover_delivered(self) -> None:
         """Take in what Redis delivered to us and we do not hold: a reply that never came."""

@@ -42,7 +42,7 @@ def run_task(sandbox: Sandbox, task: Task) -> RunResult:
     if task.tries >= queue.MAX_TRIES:
         reason = f"{task.tries} workers died while they held this program"
         return RunResult(id=task.id, outcome="lost", stderr=reason, queue_s=queued_s)
-    request = RunRequest.model_validate_json(task.body)
+    request = RunRequest.model_validate_json(task.body, extra="ignore")
     result = sandbox.run(request, task.id)
     result.queue_s = queued_s
     return result

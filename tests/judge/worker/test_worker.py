@@ -14,7 +14,7 @@ import redis
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import UserError
-from rstar2.judge.queue import required_isolation
+from rstar2.judge.queue import requirements
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.queue.redis_connection import SyncRedisConnection
@@ -156,7 +156,7 @@ def test_returned_programs_are_run_first_the_oldest_before_the_others(server: Em
 def test_a_worker_that_is_refused_loads_no_libraries(server: EmbeddedRedis) -> None:
     sandbox = Quick()
     with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=TIMEOUT_S) as own:
-        own.execute_command(*required_isolation.require("judge", "strict"))
+        own.execute_command(*requirements.require("judge", "strict"))
         with pytest.raises(UserError, match="none is below the strict"):
             worker.work("w", own, sandbox, LocalQueue(), preload=True)
     assert sandbox.loaded == 0
