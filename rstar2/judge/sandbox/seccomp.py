@@ -45,8 +45,9 @@ _ADVICE = (*range(5), *range(8, 12), *range(14, 20), 22, 23, 102, 103)
 """What a program may tell the kernel of its memory, by the numbers of madvise(2). Not MADV_COLD and MADV_PAGEOUT, which
 evict cached pages of files; not MADV_MERGEABLE, whose effect shows what is in the memory of others."""
 _WAITING = """
-alarm epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 futex futex_wait futex_waitv futex_wake futex_requeue getitimer
-gettimeofday nanosleep pause poll ppoll pselect6 restart_syscall select setitimer time
+alarm epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 futex futex_wait
+futex_waitv futex_wake futex_requeue getitimer gettimeofday nanosleep pause poll ppoll pselect6 restart_syscall select
+setitimer time
 timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime
 """
 _CLOCKS = "clock_getres clock_gettime clock_nanosleep timer_create"
@@ -91,8 +92,8 @@ _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)
 _PRCTLS = (2, 3, 15, 16, 21, 29, 30, 39, 0x53564D41)
 _PR_SET_DUMPABLE = 4
 # fcntl: duplicates, flags, whether there is a lock, and the sizes and seals that exist. Not leases, which make every
-# other opener of the file wait for up to 45 s; not owners and signals of descriptors, and no notices, which signal other
-# processes; not larger pipes, which are kernel memory that no limit of the program counts.
+# other opener of the file wait for up to 45 s; not owners and signals of descriptors, and no notices, which signal
+# other processes; not larger pipes, which are kernel memory that no limit of the program counts.
 _FCNTLS = """
 F_DUPFD F_DUPFD_CLOEXEC F_GETFD F_SETFD F_GETFL F_GETLK
 F_GETOWN F_GETSIG F_GETLEASE F_GETPIPE_SZ F_ADD_SEALS F_GET_SEALS
