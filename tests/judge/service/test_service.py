@@ -305,9 +305,8 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
 def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url) as client:
         # As if its heartbeats came all the time.
-        client.execute_command(
-            *required_isolation.register("weak", {"isolation": "none", "at": time.time() + 3600})
-        )
+        state = {"isolation": "none", "beat": 0, "at": time.time() + 3600}
+        client.hset(queue.WORKERS, "weak", json.dumps(state))
     with (
         pytest.raises(UserError, match="worker weak runs under none on the same queue"),
         running_judge(tmp_path, workers=1, redis_url=server.url, preload=False),
@@ -317,8 +316,8 @@ def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, serv
 
 def test_what_a_killed_judge_required_expires(server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
-        # As if its heartbeats came all the time.
-        state = {"isolation": "landlock", "at": time.time() + 3600}
+        # Its clock counts for nothing.
+        state = {"isolation": "landlock", "beat": 0, "at": time.time() - 3600}
         assert client.execute_command(*required_isolation.require("judge", "strict")) == ""
         assert client.execute_command(*required_isolation.register("weak", state)) == "strict"
         late = json.loads(client.hget(required_isolation.REQUIREMENTS, "judge")) | {"till": time.time() - 1}
