@@ -92,7 +92,7 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, pr
 
 def main() -> None:
     settings = begin_module(WorkerSettings)
-    logging.getLogger("rstar2").setLevel(logging.INFO)
+    logging.getLogger().setLevel(logging.INFO)
     local = LocalQueue()
 
     def on_signal(_signal: int, _frame: FrameType | None) -> None:

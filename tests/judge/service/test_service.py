@@ -310,7 +310,9 @@ def heartbeat(isolation: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url) as client:
-        client.execute_command(*requirements.register("weak", heartbeat("none")))
+        # As if its heartbeats came all the time.
+        state = heartbeat("none") | {"at": time.time() + 3600}
+        client.hset(queue.WORKERS, "weak", json.dumps(state))
     with (
         pytest.raises(UserError, match="worker weak runs under none on the same queue"),
         running_judge(tmp_path, workers=1, redis_url=server.url, preload=False),
@@ -320,7 +322,8 @@ def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, serv
 
 def test_what_a_killed_judge_required_expires(server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
-        state = heartbeat("landlock")
+        # Its clock counts for nothing.
+        state = heartbeat("landlock") | {"at": time.time() - 3600}
         refused = ["isolation", "judge judge", "strict"]
         assert client.execute_command(*requirements.require("judge", "strict")) == []
         assert client.execute_command(*requirements.register("weak", state)) == refused
