@@ -249,7 +249,7 @@ class Connection:
         if call is None:
             self._cancel_confirmed(response.id)
         elif response.result is None:
-            self.trouble = "its queue is full"
+            self.trouble = "it can queue no programs now"
             self.loop.call_later(max(http.FIRST_RETRY_S, response.retry_after_s), self._send_again, call)
         else:
             del self.calls[response.id]

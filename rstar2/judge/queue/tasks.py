@@ -259,6 +259,11 @@ def expire_delivered(run_ids: Sequence[str]) -> Command:
     return ("EVAL", scripts.DELIVERED, len(run_ids), *map(state_key, run_ids), DELIVERED_TTL_S)
 
 
+def drop_results(run_ids: Sequence[str]) -> Command:
+    """Drops results that were sent to their clients, because others need the memory."""
+    return ("EVAL", scripts.DROP_RESULTS, len(run_ids), *map(state_key, run_ids))
+
+
 def claim_returned(worker: str, entries: Sequence[str], count: int) -> Command:
     """Gives a worker the oldest returned tasks, for entries of RETURNED that it read. → see `scripts.CLAIM`."""
     return _claim(NOBODY, worker, count, *entries)

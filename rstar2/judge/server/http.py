@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from rstar2.judge.protocol_version import HEADER, unknown_fields
 from rstar2.judge.schema import CHOSEN_ID, MAX_MESSAGE_BYTES, RunResult
 from rstar2.judge.server.connection_limits import BodyBudget
-from rstar2.judge.server.dispatcher import IdReused, QueueFull
+from rstar2.judge.server.dispatcher import IdReused, NotQueued, QueueFull
 
 MAX_NAME_CHARS = 200
 BODIES_RETRY_S = 1.0
@@ -146,8 +146,8 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
 async def error_answer(_request: Request, error: Exception) -> Response:
     """`{"error": message}` with the status of an error that a client can meet."""
     headers = {}
-    if isinstance(error, QueueFull):
-        status, message = 429, str(error)
+    if isinstance(error, NotQueued):
+        status, message = 429 if isinstance(error, QueueFull) else 503, str(error)
         headers = {"Retry-After": f"{error.retry_after_s:.0f}"}
     elif isinstance(error, IdReused):
         status, message = 422, str(error)
@@ -164,5 +164,5 @@ async def error_answer(_request: Request, error: Exception) -> Response:
 
 def add_error_answers(app: FastAPI) -> None:
     """Have the framework answer with `error_answer`; it raises other errors again, so that the log has them."""
-    for kind in (QueueFull, IdReused, HTTPException, RedisError, Exception):
+    for kind in (NotQueued, IdReused, HTTPException, RedisError, Exception):
         app.add_exception_handler(kind, error_answer)

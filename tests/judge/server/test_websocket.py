@@ -315,3 +315,27 @@ def test_a_connection_whose_writer_fails_ends_and_does_not_leave_its_client_wait
     ):
         connection.receive_text()
     assert [str(error) for error in ended.value.exceptions] == ["the writer is broken"]
+
+
+def test_another_program_under_an_id_in_use_on_the_connection_is_refused_by_name(
+    judge: JudgeHandle, stream: ClientConnection
+) -> None:
+    none_left(judge)
+    orders = [
+        {"id": "twice", "run": ENDLESS},
+        {"id": "twice", "run": ENDLESS},
+        {"id": "twice", "run": {"code": "2"}},
+    ]
+    stream.send(json.dumps(orders))
+    [result] = [answer["result"] for answer in receive(stream, 1).values()]
+    assert (result["id"], result["outcome"]) == ("twice", "invalid")
+    assert "something else was asked for" in result["stderr"]
+    ask(stream, twice={"code": "3"})
+    assert receive(stream, 1)["twice"]["result"]["outcome"] == "invalid"
+    ask(stream, twice={"code": 5})
+    assert receive(stream, 1)["twice"]["result"]["stderr"].startswith("code: ")
+    # The first one runs on.
+    assert unfinished(status(judge)) == 1
+    stream.send(json.dumps([{"id": "twice", "cancel": True}]))
+    assert receive(stream, 1) == {"twice": {"id": "twice", "cancelled": True}}
+    none_left(judge)

@@ -311,8 +311,7 @@ def heartbeat(isolation: str) -> dict[str, Any]:
 def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url) as client:
         # As if its heartbeats came all the time.
-        state = heartbeat("none") | {"at": time.time() + 3600}
-        client.hset(queue.WORKERS, "weak", json.dumps(state))
+        client.hset(queue.WORKERS, "weak", json.dumps(heartbeat("none")))
     with (
         pytest.raises(UserError, match="worker weak runs under none on the same queue"),
         running_judge(tmp_path, workers=1, redis_url=server.url, preload=False),
