@@ -11,7 +11,7 @@ import json
 import re
 import uuid
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -23,7 +23,6 @@ from starlette.requests import ClientDisconnect
 
 from rstar2.judge.protocol_version import HEADER, unknown_fields
 from rstar2.judge.schema import CHOSEN_ID, MAX_MESSAGE_BYTES, RunResult
-from rstar2.judge.server.connection_limits import BodyBudget
 from rstar2.judge.server.dispatcher import IdReused, NotQueued, QueueFull
 
 MAX_NAME_CHARS = 200
@@ -34,6 +33,26 @@ CLIENT_CLOSED = 499
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 _KEY = re.compile(CHOSEN_ID)
+
+
+class BodyBudget:
+    """Bytes of bodies that are being received, on all connections together."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.held > self.most
+
+
+class ServerState(TypedDict):
+    """What the application's lifespan yields, and every request's `state` has."""
+
+    read_s: float
+    """How long a client may be silent in the middle of a body."""
+    bodies: BodyBudget
 
 
 def validation_message(error: ValidationError) -> str:
@@ -68,19 +87,25 @@ async def read_json(request: Request) -> object:
     """The body of a request as JSON.
 
     Raises:
-        HTTPException: 413, 400, or, where the client disconnected, CLIENT_CLOSED.
+        HTTPException: 400, 408, 413, or CLIENT_CLOSED if the client disconnected.
         QueueFull: the bodies that are being received take as much memory as they may.
     """
     body = bytearray()
     bodies: BodyBudget = request.state.bodies
+    read_s: float = request.state.read_s
     try:
-        async for chunk in request.stream():
-            body += chunk
-            bodies.held += len(chunk)
-            if len(body) > MAX_MESSAGE_BYTES:
-                raise HTTPException(413, f"body: longer than {MAX_MESSAGE_BYTES} bytes")
-            if bodies.is_exceeded:
-                raise QueueFull("the judge receives too much at once", BODIES_RETRY_S)
+        async with asyncio.timeout(read_s) as silence:
+            async for chunk in request.stream():
+                silence.reschedule(asyncio.get_running_loop().time() + read_s)
+                body += chunk
+                bodies.held += len(chunk)
+                if len(body) > MAX_MESSAGE_BYTES:
+                    raise HTTPException(413, f"body: longer than {MAX_MESSAGE_BYTES} bytes")
+                if bodies.is_exceeded:
+                    raise QueueFull("the judge receives too much at once", BODIES_RETRY_S)
+    except TimeoutError as error:
+        message = f"body: nothing came for {read_s:.0f} seconds"
+        raise HTTPException(408, message, headers={"Connection": "close"}) from error
     except ClientDisconnect as error:
         raise HTTPException(CLIENT_CLOSED, "the client disconnected") from error
     finally:
