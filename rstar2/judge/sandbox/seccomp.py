@@ -40,9 +40,10 @@ pkey_alloc pkey_free pkey_mprotect remap_file_pages get_mempolicy set_mempolicy 
 _WAITING = """
 alarm clock_getres clock_gettime clock_nanosleep epoll_create epoll_create1 epoll_ctl epoll_pwait
 epoll_pwait2 epoll_wait eventfd eventfd2 futex futex_wait futex_waitv futex_wake futex_requeue getitimer
-gettimeofday nanosleep pause poll ppoll pselect6 restart_syscall select setitimer time timer_create
-timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime
+gettimeofday nanosleep pause poll ppoll pselect6 restart_syscall select setitimer time
+timerfd_create timerfd_gettime timerfd_settime
 """
+"""Not timer_create: a timer could continue (SIGCONT) a session that is stopped between its cells."""
 _PROCESS = """
 arch_prctl capget exit exit_group get_robust_list getcpu getegid geteuid getgid getgroups getpgid getpgrp
 getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage getsid gettid getuid pipe pipe2
