@@ -47,10 +47,10 @@ evict cached pages of files; not MADV_MERGEABLE, whose effect shows what is in t
 _WAITING = """
 alarm epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 futex futex_wait
 futex_waitv futex_wake futex_requeue getitimer gettimeofday nanosleep pause poll ppoll pselect6 restart_syscall select
-setitimer time
-timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime
+setitimer time timerfd_create timerfd_gettime timerfd_settime
 """
-_CLOCKS = "clock_getres clock_gettime clock_nanosleep timer_create"
+"""Not timer_create: a timer could continue (SIGCONT) a session that is stopped between its cells."""
+_CLOCKS = "clock_getres clock_gettime clock_nanosleep"
 """Calls whose first argument is a clock, which may be the CPU clock of another process."""
 _PROCESS = """
 arch_prctl capget exit exit_group get_robust_list getcpu getegid geteuid getgid getgroups getpgid getpgrp
