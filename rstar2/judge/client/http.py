@@ -15,6 +15,7 @@ import aiohttp
 import yarl
 
 from rstar2.errors import Failure
+from rstar2.judge.protocol_version import HEADER, INCOMPATIBLE, PROTOCOL, conflict, is_compatible
 from rstar2.retry import Backoff
 
 FIRST_RETRY_S = 0.1
@@ -51,8 +52,29 @@ class WrongToken(AccessRefused):
     """The judge asks for another token, or for one."""
 
 
-def access_refused(url: str, status: int) -> AccessRefused | None:
+class IncompatibleJudge(AccessRefused):
+    """The judge speaks another major version of the protocol than this client."""
+
+
+def check_protocol(url: str, spoken: object) -> None:
+    """Raise IncompatibleJudge if a judge says that it speaks a version that this client does not understand.
+
+    Judges up to 0.1.0 and proxies say nothing. What they answer is read as the first version.
+    """
+    if spoken is not None and not is_compatible(spoken):
+        judge = f"the judge at {url}"
+        raise IncompatibleJudge(
+            *conflict("this client", judge, spoken, we_are="this client", they_are="the judge")
+        )
+
+
+def access_refused(url: str, status: int, headers: Mapping[str, str] | None = None) -> AccessRefused | None:
     """The error for an HTTP status with which the judge at `url` refuses a client; None for every other status."""
+    if status == INCOMPATIBLE:
+        try:
+            check_protocol(url, (headers or {}).get(HEADER))
+        except IncompatibleJudge as error:
+            return error
     if status == 401:
         return WrongToken(
             f"the judge at {url} refused the token",
@@ -79,7 +101,7 @@ def open_http(url: str, token: str | None) -> aiohttp.ClientSession:
         raise NoUrl(f"{url!r} is not the URL of a judge", "Give one such as http://127.0.0.1:8088")
     # httpx takes four times the processor time for a request, and knows no WebSockets.
     return aiohttp.ClientSession(
-        headers={"Authorization": f"Bearer {token}"} if token else {},
+        headers={HEADER: str(PROTOCOL)} | ({"Authorization": f"Bearer {token}"} if token else {}),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_S),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -134,7 +156,7 @@ async def request(
                     if answer.status < 300 or answer.status == accepted:
                         return read(text)
                     trouble = f"HTTP {answer.status} {text[:300]}"
-                    if refused := access_refused(url.partition("/v1/")[0], answer.status):
+                    if refused := access_refused(url.partition("/v1/")[0], answer.status, answer.headers):
                         raise refused
                     if answer.status < 500 and answer.status not in TRIED_AGAIN:
                         raise JudgeError(f"{method} {url} was refused: {trouble}")

@@ -18,7 +18,7 @@ from rstar2.judge.sandbox.host.removal import Removal
 from rstar2.judge.sandbox.host.users import USERS_PER_JAIL
 from rstar2.judge.sandbox.inside.program import NONCE
 from rstar2.judge.sandbox.inside.scratch import MAX_MB
-from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
+from rstar2.judge.sandbox.jail import Jail, JailLost, set_timeouts, wait_readable
 from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
 from rstar2.judge.sandbox.run import Abort, wait_for_end
 from rstar2.judge.sandbox.session import Session
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class Sandbox:
     """Runs one program at a time, each in a new process of a jail that is built once.
 
-    Use it from one thread; only `abort` may be called from any.
+    Use it from one thread; only `abort`, and the methods of its sessions, may be called from any.
 
     Args:
         root: a folder for this sandbox alone, for its mount point and work files; made if missing.
@@ -335,6 +335,10 @@ class Sandbox:
         undo.callback(ours.close)
         owner = tiers.program_host_uid(jail.spec, number)
         streams = undo.enter_context(contextlib.closing(Streams("", owner, theirs.detach())))
+        control, zygotes_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        undo.callback(control.close)
+        set_timeouts(control)
+        streams.add("control", zygotes_end.detach())
         cgroup = Cgroup()
         undo.callback(cgroup.close)
         cgroup.limit_processes(tiers.MAX_PROCESSES + 8)
@@ -343,18 +347,20 @@ class Sandbox:
             streams.add("group", fd)
         command = self._start_process(jail, kind, streams, memory_mb, session=number)
         on_close = partial(self._close_session, number, cgroup, Path(command["work_dir"]))
-        return Session(jail, kind, command["key"], streams, ours, cgroup, on_close)
+        return Session(jail.spec["tier"], control, streams, ours, cgroup, on_close)
 
     def _close_session(self, number: int, cgroup: Cgroup, work_dir: Path) -> None:
-        del self._sessions[number]
         cgroup.close()
         if work_dir.is_relative_to(self._root):
             self._removal.take(work_dir, wait=False)
+        # Last: then the next session may have its number, and so its user and folder.
+        del self._sessions[number]
 
     def _drop_jail(self, reason: str = "") -> None:
         """Kill everything inside, for a reason where it was not planned. The next program has a new jail built."""
         if reason:
-            log.warning("the jail is lost, with %d sessions in it: %s", len(self._sessions), reason)
+            inside = f"\n{tail}" if self._jail is not None and (tail := self._jail.log_tail()) else ""
+            log.warning("the jail is lost, with %d sessions in it: %s%s", len(self._sessions), reason, inside)
         if self._jail is not None:
             self._jail.close()
             self._jail = None

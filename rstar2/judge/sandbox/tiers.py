@@ -15,8 +15,7 @@ from rstar2.judge.sandbox.seccomp import (
     SIGNAL_ABI,
     TRUNCATE_ABI,
     landlock_filter,
-    strict_program_filter,
-    strict_zygote_filter,
+    strict_filter,
 )
 from rstar2.judge.schema import Isolation
 
@@ -52,7 +51,6 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
         readable_paths=["/"] if strict else bound_paths,
         sys_path=rootfs.library_paths(),
         landlock_abi=abi,
-        zygote_filter=strict_zygote_filter() if strict else b"",
         program_filter=_program_filter(tier, abi),
         max_processes=MAX_PROCESSES,
         cpus=sorted(os.sched_getaffinity(0)),
@@ -62,7 +60,7 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
 def _program_filter(tier: Isolation, landlock_abi: int) -> bytes:
     if tier == "none":
         return b""
-    return strict_program_filter() if tier == "strict" else landlock_filter(landlock_abi)
+    return strict_filter() if tier == "strict" else landlock_filter(landlock_abi)
 
 
 def program_uid(spec: JailSpec, session: int = 0) -> int:

@@ -57,7 +57,7 @@ class WorkerSessions:
         self.next_check = 0.0
 
     def run_task(self, task: Task) -> CellResult:
-        command = SessionCommand.model_validate_json(task.body)
+        command = SessionCommand.model_validate_json(task.body, extra="ignore")
         queued_s = max(0.0, time.time() - task.at)
         self._end_if_overdue(command.session, queued_s)
         if command.action == "open":

@@ -17,6 +17,9 @@ _READ = {"x86_64": "0", "aarch64": "63"}[os.uname().machine]
 """The number of read(2)."""
 _FREE_TASKS = 4
 """Tasks of a program that may compute at once before their share is bounded."""
+_STILL = (b"T", b"t", b"Z", b"X", b"D")
+"""States of a task that runs no code of its program once SIGSTOP was sent. One that waits in the kernel (D) stops when
+it leaves that."""
 _NICE_STEP, _MAX_NICE = 1.25, 19
 """A step of niceness divides a task's share by about this. Source: sched(7)."""
 _MOST_TASKS = 1 << 22
@@ -140,6 +143,36 @@ def waits_for_cell(pid: int) -> bool:
             return call.read().split()[:2] == [_READ, "0x3"]
     except (FileNotFoundError, PermissionError):
         return True
+
+
+def count_computing(pids: Iterable[int]) -> int:
+    """How many tasks of these processes run, or wait for a processor."""
+    return sum(state == b"R" for pid in pids for state in _task_states(pid))
+
+
+def cpu_of_stopped(pids: Iterable[int]) -> dict[int, float] | None:
+    """The CPU seconds of processes that are all stopped or dead, by process; None if any task of them may run."""
+    used = {}
+    for pid in pids:
+        if not all(state in _STILL for state in _task_states(pid)):
+            return None
+        try:
+            used[pid] = own_cpu_seconds(pid)
+        except OSError:  # it has ended
+            continue
+    return used
+
+
+def _task_states(pid: int) -> list[bytes]:
+    """The states of a process's threads; those that have ended meanwhile are left out."""
+    states = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            states.append(_stat_fields(f"/proc/{pid}/task/{task}/stat")[0])
+    except OSError:
+        # A thread has ended: the others may go on.
+        states.append(b"R" if os.path.exists(f"/proc/{pid}") else b"X")
+    return states
 
 
 def bound_share(pids: Iterable[int]) -> None:

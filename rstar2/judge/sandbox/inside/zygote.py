@@ -24,6 +24,7 @@ from rstar2.judge.sandbox.inside import (
     program,
     session,
     syscalls,
+    turns,
     wire,
 )
 from rstar2.judge.sandbox.inside.cleaner import Cleaner
@@ -58,9 +59,8 @@ def prepare(spec: JailSpec) -> None:
             parts.write("0")
     preload.bare()
     preload.freeze_memory()
+    # Fails here, and not at the first program, if the machine refuses what confines programs.
     Confinement(spec)
-    if spec["zygote_filter"]:
-        syscalls.SyscallFilter(spec["zygote_filter"]).load()
 
 
 def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int) -> Forked:
@@ -86,13 +86,25 @@ def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int)
 
 
 class _Child:
-    """A running program: its process, and the first process of its namespace where it has one."""
+    """A running program: its process, and the first process of its namespace where it has one.
+
+    Args:
+        control: takes its reports; for a session, commands come from there as well.
+    """
 
     def __init__(
-        self, start: StartCommand, pid: int, init: syscalls.BareInit | None, others_s: float
+        self,
+        start: StartCommand,
+        pid: int,
+        init: syscalls.BareInit | None,
+        others_s: float,
+        control: _socket.socket,
     ) -> None:
-        self.key, self.pid, self.init = start["key"], pid, init
+        self.key, self.pid, self.init, self.control = start["key"], pid, init, control
         self.session, self.work_dir = start["session"], start["work_dir"]
+        self.processes = turns.ProcessTree(self.all_processes)
+        self.cell_is_over = True
+        """A session's last cell, if it had any, is over."""
         self.others_s = others_s
         """CPU seconds in the control group that are not this program's."""
         self.left_s = 0.0
@@ -108,9 +120,12 @@ class _Child:
         """Where all that it started descends from: its process, and the first one of its namespace."""
         return [self.pid] if self.init is None else [self.pid, self.init.pid]
 
+    def all_processes(self) -> list[int]:
+        return [self.pid, *processes.descendants(self.roots())]
+
 
 class Zygote:
-    """Serves one control socket: starts, kills and reports on the programs of one kind of zygote."""
+    """Starts, kills and reports on the programs of one kind of zygote, as its control socket and its sessions' say."""
 
     def __init__(
         self,
@@ -131,10 +146,14 @@ class Zygote:
         self._ring = rings.pop() if rings else -1
         self._usage = usage
         self._next_check = 0.0
-        self._turn = 0
+        self._in_turn = 0
         self._cpus = spec["cpus"]
         self._cpu = -1
         self._children: dict[int, _Child] = {}
+        """By their process's descriptor."""
+        self._sessions: dict[int, _Child] = {}
+        """Those that are sessions, by their control socket's descriptor."""
+        self._turns = turns.Turns()
         self._zygotes: set[int] = set()
         self._events = select.poll()
         self._events.register(control.fileno(), select.POLLIN)
@@ -144,8 +163,13 @@ class Zygote:
         """Serve until the worker is gone. Returns only in a fork: what to run, or a new zygote's socket."""
         while True:
             for fd, _ in self._events.poll(self._check_when_due()):
-                if fd != self._control.fileno():
+                if fd in self._children:
                     self._reap(self._children[fd])
+                    continue
+                if fd != self._control.fileno():
+                    # Unless it has just ended.
+                    if fd in self._sessions:
+                        self._serve_session(self._sessions[fd])
                     continue
                 try:
                     message, fds = wire.receive(self._control)
@@ -179,19 +203,27 @@ class Zygote:
             set_affinity(self._cpus if self._cpu < 0 else [self._cpu])
         self._confinement.count_user_tasks()
         others_s = 0.0 if start["session"] else self._group_cpu_seconds()
+        control = self._control
+        if "control" in start["fds"]:
+            number = start["fds"].index("control")
+            start["fds"].pop(number)
+            control = _socket.socket(fileno=fds.pop(number))
         try:
             init, pid = self._fork()
         except OSError as error:
-            wire.send(self._control, {"key": start["key"], "failed": str(error)})
+            wire.send(control, {"key": start["key"], "failed": str(error)})
             pid = -1
         if pid == 0:
-            return self._become_program(start, fds)
+            return self._become_program(start, fds, control)
         if pid > 0:
-            child = _Child(start, pid, init, others_s)
+            child = _Child(start, pid, init, others_s, control)
             if not self._children:
                 self._next_check = time.monotonic() + _check_interval_s()
             self._children[child.pidfd] = child
             self._events.register(child.pidfd, select.POLLIN)
+            if child.session:
+                self._sessions[control.fileno()] = child
+                self._events.register(control.fileno(), select.POLLIN)
         for fd in fds:
             os.close(fd)
         return None
@@ -212,7 +244,7 @@ class Zygote:
             syscalls.setns(self._own_pids, syscalls.CLONE_NEWPID)
         return init, pid
 
-    def _become_program(self, start: StartCommand, fds: list[int]) -> Forked:
+    def _become_program(self, start: StartCommand, fds: list[int], control: _socket.socket) -> Forked:
         """In the forked process: take the program's descriptors, confine it, drop everything else."""
         try:
             os.setsid()
@@ -230,15 +262,57 @@ class Zygote:
             self._confinement.apply(start, groups)
         except OSError as error:
             # The program has not begun, so this process can still report as the zygote.
-            wire.send(self._control, {"key": start["key"], "failed": str(error)})
+            wire.send(control, {"key": start["key"], "failed": str(error)})
             os._exit(1)
-        self._control.detach()
+        for inherited in (self._control, control, *(child.control for child in self._sessions.values())):
+            inherited.detach()
         os.closerange(4, 1 << 16)
         if self._spec["tier"] != "strict":
             os.environ["HOME"] = os.environ["TMPDIR"] = os.environ["MPLCONFIGDIR"] = start["work_dir"]
         if start["session"]:
             return session.CellLoop(channel_fd=3, work_dir=start["work_dir"])
         return program.Program(code, report_fd=3, work_dir=start["work_dir"])
+
+    def _serve_session(self, child: _Child) -> None:
+        """Do what the worker asks with a session. If the worker has closed its socket, end the session."""
+        try:
+            op = wire.receive(child.control)[0]["op"]
+        except wire.Closed:
+            self._forget_session(child)
+            self._kill(child)
+            return
+        match op:
+            case "kill":
+                self._kill(child)
+            case "interrupt":
+                os.kill(child.pid, _SIGINT)
+            case "begin cell":
+                child.cell_is_over = False
+                self._turns.begin(child.processes)
+            case "time waited":
+                _report(child, {"waited_s": child.processes.waited_s()})
+            case "end cell" | "end cell of all":
+                self._end_cell(child, of_all=op == "end cell of all")
+
+    def _forget_session(self, child: _Child) -> None:
+        """Take no more commands from a session's socket."""
+        if self._sessions.pop(child.control.fileno(), None) is not None:
+            self._events.unregister(child.control.fileno())
+
+    def _end_cell(self, child: _Child, *, of_all: bool) -> None:
+        """Stop a session if it waits for its next cell. Report whether it is stopped.
+
+        Args:
+            of_all: report the CPU seconds of all that the session started, and not only of its process.
+        """
+        if not child.cell_is_over and processes.waits_for_cell(child.pid):
+            child.cell_is_over = True
+            self._turns.end(child.processes)
+        is_stopped = child.cell_is_over and child.processes.stop()
+        cpu = processes.precise_cpu_seconds(child.pid)
+        if is_stopped and of_all:
+            cpu += processes.cpu_seconds(processes.descendants(child.roots()))
+        _report(child, {"cpu_s": cpu, "is_stopped": is_stopped, "waited_s": child.processes.waited_s()})
 
     def _control_child(self, op: str, key: int) -> None:
         """Do what a message asks with a program, unless that has ended."""
@@ -252,24 +326,14 @@ class Zygote:
         match op:
             case "kill":
                 self._kill(child)
-            case "interrupt":
-                os.kill(child.pid, _SIGINT)
             case "prefault":
                 self._prefault(child)
-            case "cpu" | "cpu of all":
-                # In this order: CPU time after it was seen waiting belongs to the next cell.
-                waits = processes.waits_for_cell(child.pid)
-                cpu = processes.precise_cpu_seconds(child.pid)
-                if waits and op == "cpu of all":
-                    cpu += processes.cpu_seconds(processes.descendants(child.roots()))
-                wire.send(self._control, {"key": key, "cpu_s": cpu, "waits": waits})
 
     def _prefault(self, child: _Child) -> None:
         """Have every later fork begin with copies of the pages that this child, and we, wrote since it was forked."""
         answer: dict[str, Any] = {"key": child.key, "prefaulted": 0}
         try:
-            # While the child lives: a page that the two no longer share is then a page of its own, and is not
-            # copied together with a huge page around it.
+            # While the child lives, because only then do the two share what neither has written.
             pages = prefault.written_by_either(child.pid)
             prefault.register(self._ring, pages)
             answer["prefaulted"] = len(pages)
@@ -286,26 +350,41 @@ class Zygote:
         return processes.group_cpu_seconds(self._usage) - ours
 
     def _check_when_due(self) -> float | None:
-        """Check what programs use, if it is time to. → milliseconds until the next time; None: nothing runs."""
+        """Check what programs use, and end a session's turn, if it is time to.
+
+        Returns milliseconds until the next time, or None if nothing runs.
+        """
         if not self._children:
             return None
+        turn_left = self._turns.seconds_left()
+        if turn_left == 0:
+            evading = self._turns.pass_on()
+            for child in self._sessions.values():
+                if child.processes in evading:
+                    self._kill(child)
+            turn_left = self._turns.seconds_left()
         now = time.monotonic()
         if now >= self._next_check:
-            # Sessions that wait for a cell only in turn: there can be hundreds.
-            self._turn += 1
+            # Sessions that are between cells only in turn: there can be hundreds.
+            self._in_turn += 1
             for number, child in enumerate(list(self._children.values())):
-                in_turn = number == self._turn % len(self._children)
-                if in_turn or not child.session or not processes.waits_for_cell(child.pid):
+                in_turn = number == self._in_turn % len(self._children)
+                if in_turn or not child.session or not child.cell_is_over:
                     self._check(child)
             took = time.monotonic() - now
             now += took
             self._next_check = now + max(_check_interval_s(), _CHECK_SHARE * took)
-        return (self._next_check - now) * 1000
+        check_left = self._next_check - now
+        return 1000 * (check_left if turn_left is None else min(check_left, turn_left))
 
     def _check(self, child: _Child) -> None:
         """Bound a program's share of the processors, and end it if it has filled the disk or the memory."""
-        pids = [child.pid, *processes.descendants(child.roots())]
-        processes.bound_share(pids)
+        pids = child.all_processes()
+        if child.processes.is_stopped:
+            # Nothing is known that could continue it, but to look costs little.
+            child.processes.stop()
+        else:
+            processes.bound_share(pids)
         if not child.exceeded:
             child.exceeded = self._exceeded_limit(child, pids)
             if child.exceeded:
@@ -323,7 +402,8 @@ class Zygote:
             # A program that moves its folders all the time must stand still to be counted.
             os.kill(child.pid, _SIGSTOP)
             exceeded = self._cleaner.exceeded_limit(pids, most_memory, folder)
-            os.kill(child.pid, _SIGCONT)
+            if not child.processes.is_told_to_stop:
+                os.kill(child.pid, _SIGCONT)
         return exceeded or ""
 
     def _kill(self, child: _Child) -> None:
@@ -345,6 +425,9 @@ class Zygote:
         self._events.unregister(child.pidfd)
         os.close(child.pidfd)
         del self._children[child.pidfd]
+        if child.session:
+            self._forget_session(child)
+            self._turns.end(child.processes)
         if self._own_pids < 0:
             cpu += self._kill_orphans({other.pid for other in self._children.values()})
         if not child.session:
@@ -353,7 +436,9 @@ class Zygote:
         report = {"key": child.key, "status": status, "cpu_s": cpu, "exceeded": child.exceeded}
         self._scratch.restore_attributes()
         report["cleaning"] = cleaning = child.shares_scratch and not self._is_scratch_clean()
-        wire.send(self._control, report)
+        _report(child, report)
+        if child.session:
+            child.control.close()
         if cleaning:
             # After the report: removing what it left must delay the next program only, not this one's result.
             wire.send(self._control, {"key": child.key, "clean": self._cleaner.clean()})
@@ -412,7 +497,8 @@ class Zygote:
             for other in (fd, *groups):
                 os.close(other)
             return None
-        self._control.close()
+        for inherited in (self._control, *(child.control for child in self._sessions.values())):
+            inherited.close()
         if self._ring >= 0:
             os.close(self._ring)
         set_affinity(self._cpus)
@@ -444,6 +530,15 @@ def _fork_when_possible() -> int:
             return os.fork()
         except BlockingIOError:
             time.sleep(_FORK_INTERVAL_S)
+
+
+def _report(child: _Child, report: dict[str, Any]) -> None:
+    """Report on a program, unless the worker has closed a session's socket."""
+    try:
+        wire.send(child.control, {"key": child.key, **report})
+    except wire.Closed:
+        if not child.session:
+            raise
 
 
 def _check_interval_s() -> float:
