@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 
 from rstar2.judge.sandbox.inside import namespaces, processes, syscalls
 
@@ -20,7 +19,6 @@ _OWN_TASKS = 8
 """Processes of a jail without sessions: zygotes and what they need."""
 _TASKS_OF_OTHERS = 64
 """What else the user may start while a program runs, without leaving that fewer processes than it may have."""
-_COUNT_INTERVAL_S = 1.0
 _PAGE = resource.getpagesize()
 _NO_LIMIT = (1 << 63) - 1
 
@@ -44,7 +42,6 @@ class Confinement:
         self._processes = spec["max_processes"] + (0 if spec["is_root"] else _OWN_TASKS)
         self._most_processes = _hard_limit(resource.RLIMIT_NPROC)
         self._user_tasks: int | None = 0
-        self._next_count = 0.0
         # Where the judge itself was started under a lower limit, that one holds.
         self._limits = [(kind, min(limit, _hard_limit(kind))) for kind, limit in self._limits]
         self._most_data, self._most_space = _hard_limit(resource.RLIMIT_DATA), _hard_limit(resource.RLIMIT_AS)
@@ -54,13 +51,12 @@ class Confinement:
         self._space, self._data = pages[0] * _PAGE, pages[5] * _PAGE
 
     def count_user_tasks(self) -> None:
-        """In the landlock tier: count what the user runs, to which the limit of the next programs is added.
+        """In the landlock tier: count what the user runs, to which the next program's limit is added.
 
-        Call it before a program is forked. It counts at most once a second.
+        Call it before the program is forked.
         """
-        if self._spec["tier"] == "landlock" and time.monotonic() >= self._next_count:
+        if self._spec["tier"] == "landlock":
             self._user_tasks = processes.count_user_tasks()
-            self._next_count = time.monotonic() + _COUNT_INTERVAL_S
 
     def reload_rules(self) -> None:
         """Make the rules again for the folders mounted now; the old rules hold for the old ones only."""
