@@ -316,8 +316,7 @@ def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, serv
 
 def test_what_a_killed_judge_required_expires(server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
-        # Its clock counts for nothing.
-        state = {"isolation": "landlock", "beat": 0, "at": time.time() - 3600}
+        state = {"isolation": "landlock", "beat": 0}
         assert client.execute_command(*required_isolation.require("judge", "strict")) == ""
         assert client.execute_command(*required_isolation.register("weak", state)) == "strict"
         late = json.loads(client.hget(required_isolation.REQUIREMENTS, "judge")) | {"till": time.time() - 1}
