@@ -123,7 +123,7 @@ class Connection:
             self.flush_is_due = True
             writer = self.loop.create_task(self._flush())
             self.writers.add(writer)
-            writer.add_done_callback(self.writers.discard)
+            writer.add_done_callback(self._writer_ended)
         if self.receiver is None or self.receiver.done():
             self.receiver = self.loop.create_task(self._receive())
             self.receiver.add_done_callback(self._receiver_ended)
@@ -204,11 +204,22 @@ class Connection:
         self.receiver = None
         self.cancelled.clear()
         error = None if receiver.cancelled() else receiver.exception()
+        if error is not None:
+            self._fail_calls(error)
         for call in self._take_calls():
-            if error is None:
-                call.result.cancel()
-            elif not call.result.done():
-                failed = JudgeError(f"asking the judge at {self.url} failed: {error!r}")
+            call.result.cancel()
+
+    def _writer_ended(self, writer: asyncio.Task[None]) -> None:
+        """Leave no call waiting for a response to what was never sent."""
+        self.writers.discard(writer)
+        if not writer.cancelled() and (error := writer.exception()) is not None:
+            self._fail_calls(error)
+
+    def _fail_calls(self, error: BaseException) -> None:
+        """All calls raise an error; what is no JudgeError was not expected."""
+        failed = JudgeError(f"asking the judge at {self.url} failed: {error!r}")
+        for call in self._take_calls():
+            if not call.result.done():
                 call.result.set_exception(error if isinstance(error, JudgeError) else failed)
 
     async def _receive_on_one_connection(self) -> None:

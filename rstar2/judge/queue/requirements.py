@@ -13,6 +13,7 @@ from typing import Any
 
 from rstar2.errors import UserError
 from rstar2.judge.protocol_version import PROTOCOL, conflict
+from rstar2.judge.queue.liveness import WRITE_HEARTBEAT
 from rstar2.judge.queue.redis_connection import Command
 from rstar2.judge.queue.tasks import PREFIX, WORKERS
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation
@@ -29,7 +30,8 @@ local function understands(spoken) return string.match(spoken or '', '^%d+%.') =
 """
 
 _REGISTER = (
-    _UNDERSTANDS
+    WRITE_HEARTBEAT
+    + _UNDERSTANDS
     + """
 local now = tonumber(redis.call('TIME')[1])
 local known = redis.call('HGETALL', KEYS[1])
@@ -43,7 +45,7 @@ for i = 1, #known, 2 do
     return {'isolation', 'judge ' .. known[i], requirement.tier}
   end
 end
-redis.call('HSET', KEYS[2], ARGV[3], ARGV[4])
+write_heartbeat(KEYS[2], ARGV[3], ARGV[4])
 return {}
 """
 )

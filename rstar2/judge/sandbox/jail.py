@@ -98,11 +98,14 @@ class Jail:
                     return
                 wire.send(control, _map_users(answer["map"], self.spec["first_host_uid"]))
         except (wire.Closed, TimeoutError) as error:
-            raise Failure(f"the jail did not start: {self._log_tail() or 'no answer'}") from error
+            raise Failure(f"the jail did not start: {self.log_tail() or 'no answer'}") from error
 
-    def _log_tail(self) -> str:
-        """The end of what the inside wrote on standard error."""
-        return self._log.read_text(errors="replace").strip()[-2000:]
+    def log_tail(self) -> str:
+        """The end of what the processes inside wrote on standard error, such as a traceback of a zygote that failed."""
+        try:
+            return self._log.read_text(errors="replace").strip()[-2000:]
+        except OSError as error:
+            return f"its log cannot be read: {error}"
 
     def start_zygote(self, kind: ZygoteKind) -> None:
         """Start a zygote, and those it is forked from, unless they run; they load libraries meanwhile."""
@@ -131,7 +134,7 @@ class Jail:
             try:
                 answer = wire.receive(control)[0]
             except (wire.Closed, OSError) as error:
-                raise JailLost(f"the {kind} zygote did not become ready: {self._log_tail()}") from error
+                raise JailLost(f"the {kind} zygote did not become ready: {self.log_tail()}") from error
             self._preloading.discard(kind)
             _set_timeouts(control)
             if not answer["ready"]:

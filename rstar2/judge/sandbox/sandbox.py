@@ -345,7 +345,8 @@ class Sandbox:
     def _drop_jail(self, reason: str = "") -> None:
         """Kill everything inside, for a reason where it was not planned. The next program has a new jail built."""
         if reason:
-            log.warning("the jail is lost, with %d sessions in it: %s", len(self._sessions), reason)
+            inside = f"\n{tail}" if self._jail is not None and (tail := self._jail.log_tail()) else ""
+            log.warning("the jail is lost, with %d sessions in it: %s%s", len(self._sessions), reason, inside)
         if self._jail is not None:
             self._jail.close()
             self._jail = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,6 +14,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from rstar2 import __version__
+from rstar2.judge.fail_fast import fail_fast, on_loop_error
 from rstar2.judge.schema import MAX_MESSAGE_BYTES
 from rstar2.judge.server.access import AccessGuard
 from rstar2.judge.server.codejudge import codejudge_router
@@ -44,6 +47,7 @@ def create_app(settings: ServerSettings) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[ServerState]:
+        asyncio.get_running_loop().set_exception_handler(on_loop_error)
         await dispatcher.start()
         yield {"read_s": limits.read_s, "bodies": BodyBudget(limits.max_body_bytes)}
         await dispatcher.close()
@@ -95,7 +99,11 @@ def main() -> None:
         ws_ping_timeout=SILENT_S,
         ws_per_message_deflate=False,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    server = uvicorn.Server(config)
+    with fail_fast():
+        server.run(sockets=[listener])
+    if not server.started:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

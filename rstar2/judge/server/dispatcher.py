@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 import time
 from bisect import bisect
@@ -21,6 +20,7 @@ from typing import Self
 
 from redis.exceptions import RedisError, ResponseError
 
+from rstar2.judge.fail_fast import end_process
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor
 from rstar2.judge.queue.redis_connection import Command, RedisConnection, Subscription, async_client
@@ -163,6 +163,7 @@ class Dispatcher:
         self.has_work = asyncio.Event()
         """Set when there is something to send to Redis."""
         self.loops: list[asyncio.Task[None]] = []
+        self.monitor = LivenessMonitor()
 
     async def start(self) -> None:
         loops = (self._send_loop, self._receive_loop, self._sweep_loop, self._watch_workers_loop)
@@ -287,7 +288,11 @@ class Dispatcher:
             run.result.set_result(result)
 
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run one of the loops for ever, again after each error of Redis."""
+        """Run one of the loops until it is cancelled, again after each error of Redis.
+
+        Ends the process if it ends in any other way: one that no longer sends or receives would answer nobody.
+        """
+        task = asyncio.current_task()
         backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
         while True:
             began = time.monotonic()
@@ -299,10 +304,10 @@ class Dispatcher:
                     backoff.reset()
                 await asyncio.sleep(backoff.next_s())
                 self.has_work.set()
-            except Exception:
-                # A fault of ours. A process that no longer sends or receives answers nobody; a new one does.
-                log.exception("the HTTP process ends")
-                os._exit(1)
+            except BaseException as error:
+                if task is not None and task.cancelling():
+                    raise
+                end_process(f"unexpected exception in {loop.__name__}", error)
 
     async def _send_loop(self) -> None:
         while True:
@@ -394,7 +399,7 @@ class Dispatcher:
             stored.popleft()
         if self._held_bytes() <= DROP_SHARE * self.allowed_bytes:
             return
-        dropped = []
+        dropped: list[str] = []
         while stored and now - stored[0][0] > DROP_AFTER_S and len(dropped) < STATES_AT_ONCE:
             dropped.append(stored.popleft()[1])
         if ids := [run_id for run_id in dropped if run_id not in self.waiting]:
@@ -475,10 +480,9 @@ class Dispatcher:
 
     async def _watch_workers_loop(self) -> None:
         """Read how much the queue holds, and give the programs of workers that died to those that live."""
-        monitor = LivenessMonitor()
         await self.client.execute_command(*queue.make_groups((queue.TASKS, queue.RETURNED)))
         while True:
-            for name in monitor.dead_workers(await self._heartbeats(), time.monotonic()):
+            for name in self.monitor.dead_workers(await self._heartbeats(), time.monotonic()):
                 log.warning("worker %s is dead", name)
                 await self.client.execute_command(*queue.remove_worker(name))
             await self._measure_queue()

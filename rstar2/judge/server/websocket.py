@@ -46,20 +46,22 @@ def websocket_router(dispatcher: Dispatcher) -> APIRouter:
     async def stream(socket: WebSocket) -> None:
         await socket.accept(headers=[(HEADER.lower().encode(), str(PROTOCOL).encode())])
         connection = StreamConnection(dispatcher, socket)
-        writer = asyncio.create_task(connection.send_responses())
-        try:
-            while (message := await socket.receive())["type"] == "websocket.receive":
-                await connection.may_read.wait()
-                if (fault := connection.handle_message(message.get("text") or "")) is not None:
-                    # Nothing may be sent after the close frame.
-                    writer.cancel()
-                    await socket.close(
-                        _POLICY_VIOLATION, fault.encode()[:REASON_BYTES].decode(errors="ignore")
-                    )
-                    return
-        finally:
-            writer.cancel()
-            connection.release_all()
+        # If the writer fails, the connection ends, and the client asks again on another.
+        async with asyncio.TaskGroup() as tasks:
+            writer = tasks.create_task(connection.send_responses())
+            try:
+                while (message := await socket.receive())["type"] == "websocket.receive":
+                    await connection.may_read.wait()
+                    if (fault := connection.handle_message(message.get("text") or "")) is not None:
+                        # Nothing may be sent after the close frame.
+                        writer.cancel()
+                        await socket.close(
+                            _POLICY_VIOLATION, fault.encode()[:REASON_BYTES].decode(errors="ignore")
+                        )
+                        return
+            finally:
+                writer.cancel()
+                connection.release_all()
 
     return router
 

@@ -84,9 +84,6 @@ class JudgeSupervisor(Supervisor):
         settings = self.settings
         self.claim_folder()
         self.listener = listener = self._listen() if settings.api else None
-        work = self.folder / "work"
-        work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        work.chmod(0o700)
         self._start_queue()
         parts: list[Part] = []
         self.waves.append(parts)
@@ -200,12 +197,16 @@ class JudgeSupervisor(Supervisor):
         host = socket.gethostname()
 
         def start() -> subprocess.Popen[bytes]:
+            # Each time: it may have been removed, as by something that cleans folders for temporary files.
+            work = self.folder / "work"
+            work.mkdir(mode=0o700, parents=True, exist_ok=True)
+            work.chmod(0o700)
             name = f"{host}-{os.getpid()}-{number}-{secrets.token_hex(3)}"
             self.worker_names[number] = name
             settings = WorkerSettings(
                 name=name,
                 redis_url=self.local_url,
-                folder=str(self.folder / "work" / str(number)),
+                folder=str(work / str(number)),
                 isolation=self.settings.isolation,
                 preload=self.settings.preload,
             )

@@ -8,7 +8,7 @@ asks for each itself, because passing it between threads would take longer than 
 
 from __future__ import annotations
 
-import json
+import faulthandler
 import logging
 import os
 import socket
@@ -23,7 +23,7 @@ from rstar2.errors import UserError
 from rstar2.judge.protocol_version import PROTOCOL
 from rstar2.judge.queue import requirements
 from rstar2.judge.queue import tasks as queue
-from rstar2.judge.queue.liveness import HEARTBEAT_S
+from rstar2.judge.queue.liveness import HEARTBEAT_S, heartbeat
 from rstar2.judge.queue.redis_connection import Command, SyncRedisConnection, execute
 from rstar2.judge.queue.tasks import Task
 from rstar2.judge.worker.local_queue import LocalQueue
@@ -37,8 +37,8 @@ LONGEST_RETRY_S = 0.25
 REMIND_S = 60.0
 """How often a lost connection is logged while it is lost."""
 HUNG_S = 300.0
-"""A program that is not over so long after its limit means that the sandbox itself hangs: longer than a jail takes to
-be built again, and a zygote to load its libraries, on a slow machine."""
+"""The thread that runs programs hangs if it does nothing for this long, besides the time limit of its program. Building
+a jail again, and loading a zygote's libraries, takes less on a slow machine."""
 log = logging.getLogger(__name__)
 
 
@@ -80,6 +80,7 @@ class Consumer:
         """Whether there may be returned tasks that are older than any new one."""
         self.done = 0
         self.beats = 0
+        """Heartbeats that Redis took together with everything else it was sent."""
         self.next_beat = 0.0
         self.next_warning = 0.0
         self.rejected: UserError | None = None
@@ -119,7 +120,7 @@ class Consumer:
         self.local.set_connected(False)
 
     def run(self) -> None:
-        """Speak with Redis until the worker stops; an error of ours ends the worker, to be started anew."""
+        """Speak with Redis until the worker stops."""
         try:
             self._run()
         except UserError as error:
@@ -152,8 +153,8 @@ class Consumer:
 
     def _register(self) -> None:
         """Become a worker of the queue; UserError if it does not fit what a judge of the queue requires."""
-        heartbeat = self._heartbeat(time.monotonic())
-        reply = execute(self.client, requirements.register(self.name, heartbeat))
+        state = self._heartbeat(time.monotonic(), self.beats)
+        reply = execute(self.client, requirements.register(self.name, state))
         requirements.check_registered(reply, self.about["isolation"])
 
     def _recover_delivered(self) -> None:
@@ -196,12 +197,16 @@ class Consumer:
             commands[f"return {task.stream} {task.entry}"] = queue.return_task(task, self.name)
         now = time.monotonic()
         if now >= self.next_beat:
-            commands["heartbeat"] = self._heartbeat_command(now)
+            self.next_beat = now + HEARTBEAT_S
+            self._exit_if_hung(now)
+            # The next one has the same number if anything of this exchange fails: such a worker does no work.
+            commands["heartbeat"] = heartbeat(self.name, self._heartbeat(now, self.beats + 1))
         if count:
             streams = self.streams[:-1] if self.more_returned else self.streams
             commands["fetch"] = self._fetch_command(count, streams, block_ms)
         asked_at = time.monotonic()
         replies = self.connection.execute(commands)
+        self.beats += "heartbeat" in commands
         if running is not None and replies["state"] not in ("", queue.delivered_state(running)):
             # Nobody waits for it, or only for another run under its id, which was asked for meanwhile.
             self.abort(running.id)
@@ -242,28 +247,23 @@ class Consumer:
         reader = ("XREADGROUP", "GROUP", queue.GROUP, self.name, "COUNT", count)
         return (*reader, *block, "STREAMS", *streams, *ids)
 
-    def _heartbeat_command(self, now: float) -> Command:
-        self.beats += 1
-        self.next_beat = now + HEARTBEAT_S
-        self._exit_if_sandbox_hangs(now)
-        return ("HSET", queue.WORKERS, self.name, json.dumps(self._heartbeat(now)))
-
-    def _heartbeat(self, now: float) -> dict[str, Any]:
+    def _heartbeat(self, now: float, number: int) -> dict[str, Any]:
         local = self.local
         return {
             **self.about,
-            "beat": self.beats,
-            "at": time.time(),
+            "beat": number,
             "done": self.done,
             "mean_s": local.mean_s,
             "sessions": local.sessions,
             "running_s": now - local.started_at if local.current else 0.0,
         }
 
-    def _exit_if_sandbox_hangs(self, now: float) -> None:
-        """End, to be started anew, rather than hang for ever; what this worker holds goes to the others."""
-        current, since = self.local.current, self.local.started_at
-        if current is None or now - since < HUNG_S or now - since < current.timeout_s + HUNG_S:
+    def _exit_if_hung(self, now: float) -> None:
+        """End this process if the thread that runs programs hangs; what this worker holds goes to the others."""
+        current, silent_s = self.local.current, now - self.local.active_at
+        if silent_s < HUNG_S or (current is not None and silent_s < current.timeout_s + HUNG_S):
             return
-        log.error("the sandbox hangs with program %s: this worker ends", current.id)
+        doing = "between two programs" if current is None else f"with program {current.id}"
+        log.critical("the sandbox hangs %s: this worker ends", doing)
+        faulthandler.dump_traceback()
         os._exit(1)

@@ -35,6 +35,8 @@ class LocalQueue:
         self.current: Task | None = None
         self.started_at = 0.0
         """Monotonic seconds at which `current` was begun."""
+        self.active_at = time.monotonic()
+        """Monotonic seconds at which the thread that runs programs last ended one or looked for one."""
         self.mean_s = 0.02
         """Of recent runs."""
         self.share = 1
@@ -50,15 +52,16 @@ class LocalQueue:
     def start_next(self) -> Task | None:
         """The next task of those that are here, which is the current one from now on."""
         with self.changed:
+            self.active_at = time.monotonic()
             if not self.tasks or self.stopping:
                 return None
             self.current = self.tasks.popleft()
-            self.started_at = time.monotonic()
+            self.started_at = self.active_at
             return self.current
 
     def finish(self, task: Task, result: RunResult) -> None:
         with self.changed:
-            now = time.monotonic()
+            now = self.active_at = time.monotonic()
             self.mean_s = 0.8 * self.mean_s + 0.2 * (now - self.started_at)
             if not self.results:
                 self.oldest_result_at = now

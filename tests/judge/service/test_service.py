@@ -303,14 +303,15 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
 
 
 def heartbeat(isolation: str) -> dict[str, Any]:
-    """Of a worker whose heartbeats come all the time."""
-    return {"isolation": isolation, "at": time.time() + 3600, "protocol": str(PROTOCOL)}
+    return {"isolation": isolation, "beat": 0, "protocol": str(PROTOCOL)}
 
 
 @pytest.mark.slow
 def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url) as client:
-        client.execute_command(*requirements.register("weak", heartbeat("none")))
+        # As if its heartbeats came all the time.
+        state = heartbeat("none") | {"at": time.time() + 3600}
+        client.hset(queue.WORKERS, "weak", json.dumps(state))
     with (
         pytest.raises(UserError, match="worker weak runs under none on the same queue"),
         running_judge(tmp_path, workers=1, redis_url=server.url, preload=False),
@@ -368,7 +369,8 @@ def test_a_worker_that_speaks_another_version_does_not_join(server: EmbeddedRedi
 def test_a_judge_does_not_start_beside_what_speaks_another_version(server: EmbeddedRedis, who: str) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         if who == "worker":
-            client.hset(queue.WORKERS, "other", json.dumps(heartbeat("strict") | {"protocol": "9.0"}))
+            state = heartbeat("strict") | {"protocol": "9.0", "at": time.time()}
+            client.hset(queue.WORKERS, "other", json.dumps(state))
         else:
             state = {"tier": "strict", "protocol": "9.0", "till": time.time() + 3600}
             client.hset(requirements.REQUIREMENTS, "other", json.dumps(state))
