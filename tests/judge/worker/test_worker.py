@@ -33,7 +33,7 @@ from rstar2.judge.worker.sessions import WorkerSessions
 from rstar2.judge.worker.settings import WorkerSettings
 
 FAULTS = """
-import faulthandler, sys, time
+import sys, time
 from rstar2.judge.worker import consumer
 from rstar2.judge.worker import main as worker
 
@@ -47,16 +47,20 @@ class Sandbox:
     def exceptions(self): return ["nothing is"]
     def abort(self, run_id): raise ValueError("abort is broken")
     def profile_next_zygote(self):
-        if FAULT == "hangs between programs": time.sleep(3600)
+        if FAULT == "hangs between programs": hang()
         if FAULT == "raises between programs": raise ValueError("profiling is broken")
         return False
     def run(self, request, run_id):
         if FAULT == "raises": raise ValueError("the sandbox is broken")
+        if FAULT == "hangs": hang()
         time.sleep(3600)
 
+def hang():
+    # Only now: before, a slow machine must not be taken for a thread that hangs.
+    consumer.HUNG_S = 0.5
+    time.sleep(3600)
+
 FAULT = sys.argv[1]
-if "hangs" in FAULT:
-    consumer.HUNG_S = 5.0
 worker.Sandbox = Sandbox
 worker.main()
 """
