@@ -206,6 +206,8 @@ class Consumer:
             commands["fetch"] = self._fetch_command(count, streams, block_ms)
         asked_at = time.monotonic()
         replies = self.connection.execute(commands)
+        if block_ms is None:
+            local.exchanged(time.monotonic() - asked_at)
         self.beats += "heartbeat" in commands
         if running is not None and replies["state"] not in ("", queue.delivered_state(running)):
             # Nobody waits for it, or only for another run under its id, which was asked for meanwhile.

@@ -307,7 +307,6 @@ ALWAYS = {"at": time.time() + 3600}
 
 
 def heartbeat(isolation: str) -> dict[str, Any]:
-    """What a worker sends as its heartbeat; Redis adds when it came."""
     return {"isolation": isolation, "beat": 0, "protocol": str(PROTOCOL)}
 
 
@@ -315,7 +314,8 @@ def heartbeat(isolation: str) -> dict[str, Any]:
 def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url) as client:
         # As if its heartbeats came all the time.
-        client.hset(queue.WORKERS, "weak", json.dumps(heartbeat("none") | ALWAYS))
+        state = heartbeat("none") | {"at": time.time() + 3600}
+        client.hset(queue.WORKERS, "weak", json.dumps(state))
     with (
         pytest.raises(UserError, match="worker weak runs under none on the same queue"),
         running_judge(tmp_path, workers=1, redis_url=server.url, preload=False),
@@ -373,7 +373,8 @@ def test_a_worker_that_speaks_another_version_does_not_join(server: EmbeddedRedi
 def test_a_judge_does_not_start_beside_what_speaks_another_version(server: EmbeddedRedis, who: str) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         if who == "worker":
-            client.hset(queue.WORKERS, "other", json.dumps(heartbeat("strict") | ALWAYS | {"protocol": "9.0"}))
+            state = heartbeat("strict") | {"protocol": "9.0", "at": time.time()}
+            client.hset(queue.WORKERS, "other", json.dumps(state))
         else:
             state = {"tier": "strict", "protocol": "9.0", "till": time.time() + 3600}
             client.hset(requirements.REQUIREMENTS, "other", json.dumps(state))
