@@ -18,7 +18,6 @@ from rstar2.errors import RStarError
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.redis_connection import sync_client
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.worker.consumer import Consumer
@@ -58,8 +57,6 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, pr
         consumer = Consumer(name, client, local, about, sandbox.abort)
         thread = threading.Thread(target=consumer.run, name="consumer")
         thread.start()
-        # Only now: the other thread is to stay free.
-        sandbox.set_affinity(CpuAffinity())
         try:
             turn = 0
             while not local.stopping:

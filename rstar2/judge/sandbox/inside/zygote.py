@@ -126,8 +126,6 @@ class Zygote:
         self._usage = usage
         self._next_check = 0.0
         self._turn = 0
-        self._cpus = spec["cpus"]
-        self._cpu = -1
         self._children: dict[int, _Child] = {}
         self._zygotes: set[int] = set()
         self._events = select.poll()
@@ -168,9 +166,6 @@ class Zygote:
 
     def _start(self, start: StartCommand, fds: list[int]) -> Forked | None:
         """Fork one program. None in the zygote."""
-        if start["cpu"] != self._cpu:
-            self._cpu = start["cpu"]
-            set_affinity(self._cpus if self._cpu < 0 else [self._cpu])
         others_s = 0.0 if start["session"] else self._group_cpu_seconds()
         try:
             init, pid = self._fork()
@@ -209,7 +204,6 @@ class Zygote:
         """In the forked process: take the program's descriptors, confine it, drop everything else."""
         try:
             os.setsid()
-            set_affinity(self._cpus)
             names = start["fds"]
             groups = [fd for name, fd in zip(names, fds, strict=True) if name == "group"]
             code = b""
@@ -401,7 +395,6 @@ class Zygote:
         self._control.close()
         if self._ring >= 0:
             os.close(self._ring)
-        set_affinity(self._cpus)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, _SIGKILL)
         control = _socket.socket(fileno=fd)
         for group in groups[:preload_groups]:
@@ -425,11 +418,3 @@ class Zygote:
 
 def _check_interval_s() -> float:
     return _CHECK_S + os.urandom(1)[0] / 1000
-
-
-def set_affinity(cpus: list[int]) -> None:
-    """Restrict this process to some CPUs, where the machine allows it."""
-    try:
-        os.sched_setaffinity(0, cpus)
-    except OSError:
-        return
