@@ -74,7 +74,7 @@ class Program:
         return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def make_main_module(path: str) -> dict[str, Any]:
+def make_main_module(path: str, source: str | None = None) -> dict[str, Any]:
     """Make a new __main__ and reseed random number generators. Returns the namespace for the program."""
     module = type(sys)("__main__")
     module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
@@ -82,7 +82,9 @@ def make_main_module(path: str) -> dict[str, Any]:
     sys.modules["__main__"] = module
     sys.argv = [path]
     sys.path.insert(0, os.path.dirname(path))
-    _reseed()
+    # For speed only: most programs need no reseeding.
+    if source is None or "rand" in source or "scipy" in sys.modules:
+        _reseed()
     return module.__dict__
 
 
@@ -128,7 +130,7 @@ def execute(source: str, path: str, namespace: dict[str, Any]) -> object:
 
 def _run(program: Program) -> _End:
     path = f"{program.work_dir}/{NAME}"
-    namespace = make_main_module(path)
+    namespace = make_main_module(path, program.code)
     if any(word in program.code for word in _READERS):
         _write_source(path, program.code)
         namespace["__file__"] = path
