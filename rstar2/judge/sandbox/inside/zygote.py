@@ -255,7 +255,8 @@ class Zygote:
         """Have every later fork begin with copies of the pages that this child, and we, wrote since it was forked."""
         answer: dict[str, Any] = {"key": child.key, "prefaulted": 0}
         try:
-            # While the child lives, because only then do the two share what neither has written.
+            # While the child lives: a page that the two no longer share is then a page of its own, and is not
+            # copied together with a huge page around it.
             pages = prefault.written_by_either(child.pid)
             prefault.register(self._ring, pages)
             answer["prefaulted"] = len(pages)
