@@ -19,7 +19,6 @@ from rstar2.judge.fail_fast import fail_fast
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.redis_connection import sync_client
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.worker.consumer import Consumer
@@ -65,8 +64,6 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, pr
     # A daemon, so that it does not outlive this thread, in whatever way this one ends.
     thread = threading.Thread(target=consumer.run, name="consumer", daemon=True)
     thread.start()
-    # Only now: the other thread is to stay free.
-    sandbox.set_affinity(CpuAffinity())
     sessions = WorkerSessions(sandbox)
     turn = 0
     while not local.stopping:

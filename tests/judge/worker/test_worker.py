@@ -25,7 +25,6 @@ from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.queue.redis_connection import SyncRedisConnection
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
 from rstar2.judge.schema import Isolation, RunRequest, RunResult
 from rstar2.judge.service.settings import JudgeHandle
 from rstar2.judge.worker import consumer, local_queue
@@ -45,7 +44,6 @@ class Sandbox:
     def __init__(self, *args, **options): pass
     def start(self): pass
     def start_zygotes(self): pass
-    def set_affinity(self, affinity): pass
     def close(self): pass
     def exceptions(self): return ["nothing is"]
     def abort(self, run_id): raise ValueError("abort is broken")
@@ -207,7 +205,6 @@ class Quick:
     def start_zygotes(self) -> None:
         self.loaded += 1
 
-    def set_affinity(self, affinity: CpuAffinity) -> None: ...
     def close(self) -> None: ...
     def abort(self, run_id: str) -> None: ...
     def exceptions(self) -> list[str]:

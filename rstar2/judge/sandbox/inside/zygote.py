@@ -142,8 +142,6 @@ class Zygote:
         self._usage = usage
         self._next_check = 0.0
         self._in_turn = 0
-        self._cpus = spec["cpus"]
-        self._cpu = -1
         self._children: dict[int, _Child] = {}
         """By their process's descriptor."""
         self._sessions: dict[int, _Child] = {}
@@ -193,9 +191,6 @@ class Zygote:
 
     def _start(self, start: StartCommand, fds: list[int]) -> Forked | None:
         """Fork one program. None in the zygote."""
-        if start["cpu"] != self._cpu:
-            self._cpu = start["cpu"]
-            set_affinity(self._cpus if self._cpu < 0 else [self._cpu])
         others_s = 0.0 if start["session"] else self._group_cpu_seconds()
         control = self._control
         if "control" in start["fds"]:
@@ -242,7 +237,6 @@ class Zygote:
         """In the forked process: take the program's descriptors, confine it, drop everything else."""
         try:
             os.setsid()
-            set_affinity(self._cpus)
             names = start["fds"]
             groups = [fd for name, fd in zip(names, fds, strict=True) if name == "group"]
             code = b""
@@ -327,7 +321,8 @@ class Zygote:
         """Have every later fork begin with copies of the pages that this child, and we, wrote since it was forked."""
         answer: dict[str, Any] = {"key": child.key, "prefaulted": 0}
         try:
-            # While the child lives, because only then do the two share what neither has written.
+            # While the child lives: a page that the two no longer share is then a page of its own, and is not
+            # copied together with a huge page around it.
             pages = prefault.written_by_either(child.pid)
             prefault.register(self._ring, pages)
             answer["prefaulted"] = len(pages)
@@ -489,7 +484,6 @@ class Zygote:
             inherited.close()
         if self._ring >= 0:
             os.close(self._ring)
-        set_affinity(self._cpus)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, _SIGKILL)
         control = _socket.socket(fileno=fd)
         for group in groups[:preload_groups]:
@@ -522,11 +516,3 @@ def _report(child: _Child, report: dict[str, Any]) -> None:
 
 def _check_interval_s() -> float:
     return _CHECK_S + os.urandom(1)[0] / 1000
-
-
-def set_affinity(cpus: list[int]) -> None:
-    """Restrict this process to some CPUs, where the machine allows it."""
-    try:
-        os.sched_setaffinity(0, cpus)
-    except OSError:
-        return
