@@ -35,6 +35,8 @@ class LocalQueue:
         self.current: Task | None = None
         self.started_at = 0.0
         """Monotonic seconds at which `current` was begun."""
+        self.cells: list[Task] = []
+        """Cells that run, or wait for their session, while the worker does something else."""
         self.mean_s = 0.02
         """Of recent runs."""
         self.share = 1
@@ -69,6 +71,21 @@ class LocalQueue:
             is_due = self.share < 2 or self.mean_s > LINGER_S or len(self.results) >= MAX_PREFETCH
             if self.tasks and (is_due or self.tasks_to_fetch()):
                 self.changed.notify_all()
+
+    def set_cell_aside(self, task: Task) -> None:
+        """Let the current cell go on while the worker does something else."""
+        with self.changed:
+            self.cells.append(task)
+            self.current = None
+
+    def finish_cell(self, task: Task, result: RunResult) -> None:
+        """Take the result of a cell that was set aside."""
+        with self.changed:
+            self.cells.remove(task)
+            if not self.results:
+                self.oldest_result_at = time.monotonic()
+            self.results.append((task, result))
+            self.changed.notify_all()
 
     def wake_if_tasks_wait(self) -> None:
         """Have the other thread watch how long the tasks here wait for the current one."""
@@ -116,7 +133,7 @@ class LocalQueue:
     def session_activity(self) -> tuple[float, set[str]]:
         """Until when every cell queued for this worker has come here, and the sessions with cells not yet run."""
         with self.changed:
-            here = [*self.tasks, *([self.current] if self.current else [])]
+            here = [*self.tasks, *self.cells, *([self.current] if self.current else [])]
             return self.fetched_at, {task.session for task in here if task.is_cell}
 
     def add_fetched(self, tasks: list[Task], asked_for: int, asked_at: float) -> None:

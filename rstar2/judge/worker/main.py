@@ -52,7 +52,7 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, pr
         UserError: its tier is below what a judge of the queue requires.
     """
     sandbox.start()
-    sessions = WorkerSessions(sandbox)
+    sessions = WorkerSessions(sandbox, local)
     try:
         about = {"isolation": sandbox.isolation, "exceptions": sandbox.exceptions()}
         consumer = Consumer(name, client, local, about, sandbox.abort)
@@ -73,9 +73,13 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, pr
                         sandbox.start_zygotes()
                     if task is None or turn % PROFILE_EVERY == 0:
                         sandbox.profile_next_zygote()
-                if task is not None:
-                    local.finish(task, sessions.run_task(task) if task.is_cell else run_task(sandbox, task))
+                if task is not None and task.is_cell:
+                    sessions.run_task(task)
+                elif task is not None:
+                    local.finish(task, run_task(sandbox, task))
+                sessions.raise_errors()
                 local.sessions = len(sessions.open)
+            sessions.finish()
         finally:
             local.stop()
             thread.join(10)

