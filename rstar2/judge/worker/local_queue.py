@@ -39,6 +39,8 @@ class LocalQueue:
         """Monotonic seconds at which `current` was begun."""
         self.active_at = time.monotonic()
         """Monotonic seconds at which the thread that runs programs last ended one or looked for one."""
+        self.cells: list[Task] = []
+        """Cells that run, or wait for their session, while the worker does something else."""
         self.mean_s = 0.02
         """Of recent runs."""
         self.exchange_s = 0.0
@@ -76,6 +78,21 @@ class LocalQueue:
             is_due = self.share < 2 or self.mean_s > LINGER_S or len(self.results) >= MAX_PREFETCH
             if self.tasks and (is_due or self.tasks_to_fetch()):
                 self.changed.notify_all()
+
+    def set_cell_aside(self, task: Task) -> None:
+        """Let the current cell go on while the worker does something else."""
+        with self.changed:
+            self.cells.append(task)
+            self.current = None
+
+    def finish_cell(self, task: Task, result: RunResult) -> None:
+        """Take the result of a cell that was set aside."""
+        with self.changed:
+            self.cells.remove(task)
+            if not self.results:
+                self.oldest_result_at = time.monotonic()
+            self.results.append((task, result))
+            self.changed.notify_all()
 
     def wake_if_tasks_wait(self) -> None:
         """Have the other thread watch how long the tasks here wait for the current one."""
@@ -128,7 +145,7 @@ class LocalQueue:
     def session_activity(self) -> tuple[float, set[str]]:
         """Until when every cell queued for this worker has come here, and the sessions with cells not yet run."""
         with self.changed:
-            here = [*self.tasks, *([self.current] if self.current else [])]
+            here = [*self.tasks, *self.cells, *([self.current] if self.current else [])]
             return self.fetched_at, {task.session for task in here if task.is_cell}
 
     def add_fetched(self, tasks: list[Task], asked_for: int, asked_at: float) -> None:

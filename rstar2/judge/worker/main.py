@@ -64,7 +64,7 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, pr
     # A daemon, so that it does not outlive this thread, in whatever way this one ends.
     thread = threading.Thread(target=consumer.run, name="consumer", daemon=True)
     thread.start()
-    sessions = WorkerSessions(sandbox)
+    sessions = WorkerSessions(sandbox, local)
     turn = 0
     while not local.stopping:
         task = consumer.next_task(IDLE_S)
@@ -77,9 +77,13 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, pr
                 sandbox.start_zygotes()
             if task is None or turn % PROFILE_EVERY == 0:
                 sandbox.profile_next_zygote()
-        if task is not None:
-            local.finish(task, sessions.run_task(task) if task.is_cell else run_task(sandbox, task))
+        if task is not None and task.is_cell:
+            sessions.run_task(task)
+        elif task is not None:
+            local.finish(task, run_task(sandbox, task))
+        sessions.raise_errors()
         local.sessions = len(sessions.open)
+    sessions.finish()
     thread.join(STOP_S)
     sandbox.close()
     if consumer.rejected is not None:

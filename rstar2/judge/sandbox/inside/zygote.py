@@ -348,10 +348,7 @@ class Zygote:
             return None
         turn_left = self._turns.seconds_left()
         if turn_left == 0:
-            evading = self._turns.pass_on()
-            for child in self._sessions.values():
-                if child.processes in evading:
-                    self._kill(child)
+            self._turns.pass_on()
             turn_left = self._turns.seconds_left()
         now = time.monotonic()
         if now >= self._next_check:
@@ -370,7 +367,7 @@ class Zygote:
     def _check(self, child: _Child) -> None:
         """Bound a program's share of the processors, and end it if it has filled the disk."""
         if child.processes.is_stopped:
-            # Nothing is known that could continue it, but to look costs little.
+            # Nothing is known that could continue it, but to look again costs little.
             child.processes.stop()
         else:
             processes.bound_share(child.all_processes())
