@@ -30,8 +30,8 @@ local function understands(spoken) return string.match(spoken or '', '^%d+%.') =
 """
 
 _REGISTER = (
-    _UNDERSTANDS
-    + WRITE_HEARTBEAT
+    WRITE_HEARTBEAT
+    + _UNDERSTANDS
     + """
 local now = tonumber(redis.call('TIME')[1])
 local known = redis.call('HGETALL', KEYS[1])

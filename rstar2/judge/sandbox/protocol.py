@@ -43,8 +43,6 @@ class JailSpec(TypedDict):
     """The seccomp filter of programs, in BPF. Empty: none."""
     max_processes: int
     """Processes and threads of one program."""
-    cpus: list[int]
-    """The CPUs that programs may use."""
 
 
 class StartCommand(TypedDict):
@@ -66,8 +64,6 @@ class StartCommand(TypedDict):
     """Sessions of the same user are open: what they have of processes and threads does not count as this program's."""
     uid: int
     """User to become; -1: keep the zygote's."""
-    cpu: int
-    """The CPU for the zygote to stay on; -1: any. Programs may use all."""
     memory_mb: int
     most_memory: int
     """Bytes that all its processes may have together, besides what the zygote has; 0: a control group limits them."""

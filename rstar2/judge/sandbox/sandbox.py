@@ -13,7 +13,6 @@ from pathlib import Path
 from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import escape_tests, tiers
 from rstar2.judge.sandbox.host.cgroups import Cgroup
-from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
 from rstar2.judge.sandbox.host.removal import Removal
 from rstar2.judge.sandbox.host.users import USERS_PER_JAIL
 from rstar2.judge.sandbox.inside.program import NONCE
@@ -27,8 +26,6 @@ from rstar2.judge.sandbox.zygote_kinds import PARENTS, PROFILE_PROGRAMS, ZygoteK
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation, RunRequest, RunResult
 
 _MIB = 1 << 20
-_OVERHEAD_S = 0.0008
-"""CPU seconds of the worker and its zygote per program, about."""
 _KERNEL_BYTES = 64 * _MIB
 """Page tables and kernel memory of a program, which its own limit does not count."""
 _PROFILE_RUNS = 4
@@ -66,9 +63,6 @@ class Sandbox:
         self._spec: JailSpec | None = None
         self._jail: Jail | None = None
         self._all_zygotes = False
-        self._affinity: CpuAffinity | None = None
-        self._used_s = 0.0
-        """CPU seconds of all programs so far, and of the work around them."""
         self._key = 0
         self._baseline = 0
         self._sessions: dict[int, Session] = {}
@@ -152,10 +146,6 @@ class Sandbox:
         for kind in PARENTS:
             jail.start_zygote(kind)
 
-    def set_affinity(self, affinity: CpuAffinity) -> None:
-        """From now on keep the zygotes, and the thread that runs programs, on one CPU."""
-        self._affinity = affinity
-
     def _open_jail(self) -> Jail:
         """The jail, emptied of the program before; built if it was lost."""
         if self._jail is not None:
@@ -192,7 +182,6 @@ class Sandbox:
             with self._abort.watch(run_id) as abort:
                 end = wait_for_end(jail, kind, command["key"], streams, began + request.timeout_s, abort)
             wall_s = time.monotonic() - began
-            self._used_s += end.cpu_s + _OVERHEAD_S
             report_kind, text = streams.reported(nonce)
             outcome = end.outcome(jail.cgroup, kills, report_kind)
             if end.problem:
@@ -243,7 +232,6 @@ class Sandbox:
             ),
             beside_sessions=bool(self._sessions) and tiers.counts_sessions(jail.spec),
             uid=tiers.program_uid(jail.spec, session),
-            cpu=-1 if self._affinity is None else self._affinity.update(self._used_s),
             memory_mb=memory_mb,
             most_memory=0 if is_memory_counted else memory_mb * _MIB + _KERNEL_BYTES,
             work_dir=self._work_dir(jail.spec, session),
@@ -376,8 +364,6 @@ class Sandbox:
                 self._removal.take(Path(self._spec["work_dir"]), wait=False)
         self._removal.close()
         self._abort.close()
-        if self._affinity is not None:
-            self._affinity.release()
 
 
 def _looks_itself_up(code: str) -> bool:

@@ -53,7 +53,6 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
         landlock_abi=abi,
         program_filter=_program_filter(tier, abi),
         max_processes=MAX_PROCESSES,
-        cpus=sorted(os.sched_getaffinity(0)),
     )
 
 

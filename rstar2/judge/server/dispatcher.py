@@ -399,7 +399,7 @@ class Dispatcher:
             stored.popleft()
         if self._held_bytes() <= DROP_SHARE * self.allowed_bytes:
             return
-        dropped = []
+        dropped: list[str] = []
         while stored and now - stored[0][0] > DROP_AFTER_S and len(dropped) < STATES_AT_ONCE:
             dropped.append(stored.popleft()[1])
         if ids := [run_id for run_id in dropped if run_id not in self.waiting]:

@@ -44,7 +44,6 @@ def understood(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def living_workers(dispatcher: Dispatcher) -> list[dict[str, Any]]:
-    """The heartbeats of workers that live, whatever they speak."""
     return living(await worker_states(dispatcher))
 
 
@@ -140,11 +139,11 @@ def metrics_router(dispatcher: Dispatcher) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        living = await living_workers(dispatcher)
-        workers = understood(living)
+        speaking = await living_workers(dispatcher)
+        workers = understood(speaking)
         status = "ok" if workers else "no workers"
-        if living and not workers:
-            other = living[0]
+        if speaking and not workers:
+            other = speaking[0]
             them, spoken = f"worker {other['name']}", other.get("protocol")
             fault = conflict(
                 "this judge", them, spoken, we_are="the judge", they_are=f"the machine of {them}"

@@ -32,6 +32,8 @@ from rstar2.retry import Backoff
 MAX_HELD = 10_000
 """More programs than a worker ever holds."""
 BLOCK_MS = 300
+CELLS_BLOCK_MS = 10
+"""The same while cells run beside what the worker does: their results must not wait for long."""
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 REMIND_S = 60.0
@@ -141,13 +143,13 @@ class Consumer:
                         self._recover_delivered()
                         local.set_connected(True)
                     self._exchange(waits=False)
-                    if local.stopping and local.current is None and not local.results:
+                    if local.stopping and local.current is None and not local.cells and not local.results:
                         execute(self.client, queue.remove_worker(self.name))
                         return
                 backoff.reset()
             except redis.RedisError as error:
                 self._disconnected(error)
-                if local.stopping and not local.results:
+                if local.stopping and not local.cells and not local.results:
                     return
                 time.sleep(backoff.next_s())
 
@@ -164,7 +166,7 @@ class Consumer:
         found = Task.from_reply(replies["own"]) + self._with_returned(replies["told"], MAX_HELD)
         local = self.local
         with local.changed:
-            held = [*local.tasks, local.current, *(task for task, _ in local.results)]
+            held = [*local.tasks, *local.cells, local.current, *(task for task, _ in local.results)]
             entries = {task.entry for task in held if task is not None}
             local.tasks.extend(task for task in found if task.entry not in entries)
 
@@ -177,7 +179,7 @@ class Consumer:
             running = local.current if local.is_long() else None
             count, block_ms = local.tasks_to_fetch(), None
             if local.is_idle():
-                count, block_ms = (count, BLOCK_MS) if waits else (0, None)
+                count, block_ms = (count, CELLS_BLOCK_MS if local.cells else BLOCK_MS) if waits else (0, None)
         if self.more_returned:
             block_ms = None
         if running is not None and running.is_cell:
@@ -206,6 +208,8 @@ class Consumer:
             commands["fetch"] = self._fetch_command(count, streams, block_ms)
         asked_at = time.monotonic()
         replies = self.connection.execute(commands)
+        if block_ms is None:
+            local.exchanged(time.monotonic() - asked_at)
         self.beats += "heartbeat" in commands
         if running is not None and replies["state"] not in ("", queue.delivered_state(running)):
             # Nobody waits for it, or only for another run under its id, which was asked for meanwhile.

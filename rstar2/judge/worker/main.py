@@ -19,7 +19,6 @@ from rstar2.judge.fail_fast import fail_fast
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.redis_connection import sync_client
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.worker.consumer import Consumer
@@ -65,9 +64,7 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, pr
     # A daemon, so that it does not outlive this thread, in whatever way this one ends.
     thread = threading.Thread(target=consumer.run, name="consumer", daemon=True)
     thread.start()
-    # Only now: the other thread is to stay free.
-    sandbox.set_affinity(CpuAffinity())
-    sessions = WorkerSessions(sandbox)
+    sessions = WorkerSessions(sandbox, local)
     turn = 0
     while not local.stopping:
         task = consumer.next_task(IDLE_S)
@@ -80,9 +77,13 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, pr
                 sandbox.start_zygotes()
             if task is None or turn % PROFILE_EVERY == 0:
                 sandbox.profile_next_zygote()
-        if task is not None:
-            local.finish(task, sessions.run_task(task) if task.is_cell else run_task(sandbox, task))
+        if task is not None and task.is_cell:
+            sessions.run_task(task)
+        elif task is not None:
+            local.finish(task, run_task(sandbox, task))
+        sessions.raise_errors()
         local.sessions = len(sessions.open)
+    sessions.finish()
     thread.join(STOP_S)
     sandbox.close()
     if consumer.rejected is not None:

@@ -458,29 +458,31 @@ for _ in range(20):
 """
 
 
-def _evade_the_stop(sandbox: Sandbox) -> tuple[bool, bool]:
-    """Whether the session lives, and whether its processes run on."""
+def _evade_the_stop(sandbox: Sandbox) -> tuple[dict[int, float], dict[int, float]]:
+    """CPU seconds of a session's processes after a cell, and after a program that ran since."""
     before = programs(os.getpid())
     session = sandbox.open_session(kind="bare")
-    assert cell(session, _EVADE, timeout_s=1.0).outcome in ("ok", "timeout", "memory")
+    # It may run out of processes itself.
+    cell(session, _EVADE)
 
     def used() -> dict[int, float]:
         return _all_used([pid for pid in programs(os.getpid()) if pid not in before])
 
     first = used()
-    lives = session.alive
-    time.sleep(0.2)
-    runs_on = used() != first
+    sandbox.run(
+        RunRequest(code="import time\nwhile time.process_time() < 0.2: pass", timeout_s=TIMEOUT_S), "a"
+    )
+    second = used()
     session.close()
-    return lives, runs_on
+    return first, second
 
 
 @pytest.mark.parametrize("user", ["strict", "strict_user"])
-def test_a_session_that_cannot_be_stopped_ends(user: str, request: pytest.FixtureRequest) -> None:
+def test_processes_that_replace_one_another_do_not_run_on(user: str, request: pytest.FixtureRequest) -> None:
     sandbox = request.getfixturevalue(user)
     worker = sandbox if isinstance(sandbox, OrdinaryUser) else ThisUser(sandbox)
-    _, runs_on = worker.do(_evade_the_stop)
-    assert not runs_on
+    first, second = worker.do(_evade_the_stop)
+    assert first == second
 
 
 def test_a_timer_that_continues_a_stopped_session_is_refused(session: Session) -> None:
@@ -548,7 +550,7 @@ def _cells_that_compute(sandbox: Sandbox, timeout_s: float) -> tuple[bool, list[
     began = time.monotonic()
     for number, session in enumerate(sessions[:3]):
         cells.begin(str(number), session, "while True: pass", timeout_s)
-    honest = f"end = time.process_time() + {timeout_s / 2}\nwhile time.process_time() < end: pass"
+    honest = f"end = time.process_time() + {timeout_s / 20}\nwhile time.process_time() < end: pass"
     cells.begin("honest", sessions[3], honest, timeout_s)
     alone: set[int] = set()
 
@@ -576,6 +578,6 @@ def test_one_cell_computes_at_a_time_and_waiting_for_it_does_not_count(
         assert {result.outcome for result in endless} == {"timeout"}
         assert all(result.queue_s > 0 for result in endless)
         assert all(timeout_s <= result.wall_s <= elapsed - result.queue_s + 0.1 for result in endless)
-        if each_was_alone and honest.outcome == "ok" and elapsed > 2 * timeout_s:
+        if each_was_alone and honest.outcome == "ok":
             return
     pytest.fail(f"the honest cell: {honest.outcome}, all in {elapsed:g} s, each alone: {each_was_alone}")

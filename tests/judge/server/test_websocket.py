@@ -298,25 +298,6 @@ def test_a_result_is_kept_until_its_client_has_read_it(judge: JudgeHandle) -> No
         wait_reported(names)
 
 
-def test_a_connection_whose_writer_fails_ends_and_does_not_leave_its_client_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def broken(_: StreamConnection) -> None:
-        raise ValueError("the writer is broken")
-
-    monkeypatch.setattr(StreamConnection, "send_responses", broken)
-    app = FastAPI()
-    dispatcher: Any = None
-    app.include_router(websocket_router(dispatcher))
-    with (
-        pytest.raises(ExceptionGroup) as ended,
-        TestClient(app) as client,
-        client.websocket_connect("/v1/runs/stream") as connection,
-    ):
-        connection.receive_text()
-    assert [str(error) for error in ended.value.exceptions] == ["the writer is broken"]
-
-
 def test_another_program_under_an_id_in_use_on_the_connection_is_refused_by_name(
     judge: JudgeHandle, stream: ClientConnection
 ) -> None:
@@ -339,3 +320,22 @@ def test_another_program_under_an_id_in_use_on_the_connection_is_refused_by_name
     stream.send(json.dumps([{"id": "twice", "cancel": True}]))
     assert receive(stream, 1) == {"twice": {"id": "twice", "cancelled": True}}
     none_left(judge)
+
+
+def test_a_connection_whose_writer_fails_ends_and_does_not_leave_its_client_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(_: StreamConnection) -> None:
+        raise ValueError("the writer is broken")
+
+    monkeypatch.setattr(StreamConnection, "send_responses", broken)
+    app = FastAPI()
+    dispatcher: Any = None
+    app.include_router(websocket_router(dispatcher))
+    with (
+        pytest.raises(ExceptionGroup) as ended,
+        TestClient(app) as client,
+        client.websocket_connect("/v1/runs/stream") as connection,
+    ):
+        connection.receive_text()
+    assert [str(error) for error in ended.value.exceptions] == ["the writer is broken"]

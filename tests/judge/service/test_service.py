@@ -302,16 +302,20 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
         assert client.run(RunRequest(code="1", timeout_s=TIMEOUT_S)).isolation == "none"
 
 
+ALWAYS = {"at": time.time() + 3600}
+"""As if a worker's heartbeats came all the time."""
+
+
 def heartbeat(isolation: str) -> dict[str, Any]:
-    """Of a worker whose heartbeats come all the time."""
-    return {"isolation": isolation, "at": time.time() + 3600, "protocol": str(PROTOCOL)}
+    return {"isolation": isolation, "beat": 0, "protocol": str(PROTOCOL)}
 
 
 @pytest.mark.slow
 def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url) as client:
         # As if its heartbeats came all the time.
-        client.hset(queue.WORKERS, "weak", json.dumps(heartbeat("none")))
+        state = heartbeat("none") | {"at": time.time() + 3600}
+        client.hset(queue.WORKERS, "weak", json.dumps(state))
     with (
         pytest.raises(UserError, match="worker weak runs under none on the same queue"),
         running_judge(tmp_path, workers=1, redis_url=server.url, preload=False),
@@ -321,8 +325,7 @@ def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, serv
 
 def test_what_a_killed_judge_required_expires(server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
-        # Its clock counts for nothing.
-        state = heartbeat("landlock") | {"at": time.time() - 3600}
+        state = heartbeat("landlock")
         refused = ["isolation", "judge judge", "strict"]
         assert client.execute_command(*requirements.require("judge", "strict")) == []
         assert client.execute_command(*requirements.register("weak", state)) == refused
@@ -370,7 +373,8 @@ def test_a_worker_that_speaks_another_version_does_not_join(server: EmbeddedRedi
 def test_a_judge_does_not_start_beside_what_speaks_another_version(server: EmbeddedRedis, who: str) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         if who == "worker":
-            client.hset(queue.WORKERS, "other", json.dumps(heartbeat("strict") | {"protocol": "9.0"}))
+            state = heartbeat("strict") | {"protocol": "9.0", "at": time.time()}
+            client.hset(queue.WORKERS, "other", json.dumps(state))
         else:
             state = {"tier": "strict", "protocol": "9.0", "till": time.time() + 3600}
             client.hset(requirements.REQUIREMENTS, "other", json.dumps(state))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +25,6 @@ from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.queue.redis_connection import SyncRedisConnection
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
 from rstar2.judge.schema import Isolation, RunRequest, RunResult
 from rstar2.judge.service.settings import JudgeHandle
 from rstar2.judge.worker import consumer, local_queue
@@ -32,8 +33,9 @@ from rstar2.judge.worker.local_queue import LocalQueue
 from rstar2.judge.worker.sessions import WorkerSessions
 from rstar2.judge.worker.settings import WorkerSettings
 
+BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks" / "judge_slow_link.py"
 FAULTS = """
-import faulthandler, sys, time
+import sys, time
 from rstar2.judge.worker import consumer
 from rstar2.judge.worker import main as worker
 
@@ -42,21 +44,24 @@ class Sandbox:
     def __init__(self, *args, **options): pass
     def start(self): pass
     def start_zygotes(self): pass
-    def set_affinity(self, affinity): pass
     def close(self): pass
     def exceptions(self): return ["nothing is"]
     def abort(self, run_id): raise ValueError("abort is broken")
     def profile_next_zygote(self):
-        if FAULT == "hangs between programs": time.sleep(3600)
+        if FAULT == "hangs between programs": hang()
         if FAULT == "raises between programs": raise ValueError("profiling is broken")
         return False
     def run(self, request, run_id):
         if FAULT == "raises": raise ValueError("the sandbox is broken")
+        if FAULT == "hangs": hang()
         time.sleep(3600)
 
+def hang():
+    # Only now: before, a slow machine must not be taken for a thread that hangs.
+    consumer.HUNG_S = 0.5
+    time.sleep(3600)
+
 FAULT = sys.argv[1]
-if "hangs" in FAULT:
-    consumer.HUNG_S = 5.0
 worker.Sandbox = Sandbox
 worker.main()
 """
@@ -200,7 +205,6 @@ class Quick:
     def start_zygotes(self) -> None:
         self.loaded += 1
 
-    def set_affinity(self, affinity: CpuAffinity) -> None: ...
     def close(self) -> None: ...
     def abort(self, run_id: str) -> None: ...
     def exceptions(self) -> list[str]:
@@ -343,3 +347,53 @@ def test_a_lost_queue_is_logged_once_and_then_now_and_then(
     lost.next_warning = 0.0
     lost._disconnected(redis.ConnectionError("still away"))
     assert "still away" in caplog.messages[-1]
+
+
+def test_over_a_slow_link_a_worker_holds_what_it_runs_during_two_exchanges() -> None:
+    task = queue.Task(queue.TASKS, "1-1", "a", "{}", 0, time.time())
+
+    def share(mean_s: float, exchange_s: float, unfinished: int = 100_000) -> int:
+        local = LocalQueue()
+        local.mean_s = mean_s
+        local.exchanged(exchange_s)
+        local.update_share(unfinished, 1)
+        return local.share
+
+    # The programs of recipes take 0.3 s. On a fast link nothing waits behind one of them.
+    assert [share(mean_s, 0.0005) for mean_s in (0.002, 0.02, 0.3)] == [16, 5, 1]
+    assert [share(mean_s, 0.1) for mean_s in (0.002, 0.02, 0.3, 3.0)] == [116, 15, 2, 1]
+    assert share(0.0001, 1.0) == local_queue.MAX_PREFETCH + local_queue.MAX_AHEAD
+    assert share(0.002, 0.1, unfinished=7) == 7
+    local = LocalQueue()
+    local.exchanged(0.1)
+    local.add_fetched([task, task], 2, 0.0)
+    local.start_next()
+    local.started_at = time.monotonic() - 2 * local_queue.LONG_S
+    # Returned, it would take longer to run elsewhere than it waits here.
+    assert local.remove_returnable() == []
+    local.started_at -= TIMEOUT_S
+    assert local.remove_returnable() == [task]
+
+
+def test_few_exchanges_serve_many_programs_over_a_slow_link(server: EmbeddedRedis) -> None:
+    """However slow the machine: one exchange takes half a second, and a program takes nothing."""
+    names = [f"p{number}" for number in range(800)]
+    sandbox, local = Quick(), LocalQueue()
+    client: Any = redis.Redis.from_url(server.url, decode_responses=True)
+    client.execute_command(*queue.enqueue(dict.fromkeys(names, RunRequest(code="1").model_dump_json())))
+    client.config_resetstat()
+    link = runpy.run_path(str(BENCHMARK))["slow_link"]
+    with link(server.port, 0.25) as port:
+        url = f"redis://:{server.password}@127.0.0.1:{port}/0"
+        with redis.Redis.from_url(url, decode_responses=True, socket_timeout=TIMEOUT_S) as own:
+            working = threading.Thread(target=worker.work, args=("w", own, sandbox, local, False))
+            working.start()
+            try:
+                wait_until(lambda: client.hget(queue.OUTCOMES, "ok") == "800")
+                exchanges = client.info("commandstats")["cmdstat_xreadgroup"]["calls"]
+            finally:
+                local.stop()
+                working.join(TIMEOUT_S)
+    assert sandbox.runs == names
+    assert exchanges < len(names) / (2 * local_queue.MAX_PREFETCH)
+    client.close()

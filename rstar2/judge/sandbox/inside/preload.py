@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from rstar2.judge.sandbox.inside import program
+from rstar2.judge.sandbox.inside import program, syscalls
 
 ROUNDS = 4
 """The interpreter specializes its code while it runs; after this many rounds a fork need not do it again."""
@@ -103,9 +103,10 @@ def full() -> None:
 
 
 def freeze_memory() -> None:
-    """Have the garbage collector skip what was loaded.
+    """Have the garbage collector skip what was loaded, and move it into huge pages.
 
-    For speed only: collections in programs do not touch, and so do not copy, the zygote's pages.
+    For speed only: collections in programs do not touch, and so do not copy, the zygote's pages; for what huge
+    pages give, see `syscalls.use_huge_pages`.
     """
     if "tempfile" in sys.modules:
         # Programs have another folder for temporary files, and draw names of their own.
@@ -113,3 +114,4 @@ def freeze_memory() -> None:
         sys.modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
+    syscalls.use_huge_pages()

@@ -40,6 +40,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS =
 _SECCOMP_SET_MODE_FILTER = 1
 _SIGCHLD = 17
 _SIG_SETMASK = 2
+_MADV_COLLAPSE = 25
 _IORING_REGISTER_BUFFERS = 0
 _IO_URING_PARAMS = 120
 """Bytes of struct io_uring_params."""
@@ -241,3 +242,18 @@ def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
     vector = (ctypes.c_uint64 * (2 * len(spans)))(*[number for span in spans for number in span])
     count = ctypes.c_uint(len(spans))
     _check(_syscall(_IO_URING_REGISTER, ring, _IORING_REGISTER_BUFFERS, vector, count), "io_uring_register")
+
+
+def use_huge_pages() -> None:
+    """Collapse this process's private memory into huge pages where possible.
+
+    For speed only: a fork copies one entry of a huge page instead of 512, which is most of what a fork costs here.
+    """
+    with open("/proc/self/maps") as maps:
+        spans = [line.split() for line in maps if " rw-p " in line and " 00:00 0" in line]
+    for span in spans:
+        start, end = (int(edge, 16) for edge in span[0].split("-"))
+        start, end = (start + (1 << 21) - 1) >> 21 << 21, end >> 21 << 21
+        # A refusal (no huge page free, or the administrator wants none) costs speed and nothing else.
+        if end > start and "[stack]" not in span:
+            _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)

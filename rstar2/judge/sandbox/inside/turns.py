@@ -4,8 +4,9 @@ Together the sessions of a zygote thus take no more of the processors than one p
 no other cell.
 
 Sessions are stopped with SIGSTOP, because every tier and every user can do that; only root can use the freezer of
-control groups. A program can neither catch the signal nor undo it: what could continue a stopped process (its other
-processes, and a timer with SIGCONT, which the seccomp filter refuses) is stopped or refused too.
+control groups. A program can neither catch the signal nor undo it: what could continue a stopped process is stopped too
+(its other processes), or refused by the seccomp filter (a timer that sends SIGCONT). Nor can it run ahead of the signal
+with ever new processes: nobody reaps those whose parents have ended, and they count towards its limit of processes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 _SIGCONT, _SIGSTOP = 18, 19
 TURN_S = 0.05
 """How long a session computes before another one has its turn."""
-_STOP_TIMEOUT_S = 10.0
-"""A session that still runs this long after its turn evades the signal, by ever new processes. It is killed."""
 _LOOKS, _LOOK_INTERVAL_S = 8, 0.0002
 
 
@@ -89,15 +88,6 @@ class ProcessTree:
         waits_s = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
         return self._waited_s + waits_s
 
-    def evades(self) -> bool:
-        """Whether it cannot be stopped although its turn ended long ago."""
-        waits_since = self._waits_since
-        return (
-            not self.is_stopped
-            and waits_since is not None
-            and time.monotonic() - waits_since > _STOP_TIMEOUT_S
-        )
-
 
 class Turns:
     """Lets one of the sessions compute whose cells are running.
@@ -136,8 +126,8 @@ class Turns:
         """Seconds until the turn ends; None if there is only one cell."""
         return None if len(self._running) < 2 else max(0.0, self._ends - time.monotonic())
 
-    def pass_on(self) -> list[ProcessTree]:
-        """End the turn. Returns the sessions that evade being stopped."""
+    def pass_on(self) -> None:
+        """End the turn: the next session has its turn."""
         began = time.monotonic()
         computing = [
             session for session in self._running if session not in self._line and session.is_computing()
@@ -151,7 +141,6 @@ class Turns:
         # Looking at many sessions takes long itself. The random time is one that no program can prepare for.
         took = time.monotonic() - began
         self._ends = time.monotonic() + max(TURN_S, 4 * took) + os.urandom(1)[0] / 10000
-        return [session for session in self._line if session.evades()]
 
     def _give_turn(self) -> None:
         for place, session in enumerate(self._line):

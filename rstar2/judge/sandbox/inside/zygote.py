@@ -45,7 +45,7 @@ _CHECK_S = 0.1
 """Least time between checks of what programs use; a random time is added, so that none can prepare for it."""
 _CHECK_SHARE = 4
 """The time between checks is at least so many times what one takes."""
-_FORK_INTERVAL_S = 0.05
+_FORK_INTERVAL_MS = 50.0
 _CORE_DUMPS = "/proc/self/coredump_filter"
 _hidden_modules: list[object] = []
 
@@ -147,14 +147,14 @@ class Zygote:
         self._usage = usage
         self._next_check = 0.0
         self._in_turn = 0
-        self._cpus = spec["cpus"]
-        self._cpu = -1
         self._children: dict[int, _Child] = {}
         """By their process's descriptor."""
         self._sessions: dict[int, _Child] = {}
         """Those that are sessions, by their control socket's descriptor."""
         self._turns = turns.Turns()
         self._zygotes: set[int] = set()
+        self._delayed: list[tuple[str, int, list[int], int]] = []
+        """Arguments of `_fork_zygote` for the zygotes that are still to be forked."""
         self._events = select.poll()
         self._events.register(control.fileno(), select.POLLIN)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if spec["tier"] == "strict" else -1
@@ -162,7 +162,12 @@ class Zygote:
     def serve(self) -> Forked | _socket.socket:
         """Serve until the worker is gone. Returns only in a fork: what to run, or a new zygote's socket."""
         while True:
-            for fd, _ in self._events.poll(self._check_when_due()):
+            if (control := self._fork_delayed_zygotes()) is not None:
+                return control
+            timeout = self._check_when_due()
+            if self._delayed:
+                timeout = _FORK_INTERVAL_MS if timeout is None else min(timeout, _FORK_INTERVAL_MS)
+            for fd, _ in self._events.poll(timeout):
                 if fd in self._children:
                     self._reap(self._children[fd])
                     continue
@@ -180,7 +185,7 @@ class Zygote:
                     case "start":
                         forked = self._start(message, fds)
                     case "fork zygote":
-                        forked = self._fork_zygote(message["kind"], fds[0], fds[1:], message["groups"])
+                        self._delayed.append((message["kind"], fds[0], fds[1:], message["groups"]))
                     case "replace scratch":
                         self._replace_scratch(message["key"], mount=message["mount"])
                     case op:
@@ -198,9 +203,6 @@ class Zygote:
 
     def _start(self, start: StartCommand, fds: list[int]) -> Forked | None:
         """Fork one program. None in the zygote."""
-        if start["cpu"] != self._cpu:
-            self._cpu = start["cpu"]
-            set_affinity(self._cpus if self._cpu < 0 else [self._cpu])
         self._confinement.count_user_tasks()
         others_s = 0.0 if start["session"] else self._group_cpu_seconds()
         control = self._control
@@ -248,7 +250,6 @@ class Zygote:
         """In the forked process: take the program's descriptors, confine it, drop everything else."""
         try:
             os.setsid()
-            set_affinity(self._cpus)
             names = start["fds"]
             groups = [fd for name, fd in zip(names, fds, strict=True) if name == "group"]
             code = b""
@@ -333,7 +334,8 @@ class Zygote:
         """Have every later fork begin with copies of the pages that this child, and we, wrote since it was forked."""
         answer: dict[str, Any] = {"key": child.key, "prefaulted": 0}
         try:
-            # While the child lives, because only then do the two share what neither has written.
+            # While the child lives: a page that the two no longer share is then a page of its own, and is not
+            # copied together with a huge page around it.
             pages = prefault.written_by_either(child.pid)
             prefault.register(self._ring, pages)
             answer["prefaulted"] = len(pages)
@@ -358,10 +360,7 @@ class Zygote:
             return None
         turn_left = self._turns.seconds_left()
         if turn_left == 0:
-            evading = self._turns.pass_on()
-            for child in self._sessions.values():
-                if child.processes in evading:
-                    self._kill(child)
+            self._turns.pass_on()
             turn_left = self._turns.seconds_left()
         now = time.monotonic()
         if now >= self._next_check:
@@ -381,7 +380,7 @@ class Zygote:
         """Bound a program's share of the processors, and end it if it has filled the disk or the memory."""
         pids = child.all_processes()
         if child.processes.is_stopped:
-            # Nothing is known that could continue it, but to look costs little.
+            # Nothing is known that could continue it, but to look again costs little.
             child.processes.stop()
         else:
             processes.bound_share(pids)
@@ -483,6 +482,21 @@ class Zygote:
                 cpu += usage.ru_utime + usage.ru_stime
         return cpu
 
+    def _fork_delayed_zygotes(self) -> _socket.socket | None:
+        """Fork the zygotes that were asked for. Returns only in a new one its socket.
+
+        While a program of another zygote has every process that the jail may have, they have to wait for its end.
+        """
+        while self._delayed:
+            try:
+                control = self._fork_zygote(*self._delayed[0])
+            except BlockingIOError:
+                return None
+            if control is not None:
+                return control
+            self._delayed.pop(0)
+        return None
+
     def _fork_zygote(
         self, kind: str, fd: int, groups: list[int], preload_groups: int
     ) -> _socket.socket | None:
@@ -492,7 +506,7 @@ class Zygote:
             groups: process lists of the control groups to be in while loading (the first `preload_groups`), and
                 afterwards.
         """
-        if pid := _fork_when_possible():
+        if pid := os.fork():
             self._zygotes.add(pid)
             for other in (fd, *groups):
                 os.close(other)
@@ -501,7 +515,6 @@ class Zygote:
             inherited.close()
         if self._ring >= 0:
             os.close(self._ring)
-        set_affinity(self._cpus)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, _SIGKILL)
         control = _socket.socket(fileno=fd)
         for group in groups[:preload_groups]:
@@ -523,15 +536,6 @@ class Zygote:
         return control
 
 
-def _fork_when_possible() -> int:
-    """Fork; while a program of another zygote has every process that the jail may have, wait for its end."""
-    while True:
-        try:
-            return os.fork()
-        except BlockingIOError:
-            time.sleep(_FORK_INTERVAL_S)
-
-
 def _report(child: _Child, report: dict[str, Any]) -> None:
     """Report on a program, unless the worker has closed a session's socket."""
     try:
@@ -543,11 +547,3 @@ def _report(child: _Child, report: dict[str, Any]) -> None:
 
 def _check_interval_s() -> float:
     return _CHECK_S + os.urandom(1)[0] / 1000
-
-
-def set_affinity(cpus: list[int]) -> None:
-    """Restrict this process to some CPUs, where the machine allows it."""
-    try:
-        os.sched_setaffinity(0, cpus)
-    except OSError:
-        return
