@@ -80,7 +80,8 @@ class JudgeClient:
     ) -> T:
         """Send a request until an answer comes, for `wait_s` seconds at most; what `read` makes of its body."""
         url = self.url + path
-        return await request(self._connection().http, method, url, body, wait_s, read, accepted)
+        connection = self._connection()
+        return await request(connection.judge, connection.http, method, url, body, wait_s, read, accepted)
 
     async def health(self) -> dict[str, Any]:
         """What `/health` answers: `status`, `workers`, `isolation`, `protocol`.
