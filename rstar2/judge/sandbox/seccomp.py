@@ -84,7 +84,9 @@ processors of its own, if the kernel groups processes by session."""
 # Flags of clone() that make namespaces, and CLONE_PARENT, whose child nobody would reap. clone3 hides its
 # flags from a filter, so it answers ENOSYS.
 _CLONE_REFUSED = 0x7E020000 | 0x00008000
-_CLONE_THREAD, _CLONE_FILES = 0x00010000, 0x00000400
+_CLONE_THREAD = 0x00010000
+# With CLONE_FILES: a thread with descriptors of its own could hide the files and sockets that it holds.
+_THREAD = _CLONE_THREAD | 0x00000400
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 # What libc and Python ask of terminals and streams; not TIOCSTI and the like.
 _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)
@@ -248,7 +250,8 @@ def strict_filter() -> bytes:
     ):
         rules.allow(group)
     rules.allow(f"truncate fallocate {_ON_PROCESSES}")
-    rules.allow("clone", rules.when(0, 0, _CLONE_REFUSED))
+    rules.allow("clone", rules.when(0, 0, _CLONE_REFUSED | _CLONE_THREAD))
+    rules.allow("clone", rules.when(0, _THREAD, _CLONE_REFUSED | _THREAD))
     for name in ("socket", "socketpair"):
         rules.allow(name, rules.when(0, _AF_UNIX))
         rules.refuse(name, rules.unless(0, _AF_UNIX))
@@ -269,11 +272,8 @@ def landlock_filter(abi: int) -> bytes:
     rules.refuse("fallocate", with_errno=errno.EOPNOTSUPP)
     rules.allow(_ON_PROCESSES, rules.when(0, 0))
     rules.refuse(_ON_PROCESSES, rules.unless(0, 0))
-    # A thread with descriptors of its own could hide the files that it holds.
-    thread = _CLONE_THREAD | _CLONE_FILES
-    rules.allow("clone", rules.when(0, thread, thread))
-    for flag in (_CLONE_THREAD, _CLONE_FILES):
-        rules.refuse("clone", rules.when(0, 0, flag))
+    rules.allow("clone", rules.when(0, _THREAD, _THREAD))
+    rules.refuse("clone", rules.when(0, 0, _CLONE_THREAD))
     # A file on its way through a socket belongs to no process, and there is none to send it to.
     rules.refuse(_SENDING_DESCRIPTORS)
     rules.allow(_CLOCKS, rules.when(0, 0, _CPU_CLOCK))

@@ -278,6 +278,9 @@ print(one.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED))
     "ok",
     "0\n0\n1\n",
 )
+if os.uname().machine == "x86_64":
+    # CLONE_VM, CLONE_SIGHAND and CLONE_THREAD without CLONE_FILES.
+    attempt("share/thread with files of its own", "check(libc.syscall(56, 0x10900, 0, 0, 0, 0))", LIBC)
 case(
     "share/pending signals",
     """
