@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.judge.next_version import Version, next_version, this_version
+from support.judge.next_version import Version, next_major_version, next_version, this_version
 from support.judge.parts import Parts
 from support.waiting import TIMEOUT_S, wait_until
 
+from rstar2.errors import UserError
+from rstar2.judge.protocol_version import PROTOCOL
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
+from rstar2.judge.worker.settings import WorkerSettings
 from rstar2.processes import answers
 
+NEXT = f"{PROTOCOL.major + 1}.0"
 pytestmark = pytest.mark.slow
 
 # A user of the next version uses what is new in it.
@@ -63,6 +67,20 @@ async def main(url):
                 assert (result.outcome, result.stdout) == ("ok", f"{number}\\n"), (number, result)
             done += len(results)
             print(done, flush=True)
+
+asyncio.run(main(sys.argv[1]))
+"""
+)
+REFUSED = (
+    CLIENT
+    + """
+from rstar2.judge.client.http import IncompatibleJudge
+
+async def main(url):
+    async with JudgeClient(url) as client:
+        for asked in (client.run(program("1")), JudgeSession(client).__aenter__()):
+            try: await asked
+            except IncompatibleJudge as error: print(error.message)
 
 asyncio.run(main(sys.argv[1]))
 """
@@ -158,3 +176,31 @@ def test_an_upgrade_under_load_and_back_loses_no_call_and_runs_none_twice(
             work_goes_on()
         counts = [int(finished(user).split()[-1]) for user in users]
     assert judge.client.hgetall(queue.OUTCOMES) == {"ok": str(sum(counts))}
+
+
+def test_parts_of_the_next_major_version_are_refused_in_a_sentence(judge: Parts, tmp_path: Path) -> None:
+    this, other = this_version(), next_major_version(tmp_path / "other")
+    finished(this.python(REQUIRE, judge.redis_url, "this judge"))
+    settings = WorkerSettings(
+        name="other", redis_url=judge.redis_url, folder=str(tmp_path), isolation=None, preload=False
+    )
+    log = tmp_path / "other.log"
+    worker = other.start("rstar2.judge.worker.main", settings, log)
+    judge.processes.append(worker)
+    assert worker.wait(TIMEOUT_S) == UserError.exit_code
+    refusal, hint = log.read_text().splitlines()[-2:]
+    assert (
+        refusal
+        == f"judge this judge speaks version {PROTOCOL} of the judge's protocol, and this worker version {NEXT}"
+    )
+    assert hint.startswith("Update rstar2 for the judge's machine")
+    listener, url = judge.listen()
+    judge.serve(this, listener)
+    said = finished(other.python(REFUSED, url)).splitlines()
+    assert (
+        said
+        == [
+            f"the judge at {url} speaks version {PROTOCOL} of the judge's protocol, and this client version {NEXT}"
+        ]
+        * 2
+    )

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 import rstar2
+from rstar2.judge.protocol_version import PROTOCOL
 from rstar2.processes import start_bound
 
 _MODELS = (
@@ -101,6 +102,18 @@ def next_version(folder: Path) -> Version:
             assert count, f"nothing like {pattern!r} in {path}"
         path.write_text(text)
     return Version("next", folder)
+
+
+def next_major_version(folder: Path) -> Version:
+    """Copy the package to a folder, and have it speak the next major version."""
+    version = next_version(folder)
+    path = folder / "rstar2" / "judge" / "protocol_version.py"
+    text, count = re.subn(
+        r"ProtocolVersion\(\d+, \d+\)", f"ProtocolVersion({PROTOCOL.major + 1}, 0)", path.read_text()
+    )
+    assert count == 1, path
+    path.write_text(text)
+    return version
 
 
 def _with_fields(source: str) -> str:
