@@ -138,6 +138,19 @@ def test_a_session_that_dies_between_cells_is_noticed(session: Session) -> None:
     assert "signal 9" in session.reason
 
 
+def test_a_command_that_comes_after_a_session_has_ended_does_not_hide_its_end(session: Session) -> None:
+    before = set(programs(os.getpid()))
+    cell(session, "1")
+    [pid] = [pid for pid in programs(os.getpid()) if pid not in before] or before
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: wait_readable(session._control, 0))
+    # As when a cell ends its process just before it is asked to end.
+    for _ in range(100):
+        session._send("kill")
+    assert not session.alive
+    assert "signal 9" in session.reason
+
+
 def test_the_cost_of_a_cell_does_not_grow_with_the_cells_before_it(
     session: Session, sandbox: Sandbox
 ) -> None:

@@ -105,6 +105,7 @@ class _Child:
         self.processes = turns.ProcessTree(self.all_processes)
         self.cell_is_over = True
         """A session's last cell, if it had any, is over."""
+        self.has_ended = False
         self.others_s = others_s
         """CPU seconds in the control group that are not this program's."""
         self.left_s = 0.0
@@ -279,8 +280,15 @@ class Zygote:
         try:
             op = wire.receive(child.control)[0]["op"]
         except wire.Closed:
-            self._forget_session(child)
-            self._kill(child)
+            self._events.unregister(child.control.fileno())
+            del self._sessions[child.control.fileno()]
+            if child.has_ended:
+                child.control.close()
+            else:
+                self._kill(child)
+            return
+        if child.has_ended:
+            # The worker is about to receive how it ended.
             return
         match op:
             case "kill":
@@ -294,11 +302,6 @@ class Zygote:
                 _report(child, {"waited_s": child.processes.waited_s()})
             case "end cell" | "end cell of all":
                 self._end_cell(child, of_all=op == "end cell of all")
-
-    def _forget_session(self, child: _Child) -> None:
-        """Take no more commands from a session's socket."""
-        if self._sessions.pop(child.control.fileno(), None) is not None:
-            self._events.unregister(child.control.fileno())
 
     def _end_cell(self, child: _Child, *, of_all: bool) -> None:
         """Stop a session if it waits for its next cell. Report whether it is stopped.
@@ -424,8 +427,8 @@ class Zygote:
         self._events.unregister(child.pidfd)
         os.close(child.pidfd)
         del self._children[child.pidfd]
+        child.has_ended = True
         if child.session:
-            self._forget_session(child)
             self._turns.end(child.processes)
         if self._own_pids < 0:
             cpu += self._kill_orphans({other.pid for other in self._children.values()})
@@ -436,7 +439,7 @@ class Zygote:
         self._scratch.restore_attributes()
         report["cleaning"] = cleaning = child.shares_scratch and not self._is_scratch_clean()
         _report(child, report)
-        if child.session:
+        if child.session and child.control.fileno() not in self._sessions:
             child.control.close()
         if cleaning:
             # After the report: removing what it left must delay the next program only, not this one's result.
