@@ -28,7 +28,7 @@ _BLOCK_TAG = re.compile(
 )
 _BOLD = re.compile(r"(?<![\w*)\]}])\*\*([^\s*][^*\n]*)\*\*(?![\w*(\[{])")
 """Markdown's bold text; `2**3` is a power."""
-_THOUSANDS = re.compile(r"\b(?<![.,(\[{])\d{1,3}(?:,\d{3})+(?![\w,])")
+_THOUSANDS = re.compile(r"[0-9](?<![\w.,(\[{].)[0-9]{0,2}(?:,[0-9]{3})+(?![\w,])")
 _TYPESET_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))")
 
 _NAMES = {
