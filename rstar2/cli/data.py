@@ -280,6 +280,10 @@ def _print_card(card: Card, output: Path) -> None:
         )
         table.add_row(escape(name), *(f"{number:,}" for number in numbers))
     out.print(table)
+    for name, each in card.sources.items():
+        if each.get("missing"):
+            few = f"{each['missing']:,} rows fewer than the {each['target']:,} that the mixture asks for"
+            err.print(f"[yellow]{escape(name)}[/]: {few}", soft_wrap=True)
     dropped = ", ".join(f"{step['dropped']:,} {step['filter']}" for step in card.steps if step["dropped"])
     out.print(f"dropped, in order: {dropped or 'none'}", soft_wrap=True)
     if not card.checked:

@@ -24,7 +24,7 @@ from rstar2.data.sources import sources
 from rstar2.errors import UserError
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 
-CALLS = ("toolace", "apigen-mt", "glaive-v2")
+CALLS = ("toolace", "apigen-mt", "glaive-v2", "glaive-sharegpt")
 """Sources of function calls; their rows of `ROWS` say the same."""
 
 
@@ -210,6 +210,9 @@ def test_unicode_is_kept_and_half_a_surrogate_pair_refused(tmp_path: Path, name:
         },
         "apigen-mt": {"system": "\ud800"},
         "glaive-v2": {"chat": glaive_chat(("USER", "\ud800"), ("ASSISTANT", "No."))},
+        "glaive-sharegpt": {
+            "conversations": [{"from": "human", "value": "\ud800"}, {"from": "gpt", "value": "No."}]
+        },
         "tulu3": {"messages": [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "!"}]},
         "llama-nemotron": {"output": "\ud800"},
     }
@@ -229,9 +232,11 @@ def with_turns(name: str, *turns: tuple[str, str]) -> dict[str, Any]:
         }
         texts = [(speakers[who], f"<functioncall> {text}" if who == "call" else text) for who, text in turns]
         return changed(name, chat=glaive_chat(*texts))
+    sharegpt = {"user": "human", "assistant": "gpt", "reply": "observation", "call": "function_call"}
     roles = {
         "toolace": {"user": "user", "assistant": "assistant", "reply": "tool", "call": "assistant"},
-        "apigen-mt": {"user": "human", "assistant": "gpt", "reply": "observation", "call": "function_call"},
+        "apigen-mt": sharegpt,
+        "glaive-sharegpt": sharegpt,
     }[name]
     return changed(name, conversations=[{"from": roles[who], "value": text} for who, text in turns])
 
@@ -240,16 +245,19 @@ CALL = {
     "toolace": '[get_weather(city="Bern")]',
     "apigen-mt": '{"name": "get_weather", "arguments": {"city": "Bern"}}',
     "glaive-v2": '{"name": "get_weather", "arguments": \'{"city": "Bern"}\'}',
+    "glaive-sharegpt": '{"name": "get_weather", "arguments": {"city": "Bern"}}',
 }
 BROKEN = {
     "toolace": '[get_weather(city="Bern, days=[1)]',
     "apigen-mt": '{"name": "get_weather", "arguments": {"city": }',
     "glaive-v2": '{"name": "get_weather", "arguments": \'{"city": Bern}\'}',
+    "glaive-sharegpt": '{"name": "get_weather", "arguments": {"city": }',
 }
 MISFIT = {
     "toolace": '[get_weather(city="Bern", days="two")]',
     "apigen-mt": '{"name": "get_weather", "arguments": {"city": "Bern", "days": "two"}}',
     "glaive-v2": '{"name": "get_weather", "arguments": \'{"city": "Bern", "days": "two"}\'}',
+    "glaive-sharegpt": '{"name": "get_weather", "arguments": {"city": "Bern", "days": "two"}}',
 }
 UNKNOWN = {name: text.replace("get_weather", "get_time") for name, text in CALL.items()}
 
@@ -319,6 +327,7 @@ def test_parallel_calls_of_the_other_forms(tmp_path: Path) -> None:
             {"system": "SYSTEM: You are a helpful assistant, with no access to external functions."},
         ),
         ("apigen-mt", {"tools": "[]"}),
+        ("glaive-sharegpt", {"tools": "[]"}),
     ],
 )
 def test_a_system_prompt_without_tools(tmp_path: Path, name: str, without: dict[str, str]) -> None:

@@ -34,6 +34,13 @@ class Taken:
 
     left: int
     taken: int
+    target: int | None = None
+    """The mixture's count for the source; None if it takes all rows."""
+
+    @property
+    def missing(self) -> int:
+        """How many rows fewer than the target were taken."""
+        return max((self.target or 0) - self.taken, 0)
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,8 @@ class Card:
     kind: Kind
     config: dict[str, Any]
     sources: dict[str, dict[str, Any]]
-    """By name: `family`, `licences`, `paper`, `inputs`, `read`, `refused`, `dropped`, `left`, `taken`, `note`."""
+    """By name: `family`, `licences`, `paper`, `inputs`, `read`, `refused`, `dropped`, `left`, `taken`,
+    `target` (None if all rows are taken), `missing` (rows fewer than the target), `note`."""
     steps: list[dict[str, Any]]
     """In order: `filter`, `dropped` and `by_source`."""
     examples: list[dict[str, Any]]
@@ -97,6 +105,7 @@ def make_card(
             "refused": dict(sorted(read.refused.items())),
             "dropped": {step.filter: step.by_source[name] for step in steps if name in step.by_source},
             **asdict(taken[name]),
+            "missing": taken[name].missing,
             "note": _note(origin.source, plan.recipe.rewrite.model, rewritten.get(name)),
         }
     rows = sum(each.taken for each in taken.values())
@@ -153,7 +162,12 @@ def _sources(card: Card) -> str:
         for name, each in card.sources.items()
     ]
     heads = ["source", "family", "read", "refused", "left by the filters", "taken", "the paper", "licence"]
-    notes = [f"- {name}: {each['note']}" for name, each in card.sources.items() if each["note"]]
+    notes = [
+        f"- {name}: {each['missing']:,} rows fewer than the {each['target']:,} that the mixture asks for"
+        for name, each in card.sources.items()
+        if each.get("missing")
+    ]
+    notes += [f"- {name}: {each['note']}" for name, each in card.sources.items() if each["note"]]
     inputs = [
         f"- {name}: {place.get('file') or place.get('hub')}, SHA-256 {place.get('sha256', 'not known')}"
         for name, each in card.sources.items()

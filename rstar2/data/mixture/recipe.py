@@ -45,15 +45,18 @@ class SourceSettings(Strict):
     """What is taken of a source."""
 
     count: int | None = Field(None, ge=1)
-    """So many rows, drawn at random from those that the filters leave; None for all of them."""
+    """The target: so many rows are drawn at random from those that the filters leave. If fewer are left, all of them
+    are taken, and the card says so. None for all rows."""
+    minimum: int | None = Field(None, ge=1)
+    """The preparation fails if the filters leave fewer rows than this. None for no such limit."""
     object: str | None = None
     """`module:object` of the user's module that has the source; None for a source of the package or a file."""
 
     @model_serializer(mode="wrap")
-    def _without_no_object(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an `object` that is not set, as in the cards of sets that earlier versions made."""
+    def _without_unset_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `object` and `minimum` if they are not set, as in the cards of sets that earlier versions made."""
         values: dict[str, Any] = serialize(self)
-        return {key: value for key, value in values.items() if key != "object" or value is not None}
+        return {key: value for key, value in values.items() if key == "count" or value is not None}
 
 
 class MixtureRecipe(FilterSettings):
@@ -298,6 +301,13 @@ def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
 
 def _check_settings(recipe: MixtureRecipe) -> None:
     """A UserError where two settings exclude each other."""
+    for name, settings in recipe.sources.items():
+        if settings.count is not None and settings.minimum is not None and settings.minimum > settings.count:
+            raise UserError(
+                f"sources.{name}.minimum = {settings.minimum} is greater than sources.{name}.count = "
+                f"{settings.count}",
+                f"Lower it with --set sources.{name}.minimum={settings.count}.",
+            )
     for name, bounds in (("length", recipe.length), ("measured", recipe.measured)):
         if bounds.least > bounds.most:
             raise UserError(
