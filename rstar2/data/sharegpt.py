@@ -1,4 +1,4 @@
-"""Reads conversations in the ShareGPT form: turns from human, gpt, function_call and observation, tools as JSON text."""
+"""Reads conversations in ShareGPT's form: turns from human, gpt, function_call or observation; tools as JSON text."""
 
 from __future__ import annotations
 

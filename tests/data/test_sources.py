@@ -649,9 +649,77 @@ def test_a_damaged_file_is_refused_as_a_whole(tmp_path: Path, content: bytes, sa
 
 
 def test_what_is_no_parquet_and_what_is_neither_is_refused(tmp_path: Path) -> None:
-    for name, said in (("x.parquet", "cannot read .*x.parquet"), ("x.csv", "neither .jsonl nor .parquet")):
+    for name, said in (
+        ("x.parquet", "cannot read .*x.parquet"),
+        ("x.csv", "neither .json, .jsonl nor .parquet"),
+    ):
         (tmp_path / name).write_text("a,b")
         with pytest.raises(UserError, match=said):
             read(sources()["dapo"], tmp_path / name)
     with pytest.raises(UserError, match=r"absent.jsonl: No such file"):
         read(sources()["dapo"], tmp_path / "absent.jsonl")
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("before", ["", "\ufeff", " \n"])
+def test_a_json_file_that_holds_a_list_is_read(tmp_path: Path, indent: int | None, before: str) -> None:
+    rows = [changed("dapo", prompt=f"What is {n} plus {n}, Zürich?", more=[n]) for n in range(5)]
+    file = tmp_path / "data.json"
+    file.write_text(before + json.dumps(rows, indent=indent, ensure_ascii=False), encoding="utf-8")
+    found, counts = read(sources()["dapo"], file, name="dapo")
+    assert [row["id"] for row in found] == [f"dapo-{number}" for number in range(1, 6)]
+    assert found[4]["problem"] == "What is 4 plus 4, Zürich?"
+    assert counts.read == 5
+
+
+def test_the_rows_of_a_json_list_are_numbered_through_its_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [changed("dapo", prompt=f"What is {n} plus {n}?") for n in range(7)]
+    rows[5]["reward_model"] = None
+    file = tmp_path / "data.json"
+    file.write_text(json.dumps(rows))
+    monkeypatch.setattr(reading, "PIECE_BYTES", file.stat().st_size // 3)
+    found, counts = read(sources()["dapo"], file, name="dapo")
+    assert [row["id"] for row in found] == [f"dapo-{number}" for number in (1, 2, 3, 4, 5, 7)]
+    assert [example["place"] for example in counts.examples] == [f"{file}, row 6"]
+
+
+def test_json_lines_in_a_json_file_and_what_only_python_reads_in_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "data.json"
+    lines(file, ROWS["dapo"], ROWS["dapo"])
+    assert read(sources()["dapo"], file)[1].read == 2
+    file.write_text(json.dumps([{**ROWS["dapo"], "loss": float("nan")}, changed("dapo", prompt="\ud800")]))
+    found, counts = read(sources()["dapo"], file)
+    assert (len(found), counts.refused) == (1, {"malformed": 1})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('[{"prompt": "x", "reward_model": {}}, {"prompt"', "is not JSON"),
+        ('[{"prompt": "x", "reward_model": {}}, 7]', "row 2: not a JSON object but int"),
+        ("[7]", "row 1: not a JSON object but int"),
+        ("[]", "no rows"),
+        ("", "no rows"),
+        ('{"data": [\n1]}', "line 1: not JSON"),
+        ('[{"prompt": "x"}]', "has no column reward_model"),
+    ],
+)
+def test_a_json_file_that_holds_no_rows_is_refused_as_a_whole(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    file = tmp_path / "data.json"
+    file.write_text(content)
+    with pytest.raises(UserError, match=said):
+        read(sources()["dapo"], file)
+
+
+def test_a_json_list_of_ones_own_says_by_its_keys_what_it_holds(tmp_path: Path) -> None:
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps([{"problem": "What is 1+1?", "answer": 2}]))
+    (row,), _ = read(own_source(file), file)
+    assert row["answer"] == "2"
+    file.write_text("[]")
+    with pytest.raises(UserError, match="it has no rows"):
+        own_source(file)

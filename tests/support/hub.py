@@ -20,7 +20,9 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 REVISION = hashlib.sha1(b"the only revision").hexdigest()
-_API = re.compile(r"/api/datasets/(?P<id>[^/]+/[^/]+?)(?:/(?P<what>revision|tree|paths-info)/[^/]+(?P<path>/.*)?)?$")
+_API = re.compile(
+    r"/api/datasets/(?P<id>[^/]+/[^/]+?)(?:/(?P<what>auth-check|(?:revision|tree|paths-info)/[^/]+)(?P<path>/.*)?)?$"
+)
 _RESOLVE = re.compile(r"/datasets/(?P<id>[^/]+/[^/]+)/resolve/[^/]+/(?P<path>.+)$")
 TOKEN = "hf_reader"
 """The token of a user who has accepted the terms of every gated set."""
@@ -83,10 +85,14 @@ class _Handler(BaseHTTPRequestHandler):
         match = _API.match(path) or _RESOLVE.match(path)
         if match is None or not (folder := self.hub.root / match["id"]).is_dir():
             self._send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"}, body)
-        elif path.startswith("/api"):
+        elif path.startswith("/api") and match["what"] != "auth-check":
             self._send(200, json.dumps(self._facts(match, folder, posted)).encode(), {}, body)
         elif match["id"] in self.hub.gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            self._send(401, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted."}, body)
+            self._send(
+                401, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted."}, body
+            )
+        elif path.startswith("/api"):
+            self._send(200, b"{}", {}, body)
         elif not (file := folder / match["path"]).is_file():
             self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": REVISION}, body)
         else:
@@ -96,10 +102,13 @@ class _Handler(BaseHTTPRequestHandler):
         entries = [_entry(folder, each) for each in sorted(folder.rglob("*"))]
         files = [each for each in entries if each["type"] == "file"]
         below = (match["path"] or "").strip("/")
-        if match["what"] == "paths-info":
-            asked = json.loads(posted)["paths"] if posted.startswith(b"{") else parse_qs(posted.decode())["paths"]
+        what = (match["what"] or "").partition("/")[0]
+        if what == "paths-info":
+            asked = (
+                json.loads(posted)["paths"] if posted.startswith(b"{") else parse_qs(posted.decode())["paths"]
+            )
             return [each for each in entries if each["path"] in asked]
-        if match["what"] == "tree":
+        if what == "tree":
             recursive = "recursive=true" in urlsplit(self.path).query.lower()
             inside = [each for each in entries if not below or each["path"].startswith(f"{below}/")]
             depth = below.count("/") + bool(below)
@@ -127,7 +136,9 @@ class _Handler(BaseHTTPRequestHandler):
             status, content = 206, content[first : last + 1]
         self._send(status, content, headers, body, name)
 
-    def _send(self, status: int, content: bytes, headers: dict[str, str], body: bool, name: str = "api") -> None:
+    def _send(
+        self, status: int, content: bytes, headers: dict[str, str], body: bool, name: str = "api"
+    ) -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)

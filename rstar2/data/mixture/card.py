@@ -169,13 +169,20 @@ def _sources(card: Card) -> str:
     ]
     notes += [f"- {name}: {each['note']}" for name, each in card.sources.items() if each["note"]]
     inputs = [
-        f"- {name}: {place.get('file') or place.get('hub')}, SHA-256 {place.get('sha256', 'not known')}"
+        f"- {name}: {place.get('file') or place.get('hub')}, {_version(place)}"
         for name, each in card.sources.items()
         for place in each["inputs"]
     ]
     if not card.checked:
         notes.append("- Not checked against any benchmark.")
     return "\n".join([_table(heads, rows), "", *notes, *inputs])
+
+
+def _version(place: Mapping[str, Any]) -> str:
+    """Which version of a file or of a set on the hub was read."""
+    if "revision" in place:
+        return f"revision {place['revision']}"
+    return f"SHA-256 {place.get('sha256', 'not known')}"
 
 
 def _contamination(card: Card) -> list[str]:

@@ -38,7 +38,7 @@ DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
     "conversations": ("length", "duplicates", "grams"),
 }
 """Where sources are named, and no recipe."""
-_OWN = (".jsonl", ".parquet")
+_OWN = (".json", ".jsonl", ".parquet")
 
 
 class SourceSettings(Strict):
@@ -222,8 +222,8 @@ def _refuse_unknown(name: str, shipped: Iterable[str]) -> None:
     near = difflib.get_close_matches(name, known, n=1)
     raise UserError(
         f"unknown source: {name}" + (f"; did you mean {near[0]}?" if near else ""),
-        f"Known: {', '.join(dict.fromkeys(known))}; or a .jsonl or .parquet file of your own, module:object for a "
-        "source of your own, or a .toml recipe.",
+        f"Known: {', '.join(dict.fromkeys(known))}; or a .json, .jsonl or .parquet file of your own, "
+        "module:object for a source of your own, or a .toml recipe.",
     )
 
 
@@ -256,13 +256,14 @@ def _origin(
         source = known[name]
         if not files and not source.hub:
             missing = source.missing or f"Give its file: --from {name}=FILE."
-            raise UserError(f"{name}: {missing}", "The file is JSON lines or parquet.")
+            raise UserError(f"{name}: {missing}", "The file is JSON lines, a JSON list or parquet.")
         return Origin(name, source, files)
     if len(files) == 1:
         # A recipe's own name for a file that the user gives.
         return Origin(name, own_source(files[0]), files)
     raise UserError(
-        f"the recipe's source {name} is unknown", f"Give its file: --from {name}=FILE (.jsonl or .parquet)."
+        f"the recipe's source {name} is unknown",
+        f"Give its file: --from {name}=FILE (.json, .jsonl or .parquet).",
     )
 
 

@@ -11,7 +11,9 @@ SOURCE = Source(
     licence="Apache-2.0 (its card; not checked)",
     columns=(("conversations", "tools"),),
     read=sharegpt_row,
-    rows="101K",
+    rows="100,563",
+    download="251 MB",
+    disk="about 500 MB",
     hub=(HubSet("hiyouga/glaive-function-calling-v2-sharegpt", None, "train"),),
     paper="101K; an alternative to glaive-v2",
 )

@@ -84,7 +84,9 @@ SOURCE = Source(
     licence="Apache-2.0 (its card; not checked)",
     columns=(("system", "chat"),),
     read=_read,
-    rows="113K",
+    rows="112,960",
+    download="271 MB",
+    disk="about 550 MB",
     hub=(HubSet("glaiveai/glaive-function-calling-v2", None, "train"),),
     paper="101K",
 )

@@ -39,6 +39,8 @@ SOURCE = Source(
     columns=(("problem", "solution", "lang"), ("instruction", "response")),
     read=_read,
     rows="75K and 110K, of all languages",
+    download="about 430 MB, estimated",
+    disk="about 900 MB",
     hub=(
         HubSet("ise-uiuc/Magicoder-OSS-Instruct-75K", None, "train"),
         HubSet("ise-uiuc/Magicoder-Evol-Instruct-110K", None, "train"),

@@ -141,7 +141,9 @@ SOURCE = Source(
     licence="Apache-2.0 (its card; not checked)",
     columns=(("system", "conversations"),),
     read=_read,
-    rows="11K",
+    rows="11,300",
+    download="37 MB",
+    disk="about 80 MB",
     hub=(HubSet("Team-ACE/ToolACE", None, "train"),),
     paper="11K",
 )

@@ -325,7 +325,9 @@ def test_a_count_is_a_target_and_the_card_says_how_many_rows_are_missing(tmp_pat
     about = card.sources["it"]
     assert (about["taken"], about["target"], about["missing"]) == (3, 48_000, 47_997)
     assert len(rows_of(out)) == 3
-    assert "- it: 47,997 rows fewer than the 48,000 that the mixture asks for" in (out / "card.md").read_text()
+    assert (
+        "- it: 47,997 rows fewer than the 48,000 that the mixture asks for" in (out / "card.md").read_text()
+    )
     enough = prepare(
         plan(tmp_path / "it.jsonl", overrides=["sources.it.count=2"]), tmp_path / "two", Silent()
     )
