@@ -114,11 +114,17 @@ def make_card(
 
 
 def _note(source: Source, model: str, rewritten: Rewritten | None) -> str:
-    if rewritten is None:
-        what = source.rewritten
-        return f"not rewritten: the paper had o4-mini rewrite its {what}" if what else ""
-    kept = _listed(rewritten.kept)
-    return f"{rewritten.taken:,} {rewritten.what} rewritten by {model}; left unchanged: {kept}"
+    notes = []
+    if rewritten is not None:
+        unchanged = _listed(rewritten.kept)
+        notes.append(
+            f"{rewritten.taken:,} {rewritten.what} rewritten by {model}; left unchanged: {unchanged}"
+        )
+    elif source.rewritten:
+        notes.append(f"not rewritten: the paper had o4-mini rewrite its {source.rewritten}")
+    if source.left_out:
+        notes.append(f"left out of its rows: {source.left_out}")
+    return "; ".join(notes)
 
 
 def write_card(card: Card, folder: Path) -> None:

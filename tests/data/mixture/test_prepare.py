@@ -139,6 +139,7 @@ def test_a_mixture_in_toml_draws_its_counts_the_same_each_time(tmp_path: Path) -
     assert card.sources["toolace"]["refused"] == {"malformed": 1}
     assert card.sources["llama-nemotron"]["refused"] == {"reasoning": 1}
     assert "the paper had o4-mini rewrite" in card.sources["llama-nemotron"]["note"]
+    assert "left out of its rows: the system text" in (tmp_path / "out" / "card.md").read_text()
     prepare(mixed(tmp_path), tmp_path / "again", Silent())
     assert files(tmp_path / "out") == files(tmp_path / "again")
 
