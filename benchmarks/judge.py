@@ -35,7 +35,6 @@ import httpx
 from support.judge_against import Run, compare
 from support.judge_load import latencies
 
-from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity, CpuTimes, cpu_times
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
 from rstar2.judge.service.start import running_judge
@@ -85,7 +84,6 @@ def _sandbox_process(pipe: Connection, root: str, tier: Isolation | None) -> Non
     sandbox = Sandbox(Path(root), tier, minimum=tier or "landlock")
     sandbox.start()
     sandbox.start_zygotes()
-    sandbox.set_affinity(CpuAffinity("benchmark"))
     sandbox.run(RunRequest(code=HEAVIEST, timeout_s=60), "0")
     while sandbox.profile_next_zygote():
         pass
@@ -208,6 +206,22 @@ def warm_judge(url: str) -> Run:
     """The judge of one worker at a URL, once it is warm."""
     warm_up(url, workers=1)
     return judge(url)
+
+
+CpuTimes = dict[int, tuple[int, int]]
+"""CPU → (idle time, total time), in ticks since the machine started."""
+
+
+def cpu_times() -> CpuTimes:
+    """The kernel's counters. Source: proc_stat(5)."""
+    times = {}
+    with open("/proc/stat") as stat:
+        for line in stat:
+            name, *fields = line.split()
+            if name.startswith("cpu") and name != "cpu":
+                ticks = [int(field) for field in fields[:8]]
+                times[int(name[3:])] = (ticks[3] + ticks[4], sum(ticks))
+    return times
 
 
 def busy_share(before: CpuTimes, now: CpuTimes) -> float:

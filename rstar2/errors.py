@@ -42,7 +42,15 @@ class Failure(RStarError):
 
 
 class Unavailable(Failure):
-    """A service did not answer: away, too busy or too slow. The same request may succeed later."""
+    """A service did not answer: away, too busy or too slow. The same request may succeed later.
+
+    Args:
+        retry_after_s: seconds after which the service wants to be asked again at the earliest, if it said so.
+    """
+
+    def __init__(self, message: str, hint: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(message, hint)
+        self.retry_after_s = retry_after_s
 
 
 @contextmanager

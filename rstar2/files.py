@@ -85,6 +85,17 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
         file.write(text)
 
 
+def home_folder() -> Path:
+    """Returns the user's home directory. Raises UserError if there is none, as for a user id without a name."""
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise UserError(
+            f"the user with id {os.getuid()} has no home directory",
+            "Set HOME to a folder that this user may write to.",
+        ) from error
+
+
 def private_file(path: Path) -> Path:
     """A file to append to that only this user can read. It is made if it does not exist, with its folder."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -97,12 +97,13 @@ def start_module(
 def begin_module(settings: type[Settings]) -> Settings:
     """What a module that was started so calls first: log to standard error, and read the settings.
 
-    They travel on standard input: on the command line and in the environment other programs could read them.
+    They travel on standard input: on the command line and in the environment other programs could read them. Unknown
+    fields are ignored, because the process that started this one may run a version of before an update.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     # A log whose disk is full must do no harm.
     logging.raiseExceptions = False
-    return settings.model_validate_json(sys.stdin.readline())
+    return settings.model_validate_json(sys.stdin.readline(), extra="ignore")
 
 
 def stop_group(

@@ -24,9 +24,10 @@ OnWait = Callable[[str], None]
 """Receives the reason each time before a request waits to be sent again."""
 
 ATTEMPTS = 4
-"""How often one request may fail while the service answers others."""
+"""How often one request may fail while the service answers others, unless the policy says otherwise."""
 FIRST_ANSWER_S = 5.0
-"""A service that has never answered is waited for this long at most: most often its URL is wrong."""
+"""A service that has never answered is waited for this long at most, unless the policy says otherwise: most often its
+URL is wrong."""
 _MAX_CAUSES = 20
 """Different causes that are counted for each service; further ones are counted together."""
 _MAX_CAUSE_LENGTH = 200
@@ -101,6 +102,8 @@ class RetryPolicy:
     Args:
         wait_s: seconds that a service may answer nobody.
         pauses: between the attempts at one request.
+        attempts: how often one request may fail while the service answers others.
+        first_answer_s: seconds that a service that has never answered is waited for.
         clock: returns the time in seconds.
         sleep: waits for a number of seconds.
     """
@@ -109,11 +112,15 @@ class RetryPolicy:
         self,
         wait_s: float,
         pauses: Pauses = Pauses(),
+        attempts: float = ATTEMPTS,
+        first_answer_s: float = FIRST_ANSWER_S,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.wait_s = wait_s
         self.pauses = pauses
+        self.attempts = attempts
+        self.first_answer_s = first_answer_s
         self.clock = clock
         self.sleep = sleep
         self._services: dict[str, Service] = {}
@@ -181,6 +188,7 @@ class Service:
                 self._failed(error.message)
                 others_answered = self._answers > answers_before
                 longest_s = self._longest_pause(error, failures, began, attempt_began, others_answered)
+                pause_s = max(backoff.next_s(), error.retry_after_s)
                 self._count(error.message)
             else:
                 self.answered()
@@ -189,7 +197,7 @@ class Service:
                 del self._under_way[key]
             if on_wait is not None and self.trouble is not None:
                 on_wait(self.trouble)
-            await policy.sleep(min(backoff.next_s(), longest_s))
+            await policy.sleep(min(pause_s, longest_s))
 
     def answered(self) -> None:
         """Note that the service has just answered."""
@@ -228,9 +236,9 @@ class Service:
         Raises Unavailable or ServiceGone if there is to be no other attempt.
         """
         now = self._policy.clock()
-        if others_answered and (failures >= ATTEMPTS or now - began >= self._wait_s):
+        if others_answered and (failures >= self._policy.attempts or now - began >= self._wait_s):
             raise error
-        allowed_s = self._wait_s if self._answers else min(self._wait_s, FIRST_ANSWER_S)
+        allowed_s = self._wait_s if self._answers else min(self._wait_s, self._policy.first_answer_s)
         left_s = allowed_s - (now - max(began, self._last_answer))
         if left_s > 0:
             return left_s

@@ -117,6 +117,39 @@ async def test_a_request_that_fails_while_others_are_answered_is_given_up_alone(
     assert await policy.call(server.request) == "answer"
 
 
+async def test_a_policy_may_set_no_limit(clock: Clock) -> None:
+    unlimited = float("inf")
+    policy = RetryPolicy(
+        unlimited, attempts=unlimited, first_answer_s=unlimited, clock=clock, sleep=clock.sleep
+    )
+    service, server, failures = policy.service("judge"), Server(clock), 0
+
+    async def full_for_long() -> str:
+        nonlocal failures
+        failures += 1
+        if clock.now < 3600.0:
+            raise Unavailable("it is full")
+        return await service.call(server.request)
+
+    assert await service.call(full_for_long) == "answer"
+    assert failures > 10 * ATTEMPTS
+    clock.now = 0.0
+    assert await service.call(full_for_long) == "answer"
+
+
+async def test_a_service_that_says_when_to_ask_again_is_not_asked_earlier(clock: Clock) -> None:
+    policy, asked_at = _policy(clock, 300.0), list[float]()
+
+    async def busy() -> str:
+        asked_at.append(clock.now)
+        if len(asked_at) < 3:
+            raise Unavailable("it is full", retry_after_s=2.0)
+        return "answer"
+
+    assert await policy.call(busy) == "answer"
+    assert asked_at == [0.0, 2.0, 4.0]
+
+
 async def test_a_slow_request_that_fails_while_others_are_answered_is_not_repeated(clock: Clock) -> None:
     policy, server, attempts = _policy(clock, 60.0), Server(clock), 0
 

@@ -1,9 +1,8 @@
 """This checkout's judge beside that of another checkout; `python benchmarks/judge.py --against CHECKOUT` runs it.
 
 Both judges are up at once, and take turns of a fraction of a second: the speed of a shared machine changes from second
-to second. Each has one worker and one CPU, the same for both. With more, a judge would claim a CPU for each worker, and
-the other would find none; so a change of these claims is not seen here. Every round starts both anew. Judges are
-started by each checkout's own command line, and half-load latencies are measured with its own client.
+to second. Each has one worker and one CPU, the same for both. Every round starts both anew. Judges are started by each
+checkout's own command line, and half-load latencies are measured with its own client.
 """
 
 from __future__ import annotations

@@ -201,15 +201,29 @@ def counted(count: int, noun: str) -> str:
 def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hint: str) -> None:
     """Print the last lines of the logs in a folder whose name begins with `part`, with `follow` also what comes.
 
-    Following ends once nobody reads it any more.
-    A UserError, with the hint, where there are none, or all are empty; `whose` names their owner in the message.
+    Following ends once nobody reads it any more. Logs without a line are named on standard error.
+
+    Args:
+        whose: the owner of the logs, for messages.
+        hint: what to do if nothing ever ran.
+
+    Raises:
+        UserError: there are no such logs.
     """
     from rstar2.errors import UserError
     from rstar2.supervision import logs
 
-    files = [file for file in logs.logs_of(folder, part) if follow or file.stat().st_size]
+    files = logs.logs_of(folder, part)
+    if not files and (others := logs.logs_of(folder, "")):
+        names = ", ".join(file.stem for file in others)
+        raise UserError(
+            f"no log in {folder} is of a part whose name starts with {part!r}", f"There are: {names}."
+        )
     if not files:
-        raise UserError(f"no logs of {part or whose} in {folder}", hint)
+        raise UserError(f"no logs of {whose} in {folder}", hint)
+    if not follow and not any(file.stat().st_size for file in files):
+        names = ", ".join(file.name for file in files)
+        err.print(f"nothing has been logged yet in {folder}: {names}", markup=False, soft_wrap=True)
     ends = ((file.stem, line) for file in files for line in logs.tail(file, lines))
     for name, line in logs.follow(folder, part, lines, lambda: out.reader_gone) if follow else ends:
         out.print(Text(f"{name}: {line}"), soft_wrap=True)

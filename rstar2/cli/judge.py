@@ -224,7 +224,7 @@ def _counts(counts: dict[str, int]) -> str:
 def _worker_table(workers: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    from rstar2.judge.queue.liveness import STALE_S
+    from rstar2.judge.queue.liveness import DEAD_AFTER_S
 
     table = Table("worker", "pid", "isolation", "done", "mean ms", "running s", "heartbeat")
     for worker in workers:
@@ -236,7 +236,7 @@ def _worker_table(workers: list[dict[str, Any]]) -> Table:
             f"{1000 * worker['mean_s']:.1f}",
             f"{worker['running_s']:.1f}",
             f"{worker['age_s']:.1f} s ago",
-            style="red" if worker["age_s"] > STALE_S else None,
+            style="red" if worker["age_s"] > DEAD_AFTER_S else None,
         )
     return table
 
@@ -293,7 +293,10 @@ def logs(
     from rstar2.supervision.state import state_folder
 
     folder = state_folder() / "judge" / "logs"
-    show_logs(folder, part, lines, follow, "a judge", "Start one with `rstar2 judge up`.")
+    hint = "Start one with `rstar2 judge up`."
+    if elsewhere := sorted(map(str, state_folder().glob("worker-*/logs"))):
+        hint = f"Logs of `rstar2 judge worker` are in {', '.join(elsewhere)}."
+    show_logs(folder, part, lines, follow, "a judge", hint)
 
 
 @app.command(

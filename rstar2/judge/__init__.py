@@ -21,6 +21,7 @@ It is a job queue with a sandbox. The way of one program, and the file for each 
 
 A session is a process that keeps its variables from one cell to the next. It lives in one worker, and its cells
 are tasks that only that worker reads: client/session.py, server/sessions.py, worker/sessions.py, sandbox/session.py.
+Between cells it is stopped, and sessions whose cells compute take turns: sandbox/inside/turns.py.
 
 service/ starts all of it (start.py), keeps it running (supervisor.py) and finds it again (state.py).
 Packages import downwards only: service; client, server and worker, which do not know each other; sandbox; queue;

@@ -1,4 +1,8 @@
-"""What clients and the judge say to each other: one program in, one structured result out."""
+"""What clients and the judge say to each other: one program in, one structured result out.
+
+Requests refuse unknown fields, because a user's typo must not be ignored. Results ignore them: only a later version
+of our own sends any (`protocol_version`).
+"""
 
 from __future__ import annotations
 
@@ -78,7 +82,7 @@ class RunRequest(BaseModel, extra="forbid", strict=True):
     memory_mb: Memory = 1024
 
 
-class RunResult(BaseModel, extra="forbid"):
+class RunResult(BaseModel):
     """What became of one program."""
 
     id: str
@@ -145,6 +149,18 @@ class CellResult(RunResult):
     """False: the state is gone, and every further cell of this session will be `lost`."""
     session_end: str = ""
     """Why the session ended."""
+
+
+_IDENTITY = frozenset({"code", "stdin", "timeout_s", "memory_mb", "idle_s", "total_s"})
+
+
+def identity(request: RunRequest | SessionRequest | CellRequest) -> str:
+    """Returns what tells one request from another under the same id, as JSON.
+
+    Fields that a minor version adds later do not belong to it. A client may ask again under the same id after its judge
+    was replaced by one of another version, which reads fields that the first one ignored.
+    """
+    return request.model_dump_json(include=set(_IDENTITY))
 
 
 class BatchRequest(BaseModel, extra="forbid"):

@@ -31,12 +31,19 @@ def rotate(folder: Path, max_bytes: int) -> None:
     that moment is lost.
     """
     for path in folder.glob("*.log"):
-        if path.stat().st_size > max_bytes:
-            try:
-                shutil.copy(path, path.with_name(f"{path.name}.1"))
-            except OSError as error:
-                log.warning("%s is emptied without keeping a copy: %s", path.name, error)
-            os.truncate(path, 0)
+        try:
+            if path.stat().st_size > max_bytes:
+                _rotate_one(path)
+        except OSError as error:
+            log.warning("%s cannot be rotated: %s", path.name, error)
+
+
+def _rotate_one(path: Path) -> None:
+    try:
+        shutil.copy(path, path.with_name(f"{path.name}.1"))
+    except OSError as error:
+        log.warning("%s is emptied without keeping a copy: %s", path.name, error)
+    os.truncate(path, 0)
 
 
 class Rotation:

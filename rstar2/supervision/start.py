@@ -73,10 +73,18 @@ def started_supervisor(
         what: see `Events`.
         stop_s: how long it may take to stop.
         hidden: environment variables that it does not inherit.
+
+    Raises:
+        UserError: the folder cannot be written to.
     """
     folder = Path(settings.folder)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with private_log(folder / "logs", "supervisor").open("ab") as log:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sink = private_log(folder / "logs", "supervisor").open("ab")
+    except OSError as error:
+        hint = "Set RSTAR2_STATE to a folder that this user may write to."
+        raise UserError(f"cannot write to {folder}: {error}", hint) from error
+    with sink as log:
         process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rstar2.errors import UserError
-from rstar2.files import write_text
+from rstar2.files import home_folder, write_text
 
 _POLL_S = 0.05
 
@@ -32,10 +32,10 @@ Kept = TypeVar("Kept", bound=Handle)
 
 
 def state_folder() -> Path:
-    """`$RSTAR2_STATE`, or `rstar2` under the user's state folder."""
-    if given := os.environ.get("RSTAR2_STATE"):
-        return Path(given)
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    """Returns `$RSTAR2_STATE`, or `rstar2` under the user's state folder. Raises UserError if the user has no home."""
+    if folder := os.environ.get("RSTAR2_STATE"):
+        return Path(folder)
+    base = os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state"
     return Path(base) / "rstar2"
 
 

@@ -10,9 +10,10 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import IO
 
-from rstar2.errors import RStarError, UserError
+from rstar2.errors import Failure, RStarError, UserError
 from rstar2.processes import stop_groups
 from rstar2.supervision.logs import Rotation
 from rstar2.supervision.part import Part
@@ -106,6 +107,9 @@ class Supervisor(ABC):
                     part.restart_if_dead()
                 except RStarError as error:
                     self.restart_failed(error)
+                except (OSError, SubprocessError) as error:
+                    # The machine has no process, memory, descriptor or disk to spare just now.
+                    self.restart_failed(Failure(f"a part that died could not be started again: {error}"))
             rotation.rotate_if_due()
             self.check()
 

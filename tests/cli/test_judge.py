@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -200,3 +201,50 @@ def test_help_loads_nothing_heavy() -> None:
         "print([m for m in ('pydantic', 'httpx', 'redis', 'fastapi') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
+
+
+def test_logs_that_are_empty_are_no_mistake_and_a_part_that_there_is_not_is_one(
+    shell: Shell, tmp_path: Path
+) -> None:
+    folder = tmp_path / "state" / "judge" / "logs"
+    folder.mkdir(parents=True)
+    for part in ("api", "worker-0"):
+        (folder / f"{part}.log").touch()
+    empty = shell("logs", "worker")
+    assert (empty.code, empty.stdout) == (0, "")
+    assert f"nothing has been logged yet in {folder}: worker-0.log" in empty.stderr
+    unknown = shell("logs", "wrker")
+    assert unknown.code == 2
+    assert "name starts with 'wrker'" in unknown.stderr
+    assert "There are: api, worker-0." in unknown.stderr
+
+
+def test_logs_of_workers_for_another_machine_are_named(shell: Shell, tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "worker-7" / "logs"
+    folder.mkdir(parents=True)
+    absent = shell("logs", "worker")
+    assert absent.code == 2
+    assert f"Logs of `rstar2 judge worker` are in {folder}." in absent.stderr
+
+
+@pytest.mark.parametrize("words", [("status",), ("logs",), ("up",), ("down",), ("run", __file__)])
+def test_a_user_without_a_home_is_told_what_to_set(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_such_user(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "RSTAR2_STATE", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", no_such_user)
+    result = rstar2("judge", *words)
+    assert result.code == 2
+    assert "has no home directory" in result.stderr
+    assert "Set HOME" in result.stderr
+
+
+def test_a_state_folder_that_cannot_be_made_is_a_mistake() -> None:
+    result = rstar2("judge", "up", "--port", "0", env={"RSTAR2_STATE": "/proc/absent"})
+    assert result.code == 2
+    assert "cannot write to /proc/absent/judge" in result.stderr
+    assert "Set RSTAR2_STATE" in result.stderr

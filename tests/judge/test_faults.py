@@ -33,11 +33,11 @@ from support.process_table import descendants
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure
-from rstar2.judge.client import JudgeClient
+from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.client import connection as connection_module
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
-from rstar2.judge.schema import RunRequest
+from rstar2.judge.schema import Isolation, RunRequest
 from rstar2.judge.service.settings import ServiceSettings
 from rstar2.judge.service.start import JudgeHandle, running_judge, start_service, stop_service
 
@@ -106,6 +106,50 @@ def test_zygotes_are_killed(judge: JudgeHandle) -> None:
 
     run_through(judge, kill)
     assert status(judge)["restarts"] == before
+
+
+def test_the_work_folder_is_removed_and_zygotes_are_killed(judge: JudgeHandle) -> None:
+    """As by something that cleans folders for temporary files."""
+    before = status_when(judge, living)["restarts"].get("worker", 0)
+    workers = parts(judge, "rstar2.judge.worker.main")
+
+    def remove() -> None:
+        shutil.rmtree(Path(judge.folder) / "work")
+        for pid in [pid for worker in workers for pid in descendants(worker)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        status_when(judge, lambda found: found["restarts"].get("worker", 0) >= before + 2)
+
+    run_through(judge, remove)
+    assert not set(workers) & set(parts(judge, "rstar2.judge.worker.main"))
+    status_when(judge, living)
+    for number in range(2):
+        logged = (Path(judge.folder) / "logs" / f"worker-{number}.log").read_text()
+        assert "unexpected exception: this process ends" in logged
+        assert "FileNotFoundError" in logged
+    assert (Path(judge.folder) / "work").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("tier", ["strict", "landlock"])
+def test_a_program_that_no_worker_can_read_is_lost_and_leaves_no_worker_hanging(
+    tmp_path: Path, tier: Isolation
+) -> None:
+    with (
+        running_judge(tmp_path, workers=1, isolation=tier, preload=False) as judge,
+        redis.Redis.from_url(judge.redis_url, decode_responses=True) as client,
+    ):
+        unreadable = json.dumps({"code": "1", "timeout_s": "long"})
+        client.execute_command(*queue.enqueue({"a": unreadable}))
+        wait_until(lambda: queue.is_result(client.execute_command(*queue.get_state("a"))))
+        result = json.loads(client.execute_command(*queue.get_state("a")))
+        found = status_when(judge, lambda found: found["num_workers"] == 1)
+        with SyncJudgeClient(judge.url) as asking:
+            assert asking.run(RunRequest(code="7", timeout_s=TIMEOUT_S)).value == "7"
+    assert (result["outcome"], result["stderr"]) == ("lost", "3 workers died while they held this program")
+    assert found["restarts"] == {"worker": 3}
+    logged = (tmp_path / "logs" / "worker-0.log").read_text()
+    assert logged.count("unexpected exception: this process ends") == 3
+    assert f"isolation {tier}; not enforced:" in logged
 
 
 def test_the_http_process_is_killed_and_nothing_runs_twice(judge: JudgeHandle) -> None:

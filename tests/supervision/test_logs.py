@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from queue import Queue
 
+import pytest
+
 from rstar2.supervision.logs import follow, private_log, rotate
 
 
@@ -41,3 +43,13 @@ def test_a_log_that_is_put_aside_is_written_and_followed_further(tmp_path: Path)
     assert (logs / "api.log.1").read_text().startswith("before\n")
     rotate(logs, 5)
     assert (logs / "api.log").read_text() == "2\n"
+
+
+def test_a_log_that_cannot_be_rotated_does_not_keep_the_others_from_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "api.log").symlink_to(tmp_path / "absent")
+    (tmp_path / "worker.log").write_text("a long line\n")
+    rotate(tmp_path, 5)
+    assert (tmp_path / "worker.log").read_text() == ""
+    assert "api.log cannot be rotated" in caplog.text

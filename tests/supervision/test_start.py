@@ -86,3 +86,12 @@ def test_a_server_whose_supervisor_never_reports_is_a_failure_that_names_its_log
     with pytest.raises(Failure, match=r"said nothing for 0\.1 s") as told:
         list(serve.supervised(settings, start_s=0.1))
     assert str(modules / "state" / "logs") in told.value.hint
+
+
+def test_a_folder_that_cannot_be_written_to_is_the_callers_mistake(modules: Path) -> None:
+    (modules / "file").touch()
+    settings = _settings(modules / "file" / "state")
+    supervisor = started_supervisor("absent", settings, "the service", STOP_S)
+    with pytest.raises(UserError, match=r"cannot write to .*/file/state") as told, supervisor:
+        pass
+    assert "RSTAR2_STATE" in told.value.hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from support.waiting import wait_until
 
 from rstar2.errors import UserError
-from rstar2.supervision.state import Handle, StateFile, end_module, runs_module
+from rstar2.supervision.state import Handle, StateFile, end_module, runs_module, state_folder
 
 SLEEP = "import time; time.sleep(3600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); {SLEEP}"
@@ -55,3 +56,17 @@ def test_a_process_that_only_names_a_module_is_not_taken_for_it(words: list[str]
         it.stdout.readline()
         assert not runs_module(it.pid, "a.module")
         it.kill()
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_such_user(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "RSTAR2_STATE", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", no_such_user)
+    with pytest.raises(UserError, match="has no home directory") as told:
+        state_folder()
+    assert "HOME" in told.value.hint
+    monkeypatch.setenv("RSTAR2_STATE", str(tmp_path))
+    assert state_folder() == tmp_path

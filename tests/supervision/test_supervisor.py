@@ -70,6 +70,8 @@ class Service(Supervisor):
     def died(self, name):
         if Path("give up").exists():
             raise Failure(f"{name} died", "look at it")
+        if Path("no memory").exists():
+            raise OSError("Cannot allocate memory")
 
     def ready(self):
         return Event(kind="ready", text="all")
@@ -159,6 +161,15 @@ def test_a_part_that_dies_is_started_again_and_an_error_of_it_ends_the_service(f
             events.next(TIMEOUT_S)
         assert process.wait(TIMEOUT_S) == 0
         assert not running([*parts, again])
+
+
+def test_a_machine_that_has_no_room_for_a_part_is_an_error_of_that_part(folder: Path) -> None:
+    with _started(folder) as (process, events, parts):
+        (folder / "no memory").touch()
+        subprocess.run(["kill", "-KILL", str(parts[0])], check=True)
+        with pytest.raises(Failure, match="a part that died could not be started again: Cannot allocate"):
+            events.next(TIMEOUT_S)
+        assert process.wait(TIMEOUT_S) == 0
 
 
 def test_a_second_one_is_refused_and_leaves_the_first_alone(folder: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.errors import Failure, UserError
-from rstar2.files import read_json, whole_path, write_json, write_text
+from rstar2.files import home_folder, read_json, whole_path, write_json, write_text
 from rstar2.runs import GRADER_SECRET
 
 INSTALLER = "uv==0.13.8"
@@ -71,7 +71,7 @@ class Harness:
 
 def environments_folder() -> Path:
     """Where all of them are: `rstar2/harnesses` in the user's data folder, as XDG_DATA_HOME says it."""
-    home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    home = os.environ.get("XDG_DATA_HOME") or home_folder() / ".local" / "share"
     return Path(home) / "rstar2" / "harnesses"
 
 

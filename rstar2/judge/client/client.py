@@ -16,6 +16,7 @@ from rstar2.judge.client.http import (
     JudgeError,
     NoUrl,
     access_refused,
+    check_protocol,
     describe,
     of_another_server,
     request,
@@ -79,12 +80,17 @@ class JudgeClient:
     ) -> T:
         """Send a request until an answer comes, for `wait_s` seconds at most; what `read` makes of its body."""
         url = self.url + path
-        return await request(self._connection().http, method, url, body, wait_s, read, accepted)
+        connection = self._connection()
+        return await request(connection.judge, connection.http, method, url, body, wait_s, read, accepted)
 
     async def health(self) -> dict[str, Any]:
-        """What `/health` answers: `status`, `workers`, `isolation`; JudgeError without an answer or workers.
+        """What `/health` answers: `status`, `workers`, `isolation`, `protocol`.
 
-        NoUrl if what answers is no judge.
+        Raises:
+            NoUrl: what answers is no judge.
+            IncompatibleJudge: the judge speaks another major version of the protocol.
+            AccessRefused: the judge refuses this client.
+            JudgeError: no answer, or no workers.
 
         The judge answers it without a token: `check_judge` in `rstar2.loop.toolbox` finds out whether programs run.
         """
@@ -102,6 +108,7 @@ class JudgeClient:
             raise kind(
                 f"no judge answers at {self.url}: {describe(error)}", "Start one with `rstar2 judge up`."
             ) from error
+        check_protocol(self.url, found.get("protocol"))
         return dict(found)
 
     async def aclose(self) -> None:

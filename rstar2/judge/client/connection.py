@@ -20,6 +20,7 @@ import aiohttp
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
+from rstar2.errors import Unavailable
 from rstar2.judge.client import http
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import (
@@ -91,7 +92,9 @@ class Connection:
         self.receiver: asyncio.Task[None] | None = None
         """Runs while there are calls."""
         self.writers: set[asyncio.Task[None]] = set()
-        self.backoff = Backoff(http.FIRST_RETRY_S, http.LONGEST_RETRY_S)
+        self.judge = http.judge_service()
+        """For requests that are none of these programs."""
+        self.backoff = Backoff(http.PAUSES.first_s, http.PAUSES.longest_s, http.PAUSES.jitter)
         self.trouble = "no response"
 
     def submit(self, request: RunRequest) -> asyncio.Future[RunResult]:
@@ -123,7 +126,7 @@ class Connection:
             self.flush_is_due = True
             writer = self.loop.create_task(self._flush())
             self.writers.add(writer)
-            writer.add_done_callback(self.writers.discard)
+            writer.add_done_callback(self._writer_ended)
         if self.receiver is None or self.receiver.done():
             self.receiver = self.loop.create_task(self._receive())
             self.receiver.add_done_callback(self._receiver_ended)
@@ -187,10 +190,10 @@ class Connection:
             try:
                 await self._receive_on_one_connection()
             # ValueError: what came was no response of a judge.
-            except (aiohttp.ClientError, _Busy, OSError, ValueError) as error:
+            except (aiohttp.ClientError, Unavailable, OSError, ValueError) as error:
                 self.trouble = http.describe(error)
                 await self._close_socket()
-                asked_s = error.retry_after_s if isinstance(error, _Busy) else 0.0
+                asked_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
                 await asyncio.sleep(max(self.backoff.next_s(), min(asked_s, LONGEST_RETRY_AFTER_S)))
             except JudgeError:
                 # A later call is to try anew.
@@ -204,11 +207,22 @@ class Connection:
         self.receiver = None
         self.cancelled.clear()
         error = None if receiver.cancelled() else receiver.exception()
+        if error is not None:
+            self._fail_calls(error)
         for call in self._take_calls():
-            if error is None:
-                call.result.cancel()
-            elif not call.result.done():
-                failed = JudgeError(f"asking the judge at {self.url} failed: {error!r}")
+            call.result.cancel()
+
+    def _writer_ended(self, writer: asyncio.Task[None]) -> None:
+        """Leave no call waiting for a response to what was never sent."""
+        self.writers.discard(writer)
+        if not writer.cancelled() and (error := writer.exception()) is not None:
+            self._fail_calls(error)
+
+    def _fail_calls(self, error: BaseException) -> None:
+        """All calls raise an error; what is no JudgeError was not expected."""
+        failed = JudgeError(f"asking the judge at {self.url} failed: {error!r}")
+        for call in self._take_calls():
+            if not call.result.done():
                 call.result.set_exception(error if isinstance(error, JudgeError) else failed)
 
     async def _receive_on_one_connection(self) -> None:
@@ -216,7 +230,7 @@ class Connection:
 
         Raises:
             JudgeError: the judge refuses what was sent, or the connection.
-            aiohttp.ClientError, OSError, ValueError, _Busy: it is to be tried again.
+            aiohttp.ClientError, OSError, ValueError, Unavailable: it is to be tried again.
         """
         if self.socket is None:
             self.socket, self.write_lock = await self._connect(), asyncio.Lock()
@@ -238,15 +252,20 @@ class Connection:
         if call is None:
             self._cancel_confirmed(response.id)
         elif response.result is None:
-            self.trouble = "its queue is full"
-            self.loop.call_later(max(http.FIRST_RETRY_S, response.retry_after_s), self._send_again, call)
+            self.trouble = "it can queue no programs now"
+            self.loop.call_later(max(http.PAUSES.first_s, response.retry_after_s), self._send_again, call)
         else:
             del self.calls[response.id]
             if not call.result.done():
                 call.result.set_result(response.result)
 
     async def _connect(self) -> aiohttp.ClientWebSocketResponse:
-        """A new WebSocket; JudgeError where the judge refuses it."""
+        """Returns a new WebSocket.
+
+        Raises:
+            JudgeError: the judge refuses it.
+            Unavailable: the judge takes no connections now.
+        """
         try:
             async with asyncio.timeout(http.CONNECT_S):
                 return await self.http.ws_connect(
@@ -257,8 +276,9 @@ class Connection:
                 )
         except aiohttp.WSServerHandshakeError as error:
             if error.status in http.TRIED_AGAIN or error.status >= 500:
-                raise _Busy(error.status, http.retry_after_s(error.headers)) from error
-            if refused := http.access_refused(self.url, error.status):
+                retry_after_s = http.retry_after_s(error.headers)
+                raise Unavailable(f"HTTP {error.status}", retry_after_s=retry_after_s) from error
+            if refused := http.access_refused(self.url, error.status, error.headers):
                 raise refused from error
             if error.status >= 400:
                 hint = "A proxy in front of the judge must allow WebSockets."
@@ -291,14 +311,6 @@ class Connection:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._close_socket()
         await self.http.close()
-
-
-class _Busy(Exception):
-    """The judge answers that it takes no connection now."""
-
-    def __init__(self, status: int, retry_after_s: float) -> None:
-        super().__init__(f"HTTP {status}")
-        self.retry_after_s = retry_after_s
 
 
 def _encode(request: RunRequest) -> bytes:

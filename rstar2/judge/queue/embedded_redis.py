@@ -82,7 +82,6 @@ class EmbeddedRedis:
             UserError: no server is installed.
             Failure: it did not come up.
         """
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(PORTS_TRIED):
             # Another process may take the port before the server binds it.
             self.port = free_port()
@@ -104,6 +103,7 @@ class EmbeddedRedis:
     def _launch(self) -> subprocess.Popen[bytes] | None:
         """→ the process, or None if it does not answer."""
         self.stop()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.process = process = start_bound([server_binary(), "-"], self.log, self._config(), umask=0o077)
         deadline = time.monotonic() + START_S
         with redis.Redis.from_url(self.url, socket_timeout=1.0) as probe:

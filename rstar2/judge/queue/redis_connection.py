@@ -86,10 +86,12 @@ class RedisConnection(_Connection):
     """Sends commands. Use it from one task at a time."""
 
     async def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
-        """Send commands together. → their replies, by the names of the commands.
+        """Send commands together. Returns their replies by the names of the commands.
+
+        The reply to a command that Redis refused is a ResponseError. The other commands were carried out.
 
         Raises:
-            RedisError: no reply in time, or one that is an error; some of the commands may have been carried out.
+            RedisError: no reply in time. Some of the commands may have been carried out.
         """
         if not commands:
             return {}
@@ -97,13 +99,19 @@ class RedisConnection(_Connection):
             async with asyncio.timeout(REPLY_S):
                 connection = await self._connected()
                 await connection.send_packed_command([b"".join(map(_pack, commands.values()))])
-                return {name: await connection.read_response() for name in commands}
+                return {name: await self._reply(connection) for name in commands}
         except BaseException as error:
-            # A reply that comes late, or after an error, must not be taken for one to the next command.
+            # A reply that comes late must not be taken for one to the next command.
             await self.close()
             if isinstance(error, TimeoutError):
                 raise redis.TimeoutError(f"no reply in {REPLY_S:.0f} s") from error
             raise
+
+    async def _reply(self, connection: Any) -> Any:
+        try:
+            return await connection.read_response()
+        except redis.ResponseError as error:
+            return error
 
 
 class SyncRedisConnection:

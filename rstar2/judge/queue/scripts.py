@@ -117,6 +117,13 @@ for _, state in ipairs(KEYS) do redis.call('EXPIRE', state, ARGV[1]) end
 """
 """KEYS states. ARGV ttl."""
 
+DROP_RESULTS = """
+for _, state in ipairs(KEYS) do
+  if redis.call('GETRANGE', state, 16, 16) == '{' then redis.call('DEL', state) end
+end
+"""
+"""KEYS states. Those that are no results stay."""
+
 FORGET = """
 if string.sub(redis.call('GET', KEYS[1]) or '', 17) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])

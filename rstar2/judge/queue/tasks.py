@@ -71,7 +71,7 @@ Entries = Sequence[tuple[str, Sequence[str]]]
 """Of a stream: the id of each, and its fields, names and values by turns."""
 
 
-class SessionCommand(BaseModel, extra="forbid"):
+class SessionCommand(BaseModel):
     """The body of a task for a worker's sessions: open one, run a cell in it, or close it."""
 
     action: Literal["open", "cell", "close"]
@@ -136,9 +136,16 @@ class Notice:
 
     @classmethod
     def from_message(cls, message: str) -> list[Notice]:
-        """Those of one message on `done`."""
-        parts = [line.split(" ", 3) for line in message.split("\n")]
-        return [cls(run_id, float(queue_s), float(wall_s), text) for run_id, queue_s, wall_s, text in parts]
+        """Returns those of one message on `done`.
+
+        A line holds words, and then the result. A later version may add words.
+        """
+        notices = []
+        for line in message.split("\n"):
+            words, brace, rest = line.partition("{")
+            run_id, queue_s, wall_s, *_ = words.split(" ")
+            notices.append(cls(run_id, float(queue_s), float(wall_s), brace + rest))
+        return notices
 
 
 def returned_entries(reply: Sequence[tuple[str, Entries]] | None) -> list[str]:
@@ -196,10 +203,15 @@ def make_groups(streams: Sequence[str]) -> Command:
     return ("EVAL", scripts.MAKE_GROUPS, len(streams), *streams, GROUP)
 
 
-def enqueue(programs: Mapping[str, str]) -> Command:
-    """Queues programs, JSON by id. → see `scripts.ENQUEUE`."""
+def enqueue(programs: Mapping[str, str], fingerprints: Mapping[str, str] | None = None) -> Command:
+    """Queues programs, JSON by id. → see `scripts.ENQUEUE`.
+
+    Args:
+        fingerprints: by id, of what the clients asked for; by default those of the programs' JSON.
+    """
     states = [state_key(run_id) for run_id in programs]
-    items = [field for run_id, body in programs.items() for field in (run_id, fingerprint(body), body)]
+    asked = fingerprints or {run_id: fingerprint(body) for run_id, body in programs.items()}
+    items = [field for run_id, body in programs.items() for field in (run_id, asked[run_id], body)]
     return ("EVAL", scripts.ENQUEUE, 1 + len(states), TASKS, *states, *_enqueue_settings(), *items)
 
 
@@ -211,11 +223,11 @@ def enqueue_cell(run_id: str, body: str, worker: str, asked: str) -> Command:
     """Queues a command for the sessions of one worker, unless that worker is dead. → see `enqueue`.
 
     Args:
-        asked: what the client asked for, which must be the same whenever it asks under this id.
+        asked: fingerprint of what the client asked for, which must be the same whenever it asks under this id.
     """
     keys = (cells_stream(worker), state_key(run_id))
     lost = lost_cell(run_id, WORKER_GONE).model_dump_json()
-    item = (run_id, fingerprint(asked), body, WORKERS, worker, lost)
+    item = (run_id, asked, body, WORKERS, worker, lost)
     return ("EVAL", scripts.ENQUEUE_IF_WORKER_ALIVE, 2, *keys, *_enqueue_settings(), *item)
 
 
@@ -245,6 +257,11 @@ def forget(run_id: str, result: str) -> Command:
 def expire_delivered(run_ids: Sequence[str]) -> Command:
     """Has results that were sent to their clients expire sooner."""
     return ("EVAL", scripts.DELIVERED, len(run_ids), *map(state_key, run_ids), DELIVERED_TTL_S)
+
+
+def drop_results(run_ids: Sequence[str]) -> Command:
+    """Drops results that were sent to their clients, because others need the memory."""
+    return ("EVAL", scripts.DROP_RESULTS, len(run_ids), *map(state_key, run_ids))
 
 
 def claim_returned(worker: str, entries: Sequence[str], count: int) -> Command:

@@ -37,11 +37,10 @@ Outside, in the worker:
     zygote_kinds   which zygote a program needs
     tiers          what each tier builds, and does not enforce; from rootfs, seccomp and cgroups
     escape_tests   attempts to break out, made at each start
-    cpu_affinity   keeps worker and zygotes on one CPU
 
 Inside, in `inside/`: main (starts), namespaces (builds the strict jail), preload (loads libraries), zygote (forks
-programs), confine (restricts them), program and session (run their code), scratch and cleaner (empty their folders),
-prefault, wire and syscalls.
+programs), confine (restricts them), program and session (run their code), scratch, memory and cleaner (count what
+they take and empty their folders), prefault, wire and syscalls.
 
 This module imports nothing, because everything inside is imported through it.
 """

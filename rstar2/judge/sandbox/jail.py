@@ -62,7 +62,7 @@ class Jail:
         self._preload_cgroup = Cgroup()
         """For zygotes while they load libraries; what they load stays counted there, not as a program's memory."""
         self.ended: dict[int, Report] = {}
-        """Reports of sessions that ended while nothing waited for them."""
+        """Reports of programs that ended while nothing waited for them."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sockets: dict[ZygoteKind, socket.socket] = {"bare": ours}
         self._preloading: set[ZygoteKind] = set()
@@ -94,15 +94,18 @@ class Jail:
                 if "failed" in answer:
                     raise Failure(f"the machine refuses it: {answer['failed']}")
                 if "ready" in answer:
-                    _set_timeouts(control)
+                    set_timeouts(control)
                     return
                 wire.send(control, _map_users(answer["map"], self.spec["first_host_uid"]))
         except (wire.Closed, TimeoutError) as error:
-            raise Failure(f"the jail did not start: {self._log_tail() or 'no answer'}") from error
+            raise Failure(f"the jail did not start: {self.log_tail() or 'no answer'}") from error
 
-    def _log_tail(self) -> str:
-        """The end of what the inside wrote on standard error."""
-        return self._log.read_text(errors="replace").strip()[-2000:]
+    def log_tail(self) -> str:
+        """The end of what the processes inside wrote on standard error, such as a traceback of a zygote that failed."""
+        try:
+            return self._log.read_text(errors="replace").strip()[-2000:]
+        except OSError as error:
+            return f"its log cannot be read: {error}"
 
     def start_zygote(self, kind: ZygoteKind) -> None:
         """Start a zygote, and those it is forked from, unless they run; they load libraries meanwhile."""
@@ -131,9 +134,9 @@ class Jail:
             try:
                 answer = wire.receive(control)[0]
             except (wire.Closed, OSError) as error:
-                raise JailLost(f"the {kind} zygote did not become ready: {self._log_tail()}") from error
+                raise JailLost(f"the {kind} zygote did not become ready: {self.log_tail()}") from error
             self._preloading.discard(kind)
-            _set_timeouts(control)
+            set_timeouts(control)
             if not answer["ready"]:
                 self._unforkable.add(kind)
         return control
@@ -270,7 +273,7 @@ def wait_readable(sock: socket.socket | int, timeout_s: float) -> bool:
     return bool(poll.poll(timeout_s * 1000))
 
 
-def _set_timeouts(control: socket.socket) -> None:
+def set_timeouts(control: socket.socket) -> None:
     """Bound every wait for a zygote. In the kernel, because Python's own timeouts cost a system call each."""
     control.settimeout(None)
     for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

@@ -39,14 +39,10 @@ class JailSpec(TypedDict):
     sys_path: list[str]
     landlock_abi: int
     """0: no Landlock."""
-    zygote_filter: bytes
-    """seccomp program of the zygotes in BPF, which programs inherit; empty: none."""
     program_filter: bytes
-    """seccomp program that each program loads, in BPF; empty: none."""
+    """The seccomp filter of programs, in BPF. Empty: none."""
     max_processes: int
-    """Processes and threads of one program; 0: not limited (the worker's user has other processes)."""
-    cpus: list[int]
-    """The CPUs that programs may use."""
+    """Processes and threads of one program."""
 
 
 class StartCommand(TypedDict):
@@ -57,9 +53,10 @@ class StartCommand(TypedDict):
     key: int
     """Identifies the program in later commands and reports."""
     fds: list[str]
-    """Purpose of each descriptor sent along: stdin, stdout, stderr, report, code (unless it is a session), group (any
-    number). `code` yields the nonce, which the program's report must carry to be believed, and then the source: no
-    zygote may read either, because later programs inherit the memory of zygotes."""
+    """Purpose of each descriptor sent along: stdin, stdout, stderr, report, code (only of a program), control (only of
+    a session), group (any number). `code` yields the nonce, which the program's report must carry to be believed, and
+    then the source: no zygote may read either, because later programs inherit the memory of zygotes. `control` is a
+    socket for all later commands to, and reports of, a session."""
     session: bool
     private_scratch: bool
     """Give it a mount namespace with a scratch space and a /proc of its own, which takes milliseconds."""
@@ -67,7 +64,7 @@ class StartCommand(TypedDict):
     """Sessions of the same user are open: what they have of processes and threads does not count as this program's."""
     uid: int
     """User to become; -1: keep the zygote's."""
-    cpu: int
-    """The CPU for the zygote to stay on; -1: any. Programs may use all."""
     memory_mb: int
+    most_memory: int
+    """Bytes that all its processes may have together, besides what the zygote has; 0: a control group limits them."""
     work_dir: str

@@ -20,9 +20,6 @@ from rstar2.judge.sandbox.zygote_kinds import ZygoteKind
 from rstar2.judge.schema import Outcome
 
 _SIGKILL = 9
-_FIRST_READ_S = 0.003
-"""How long to wait for the end of a program before its output is read as it comes. For speed only: most programs
-end sooner, and wake the worker once instead of several times."""
 
 
 @dataclass
@@ -40,9 +37,7 @@ class ProgramEnd:
     @classmethod
     def of(cls, report: Report, limit: Outcome | None) -> ProgramEnd:
         """From its zygote's report."""
-        if report["over_quota"]:
-            limit = "output_limit"
-        return cls(limit, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
+        return cls(report["exceeded"] or limit, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
 
     def outcome(self, cgroup: Cgroup, kills: int, kind: str = "") -> Outcome:
         """What the end amounts to; lack of memory is believed only of a program that failed.
@@ -106,18 +101,15 @@ def wait_for_end(
     control = jail.zygote_socket(kind)
     poll = select.poll()
     poll.register(control, select.POLLIN)
+    streams.register(poll)
     if abort is not None:
         poll.register(abort, select.POLLIN)
     limit: Outcome | None = None
-    started = reading = aborted = False
+    started = aborted = False
     try:
         while True:
             left = max(0.0, deadline - time.monotonic())
-            events = poll.poll((left if reading else min(left, _FIRST_READ_S)) * 1000)
-            if not reading and not events:
-                reading = True
-                streams.register(poll)
-            for fd, _ in events:
+            for fd, _ in poll.poll(left * 1000):
                 if fd == abort:
                     aborted = True
                     poll.unregister(fd)

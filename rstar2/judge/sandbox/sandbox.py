@@ -13,11 +13,11 @@ from pathlib import Path
 from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import escape_tests, tiers
 from rstar2.judge.sandbox.host.cgroups import Cgroup
-from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
 from rstar2.judge.sandbox.host.removal import Removal
 from rstar2.judge.sandbox.host.users import USERS_PER_JAIL
 from rstar2.judge.sandbox.inside.program import NONCE
-from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
+from rstar2.judge.sandbox.inside.scratch import MAX_MB
+from rstar2.judge.sandbox.jail import Jail, JailLost, set_timeouts, wait_readable
 from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
 from rstar2.judge.sandbox.run import Abort, wait_for_end
 from rstar2.judge.sandbox.session import Session
@@ -26,8 +26,6 @@ from rstar2.judge.sandbox.zygote_kinds import PARENTS, PROFILE_PROGRAMS, ZygoteK
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation, RunRequest, RunResult
 
 _MIB = 1 << 20
-_OVERHEAD_S = 0.0008
-"""CPU seconds of the worker and its zygote per program, about."""
 _KERNEL_BYTES = 64 * _MIB
 """Page tables and kernel memory of a program, which its own limit does not count."""
 _PROFILE_RUNS = 4
@@ -40,7 +38,7 @@ log = logging.getLogger(__name__)
 class Sandbox:
     """Runs one program at a time, each in a new process of a jail that is built once.
 
-    Use it from one thread; only `abort` may be called from any.
+    Use it from one thread; only `abort`, and the methods of its sessions, may be called from any.
 
     Args:
         root: a folder for this sandbox alone, for its mount point and work files; made if missing.
@@ -65,9 +63,6 @@ class Sandbox:
         self._spec: JailSpec | None = None
         self._jail: Jail | None = None
         self._all_zygotes = False
-        self._affinity: CpuAffinity | None = None
-        self._used_s = 0.0
-        """CPU seconds of all programs so far, and of the work around them."""
         self._key = 0
         self._baseline = 0
         self._sessions: dict[int, Session] = {}
@@ -151,10 +146,6 @@ class Sandbox:
         for kind in PARENTS:
             jail.start_zygote(kind)
 
-    def set_affinity(self, affinity: CpuAffinity) -> None:
-        """From now on keep the zygotes, and the thread that runs programs, on one CPU."""
-        self._affinity = affinity
-
     def _open_jail(self) -> Jail:
         """The jail, emptied of the program before; built if it was lost."""
         if self._jail is not None:
@@ -191,7 +182,6 @@ class Sandbox:
             with self._abort.watch(run_id) as abort:
                 end = wait_for_end(jail, kind, command["key"], streams, began + request.timeout_s, abort)
             wall_s = time.monotonic() - began
-            self._used_s += end.cpu_s + _OVERHEAD_S
             report_kind, text = streams.reported(nonce)
             outcome = end.outcome(jail.cgroup, kills, report_kind)
             if end.problem:
@@ -225,6 +215,7 @@ class Sandbox:
     ) -> StartCommand:
         """Have a zygote fork a process for a program, or for the session of this number (not 0). → the command."""
         self._key += 1
+        is_memory_counted = jail.cgroup.memory is not None
         if not session:
             streams.add("code", memory_file(nonce + code.encode(errors="surrogatepass")))
         command = StartCommand(
@@ -232,11 +223,17 @@ class Sandbox:
             key=self._key,
             fds=streams.names,
             session=session > 0,
-            private_scratch=session > 0 or tiers.is_one_user(jail.spec) or _looks_itself_up(code),
+            private_scratch=(
+                session > 0
+                or tiers.is_one_user(jail.spec)
+                or _looks_itself_up(code)
+                # The shared one may take more memory than this program, and nothing else would count that.
+                or (jail.spec["tier"] == "strict" and not is_memory_counted and memory_mb < MAX_MB)
+            ),
             beside_sessions=bool(self._sessions) and tiers.counts_sessions(jail.spec),
             uid=tiers.program_uid(jail.spec, session),
-            cpu=-1 if self._affinity is None else self._affinity.update(self._used_s),
             memory_mb=memory_mb,
+            most_memory=0 if is_memory_counted else memory_mb * _MIB + _KERNEL_BYTES,
             work_dir=self._work_dir(jail.spec, session),
         )
         jail.send(kind, command, tuple(streams.theirs))
@@ -326,6 +323,10 @@ class Sandbox:
         undo.callback(ours.close)
         owner = tiers.program_host_uid(jail.spec, number)
         streams = undo.enter_context(contextlib.closing(Streams("", owner, theirs.detach())))
+        control, zygotes_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        undo.callback(control.close)
+        set_timeouts(control)
+        streams.add("control", zygotes_end.detach())
         cgroup = Cgroup()
         undo.callback(cgroup.close)
         cgroup.limit_processes(tiers.MAX_PROCESSES + 8)
@@ -334,18 +335,20 @@ class Sandbox:
             streams.add("group", fd)
         command = self._start_process(jail, kind, streams, memory_mb, session=number)
         on_close = partial(self._close_session, number, cgroup, Path(command["work_dir"]))
-        return Session(jail, kind, command["key"], streams, ours, cgroup, on_close)
+        return Session(jail.spec["tier"], control, streams, ours, cgroup, on_close)
 
     def _close_session(self, number: int, cgroup: Cgroup, work_dir: Path) -> None:
-        del self._sessions[number]
         cgroup.close()
         if work_dir.is_relative_to(self._root):
             self._removal.take(work_dir, wait=False)
+        # Last: then the next session may have its number, and so its user and folder.
+        del self._sessions[number]
 
     def _drop_jail(self, reason: str = "") -> None:
         """Kill everything inside, for a reason where it was not planned. The next program has a new jail built."""
         if reason:
-            log.warning("the jail is lost, with %d sessions in it: %s", len(self._sessions), reason)
+            inside = f"\n{tail}" if self._jail is not None and (tail := self._jail.log_tail()) else ""
+            log.warning("the jail is lost, with %d sessions in it: %s%s", len(self._sessions), reason, inside)
         if self._jail is not None:
             self._jail.close()
             self._jail = None
@@ -361,8 +364,6 @@ class Sandbox:
                 self._removal.take(Path(self._spec["work_dir"]), wait=False)
         self._removal.close()
         self._abort.close()
-        if self._affinity is not None:
-            self._affinity.release()
 
 
 def _looks_itself_up(code: str) -> bool:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rstar2.judge.sandbox.host.cgroups import Cgroup
+from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.inside.program import HEADER, NONCE, VALUE_BYTES
 from rstar2.judge.sandbox.inside.session import LENGTH
-from rstar2.judge.sandbox.jail import Jail, JailLost, Report, wait_readable
-from rstar2.judge.sandbox.run import ProgramEnd, wait_for_end
+from rstar2.judge.sandbox.jail import JailLost, Report, wait_readable
+from rstar2.judge.sandbox.run import ProgramEnd
 from rstar2.judge.sandbox.streams import Streams, parse_report
-from rstar2.judge.sandbox.zygote_kinds import ZygoteKind
-from rstar2.judge.schema import Outcome, RunResult
+from rstar2.judge.schema import Isolation, Outcome, RunResult
 
 _INTERRUPT_GRACE_S = 1.0
 """How long a cell may take to end after it was interrupted, before its whole session is killed: on a busy machine it
@@ -24,6 +26,30 @@ may have to wait for a processor first."""
 _POLL_INTERVAL_S = 0.001
 _FORGED = "the session ended: its code wrote where the answers to its cells go"
 _KILL_TIMEOUT_S = 30.0
+_SHORTEST_WAIT_S = 0.02
+"""How long to wait before a cell's time is looked at again, if the cell had to wait for its turn."""
+
+
+class _TimeLimit:
+    """A cell's time limit. Time in which the cell waits for its turn does not count.
+
+    Args:
+        at: monotonic seconds at which the cell's time is over if it does not wait from now on.
+        ends: monotonic seconds at which its time is over in any case.
+        waited_s: seconds for which the cell has waited so far.
+    """
+
+    def __init__(self, at: float, ends: float = math.inf, waited_s: float = 0.0) -> None:
+        self._at, self._ends, self._waited_s = at, ends, waited_s
+
+    def seconds_left(self) -> float:
+        return max(0.0, min(self._at, self._ends) - time.monotonic())
+
+    def extend(self, waited_s: float) -> bool:
+        """Add what the cell has waited for its turn by now. Returns whether the cell has more time because of it."""
+        more_s, self._waited_s = waited_s - self._waited_s, waited_s
+        self._at += more_s
+        return more_s > 0 and time.monotonic() < self._ends
 
 
 @dataclass
@@ -39,6 +65,8 @@ class _CellEnd:
     """The end of its process; None while that lives."""
     cpu_s: float = 0.0
     """CPU seconds of the process so far."""
+    waited_s: float = 0.0
+    """Seconds for which it waited for its turn."""
     kill_reason: str = ""
     """Why the session has to be killed with it; empty: it need not be."""
 
@@ -51,79 +79,104 @@ class _CellEnd:
 
 
 class Session:
-    """Made by Sandbox.open_session. Not for two threads at once, nor during a run of the same sandbox.
+    """Made by Sandbox.open_session. Any thread may use it, and cells run one after another.
 
-    A cell over its time is interrupted, as a notebook's stop button does, and its session lives on. If it
-    does not stop at once, the session is killed. `alive` says whether it lives, and `reason` why not.
+    Between cells all its processes are stopped. A cell over its time is interrupted, as a notebook's stop button does,
+    and its session lives on. If it does not stop at once, the session is killed. `alive` says whether it lives, and
+    `reason` why not.
+
+    Args:
+        control: leads to the session's zygote, for commands and reports about this session alone.
     """
 
     def __init__(
         self,
-        jail: Jail,
-        kind: ZygoteKind,
-        key: int,
+        tier: Isolation,
+        control: socket.socket,
         streams: Streams,
         channel: socket.socket,
         cgroup: Cgroup,
         on_close: Callable[[], None],
     ) -> None:
-        self._jail, self._kind, self._key = jail, kind, key
+        self._tier, self._control = tier, control
         self._streams, self._channel, self._cgroup = streams, channel, cgroup
         self._on_close = on_close
         self._kills = cgroup.kills()
         self._cpu_s = 0.0
+        self._in_use = threading.RLock()
         self.reason = ""
 
     @property
     def alive(self) -> bool:
-        """Whether the process that holds the state still runs."""
-        if not self.reason:
-            try:
-                self._jail.wait_until_clean()
-                report = self._jail.ended.pop(self._key, None) or self._poll_for_end()
-            except JailLost as error:
-                self.end(f"the session was lost: {error}")
-                return False
-            if report is not None:
-                self._end_with(ProgramEnd.of(report, None))
-        return not self.reason
+        """Whether the process that holds the state still exists."""
+        with self._in_use:
+            if not self.reason:
+                try:
+                    while wait_readable(self._control, 0):
+                        if "status" in (report := self._receive()):
+                            self._end_with(ProgramEnd.of(report, None))
+                            break
+                except JailLost as error:
+                    self.end(f"the session was lost: {error}")
+            return not self.reason
 
-    def _poll_for_end(self) -> Report | None:
-        """The report of this session's end, if its zygote has sent it already."""
-        control = self._jail.zygote_socket(self._kind)
-        while wait_readable(control, 0):
-            if (report := self._jail.receive_report(self._kind, self._key)) is not None:
-                return report
-        return None
+    def _send(self, op: str) -> None:
+        """Send the zygote a command. JailLost if the zygote is gone."""
+        try:
+            wire.send(self._control, {"op": op})
+        except (wire.Closed, OSError) as error:
+            raise JailLost("its zygote is gone") from error
 
-    def run_cell(self, code: str, timeout_s: float, cell_id: str) -> RunResult:
-        """Run one cell. Never raises for what it does; a dead session's cells are `lost` and say why."""
-        result = None
-        if self.alive:
-            self._streams.clear()
-            began = time.monotonic()
-            try:
-                result = self._run_cell(code, began, timeout_s, cell_id)
-            except (JailLost, OSError) as error:
-                self._kill(f"the session was lost: {error}")
-        tier = self._jail.spec["tier"]
-        return result or RunResult(id=cell_id, outcome="lost", stderr=self.reason, isolation=tier)
+    def _receive(self) -> Report:
+        """Wait for the zygote's next report. JailLost if there is none, or the session could not be started."""
+        try:
+            report: Report = wire.receive(self._control)[0]
+        except (wire.Closed, OSError) as error:
+            raise JailLost("its zygote is gone") from error
+        if "failed" in report:
+            raise JailLost(f"its zygote failed: {report['failed']}")
+        return report
 
-    def _run_cell(self, code: str, began: float, timeout_s: float, cell_id: str) -> RunResult | None:
+    def _query(self, op: str) -> Report:
+        """Send the zygote a command, and wait for its report. If the session has ended, that is its end (`status`)."""
+        self._send(op)
+        return self._receive()
+
+    def run_cell(self, code: str, timeout_s: float, cell_id: str, ends: float = math.inf) -> RunResult:
+        """Run one cell. Never raises for what it does; a dead session's cells are `lost` and say why.
+
+        Args:
+            timeout_s: how long the cell may run, without the time that it waits for its turn.
+            ends: monotonic seconds at which the cell is over in any case.
+        """
+        with self._in_use:
+            result = None
+            if self.alive:
+                self._streams.clear()
+                began = time.monotonic()
+                try:
+                    result = self._run_cell(code, began, timeout_s, cell_id, ends)
+                except (JailLost, OSError) as error:
+                    self._kill(f"the session was lost: {error}")
+            return result or RunResult(id=cell_id, outcome="lost", stderr=self.reason, isolation=self._tier)
+
+    def _run_cell(
+        self, code: str, began: float, timeout_s: float, cell_id: str, ends: float
+    ) -> RunResult | None:
         """None: the session turned out to be dead."""
         data, nonce = code.encode(), os.urandom(NONCE)
         if self._channel_has_data():
             self._kill(_FORGED)
             return None
         try:
-            cell = self._wait_for_cell(nonce, data, began + timeout_s)
+            cell = self._wait_for_cell(nonce, data, _TimeLimit(began + timeout_s, ends))
         except BrokenPipeError:
             # It ended just now, and its zygote is about to report how; or it has only shut the channel, and is killed.
-            self._jail.send(self._kind, {"op": "kill", "key": self._key})
+            self._send("kill")
             self._end_with(self._wait_for_process_end())
             return None
         self._streams.drain()
-        wall_s = time.monotonic() - began
+        wall_s = time.monotonic() - began - cell.waited_s
         outcome = cell.outcome(self._cgroup, self._kills)
         spent, self._cpu_s = cell.cpu_s - self._cpu_s, cell.cpu_s
         end = cell.process_end
@@ -133,8 +186,9 @@ class Session:
             value=cell.text if cell.kind == "v" and outcome == "ok" else None,
             exit_code=end.exit_code if end is not None else None,
             cpu_s=max(0.0, spent),
-            wall_s=wall_s,
-            isolation=self._jail.spec["tier"],
+            wall_s=max(0.0, wall_s),
+            queue_s=cell.waited_s,
+            isolation=self._tier,
             **self._streams.output(),
         )
         if end is not None:
@@ -145,13 +199,14 @@ class Session:
         """Whether the session has written to the channel, at a time when it must not."""
         return wait_readable(self._channel, 0) and bool(self._channel.recv(1, socket.MSG_PEEK))
 
-    def _wait_for_cell(self, nonce: bytes, source: bytes, deadline: float) -> _CellEnd:
+    def _wait_for_cell(self, nonce: bytes, source: bytes, limit: _TimeLimit) -> _CellEnd:
         """Send a cell, and wait until it has answered and its process waits for the next, or has ended."""
-        cell = self._wait_for_answer(nonce, source, deadline)
+        self._send("begin cell")
+        cell = self._wait_for_answer(nonce, source, limit)
         if cell.kind:
-            self._wait_until_idle(cell, deadline)
+            self._wait_until_stopped(cell, limit)
         if cell.process_end is None and (cell.kill_reason or not cell.kind):
-            self._jail.send(self._kind, {"op": "kill", "key": self._key})
+            self._send("kill")
             cell.process_end = self._wait_for_process_end()
         if cell.process_end is not None:
             cell.cpu_s = cell.process_end.cpu_s
@@ -159,27 +214,31 @@ class Session:
         cell.cpu_s = max(cell.cpu_s, self._cgroup.cpu_seconds())
         return cell
 
-    def _wait_for_answer(self, nonce: bytes, source: bytes, deadline: float) -> _CellEnd:
+    def _wait_for_answer(self, nonce: bytes, source: bytes, limit: _TimeLimit) -> _CellEnd:
         """Send a cell as fast as its process reads, and wait for its answer or the process's end.
 
         → which was first; neither: the cell does not stop, or its code wrote what is no answer, and is to be killed.
         BrokenPipeError: the process ended, or shut the channel, before it had read all.
         """
-        control = self._jail.zygote_socket(self._kind)
+        control, channel = self._control.fileno(), self._channel.fileno()
         unsent = memoryview(nonce + len(source).to_bytes(LENGTH, "big") + source)
         poll = select.poll()
         poll.register(control, select.POLLIN)
-        poll.register(self._channel, select.POLLIN | select.POLLOUT)
+        poll.register(channel, select.POLLIN | select.POLLOUT)
         self._streams.register(poll)
-        limit: Outcome | None = None
+        cell = _CellEnd()
         received = b""
+        has_waited = False
         while True:
-            left = max(0.0, deadline - time.monotonic())
-            for fd, event in poll.poll(left * 1000):
-                if fd == control.fileno():
-                    if (report := self._jail.receive_report(self._kind, self._key)) is not None:
-                        return _CellEnd(limit=limit, process_end=ProgramEnd.of(report, limit))
-                elif fd != self._channel.fileno():
+            left = limit.seconds_left()
+            wait_s = max(left, _SHORTEST_WAIT_S) if has_waited else left
+            for fd, event in poll.poll(wait_s * 1000):
+                if fd == control:
+                    report = self._receive()
+                    if "status" in report:
+                        cell.process_end = ProgramEnd.of(report, cell.limit)
+                        return cell
+                elif fd != channel:
                     self._streams.read(fd, poll)
                 elif event & select.POLLOUT:
                     unsent = unsent[self._channel.send(unsent, socket.MSG_DONTWAIT) :]
@@ -191,52 +250,64 @@ class Session:
                     if not chunk:
                         poll.unregister(fd)
                     elif _is_forged(received, nonce):
-                        return _CellEnd(limit=limit, kill_reason=_FORGED)
+                        cell.kill_reason = _FORGED
+                        return cell
                     elif (answer := parse_report(received, nonce)) is not None:
-                        return _CellEnd(*answer, limit=limit)
+                        cell.kind, cell.text = answer
+                        return cell
             if self._streams.flooded:
-                return _CellEnd(limit="output_limit")
+                cell.limit = "output_limit"
+                return cell
             # Only after a look at what came meanwhile: on a busy machine this process may be late itself.
-            if left == 0 and limit is not None:
-                return _CellEnd(limit=limit)
-            if left == 0:
-                limit = "timeout"
-                deadline = time.monotonic() + _INTERRUPT_GRACE_S
-                self._jail.send(self._kind, {"op": "interrupt", "key": self._key})
+            if left > 0:
+                continue
+            report = self._query("time waited")
+            if "status" in report:
+                cell.process_end = ProgramEnd.of(report, cell.limit)
+                return cell
+            cell.waited_s = report["waited_s"]
+            if limit.extend(cell.waited_s):
+                has_waited = True
+            elif cell.limit is not None:
+                return cell
+            else:
+                cell.limit = "timeout"
+                limit = _TimeLimit(time.monotonic() + _INTERRUPT_GRACE_S, waited_s=cell.waited_s)
+                self._send("interrupt")
 
-    def _wait_until_idle(self, cell: _CellEnd, deadline: float) -> None:
-        """Wait until the process that has answered waits for the next cell, as its zygote sees it.
+    def _wait_until_stopped(self, cell: _CellEnd, limit: _TimeLimit) -> None:
+        """Wait until the process that has answered waits for the next cell, as its zygote sees it, and is stopped.
 
         Until then the cell still runs, whatever it wrote, and its limit holds.
         """
-        deadline = max(deadline, time.monotonic() + _INTERRUPT_GRACE_S)
+        least = _TimeLimit(time.monotonic() + _INTERRUPT_GRACE_S, waited_s=cell.waited_s)
         while True:
-            is_late = time.monotonic() > deadline
-            op = "cpu" if self._cgroup.cpu_time_fd >= 0 else "cpu of all"
-            report = self._jail.query(self._kind, op, self._key, "cpu_s")
-            cell.cpu_s = float(report["cpu_s"])
+            is_late = limit.seconds_left() == 0 and least.seconds_left() == 0
+            report = self._query("end cell" if self._cgroup.cpu_time_fd >= 0 else "end cell of all")
             if "status" in report:
-                # It ended just now; `alive` finds the report.
+                cell.process_end = ProgramEnd.of(report, cell.limit)
                 return
-            if report["waits"]:
+            cell.cpu_s, cell.waited_s = report["cpu_s"], report["waited_s"]
+            if report["is_stopped"]:
                 cell.kill_reason = _FORGED if self._channel_has_data() else ""
                 return
-            if is_late:
+            has_waited = limit.extend(cell.waited_s), least.extend(cell.waited_s)
+            if is_late and not any(has_waited):
                 cell.kind, cell.limit = "", cell.limit or "timeout"
                 return
             time.sleep(_POLL_INTERVAL_S)
 
     def _wait_for_process_end(self) -> ProgramEnd:
-        """Wait until the process, which was killed or is dying, has ended.
+        """Wait until the process, which was killed, has ended.
 
         Raises:
             JailLost: its zygote does not report it.
         """
         deadline = time.monotonic() + _KILL_TIMEOUT_S
-        end = wait_for_end(self._jail, self._kind, self._key, self._streams, deadline)
-        if end.problem:
-            raise JailLost(end.problem)
-        return end
+        while wait_readable(self._control, max(0.0, deadline - time.monotonic())):
+            if "status" in (report := self._receive()):
+                return ProgramEnd.of(report, None)
+        raise JailLost("its zygote does not answer")
 
     def _end_with(self, end: ProgramEnd, outcome: Outcome | None = None, reason: str = "") -> None:
         how = f"exit code {end.exit_code}" if end.exit_code >= 0 else f"signal {-end.exit_code}"
@@ -245,16 +316,18 @@ class Session:
 
     def end(self, reason: str) -> None:
         """Release what belongs to a session whose process has ended."""
-        if not self.reason:
-            self.reason = reason
-            self._streams.close()
-            self._channel.close()
-            self._on_close()
+        with self._in_use:
+            if not self.reason:
+                self.reason = reason
+                self._streams.close()
+                self._channel.close()
+                self._control.close()
+                self._on_close()
 
     def _kill(self, reason: str) -> None:
         """Kill what is left of the session, and end it."""
         try:
-            self._jail.send(self._kind, {"op": "kill", "key": self._key})
+            self._send("kill")
             self._wait_for_process_end()
         except JailLost as error:
             reason = f"{reason}; {error}"
@@ -262,8 +335,9 @@ class Session:
 
     def close(self) -> None:
         """End the session and everything in it."""
-        if self.alive:
-            self._kill("the session was closed")
+        with self._in_use:
+            if self.alive:
+                self._kill("the session was closed")
 
 
 def _is_forged(received: bytes, nonce: bytes) -> bool:

@@ -15,8 +15,7 @@ from rstar2.judge.sandbox.seccomp import (
     SIGNAL_ABI,
     TRUNCATE_ABI,
     landlock_filter,
-    strict_program_filter,
-    strict_zygote_filter,
+    strict_filter,
 )
 from rstar2.judge.schema import Isolation
 
@@ -52,17 +51,15 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
         readable_paths=["/"] if strict else bound_paths,
         sys_path=rootfs.library_paths(),
         landlock_abi=abi,
-        zygote_filter=strict_zygote_filter() if strict else b"",
         program_filter=_program_filter(tier, abi),
-        max_processes=MAX_PROCESSES if strict else 0,
-        cpus=sorted(os.sched_getaffinity(0)),
+        max_processes=MAX_PROCESSES,
     )
 
 
 def _program_filter(tier: Isolation, landlock_abi: int) -> bytes:
     if tier == "none":
         return b""
-    return strict_program_filter() if tier == "strict" else landlock_filter(landlock_abi)
+    return strict_filter() if tier == "strict" else landlock_filter(landlock_abi)
 
 
 def program_uid(spec: JailSpec, session: int = 0) -> int:
@@ -99,8 +96,8 @@ def exceptions(spec: JailSpec, cgroup: Cgroup) -> list[str]:
     found = _landlock_exceptions(spec) if spec["tier"] == "landlock" else _strict_exceptions(spec)
     if cgroup.memory is None:
         found.append(
-            "No memory control group can be written: memory is limited for each process, not for a program "
-            "as a whole, and shared mappings count only against the address space."
+            "No memory control group can be written: what a program's processes have together is counted several "
+            "times a second, and not all that the kernel holds for them."
         )
     if cgroup.pids is None:
         found.append("No pids control group can be written: only the user's own process limit holds.")
@@ -131,15 +128,17 @@ def _strict_exceptions(spec: JailSpec) -> list[str]:
 def _landlock_exceptions(spec: JailSpec) -> list[str]:
     found = [
         "Programs cannot start processes: fork, subprocess and multiprocessing fail.",
-        "Programs cannot open sockets, except connected pairs of streams.",
+        "Programs cannot open sockets, except connected pairs of streams, and cannot send descriptors over them.",
         "Programs run as the worker's own user, without its capabilities.",
         "chmod and utime do nothing, and chown is refused, because Landlock does not control them.",
         "There is no private file system: programs read the system's libraries and the interpreter in place, "
-        "and can see that other files exist, their sizes and owners, though not what is in them.",
+        "and can see that other files exist, their sizes, owners and times, and where links point, though not what is "
+        "in them.",
         "The work folder is on disk: what is in it is counted several times a second, and a program over 256 MiB or "
-        "16384 files and folders is ended; a file that it deleted and holds open counts only by its own limit.",
-        "Programs see the machine's real process ids, host name and clock of the system.",
-        "Threads are limited by memory and, where it can be written, the pids control group, not by user.",
+        "16384 files and folders is ended.",
+        "Programs see which processes the machine has, with their users, CPUs and priorities, and its host name.",
+        "Programs of one user may have 128 threads besides what that user runs; root's have no limit but the pids "
+        "control group, where it can be written.",
     ]
     if spec["landlock_abi"] < SIGNAL_ABI:
         found.append("This kernel cannot confine signals: programs cannot send any, not even to themselves.")

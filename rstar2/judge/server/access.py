@@ -1,4 +1,4 @@
-"""Who may use the judge: those who know its token, and never a page in somebody's browser.
+"""Who may use the judge: those who know its token and speak its protocol, and never a page in somebody's browser.
 
 A browser lets any page send requests to loopback. It names the page in `Origin`, but not in every request; and a page
 whose own name is made to lead to loopback (DNS rebinding) counts as of the same origin, but its name is in `Host`.
@@ -14,15 +14,20 @@ from functools import lru_cache
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rstar2.judge.protocol_version import HEADER, INCOMPATIBLE, PROTOCOL, conflict, is_compatible
+
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """Answered without the token: they tell nothing but that the service lives."""
 NO_PAGES = "Origin: the judge answers no requests of web pages"
 NO_TOKEN = "Authorization: wrong or missing token"
+_HEADER = HEADER.lower().encode()
 OTHER_HOST = "Host: this judge is not called so; start it with --allow-host and this name, or with a token"
 
 
 class AccessGuard:
     """Lets a request pass that no web page sent, with the right `Authorization: Bearer` if there is a token.
+
+    A client that says which version of the protocol it speaks must speak the judge's major version.
 
     Args:
         token: what clients must send. With one `Host` may be any: a page does not know the token.
@@ -37,21 +42,32 @@ class AccessGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
-            fault = self._fault(dict(scope["headers"]), scope["path"])
-            if fault is not None:
-                answer = JSONResponse({"error": fault}, 401 if fault == NO_TOKEN else 403)
+            refusal = self._refusal(dict(scope["headers"]), scope["path"])
+            if refusal is not None:
+                status, fault = refusal
+                answer = JSONResponse({"error": fault}, status, {HEADER: str(PROTOCOL)})
                 await answer(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
-    def _fault(self, headers: dict[bytes, bytes], path: str) -> str | None:
-        """Why a request may not pass."""
+    def _refusal(self, headers: dict[bytes, bytes], path: str) -> tuple[int, str] | None:
+        """Returns the status and the reason if a request may not pass."""
         if b"origin" in headers:
-            return NO_PAGES
-        if self.expected is None:
-            return None if self.is_known_host(headers.get(b"host", b"localhost")) else OTHER_HOST
-        given = headers.get(b"authorization", b"")
-        return None if path in OPEN_PATHS or hmac.compare_digest(given, self.expected) else NO_TOKEN
+            return 403, NO_PAGES
+        if self.expected is None and not self.is_known_host(headers.get(b"host", b"localhost")):
+            return 403, OTHER_HOST
+        if path in OPEN_PATHS:
+            return None
+        authorization = headers.get(b"authorization", b"")
+        if self.expected is not None and not hmac.compare_digest(authorization, self.expected):
+            return 401, NO_TOKEN
+        spoken = headers.get(_HEADER)
+        if spoken is not None and not is_compatible(text := spoken.decode("latin-1")):
+            fault = conflict(
+                "this judge", "this client", text, we_are="the judge", they_are="the client's machine"
+            )
+            return INCOMPATIBLE, ". ".join(fault)
+        return None
 
 
 def _host_name(host: bytes) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,18 +14,12 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from rstar2 import __version__
+from rstar2.judge.fail_fast import fail_fast, on_loop_error
 from rstar2.judge.schema import MAX_MESSAGE_BYTES
 from rstar2.judge.server.access import AccessGuard
 from rstar2.judge.server.codejudge import codejudge_router
-from rstar2.judge.server.connection_limits import (
-    BodyBudget,
-    LimitedHttp,
-    LimitedWebSocket,
-    ServerState,
-    shorten_log,
-)
 from rstar2.judge.server.dispatcher import Dispatcher
-from rstar2.judge.server.http import add_error_answers
+from rstar2.judge.server.http import BodyBudget, ServerState, add_error_answers
 from rstar2.judge.server.metrics import metrics_router
 from rstar2.judge.server.runs import runs_router
 from rstar2.judge.server.sandboxfusion import sandboxfusion_router
@@ -32,6 +28,8 @@ from rstar2.judge.server.settings import ServerSettings
 from rstar2.judge.server.websocket import websocket_router
 from rstar2.processes import begin_module
 
+MAX_HEAD_BYTES = 64 << 10
+"""The longest head of a request, and the longest trailer of a body."""
 PING_S = 20.0
 SILENT_S = 120.0
 """A WebSocket whose client answers no ping for so long is closed; a busy event loop may take a while."""
@@ -44,6 +42,7 @@ def create_app(settings: ServerSettings) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[ServerState]:
+        asyncio.get_running_loop().set_exception_handler(on_loop_error)
         await dispatcher.start()
         yield {"read_s": limits.read_s, "bodies": BodyBudget(limits.max_body_bytes)}
         await dispatcher.close()
@@ -78,9 +77,9 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = socket.socket(fileno=settings.socket_fd)
-    # Every connection inherits it. Without it one whose client reads nothing more stays for ever.
+    # Connections inherit both. They end those whose client reads nothing more, and those whose client has vanished.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.limits.unread_s * 1000))
-    shorten_log()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     config = uvicorn.Config(
         create_app(settings),
         log_config=None,
@@ -88,14 +87,20 @@ def main() -> None:
         proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
-        http=LimitedHttp,
-        ws=LimitedWebSocket,
+        # Not httptools: its heads have no limit, and it takes in requests that are sent ahead without bound.
+        http="h11",
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        ws="websockets-sansio",
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=PING_S,
         ws_ping_timeout=SILENT_S,
         ws_per_message_deflate=False,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    server = uvicorn.Server(config)
+    with fail_fast():
+        server.run(sockets=[listener])
+    if not server.started:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

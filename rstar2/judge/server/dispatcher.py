@@ -10,21 +10,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 import time
 from bisect import bisect
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Self
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
+from rstar2.judge.fail_fast import end_process
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor
 from rstar2.judge.queue.redis_connection import Command, RedisConnection, Subscription, async_client
-from rstar2.judge.schema import MAX_WAIT_S, Outcome, RunRequest, RunResult
+from rstar2.judge.schema import MAX_WAIT_S, Outcome, RunRequest, RunResult, identity
 from rstar2.retry import Backoff
 
 REDIS_SHARE = 0.75
@@ -38,6 +38,12 @@ COMMAND_BYTES = 32 << 20
 SWEEP_S = 3.0
 DELIVERED_BATCH = 64
 """So many delivered results are reported to Redis together, or those of a sweep."""
+DROP_SHARE = 0.5
+"""Delivered results are dropped when the queue takes more than this share of the bytes that it may take."""
+DROP_AFTER_S = 1.0
+"""They are kept for this long in any case: a client whose connection broke may ask again."""
+REFUSED_RETRY_S = 1.0
+"""`Retry-After` when Redis stores nothing."""
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 STABLE_S = 10.0
@@ -46,15 +52,33 @@ RECENT = 2000
 STATES_AT_ONCE = 1000
 RESULTS_AT_ONCE = 16
 """Long results fetched in one exchange: each takes megabytes, and after a pause there can be thousands."""
+_PROGRAMS = ""
+"""In place of an id: the command that enqueues all programs that are no cells."""
 log = logging.getLogger(__name__)
 
 
-class QueueFull(Exception):
-    """The judge holds as much as it may; `retry_after_s` says when to ask again."""
+class NotQueued(Exception):
+    """The judge cannot queue a program now, and has stored nothing of it.
 
-    def __init__(self, full: str, retry_after_s: float) -> None:
-        super().__init__(f"{full}; try again in {retry_after_s:.0f} s")
+    Args:
+        reason: why.
+        retry_after_s: when to ask again.
+    """
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(f"{reason}; try again in {retry_after_s:.0f} s")
         self.retry_after_s = retry_after_s
+
+
+class QueueFull(NotQueued):
+    """The judge holds as much as it may."""
+
+
+class QueueRefuses(NotQueued):
+    """Redis stores nothing at the moment and says why, such as a full disk or full memory."""
+
+    def __init__(self, error: ResponseError) -> None:
+        super().__init__(f"the queue refuses to store programs: {error}", REFUSED_RETRY_S)
 
 
 class IdReused(Exception):
@@ -75,24 +99,31 @@ class PendingRun:
         self.id = run_id
         self.body = body
         """What the worker gets, as JSON."""
-        self.asked = body if asked is None else asked
-        """What the client asked for: the same whenever it asks under this id."""
+        self.fingerprint = queue.fingerprint(body if asked is None else asked)
+        """Of what the client asked for, which must be the same whenever it asks under this id."""
         self.size = sys.getsizeof(body)
         """Bytes of `body` in memory."""
         self.worker = worker
         """The only one that can run it; None: any."""
         self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """The result as JSON, or IdReused."""
+        """The result as JSON, or IdReused or QueueRefuses."""
         self.waiters = 0
         self.sent_at: float | None = None
         """Monotonic seconds; None until Redis has answered that it has it."""
+        self.may_be_stored = False
+        """Whether it was sent to Redis, and no answer came."""
         self.early_notice: queue.Notice | None = None
         """One that came before that answer."""
         self.deadline = time.monotonic() + timeout_s + MAX_WAIT_S
 
     @classmethod
     def from_request(cls, run_id: str, request: RunRequest) -> Self:
-        return cls(run_id, request.model_dump_json(), request.timeout_s)
+        return cls(run_id, request.model_dump_json(), request.timeout_s, asked=identity(request))
+
+
+def _enqueued_by(run: PendingRun) -> tuple[str, str]:
+    """The name of the command that enqueues a program."""
+    return "enqueue", _PROGRAMS if run.worker is None else run.id
 
 
 class Dispatcher:
@@ -105,8 +136,8 @@ class Dispatcher:
         self.subscription = Subscription(redis_url, queue.DONE)
         self.max_queued = max_queued
         """Programs in the queue from which on `QueueFull` is raised."""
-        self.max_queued_bytes = max_queued_bytes
-        """Bytes of Redis, or of the programs here, from which on it is raised."""
+        self.max_queued_bytes = self.allowed_bytes = max_queued_bytes
+        """Bytes of Redis, or of the programs here, from which on it is raised, and fewer if Redis may not hold that."""
         self.depth = 0
         """Programs queued or running, as Redis last said."""
         self.stored_bytes = 0
@@ -127,9 +158,12 @@ class Dispatcher:
         """Ids of programs to be cancelled in Redis."""
         self.delivered: list[str] = []
         """Ids of results that their clients have got."""
+        self.stored_delivered: deque[tuple[float, str]] = deque()
+        """Monotonic seconds and ids of such results, oldest first, until they expire."""
         self.has_work = asyncio.Event()
         """Set when there is something to send to Redis."""
         self.loops: list[asyncio.Task[None]] = []
+        self.monitor = LivenessMonitor()
 
     async def start(self) -> None:
         loops = (self._send_loop, self._receive_loop, self._sweep_loop, self._watch_workers_loop)
@@ -145,11 +179,11 @@ class Dispatcher:
 
     def check_capacity(self, count: int) -> None:
         """Raise QueueFull unless so many programs more may be queued: all or none, lest large requests starve."""
-        held = max(self.waiting_bytes, self.stored_bytes + self.asked_bytes - self.measured_bytes)
+        held = self._held_bytes()
         if max(self.depth, len(self.waiting)) >= self.max_queued:
             full = f"the queue is full: it may hold {self.max_queued} programs"
-        elif held > self.max_queued_bytes:
-            allowed = self.max_queued_bytes >> 20
+        elif held > self.allowed_bytes:
+            allowed = self.allowed_bytes >> 20
             full = f"the queue is full: programs and results take {held >> 20} MiB, {allowed} are allowed"
         else:
             return
@@ -158,11 +192,16 @@ class Dispatcher:
             # Not when it will be empty: the workers must not run dry before the clients come back.
             raise QueueFull(full, min(LONGEST_RETRY_AFTER_S, max(1.0, drained_s / 4)))
 
+    def _held_bytes(self) -> int:
+        """Bytes of the queue, with what was sent since they were measured, or of the programs here."""
+        return max(self.waiting_bytes, self.stored_bytes + self.asked_bytes - self.measured_bytes)
+
     async def run(self, asked: Sequence[PendingRun]) -> list[str]:
         """Queue programs and wait for all. → their results as JSON, in order.
 
         Raises:
             QueueFull: nothing was queued.
+            QueueRefuses: Redis does not store programs; none of these will run.
             IdReused: an id is known for something else; the programs are cancelled.
         """
         self.check_capacity(len(asked))
@@ -171,8 +210,8 @@ class Dispatcher:
             if unfinished := [run.result for run in runs if not run.result.done()]:
                 # Others may wait for the same results, so this must not cancel them.
                 await asyncio.wait(unfinished, return_when=asyncio.FIRST_EXCEPTION)
-            reused = [run for run in runs if run.result.done() and run.result.exception() is not None]
-            return [run.result.result() for run in reused or runs]
+            failed = [run for run in runs if run.result.done() and run.result.exception() is not None]
+            return [run.result.result() for run in failed or runs]
         finally:
             for run in runs:
                 self.release(run)
@@ -187,7 +226,7 @@ class Dispatcher:
             run = self.waiting[asked.id] = asked
             self.waiting_bytes += run.size
             self._send_soon(run)
-        elif run.asked != asked.asked:
+        elif run.fingerprint != asked.fingerprint:
             run = asked
             run.result.set_exception(IdReused())
         run.waiters += 1
@@ -249,7 +288,11 @@ class Dispatcher:
             run.result.set_result(result)
 
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run one of the loops for ever, again after each error of Redis."""
+        """Run one of the loops until it is cancelled, again after each error of Redis.
+
+        Ends the process if it ends in any other way: one that no longer sends or receives would answer nobody.
+        """
+        task = asyncio.current_task()
         backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
         while True:
             began = time.monotonic()
@@ -261,10 +304,10 @@ class Dispatcher:
                     backoff.reset()
                 await asyncio.sleep(backoff.next_s())
                 self.has_work.set()
-            except Exception:
-                # A fault of ours. A process that no longer sends or receives answers nobody; a new one does.
-                log.exception("the HTTP process ends")
-                os._exit(1)
+            except BaseException as error:
+                if task is not None and task.cancelling():
+                    raise
+                end_process(f"unexpected exception in {loop.__name__}", error)
 
     async def _send_loop(self) -> None:
         while True:
@@ -281,25 +324,36 @@ class Dispatcher:
         runs = [run for run in taken if not run.result.done()]
         commands: dict[tuple[str, str], Command] = {}
         if programs := {run.id: run.body for run in runs if run.worker is None}:
-            commands["enqueue", "programs"] = queue.enqueue(programs)
+            fingerprints = {run.id: run.fingerprint for run in runs}
+            commands["enqueue", _PROGRAMS] = queue.enqueue(programs, fingerprints)
         for run in runs:
             if run.worker is not None:
-                commands["enqueue", run.id] = queue.enqueue_cell(run.id, run.body, run.worker, run.asked)
+                commands["enqueue", run.id] = queue.enqueue_cell(
+                    run.id, run.body, run.worker, run.fingerprint
+                )
         for run_id in cancelled:
             again = self.waiting.get(run_id)
             if again is None or again.result.done():
                 commands["cancel", run_id] = queue.cancel(run_id)
         if len(self.delivered) >= DELIVERED_BATCH:
             commands["expire", "delivered"] = self._expire_delivered()
-        replies = await self.connection.execute(commands)
-        del self.unsent[: len(taken)]
-        self.sent_bytes += sum(run.size for run in taken)
-        del self.cancelled[: len(cancelled)]
+        try:
+            replies = await self.connection.execute(commands)
+        except RedisError:
+            for run in runs:
+                run.may_be_stored = True
+            raise
+        errors = {key: reply for key, reply in replies.items() if isinstance(reply, ResponseError)}
+        unknown = self._answer_refused(runs, errors)
+        self.unsent[: len(taken)] = unknown
+        self.sent_bytes += sum(run.size for run in taken) - sum(run.size for run in unknown)
+        self.cancelled[: len(cancelled)] = [run_id for kind, run_id in errors if kind == "cancel"]
         known: dict[str, str] = {}
-        for (kind, _), reply in replies.items():
-            if kind == "enqueue":
+        for key, reply in replies.items():
+            if key[0] == "enqueue" and key not in errors:
                 known |= queue.pairs(reply)
-        for run in runs:
+        stored = [run for run in runs if _enqueued_by(run) not in errors]
+        for run in stored:
             run.sent_at = time.monotonic()
             if queue.is_result(state := known.get(run.id)):
                 self._resolve(run.id, state)
@@ -311,13 +365,45 @@ class Dispatcher:
             if run.result.cancelled():
                 # It was released while it was on its way.
                 self.cancelled.append(run.id)
-        early = [run.early_notice for run in runs if run.early_notice is not None]
+        early = [run.early_notice for run in stored if run.early_notice is not None]
         await self._hand_out(early)
+        if errors:
+            # What is left, and what is asked for meanwhile, is sent after a pause.
+            raise next(iter(errors.values()))
+
+    def _answer_refused(
+        self, runs: Sequence[PendingRun], errors: Mapping[tuple[str, str], ResponseError]
+    ) -> list[PendingRun]:
+        """Answer the programs that Redis has refused to store. → those that it may have stored before."""
+        unknown = []
+        for run in runs:
+            error = errors.get(_enqueued_by(run))
+            if error is not None and run.may_be_stored:
+                unknown.append(run)
+            elif error is not None and not run.result.done():
+                run.result.set_exception(QueueRefuses(error))
+        return unknown
 
     def _expire_delivered(self) -> Command:
-        """Has Redis forget delivered results sooner. Where it does not arrive, they stay till they expire."""
+        """Has Redis forget delivered results sooner. If it does not arrive, they stay until they expire."""
         delivered, self.delivered = self.delivered, []
-        return queue.expire_delivered([run_id for run_id in delivered if run_id not in self.waiting])
+        done = [run_id for run_id in delivered if run_id not in self.waiting]
+        now = time.monotonic()
+        self.stored_delivered.extend((now, run_id) for run_id in done)
+        return queue.expire_delivered(done)
+
+    async def _drop_delivered(self) -> None:
+        """Drop results that were delivered a while ago, if the queue needs their memory."""
+        stored, now = self.stored_delivered, time.monotonic()
+        while stored and now - stored[0][0] > queue.DELIVERED_TTL_S:
+            stored.popleft()
+        if self._held_bytes() <= DROP_SHARE * self.allowed_bytes:
+            return
+        dropped: list[str] = []
+        while stored and now - stored[0][0] > DROP_AFTER_S and len(dropped) < STATES_AT_ONCE:
+            dropped.append(stored.popleft()[1])
+        if ids := [run_id for run_id in dropped if run_id not in self.waiting]:
+            await self.client.execute_command(*queue.drop_results(ids))
 
     async def _receive_loop(self) -> None:
         await self.subscription.subscribe()
@@ -394,13 +480,13 @@ class Dispatcher:
 
     async def _watch_workers_loop(self) -> None:
         """Read how much the queue holds, and give the programs of workers that died to those that live."""
-        monitor = LivenessMonitor()
         await self.client.execute_command(*queue.make_groups((queue.TASKS, queue.RETURNED)))
         while True:
-            for name in monitor.dead_workers(await self._heartbeats(), time.monotonic()):
+            for name in self.monitor.dead_workers(await self._heartbeats(), time.monotonic()):
                 log.warning("worker %s is dead", name)
                 await self.client.execute_command(*queue.remove_worker(name))
             await self._measure_queue()
+            await self._drop_delivered()
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def _measure_queue(self) -> None:
@@ -409,8 +495,8 @@ class Dispatcher:
         self.depth = await self.client.xlen(queue.TASKS)
         memory = await self.client.info("memory")
         self.stored_bytes, self.measured_bytes = memory["used_memory"], sent
-        if memory["maxmemory"]:
-            self.max_queued_bytes = min(self.max_queued_bytes, int(REDIS_SHARE * memory["maxmemory"]))
+        allowed = int(REDIS_SHARE * memory["maxmemory"]) or self.max_queued_bytes
+        self.allowed_bytes = min(self.max_queued_bytes, allowed)
 
     async def _heartbeats(self) -> dict[str, int]:
         """The numbers of the last heartbeats by worker; -1 for one that took programs and never sent one."""

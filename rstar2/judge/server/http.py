@@ -11,7 +11,7 @@ import json
 import re
 import uuid
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -21,9 +21,9 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from rstar2.judge.protocol_version import HEADER, unknown_fields
 from rstar2.judge.schema import CHOSEN_ID, MAX_MESSAGE_BYTES, RunResult
-from rstar2.judge.server.connection_limits import BodyBudget
-from rstar2.judge.server.dispatcher import IdReused, QueueFull
+from rstar2.judge.server.dispatcher import IdReused, NotQueued, QueueFull
 
 MAX_NAME_CHARS = 200
 BODIES_RETRY_S = 1.0
@@ -33,6 +33,26 @@ CLIENT_CLOSED = 499
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 _KEY = re.compile(CHOSEN_ID)
+
+
+class BodyBudget:
+    """Bytes of bodies that are being received, on all connections together."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.held > self.most
+
+
+class ServerState(TypedDict):
+    """What the application's lifespan yields, and every request's `state` has."""
+
+    read_s: float
+    """How long a client may be silent in the middle of a body."""
+    bodies: BodyBudget
 
 
 def validation_message(error: ValidationError) -> str:
@@ -67,19 +87,25 @@ async def read_json(request: Request) -> object:
     """The body of a request as JSON.
 
     Raises:
-        HTTPException: 413, 400, or, where the client disconnected, CLIENT_CLOSED.
+        HTTPException: 400, 408, 413, or CLIENT_CLOSED if the client disconnected.
         QueueFull: the bodies that are being received take as much memory as they may.
     """
     body = bytearray()
     bodies: BodyBudget = request.state.bodies
+    read_s: float = request.state.read_s
     try:
-        async for chunk in request.stream():
-            body += chunk
-            bodies.held += len(chunk)
-            if len(body) > MAX_MESSAGE_BYTES:
-                raise HTTPException(413, f"body: longer than {MAX_MESSAGE_BYTES} bytes")
-            if bodies.is_exceeded:
-                raise QueueFull("the judge receives too much at once", BODIES_RETRY_S)
+        async with asyncio.timeout(read_s) as silence:
+            async for chunk in request.stream():
+                silence.reschedule(asyncio.get_running_loop().time() + read_s)
+                body += chunk
+                bodies.held += len(chunk)
+                if len(body) > MAX_MESSAGE_BYTES:
+                    raise HTTPException(413, f"body: longer than {MAX_MESSAGE_BYTES} bytes")
+                if bodies.is_exceeded:
+                    raise QueueFull("the judge receives too much at once", BODIES_RETRY_S)
+    except TimeoutError as error:
+        message = f"body: nothing came for {read_s:.0f} seconds"
+        raise HTTPException(408, message, headers={"Connection": "close"}) from error
     except ClientDisconnect as error:
         raise HTTPException(CLIENT_CLOSED, "the client disconnected") from error
     finally:
@@ -90,10 +116,15 @@ async def read_json(request: Request) -> object:
         raise HTTPException(400, f"body: not JSON: {error}") from error
 
 
-def validated(model: type[Model], data: object) -> Model:
-    """`data` as `model`; HTTPException with 422 that names the field."""
+def validated(model: type[Model], data: object, request: Request | None = None) -> Model:
+    """`data` as `model`; HTTPException with 422 that names the field.
+
+    Args:
+        request: what the data came with, if the client may be one of ours of a later version.
+    """
+    extra = None if request is None else unknown_fields(request.headers.get(HEADER))
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, extra=extra)
     except ValidationError as error:
         raise HTTPException(422, validation_message(error)) from error
 
@@ -140,8 +171,8 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
 async def error_answer(_request: Request, error: Exception) -> Response:
     """`{"error": message}` with the status of an error that a client can meet."""
     headers = {}
-    if isinstance(error, QueueFull):
-        status, message = 429, str(error)
+    if isinstance(error, NotQueued):
+        status, message = 429 if isinstance(error, QueueFull) else 503, str(error)
         headers = {"Retry-After": f"{error.retry_after_s:.0f}"}
     elif isinstance(error, IdReused):
         status, message = 422, str(error)
@@ -158,5 +189,5 @@ async def error_answer(_request: Request, error: Exception) -> Response:
 
 def add_error_answers(app: FastAPI) -> None:
     """Have the framework answer with `error_answer`; it raises other errors again, so that the log has them."""
-    for kind in (QueueFull, IdReused, HTTPException, RedisError, Exception):
+    for kind in (NotQueued, IdReused, HTTPException, RedisError, Exception):
         app.add_exception_handler(kind, error_answer)

@@ -14,8 +14,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rstar2.judge.protocol_version import PROTOCOL, conflict, is_compatible
 from rstar2.judge.queue import tasks as queue
-from rstar2.judge.queue.liveness import STALE_S
+from rstar2.judge.queue.liveness import DEAD_AFTER_S
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation
 from rstar2.judge.server.dispatcher import Dispatcher
 
@@ -25,13 +26,25 @@ BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
     """The last heartbeat of every worker of the queue, with its `name` and its `age_s`."""
     found = await dispatcher.client.hgetall(queue.WORKERS)
-    now = time.time()
-    states = [{"name": name, **json.loads(text)} for name, text in sorted(found.items())]
-    return [{**state, "age_s": max(0.0, now - state["at"])} for state in states]
+    now = time.monotonic()
+    return [
+        {"name": name, **json.loads(text), "age_s": dispatcher.monitor.age_s(name, now)}
+        for name, text in sorted(found.items())
+    ]
+
+
+def living(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of `worker_states` that are not dead."""
+    return [worker for worker in workers if worker["age_s"] < DEAD_AFTER_S]
+
+
+def understood(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the workers that speak a version of the protocol that this judge understands."""
+    return [worker for worker in workers if is_compatible(worker.get("protocol"))]
 
 
 async def living_workers(dispatcher: Dispatcher) -> list[dict[str, Any]]:
-    return [worker for worker in await worker_states(dispatcher) if worker["age_s"] < STALE_S]
+    return living(await worker_states(dispatcher))
 
 
 def weakest(workers: Sequence[dict[str, Any]]) -> Isolation | None:
@@ -73,7 +86,7 @@ async def status_of(dispatcher: Dispatcher) -> dict[str, Any]:
         _counts(dispatcher, queue.RESTARTS),
         _depths(dispatcher),
     )
-    live = [worker for worker in workers if worker["age_s"] < STALE_S]
+    live = living(workers)
     recent = list(dispatcher.recent)
     return {
         "queue": waiting,
@@ -126,9 +139,22 @@ def metrics_router(dispatcher: Dispatcher) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        workers = await living_workers(dispatcher)
+        speaking = await living_workers(dispatcher)
+        workers = understood(speaking)
         status = "ok" if workers else "no workers"
-        body = {"status": status, "workers": len(workers), "isolation": weakest(workers)}
+        if speaking and not workers:
+            other = speaking[0]
+            them, spoken = f"worker {other['name']}", other.get("protocol")
+            fault = conflict(
+                "this judge", them, spoken, we_are="the judge", they_are=f"the machine of {them}"
+            )
+            status = ". ".join(fault)
+        body = {
+            "status": status,
+            "workers": len(workers),
+            "isolation": weakest(workers),
+            "protocol": str(PROTOCOL),
+        }
         return JSONResponse(body, 200 if workers else 503)
 
     @router.get("/status")

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from rstar2.judge.protocol_version import HEADER, unknown_fields
 from rstar2.judge.schema import BatchRequest, RunRequest, RunResult
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
 from rstar2.judge.server.http import (
@@ -27,7 +28,7 @@ def runs_router(dispatcher: Dispatcher) -> APIRouter:
     async def run(request: Request) -> Response:
         """Run one program and answer when it has ended."""
         key = request_key(request)
-        program = validated(RunRequest, await read_json(request))
+        program = validated(RunRequest, await read_json(request), request)
         [text] = await unless_disconnected(request, dispatcher.run([PendingRun.from_request(key, program)]))
         return Response(text, media_type="application/json")
 
@@ -37,10 +38,12 @@ def runs_router(dispatcher: Dispatcher) -> APIRouter:
         key = request_key(request)
         good: dict[int, PendingRun] = {}
         texts: dict[int, str] = {}
-        for index, item in enumerate(validated(BatchRequest, await read_json(request)).runs):
+        extra = unknown_fields(request.headers.get(HEADER))
+        for index, item in enumerate(validated(BatchRequest, await read_json(request), request).runs):
             run_id = f"{key}-{index}"
             try:
-                good[index] = PendingRun.from_request(run_id, RunRequest.model_validate(item))
+                program = RunRequest.model_validate(item, extra=extra)
+                good[index] = PendingRun.from_request(run_id, program)
             except ValidationError as error:
                 texts[index] = invalid_result(run_id, error)
         results = await unless_disconnected(request, dispatcher.run(list(good.values())))

@@ -9,17 +9,17 @@ from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
 from rstar2.judge.queue.tasks import SessionCommand
-from rstar2.judge.schema import CellRequest, CellResult, SessionInfo, SessionRequest
+from rstar2.judge.schema import CellRequest, CellResult, SessionInfo, SessionRequest, identity
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
 from rstar2.judge.server.http import described, read_json, request_key, unless_disconnected, validated
-from rstar2.judge.server.metrics import living_workers
+from rstar2.judge.server.metrics import living_workers, understood
 
 OPEN_S = 30.0
 MAX_ID_CHARS = 256
 
 
 async def _least_loaded_worker(dispatcher: Dispatcher) -> str:
-    workers = await living_workers(dispatcher)
+    workers = understood(await living_workers(dispatcher))
     if not workers:
         raise HTTPException(503, "no worker lives")
     fewest = min(worker["sessions"] for worker in workers)
@@ -48,10 +48,10 @@ def sessions_router(dispatcher: Dispatcher) -> APIRouter:
     async def open_session(request: Request) -> Response:
         # No key holds a slash: an opening is never taken for a run or a cell under the same key.
         run_id = f"open/{request_key(request)}"
-        asked = validated(SessionRequest, await read_json(request))
+        asked = validated(SessionRequest, await read_json(request), request)
         session = f"{await _least_loaded_worker(dispatcher)}.{uuid.uuid4().hex}"
         command = SessionCommand(action="open", session=session, open=asked)
-        text = await send(request, run_id, command, OPEN_S, asked.model_dump_json())
+        text = await send(request, run_id, command, OPEN_S, identity(asked))
         result = CellResult.model_validate_json(text)
         if result.outcome != "ok" or result.isolation is None or result.value is None:
             # Who tries again under this key may find room, or a worker that lives.
@@ -66,9 +66,10 @@ def sessions_router(dispatcher: Dispatcher) -> APIRouter:
     @router.post("/v1/sessions/{session}/cells", **described(CellRequest, CellResult))
     async def run_cell(session: str, request: Request) -> Response:
         key = request_key(request)
-        cell = validated(CellRequest, await read_json(request))
+        cell = validated(CellRequest, await read_json(request), request)
         command = SessionCommand(action="cell", session=session, cell=cell)
-        return Response(await send(request, key, command, cell.timeout_s), media_type="application/json")
+        text = await send(request, key, command, cell.timeout_s, f"{session} {identity(cell)}")
+        return Response(text, media_type="application/json")
 
     @router.delete("/v1/sessions/{session}")
     async def close_session(session: str, request: Request) -> Response:

@@ -17,7 +17,7 @@ class ServerLimits(BaseModel, extra="forbid"):
     max_body_bytes: int = 1 << 30
     """Of all requests that are being received at the same time."""
     read_s: float = 30.0
-    """How long a client may take for a request's head, and be silent in the middle of its body."""
+    """How long a client may be silent in the middle of a request's body."""
     unread_s: float = 120.0
     """How long a client may read nothing of an answer that is longer than its receive buffer."""
 

@@ -21,8 +21,9 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 from starlette.websockets import WebSocketDisconnect
 
+from rstar2.judge.protocol_version import HEADER, PROTOCOL, unknown_fields
 from rstar2.judge.schema import MAX_BATCH, RunRequest, RunResult, StreamRequest
-from rstar2.judge.server.dispatcher import Dispatcher, PendingRun, QueueFull
+from rstar2.judge.server.dispatcher import Dispatcher, IdReused, NotQueued, PendingRun, QueueFull
 from rstar2.judge.server.http import invalid_result, validation_message
 
 MAX_MESSAGE_CHARS = 8 << 20
@@ -43,22 +44,24 @@ def websocket_router(dispatcher: Dispatcher) -> APIRouter:
 
     @router.websocket("/v1/runs/stream")
     async def stream(socket: WebSocket) -> None:
-        await socket.accept()
+        await socket.accept(headers=[(HEADER.lower().encode(), str(PROTOCOL).encode())])
         connection = StreamConnection(dispatcher, socket)
-        writer = asyncio.create_task(connection.send_responses())
-        try:
-            while (message := await socket.receive())["type"] == "websocket.receive":
-                await connection.may_read.wait()
-                if (fault := connection.handle_message(message.get("text") or "")) is not None:
-                    # Nothing may be sent after the close frame.
-                    writer.cancel()
-                    await socket.close(
-                        _POLICY_VIOLATION, fault.encode()[:REASON_BYTES].decode(errors="ignore")
-                    )
-                    return
-        finally:
-            writer.cancel()
-            connection.release_all()
+        # If the writer fails, the connection ends, and the client asks again on another.
+        async with asyncio.TaskGroup() as tasks:
+            writer = tasks.create_task(connection.send_responses())
+            try:
+                while (message := await socket.receive())["type"] == "websocket.receive":
+                    await connection.may_read.wait()
+                    if (fault := connection.handle_message(message.get("text") or "")) is not None:
+                        # Nothing may be sent after the close frame.
+                        writer.cancel()
+                        await socket.close(
+                            _POLICY_VIOLATION, fault.encode()[:REASON_BYTES].decode(errors="ignore")
+                        )
+                        return
+            finally:
+                writer.cancel()
+                connection.release_all()
 
     return router
 
@@ -78,10 +81,17 @@ class _Response:
         return f'{{"id":"{self.id}","{self.kind}":{self.text}}}'
 
 
+def _reused(run_id: str) -> str:
+    """The result, as JSON, of a program under whose id something else was asked for."""
+    return RunResult(id=run_id, outcome="invalid", stderr=str(IdReused())).model_dump_json()
+
+
 class StreamConnection:
     def __init__(self, dispatcher: Dispatcher, socket: WebSocket) -> None:
         self.dispatcher = dispatcher
         self.socket = socket
+        self.unknown_fields = unknown_fields(socket.headers.get(HEADER))
+        """What becomes of fields of this client's messages that this version does not know."""
         self.runs: dict[str, PendingRun] = {}
         """What this client waits for."""
         self.responses: deque[_Response] = deque()
@@ -106,13 +116,13 @@ class StreamConnection:
         requests = []
         for index, item in enumerate(items):
             try:
-                requests.append(StreamRequest.model_validate(item))
+                requests.append(StreamRequest.model_validate(item, extra=self.unknown_fields))
             except ValidationError as error:
                 return f"{index}.{validation_message(error)}"
         for request in requests:
             if request.cancel:
                 self._cancel(request.id)
-            elif request.id not in self.runs:
+            else:
                 self._submit(request.id, request.run)
         return None
 
@@ -126,25 +136,36 @@ class StreamConnection:
         self._queue(_Response(run_id, "cancelled", "true"))
 
     def _submit(self, run_id: str, item: object) -> None:
+        same = self.runs.get(run_id)
         try:
-            # First, because it costs least.
-            self.dispatcher.check_capacity(1)
-            request = RunRequest.model_validate(item)
+            if same is None:
+                # First, because it costs least.
+                self.dispatcher.check_capacity(1)
+            request = RunRequest.model_validate(item, extra=self.unknown_fields)
         except ValidationError as error:
             self._queue(_Response(run_id, "result", invalid_result(run_id, error)))
+            return
         except QueueFull as error:
             self._queue(_Response(run_id, "retry_after_s", str(error.retry_after_s)))
-        else:
-            run = self.runs[run_id] = self.dispatcher.submit(PendingRun.from_request(run_id, request))
+            return
+        asked = PendingRun.from_request(run_id, request)
+        if same is None:
+            run = self.runs[run_id] = self.dispatcher.submit(asked)
             run.result.add_done_callback(partial(self._queue_result, run_id, run))
+        elif same.fingerprint != asked.fingerprint:
+            # The first program under the id goes on, and its result follows.
+            self._queue(_Response(run_id, "result", _reused(run_id)))
 
     def _queue_result(self, run_id: str, run: PendingRun, result: asyncio.Future[str]) -> None:
         if self.runs.get(run_id) is not run:
             return
         del self.runs[run_id]
-        if (error := result.exception()) is not None:
-            reused = RunResult(id=run_id, outcome="invalid", stderr=str(error))
-            self._queue(_Response(run_id, "result", reused.model_dump_json(), run))
+        error = result.exception()
+        if isinstance(error, NotQueued):
+            self.dispatcher.release(run, delivered=False)
+            self._queue(_Response(run_id, "retry_after_s", str(error.retry_after_s)))
+        elif error is not None:
+            self._queue(_Response(run_id, "result", _reused(run_id), run))
         elif self.unread_chars > MAX_UNREAD_CHARS:
             self.dispatcher.release(run, delivered=False)
             self._queue(_Response(run_id, "result", ""))

@@ -19,7 +19,7 @@ from typing import Any
 import redis
 
 from rstar2.errors import Failure, RStarError, UserError
-from rstar2.judge.queue import required_isolation
+from rstar2.judge.queue import requirements
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.queue.redis_connection import execute, sync_client
@@ -84,9 +84,6 @@ class JudgeSupervisor(Supervisor):
         settings = self.settings
         self.claim_folder()
         self.listener = listener = self._listen() if settings.api else None
-        work = self.folder / "work"
-        work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        work.chmod(0o700)
         self._start_queue()
         parts: list[Part] = []
         self.waves.append(parts)
@@ -200,12 +197,16 @@ class JudgeSupervisor(Supervisor):
         host = socket.gethostname()
 
         def start() -> subprocess.Popen[bytes]:
+            # Each time: it may have been removed, as by something that cleans folders for temporary files.
+            work = self.folder / "work"
+            work.mkdir(mode=0o700, parents=True, exist_ok=True)
+            work.chmod(0o700)
             name = f"{host}-{os.getpid()}-{number}-{secrets.token_hex(3)}"
             self.worker_names[number] = name
             settings = WorkerSettings(
                 name=name,
                 redis_url=self.local_url,
-                folder=str(self.folder / "work" / str(number)),
+                folder=str(work / str(number)),
                 isolation=self.settings.isolation,
                 preload=self.settings.preload,
             )
@@ -269,13 +270,9 @@ class JudgeSupervisor(Supervisor):
         )
 
     def _require(self, client: redis.Redis, tier: Isolation) -> None:
-        """Require a tier of all workers of the queue, for the next while; UserError where one is below it."""
-        self.renew_at = time.monotonic() + required_isolation.RENEW_S
-        if weaker := execute(client, required_isolation.require(self.judge_name, tier)):
-            raise UserError(
-                f"this judge runs under {tier}, but worker {weaker} on the same queue",
-                "Stop that worker, or start this judge with the same --isolation.",
-            )
+        """Require a tier of all workers of the queue, for the next while; UserError if a part of it does not fit."""
+        self.renew_at = time.monotonic() + requirements.RENEW_S
+        requirements.check_required(execute(client, requirements.require(self.judge_name, tier)), tier)
         self.required = tier
 
     def _renew_required_isolation(self) -> None:
@@ -328,8 +325,8 @@ class JudgeSupervisor(Supervisor):
         all(self._remove_worker(name) for name in self.worker_names.values())
         if self.required is not None:
             # If Redis is away it expires by itself.
-            requirements = required_isolation.REQUIREMENTS
-            self._in_redis("drop the requirement", lambda client: client.hdel(requirements, self.judge_name))
+            key = requirements.REQUIREMENTS
+            self._in_redis("drop the requirement", lambda client: client.hdel(key, self.judge_name))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ asks for each itself, because passing it between threads would take longer than 
 
 from __future__ import annotations
 
-import json
+import faulthandler
 import logging
 import os
 import socket
@@ -20,9 +20,10 @@ from typing import Any
 import redis
 
 from rstar2.errors import UserError
-from rstar2.judge.queue import required_isolation
+from rstar2.judge.protocol_version import PROTOCOL
+from rstar2.judge.queue import requirements
 from rstar2.judge.queue import tasks as queue
-from rstar2.judge.queue.liveness import HEARTBEAT_S
+from rstar2.judge.queue.liveness import HEARTBEAT_S, heartbeat
 from rstar2.judge.queue.redis_connection import Command, SyncRedisConnection, execute
 from rstar2.judge.queue.tasks import Task
 from rstar2.judge.worker.local_queue import LocalQueue
@@ -31,13 +32,15 @@ from rstar2.retry import Backoff
 MAX_HELD = 10_000
 """More programs than a worker ever holds."""
 BLOCK_MS = 300
+CELLS_BLOCK_MS = 10
+"""The same while cells run beside what the worker does: their results must not wait for long."""
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 REMIND_S = 60.0
 """How often a lost connection is logged while it is lost."""
 HUNG_S = 300.0
-"""A program that is not over so long after its limit means that the sandbox itself hangs: longer than a jail takes to
-be built again, and a zygote to load its libraries, on a slow machine."""
+"""The thread that runs programs hangs if it does nothing for this long, besides the time limit of its program. Building
+a jail again, and loading a zygote's libraries, takes less on a slow machine."""
 log = logging.getLogger(__name__)
 
 
@@ -67,13 +70,19 @@ class Consumer:
         self.connection = SyncRedisConnection(client)
         self.local = local
         self.abort = abort
-        self.about = {**about, "host": socket.gethostname(), "pid": os.getpid()}
+        self.about = {
+            **about,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "protocol": str(PROTOCOL),
+        }
         self.exchanging = threading.Lock()
         """Held by the thread that speaks with Redis."""
         self.more_returned = False
         """Whether there may be returned tasks that are older than any new one."""
         self.done = 0
         self.beats = 0
+        """Heartbeats that Redis took together with everything else it was sent."""
         self.next_beat = 0.0
         self.next_warning = 0.0
         self.rejected: UserError | None = None
@@ -113,7 +122,7 @@ class Consumer:
         self.local.set_connected(False)
 
     def run(self) -> None:
-        """Speak with Redis until the worker stops; an error of ours ends the worker, to be started anew."""
+        """Speak with Redis until the worker stops."""
         try:
             self._run()
         except UserError as error:
@@ -134,25 +143,21 @@ class Consumer:
                         self._recover_delivered()
                         local.set_connected(True)
                     self._exchange(waits=False)
-                    if local.stopping and local.current is None and not local.results:
+                    if local.stopping and local.current is None and not local.cells and not local.results:
                         execute(self.client, queue.remove_worker(self.name))
                         return
                 backoff.reset()
             except redis.RedisError as error:
                 self._disconnected(error)
-                if local.stopping and not local.results:
+                if local.stopping and not local.cells and not local.results:
                     return
                 time.sleep(backoff.next_s())
 
     def _register(self) -> None:
-        """Become a worker of the queue; UserError where a judge requires a stronger tier."""
-        heartbeat = self._heartbeat(time.monotonic())
-        required = execute(self.client, required_isolation.register(self.name, heartbeat))
-        if required:
-            raise UserError(
-                f"isolation {self.about['isolation']} is below the {required} that a judge of this queue requires",
-                f"Run the worker under {required}, or start the judge with a lower --isolation.",
-            )
+        """Become a worker of the queue; UserError if it does not fit what a judge of the queue requires."""
+        state = self._heartbeat(time.monotonic(), self.beats)
+        reply = execute(self.client, requirements.register(self.name, state))
+        requirements.check_registered(reply, self.about["isolation"])
 
     def _recover_delivered(self) -> None:
         """Take in what Redis delivered to us and we do not hold: a reply that never came."""
@@ -161,7 +166,7 @@ class Consumer:
         found = Task.from_reply(replies["own"]) + self._with_returned(replies["told"], MAX_HELD)
         local = self.local
         with local.changed:
-            held = [*local.tasks, local.current, *(task for task, _ in local.results)]
+            held = [*local.tasks, *local.cells, local.current, *(task for task, _ in local.results)]
             entries = {task.entry for task in held if task is not None}
             local.tasks.extend(task for task in found if task.entry not in entries)
 
@@ -174,7 +179,7 @@ class Consumer:
             running = local.current if local.is_long() else None
             count, block_ms = local.tasks_to_fetch(), None
             if local.is_idle():
-                count, block_ms = (count, BLOCK_MS) if waits else (0, None)
+                count, block_ms = (count, CELLS_BLOCK_MS if local.cells else BLOCK_MS) if waits else (0, None)
         if self.more_returned:
             block_ms = None
         if running is not None and running.is_cell:
@@ -194,12 +199,18 @@ class Consumer:
             commands[f"return {task.stream} {task.entry}"] = queue.return_task(task, self.name)
         now = time.monotonic()
         if now >= self.next_beat:
-            commands["heartbeat"] = self._heartbeat_command(now)
+            self.next_beat = now + HEARTBEAT_S
+            self._exit_if_hung(now)
+            # The next one has the same number if anything of this exchange fails: such a worker does no work.
+            commands["heartbeat"] = heartbeat(self.name, self._heartbeat(now, self.beats + 1))
         if count:
             streams = self.streams[:-1] if self.more_returned else self.streams
             commands["fetch"] = self._fetch_command(count, streams, block_ms)
         asked_at = time.monotonic()
         replies = self.connection.execute(commands)
+        if block_ms is None:
+            local.exchanged(time.monotonic() - asked_at)
+        self.beats += "heartbeat" in commands
         if running is not None and replies["state"] not in ("", queue.delivered_state(running)):
             # Nobody waits for it, or only for another run under its id, which was asked for meanwhile.
             self.abort(running.id)
@@ -240,28 +251,23 @@ class Consumer:
         reader = ("XREADGROUP", "GROUP", queue.GROUP, self.name, "COUNT", count)
         return (*reader, *block, "STREAMS", *streams, *ids)
 
-    def _heartbeat_command(self, now: float) -> Command:
-        self.beats += 1
-        self.next_beat = now + HEARTBEAT_S
-        self._exit_if_sandbox_hangs(now)
-        return ("HSET", queue.WORKERS, self.name, json.dumps(self._heartbeat(now)))
-
-    def _heartbeat(self, now: float) -> dict[str, Any]:
+    def _heartbeat(self, now: float, number: int) -> dict[str, Any]:
         local = self.local
         return {
             **self.about,
-            "beat": self.beats,
-            "at": time.time(),
+            "beat": number,
             "done": self.done,
             "mean_s": local.mean_s,
             "sessions": local.sessions,
             "running_s": now - local.started_at if local.current else 0.0,
         }
 
-    def _exit_if_sandbox_hangs(self, now: float) -> None:
-        """End, to be started anew, rather than hang for ever; what this worker holds goes to the others."""
-        current, since = self.local.current, self.local.started_at
-        if current is None or now - since < HUNG_S or now - since < current.timeout_s + HUNG_S:
+    def _exit_if_hung(self, now: float) -> None:
+        """End this process if the thread that runs programs hangs; what this worker holds goes to the others."""
+        current, silent_s = self.local.current, now - self.local.active_at
+        if silent_s < HUNG_S or (current is not None and silent_s < current.timeout_s + HUNG_S):
             return
-        log.error("the sandbox hangs with program %s: this worker ends", current.id)
+        doing = "between two programs" if current is None else f"with program {current.id}"
+        log.critical("the sandbox hangs %s: this worker ends", doing)
+        faulthandler.dump_traceback()
         os._exit(1)

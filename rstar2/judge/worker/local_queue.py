@@ -13,9 +13,11 @@ from rstar2.judge.schema import RunResult
 MAX_PREFETCH = 16
 """Tasks that a worker fetches from one stream at most, and results that it does not keep waiting for others."""
 MAX_PREFETCH_S = 0.1
-"""How much work, by the mean of recent runs, a worker holds at most."""
+"""How much work, by the mean of recent runs, a worker holds at most, besides what a slow link asks for."""
+MAX_AHEAD = 256
+"""Tasks that a worker holds at most besides those, so that it has something to run while it exchanges with Redis."""
 LONG_S = 0.05
-"""A program that runs this long makes the worker return what it has prefetched."""
+"""A program that runs this long, or longer if the link is slow, makes the worker return what it has prefetched."""
 LINGER_S = 0.01
 """How long a result may wait for others to be stored with it while there are more tasks here."""
 
@@ -35,8 +37,14 @@ class LocalQueue:
         self.current: Task | None = None
         self.started_at = 0.0
         """Monotonic seconds at which `current` was begun."""
+        self.active_at = time.monotonic()
+        """Monotonic seconds at which the thread that runs programs last ended one or looked for one."""
+        self.cells: list[Task] = []
+        """Cells that run, or wait for their session, while the worker does something else."""
         self.mean_s = 0.02
         """Of recent runs."""
+        self.exchange_s = 0.0
+        """Seconds that an exchange with Redis takes, recently."""
         self.share = 1
         """How many tasks to hold, with the one that runs; 1 while the queue is short."""
         self.connected = False
@@ -50,15 +58,16 @@ class LocalQueue:
     def start_next(self) -> Task | None:
         """The next task of those that are here, which is the current one from now on."""
         with self.changed:
+            self.active_at = time.monotonic()
             if not self.tasks or self.stopping:
                 return None
             self.current = self.tasks.popleft()
-            self.started_at = time.monotonic()
+            self.started_at = self.active_at
             return self.current
 
     def finish(self, task: Task, result: RunResult) -> None:
         with self.changed:
-            now = time.monotonic()
+            now = self.active_at = time.monotonic()
             self.mean_s = 0.8 * self.mean_s + 0.2 * (now - self.started_at)
             if not self.results:
                 self.oldest_result_at = now
@@ -69,6 +78,21 @@ class LocalQueue:
             is_due = self.share < 2 or self.mean_s > LINGER_S or len(self.results) >= MAX_PREFETCH
             if self.tasks and (is_due or self.tasks_to_fetch()):
                 self.changed.notify_all()
+
+    def set_cell_aside(self, task: Task) -> None:
+        """Let the current cell go on while the worker does something else."""
+        with self.changed:
+            self.cells.append(task)
+            self.current = None
+
+    def finish_cell(self, task: Task, result: RunResult) -> None:
+        """Take the result of a cell that was set aside."""
+        with self.changed:
+            self.cells.remove(task)
+            if not self.results:
+                self.oldest_result_at = time.monotonic()
+            self.results.append((task, result))
+            self.changed.notify_all()
 
     def wake_if_tasks_wait(self) -> None:
         """Have the other thread watch how long the tasks here wait for the current one."""
@@ -98,7 +122,12 @@ class LocalQueue:
 
     def is_long(self) -> bool:
         """The running program has taken so long that none must wait behind it."""
-        return self.current is not None and time.monotonic() - self.started_at > LONG_S
+        return self.current is not None and time.monotonic() - self.started_at > self._long_s
+
+    @property
+    def _long_s(self) -> float:
+        """Seconds after which the running program is long. A returned task takes two exchanges to run elsewhere."""
+        return LONG_S + 4 * self.exchange_s
 
     def remove_returnable(self) -> list[Task]:
         """Remove the tasks that other workers should have, because one runs for long or this worker is to end."""
@@ -116,7 +145,7 @@ class LocalQueue:
     def session_activity(self) -> tuple[float, set[str]]:
         """Until when every cell queued for this worker has come here, and the sessions with cells not yet run."""
         with self.changed:
-            here = [*self.tasks, *([self.current] if self.current else [])]
+            here = [*self.tasks, *self.cells, *([self.current] if self.current else [])]
             return self.fetched_at, {task.session for task in here if task.is_cell}
 
     def add_fetched(self, tasks: list[Task], asked_for: int, asked_at: float) -> None:
@@ -139,8 +168,17 @@ class LocalQueue:
         """Take in how many programs the queue holds, with those that run, and how many workers share them."""
         with self.changed:
             # Behind programs that are mostly long, others would only be returned.
-            most = min(MAX_PREFETCH, int(MAX_PREFETCH_S / self.mean_s)) if self.mean_s < LONG_S else 1
-            self.share = max(1, min(most, unfinished // max(1, workers)))
+            most = int(MAX_PREFETCH_S / self.mean_s) if self.mean_s < self._long_s else 1
+            most = min(MAX_PREFETCH, max(1, most))
+            # While one exchange is under way, nothing else can be asked for.
+            ahead = min(MAX_AHEAD, round(2 * self.exchange_s / self.mean_s))
+            self.share = max(1, min(most + ahead, unfinished // max(1, workers)))
+
+    def exchanged(self, seconds: float) -> None:
+        """Take in how long an exchange took in which Redis waited for nothing."""
+        with self.changed:
+            weight = 0.2 if self.exchange_s else 1.0
+            self.exchange_s += weight * (seconds - self.exchange_s)
 
     def wait_until_due(self, until: float) -> None:
         """Wait until the thread that runs no programs should speak with Redis, or the monotonic time `until`."""
@@ -154,7 +192,7 @@ class LocalQueue:
                     if self.results:
                         due = min(due, self.oldest_result_at + (LINGER_S if self.share > 1 else 0.0))
                     if self.tasks and self.current is not None:
-                        due = min(due, self.started_at + LONG_S)
+                        due = min(due, self.started_at + self._long_s)
                 if due <= now:
                     return
                 self.changed.wait(due - now)

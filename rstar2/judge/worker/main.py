@@ -1,12 +1,13 @@
 """One worker process: takes programs from the queue, runs them one at a time, stores their results.
 
-The main thread runs programs; a second one speaks with Redis meanwhile (`consumer`).
+The main thread runs programs; a second one speaks with Redis meanwhile (`consumer`). An unexpected exception in either
+ends the process at once.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,11 +15,10 @@ from types import FrameType
 
 import redis
 
-from rstar2.errors import RStarError
+from rstar2.judge.fail_fast import fail_fast
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.redis_connection import sync_client
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.worker.consumer import Consumer
@@ -30,6 +30,9 @@ from rstar2.processes import begin_module
 IDLE_S = 1.0
 PROFILE_EVERY = 256
 """Programs after which a zygote that was not profiled yet is, even if more programs are waiting."""
+STOP_S = 10.0
+"""How long storing the last results may take when the worker stops."""
+log = logging.getLogger(__name__)
 
 
 def run_task(sandbox: Sandbox, task: Task) -> RunResult:
@@ -38,7 +41,7 @@ def run_task(sandbox: Sandbox, task: Task) -> RunResult:
     if task.tries >= queue.MAX_TRIES:
         reason = f"{task.tries} workers died while they held this program"
         return RunResult(id=task.id, outcome="lost", stderr=reason, queue_s=queued_s)
-    request = RunRequest.model_validate_json(task.body)
+    request = RunRequest.model_validate_json(task.body, extra="ignore")
     result = sandbox.run(request, task.id)
     result.queue_s = queued_s
     return result
@@ -51,42 +54,46 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, pr
         Failure: the sandbox cannot be built.
         UserError: its tier is below what a judge of the queue requires.
     """
+    log.info("worker %s starts", name)
     sandbox.start()
-    sessions = WorkerSessions(sandbox)
-    try:
-        about = {"isolation": sandbox.isolation, "exceptions": sandbox.exceptions()}
-        consumer = Consumer(name, client, local, about, sandbox.abort)
-        thread = threading.Thread(target=consumer.run, name="consumer")
-        thread.start()
-        # Only now: the other thread is to stay free.
-        sandbox.set_affinity(CpuAffinity())
-        try:
-            turn = 0
-            while not local.stopping:
-                task = consumer.next_task(IDLE_S)
-                # Before the program and not after it: a result must not wait for any of this.
-                sessions.end_overdue(local.session_activity)
-                turn += 1
-                if not local.stopping:
-                    if preload and task is None:
-                        # Not before: a worker that is refused or soon ended loads no libraries for nothing.
-                        sandbox.start_zygotes()
-                    if task is None or turn % PROFILE_EVERY == 0:
-                        sandbox.profile_next_zygote()
-                if task is not None:
-                    local.finish(task, sessions.run_task(task) if task.is_cell else run_task(sandbox, task))
-                local.sessions = len(sessions.open)
-        finally:
-            local.stop()
-            thread.join(10)
-        if consumer.rejected is not None:
-            raise consumer.rejected
-    finally:
-        sandbox.close()
+    exceptions = sandbox.exceptions()
+    log.info("isolation %s; not enforced: %s", sandbox.isolation, " ".join(exceptions) or "nothing")
+    consumer = Consumer(
+        name, client, local, {"isolation": sandbox.isolation, "exceptions": exceptions}, sandbox.abort
+    )
+    # A daemon, so that it does not outlive this thread, in whatever way this one ends.
+    thread = threading.Thread(target=consumer.run, name="consumer", daemon=True)
+    thread.start()
+    sessions = WorkerSessions(sandbox, local)
+    turn = 0
+    while not local.stopping:
+        task = consumer.next_task(IDLE_S)
+        # Before the program and not after it: a result must not wait for any of this.
+        sessions.end_overdue(local.session_activity)
+        turn += 1
+        if not local.stopping:
+            if preload and task is None:
+                # Not before: a worker that is refused or soon ended loads no libraries for nothing.
+                sandbox.start_zygotes()
+            if task is None or turn % PROFILE_EVERY == 0:
+                sandbox.profile_next_zygote()
+        if task is not None and task.is_cell:
+            sessions.run_task(task)
+        elif task is not None:
+            local.finish(task, run_task(sandbox, task))
+        sessions.raise_errors()
+        local.sessions = len(sessions.open)
+    sessions.finish()
+    thread.join(STOP_S)
+    sandbox.close()
+    if consumer.rejected is not None:
+        raise consumer.rejected
+    log.info("worker %s stops after %d programs and cells", name, consumer.done)
 
 
 def main() -> None:
     settings = begin_module(WorkerSettings)
+    logging.getLogger().setLevel(logging.INFO)
     local = LocalQueue()
 
     def on_signal(_signal: int, _frame: FrameType | None) -> None:
@@ -97,12 +104,9 @@ def main() -> None:
     # A shell may have us start with SIGINT ignored, which sessions would inherit and not be interruptible.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tier = settings.isolation
-    sandbox = Sandbox(Path(settings.folder), tier, minimum=tier or "landlock")
-    try:
+    with fail_fast():
+        sandbox = Sandbox(Path(settings.folder), tier, minimum=tier or "landlock")
         work(settings.name, sync_client(settings.redis_url), sandbox, local, settings.preload)
-    except RStarError as error:
-        print(f"{error.message}\n{error.hint}", file=sys.stderr)
-        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

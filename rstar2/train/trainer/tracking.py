@@ -13,6 +13,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from rstar2.errors import UserError
+from rstar2.files import home_folder
 from rstar2.install import pip_command
 
 Tracker = Literal[
@@ -158,7 +159,7 @@ def _missing_credentials(name: str, environ: Mapping[str, str]) -> tuple[str, st
             )
             return "no API key for Weights & Biases was found", f"{hint}{or_offline}."
     if name == "swanlab" and environ.get("SWANLAB_MODE", "cloud") not in _SWANLAB_OFFLINE:
-        root = environ.get("SWANLAB_ROOT") or environ.get("SWANLAB_SAVE_DIR") or Path.home() / ".swanlab"
+        root = environ.get("SWANLAB_ROOT") or environ.get("SWANLAB_SAVE_DIR") or home_folder() / ".swanlab"
         login = Path(root) / ".netrc"
         if lacks("SWANLAB_API_KEY") and not login.exists():
             return (
@@ -166,7 +167,7 @@ def _missing_credentials(name: str, environ: Mapping[str, str]) -> tuple[str, st
                 "Run `swanlab login`, set SWANLAB_API_KEY, or set SWANLAB_MODE=local to write into the run's folder.",
             )
     if name == "clearml" and environ.get("CLEARML_OFFLINE_MODE", "0") in ("", "0"):
-        config = Path(environ.get("CLEARML_CONFIG_FILE", Path.home() / "clearml.conf"))
+        config = Path(environ.get("CLEARML_CONFIG_FILE") or home_folder() / "clearml.conf")
         if lacks("CLEARML_API_ACCESS_KEY", "CLEARML_API_SECRET_KEY") and not config.exists():
             return (
                 "no credentials for ClearML were found",

@@ -20,9 +20,11 @@ from support.waiting import TIMEOUT_S
 
 from rstar2.errors import UserError
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
+from rstar2.judge.client import http as client_http
 from rstar2.judge.client.http import JudgeError, WrongToken
 from rstar2.judge.schema import RunRequest
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.retry import ATTEMPTS, Pauses
 
 
 async def seen(judge: JudgeHandle, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -305,3 +307,31 @@ async def test_a_wrong_token_is_the_users_mistake(limited_judge: JudgeHandle, to
         with pytest.raises(WrongToken, match="refused the token") as caught:
             await client.run(RunRequest(code="1"))
     assert caught.value.exit_code == UserError.exit_code
+
+
+async def test_a_judge_that_is_away_or_full_for_long_is_asked_again_until_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if it answers other requests meanwhile, and if it has never answered before."""
+    monkeypatch.setattr(client_http, "PAUSES", Pauses(0.001, 0.01))
+    refusals = [429, 503] * (2 * ATTEMPTS)
+    other_answered = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        status = 200
+        if "/full" in (await reader.readuntil(b"\r\n\r\n")).decode():
+            await other_answered.wait()
+            other_answered.clear()
+            status = refusals.pop() if refusals else 200
+        writer.write(b"HTTP/1.1 %d -\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}" % status)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1") as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with JudgeClient(url) as client:
+            full = asyncio.create_task(client.request("POST", "/full", "", TIMEOUT_S, str))
+            while not full.done():
+                assert await client.request("POST", "/free", "", TIMEOUT_S, str) == "{}"
+                other_answered.set()
+            assert await full == "{}"
+    assert refusals == []

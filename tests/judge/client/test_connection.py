@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 from support.waiting import TIMEOUT_S
 from websockets.asyncio.server import ServerConnection, serve
@@ -351,3 +352,16 @@ async def test_a_refusal_is_an_error_with_a_hint(status: int, remedy: str) -> No
             with pytest.raises(JudgeError, match=f"HTTP {status}") as raised:
                 await asyncio.wait_for(client.run(RunRequest(code="1")), TIMEOUT_S)
     assert remedy in raised.value.hint
+
+
+async def test_a_call_that_cannot_be_sent_raises_and_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> None:
+        raise ValueError("the writer is broken")
+
+    async with standin(answers) as (url, _), JudgeClient(url) as client:
+        assert (await client.run(RunRequest(code="1"))).stdout == "1"
+        with monkeypatch.context() as patch:
+            patch.setattr(aiohttp.ClientWebSocketResponse, "send_frame", broken)
+            with pytest.raises(JudgeError, match="the writer is broken"):
+                await asyncio.wait_for(client.run(RunRequest(code="2")), TIMEOUT_S)
+        assert (await client.run(RunRequest(code="3"))).stdout == "3"

@@ -119,7 +119,7 @@ def test_what_was_delivered_expires_sooner(client: Any) -> None:
 
 
 def test_a_cell_for_a_dead_worker_is_answered_and_not_queued(client: Any) -> None:
-    command = queue.enqueue_cell("c", BODY, "w9", "asked")
+    command = queue.enqueue_cell("c", BODY, "w9", queue.fingerprint("asked"))
     [_, answer] = do(client, command)
     assert CellResult.model_validate_json(answer).outcome == "lost"
     assert client.xlen(queue.cells_stream("w9")) == 0
@@ -131,7 +131,10 @@ def test_a_cell_for_a_dead_worker_is_answered_and_not_queued(client: Any) -> Non
     client.hdel(queue.WORKERS, "w9")
     assert do(client, command) == ["c", known]
     assert client.xlen(queue.cells_stream("w9")) == 1
-    assert do(client, queue.enqueue_cell("c", BODY, "w9", "asked otherwise")) == ["c", queue.REUSED]
+    assert do(client, queue.enqueue_cell("c", BODY, "w9", queue.fingerprint("another"))) == [
+        "c",
+        queue.REUSED,
+    ]
 
 
 def test_a_dead_workers_tasks_go_to_the_others_and_count_the_try(client: Any) -> None:
@@ -186,7 +189,7 @@ def test_another_program_under_the_same_id_is_told_and_not_queued(client: Any) -
     do(client, queue.cancel("b"))
     assert do(client, queue.enqueue({"b": other})) == ["b", queue.REUSED]
     client.hset(queue.WORKERS, "w1", "{}")
-    assert do(client, queue.enqueue_cell("b", BODY, "w1", "a cell")) == ["b", queue.REUSED]
+    assert do(client, queue.enqueue_cell("b", BODY, "w1", queue.fingerprint("a cell"))) == ["b", queue.REUSED]
     assert client.xlen(queue.cells_stream("w1")) == 0
 
 

@@ -121,6 +121,60 @@ case(
     "honest/files", "open('a', 'w').write('x')\nprint(open('a').read())", "ok", "x\n", checks=("no_leftover",)
 )
 case(
+    "honest/database",
+    """
+import sqlite3, threading
+connection = sqlite3.connect('file.db', timeout=60)
+connection.execute('pragma journal_mode=wal')
+connection.execute('create table numbers (n)')
+def add(first):
+    with sqlite3.connect('file.db', timeout=60) as own:
+        own.executemany('insert into numbers values (?)', [(first + n,) for n in range(100)])
+threads = [threading.Thread(target=add, args=(100 * n,)) for n in range(4)]
+[thread.start() for thread in threads]; [thread.join() for thread in threads]
+print(*connection.execute('select count(*), sum(n) from numbers').fetchone())
+""",
+    "ok",
+    "400 79800\n",
+    checks=("no_leftover",),
+)
+case(
+    "honest/written out",
+    """
+import mmap, os, shutil
+with open('file', 'w+b') as file:
+    file.write(bytes(8192)); file.flush(); os.fsync(file.fileno())
+    mapped = mmap.mmap(file.fileno(), 8192)
+    mapped[:2] = b'hi'; mapped.flush(); mapped.madvise(mmap.MADV_WILLNEED)
+shutil.copy2('file', 'copy'); os.sync()
+print(open('copy', 'rb').read(2), os.preadv(os.open('copy', 0), [bytearray(3)], 0))
+""",
+    "ok",
+    "b'hi' 3\n",
+)
+case(
+    "honest/clocks",
+    """
+import threading, time
+mine = time.pthread_getcpuclockid(threading.get_ident())
+print(all(clock > 0 for clock in (time.clock_gettime(mine), time.process_time(), time.thread_time(), time.monotonic())))
+""",
+    "ok",
+    "True\n",
+)
+case(
+    "honest/table",
+    """
+import pandas, sqlite3
+connection = sqlite3.connect('file.db')
+pandas.DataFrame({'a': [1, 2]}).to_sql('t', connection)
+pandas.read_sql('select a from t', connection).to_csv('t.csv')
+print(pandas.read_csv('t.csv').a.sum())
+""",
+    "ok",
+    "3\n",
+)
+case(
     "honest/temporary",
     "import tempfile\nwith tempfile.NamedTemporaryFile('w+') as f: f.write('t'); f.seek(0); print(f.read())",
     "ok",

@@ -13,6 +13,16 @@ attempt("secret/shadow", "open('/etc/shadow').read()")
 attempt("secret/worker memory", "open('/proc/@@PID@@/mem', 'rb').read(1)")
 attempt("secret/worker environment", "open('/proc/@@PID@@/environ').read()")
 attempt("secret/hard link", "os.link('@@SECRET_FILE@@', 'mine')")
+# The clock of another process shows how much it computes.
+for _clock in ("~@@PID@@ << 3 | 2", "~@@PID@@ << 3"):
+    attempt(f"secret/clock {_clock[-1]} of the worker", f"time.clock_gettime({_clock})", "import time")
+    attempt(f"secret/resolution of clock {_clock[-1]}", f"time.clock_getres({_clock})", "import time")
+attempt(
+    "secret/timer on the clock of the worker",
+    "assert ctypes.CDLL(None).timer_create(~@@PID@@ << 3 | 2, None, ctypes.byref(ctypes.c_void_p())) == 0",
+    "import ctypes",
+)
+attempt("secret/extended attributes", "os.listxattr(os.__file__)")
 case(
     "secret/whole environment",
     """
@@ -187,6 +197,90 @@ LIBC = "import ctypes\nlibc = ctypes.CDLL(None)\ndef check(fd):\n    if fd < 0: 
 attempt("share/inotify", "check(libc.inotify_init1(0))", LIBC)
 attempt("share/inotify of old", "check(libc.inotify_init())", LIBC)
 attempt("share/syncfs", "check(libc.syncfs(os.open(os.__file__, os.O_RDONLY)))", f"import os\n{LIBC}")
+# What is cached of the host's files shows what others run, and evicting it slows them down.
+for _name, _statement in {
+    "evicts": "os.posix_fadvise(library, 0, 0, os.POSIX_FADV_DONTNEED)",
+    "evicts with the read": "os.preadv(library, [bytearray(1)], 0, 0x80)",
+    "reads what is cached": "os.preadv(library, [bytearray(1)], 0, os.RWF_NOWAIT)",
+    "reads ahead": "check(libc.readahead(library, 0, 4096))",
+    "writes at once": "os.pwritev(os.open('f', os.O_CREAT | os.O_RDWR), [b'x'], 0, os.RWF_DSYNC)",
+    "reads the disk": "os.open(os.__file__, os.O_RDONLY | os.O_DIRECT)",
+    "reads the disk later": "fcntl.fcntl(library, fcntl.F_SETFL, os.O_DIRECT)",
+    "opens for writing at once": "os.open('f', os.O_CREAT | os.O_RDWR | os.O_SYNC)",
+    "evicts what is mapped": "mapped.madvise(21)",
+    "cools what is mapped": "mapped.madvise(20)",
+    "merges memory": "mapped.madvise(mmap.MADV_MERGEABLE)",
+    "looks what is cached": (
+        "check(libc.mincore(ctypes.c_void_p(id(LIBC_PAGE) & -4096), 1, ctypes.create_string_buffer(1)))"
+    ),
+}.items():
+    attempt(
+        f"cache/{_name}",
+        _statement,
+        f"""
+import fcntl, mmap, os
+{LIBC}
+library = os.open(os.__file__, os.O_RDONLY)
+mapped = mmap.mmap(library, 4096, mmap.MAP_PRIVATE, mmap.PROT_READ)
+LIBC_PAGE = object()
+""",
+    )
+case(
+    "cache/writes out",
+    """
+import ctypes, os
+libc = ctypes.CDLL(None)
+# Not even an error tells that there is nothing to write out: the kernel is not asked.
+print(libc.fsync(250), libc.fdatasync(250), libc.sync_file_range(250, 0, 0, 0), libc.msync(None, 4096, 4))
+""",
+    "ok",
+    "0 0 0 0\n",
+)
+# Kernel memory that no limit of a program counts.
+case(
+    "kernel memory/locks",
+    """
+import fcntl, os, struct
+whole = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)
+for command in (fcntl.F_SETLK, fcntl.F_SETLKW):
+    # The kernel does not look at them, not even whether there is such a file.
+    print(fcntl.fcntl(open('f', 'w'), command, whole) == whole, ctypes.CDLL(None).fcntl(250, command, whole))
+try: fcntl.fcntl(open('f', 'w'), fcntl.F_OFD_SETLK, whole)
+except OSError as error: print(error.strerror)
+""".replace("import fcntl", "import ctypes, fcntl"),
+    "ok",
+    "True 0\nTrue 0\nInvalid argument\n",
+)
+for _name, _call in {
+    "policies": "libc.syscall({'x86_64': 237, 'aarch64': 235}[os.uname().machine], 0, 0, 0, 0, 0, 0)",
+    "own policy": "libc.syscall({'x86_64': 238, 'aarch64': 237}[os.uname().machine], 0, 0, 0, 0, 0, 0)",
+    "pages in a pipe": "libc.vmsplice(os.pipe()[1], (ctypes.c_void_p * 2)(id(libc), 8), 1, 0)",
+    "pages of a file in a pipe": "os.splice(os.open(os.__file__, 0), pipe[1], 64)",
+    "pages of another pipe": "libc.tee(pipe[0], os.pipe()[1], 1, 0)",
+}.items():
+    attempt(
+        f"kernel memory/{_name}",
+        f"check({_call})",
+        f"import os\n{LIBC}\npipe = os.pipe()\nos.write(pipe[1], b'x')",
+    )
+case(
+    "kernel memory/socket buffers",
+    """
+import socket
+one, other = socket.socketpair()
+for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+    before = one.getsockopt(socket.SOL_SOCKET, option)
+    one.setsockopt(socket.SOL_SOCKET, option, 2 * before)
+    print(one.getsockopt(socket.SOL_SOCKET, option) - before)
+one.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+print(one.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED))
+""",
+    "ok",
+    "0\n0\n1\n",
+)
+if os.uname().machine == "x86_64":
+    # CLONE_VM, CLONE_SIGHAND and CLONE_THREAD without CLONE_FILES.
+    attempt("share/thread with files of its own", "check(libc.syscall(56, 0x10900, 0, 0, 0, 0))", LIBC)
 case(
     "share/pending signals",
     """

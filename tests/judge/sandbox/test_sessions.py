@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.judge.held_programs import release_until
+from support.judge.held_programs import HELD, programs, release_until
 from support.judge.ordinary_user import OrdinaryUser, ThisUser, start_sandbox
+from support.process_table import stat
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.sandbox import session as session_module
 from rstar2.judge.sandbox import tiers
+from rstar2.judge.sandbox.inside.processes import own_cpu_seconds
 from rstar2.judge.sandbox.jail import wait_readable
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.sandbox.session import Session
@@ -125,10 +129,26 @@ def test_a_session_that_ends_says_how(session: Session, code: str, outcome: str,
 
 
 def test_a_session_that_dies_between_cells_is_noticed(session: Session) -> None:
-    cell(session, "import os, threading\nthreading.Timer(0.1, os._exit, [5]).start()")
+    before = set(programs(os.getpid()))
+    cell(session, "1")
+    [pid] = [pid for pid in programs(os.getpid()) if pid not in before] or before
+    os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not session.alive)
     assert cell(session, "1").outcome == "lost"
-    assert "exit code 5" in session.reason
+    assert "signal 9" in session.reason
+
+
+def test_a_command_that_comes_after_a_session_has_ended_does_not_hide_its_end(session: Session) -> None:
+    before = set(programs(os.getpid()))
+    cell(session, "1")
+    [pid] = [pid for pid in programs(os.getpid()) if pid not in before] or before
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: wait_readable(session._control, 0))
+    # As when a cell ends its process just before it is asked to end.
+    for _ in range(100):
+        session._send("kill")
+    assert not session.alive
+    assert "signal 9" in session.reason
 
 
 def test_the_cost_of_a_cell_does_not_grow_with_the_cells_before_it(
@@ -318,11 +338,17 @@ def test_a_cell_that_writes_answers_of_its_own_ends_its_session(session: Session
 
 
 def test_what_a_cell_leaves_on_the_channel_is_no_answer_to_the_next(session: Session) -> None:
-    later = "import os, signal\nsignal.signal(signal.SIGWINCH, lambda *_: os.write(3, b'o' + bytes(20)))"
-    assert cell(session, later).outcome == "ok"
-    release_until(session._channel_has_data, os.getpid())
-    after = cell(session, "2 + 2")
-    assert (after.outcome, after.value) == ("lost", None)
+    later = """
+import os, threading
+def write():
+    for _ in range(2): os.write(3, b'o' + bytes(20))
+threading.Timer(0.01, write).start()
+"""
+    assert cell(session, later).outcome in ("ok", "error")
+    for _ in range(2):
+        # The thread stops between cells, and writes while this one runs.
+        after = cell(session, "import time\ntime.sleep(600)\n4") if session.alive else cell(session, "4")
+        assert (after.outcome, after.value) in (("error", None), ("lost", None))
     assert "wrote where the answers" in after.stderr
 
 
@@ -368,3 +394,203 @@ def test_a_child_that_comes_to_the_end_of_its_cell_does_not_answer_it(strict: Sa
     assert (result.outcome, result.value) == ("ok", "False")
     assert cell(session, "6 * 7").value == "42"
     session.close()
+
+
+_COMPUTE = """
+import os, signal, threading, time
+def compute():
+    while True: pass
+for _ in range(3): threading.Thread(target=compute, daemon=True).start()
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+signal.signal(signal.SIGALRM, lambda *_: None)
+"""
+_START_PROCESSES = """
+def start(run):
+    if (pid := os.fork()) == 0:
+        while True: run()
+    return pid
+def wake(pid):
+    os.kill(pid, signal.SIGCONT)
+def take_turns(other):
+    wake(other())
+    os.kill(os.getpid(), signal.SIGSTOP)
+start(lambda: None)
+start(lambda: wake(os.getppid()))
+if os.fork() == 0:
+    # Nobody's child any more, as soon as this one ends.
+    start(lambda: wake(1))
+    os._exit(0)
+pids = {}
+def first():
+    pids['second'] = start(lambda: take_turns(os.getppid))
+    while True: take_turns(lambda: pids['second'])
+if os.fork() == 0: first()
+"""
+
+
+def _used(pid: int) -> float:
+    try:
+        return own_cpu_seconds(pid)
+    except OSError:
+        return -1.0
+
+
+def _all_used(pids: list[int]) -> dict[int, float]:
+    return {pid: _used(pid) for pid in pids}
+
+
+def _use_between_cells(sandbox: Sandbox) -> tuple[dict[int, float], dict[int, float], str]:
+    """CPU seconds of a session's processes after a cell, and after a program that ran since."""
+    before = programs(os.getpid())
+    session = sandbox.open_session(kind="bare")
+    code = _COMPUTE + (_START_PROCESSES if sandbox.isolation == "strict" else "")
+    assert cell(session, code).outcome == "ok"
+    first = _all_used([pid for pid in programs(os.getpid()) if pid not in before])
+    honest = "import time\nwhile time.process_time() < 0.5: pass"
+    assert sandbox.run(RunRequest(code=honest, timeout_s=TIMEOUT_S), "a").outcome == "ok"
+    second = _all_used([pid for pid in programs(os.getpid()) if pid not in before])
+    value = cell(session, "6 * 7").value or session.reason
+    session.close()
+    return first, second, value
+
+
+def test_no_process_of_a_session_runs_between_its_cells(worker: ThisUser | OrdinaryUser) -> None:
+    first, second, value = worker.do(_use_between_cells)
+    assert first
+    assert first == second
+    assert value == "42"
+
+
+_EVADE = """
+import os
+def run():
+    while True:
+        if os.fork(): os._exit(0)
+for _ in range(20):
+    if os.fork() == 0: run()
+"""
+
+
+def _evade_the_stop(sandbox: Sandbox) -> tuple[dict[int, float], dict[int, float]]:
+    """CPU seconds of a session's processes after a cell, and after a program that ran since."""
+    before = programs(os.getpid())
+    session = sandbox.open_session(kind="bare")
+    # It may run out of processes itself.
+    cell(session, _EVADE)
+
+    def used() -> dict[int, float]:
+        return _all_used([pid for pid in programs(os.getpid()) if pid not in before])
+
+    first = used()
+    sandbox.run(
+        RunRequest(code="import time\nwhile time.process_time() < 0.2: pass", timeout_s=TIMEOUT_S), "a"
+    )
+    second = used()
+    session.close()
+    return first, second
+
+
+@pytest.mark.parametrize("user", ["strict", "strict_user"])
+def test_processes_that_replace_one_another_do_not_run_on(user: str, request: pytest.FixtureRequest) -> None:
+    sandbox = request.getfixturevalue(user)
+    worker = sandbox if isinstance(sandbox, OrdinaryUser) else ThisUser(sandbox)
+    first, second = worker.do(_evade_the_stop)
+    assert first == second
+
+
+def test_a_timer_that_continues_a_stopped_session_is_refused(session: Session) -> None:
+    code = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+event = (ctypes.c_int * 16)(0, 0, 18, 0)  # SIGEV_SIGNAL, SIGCONT
+libc.timer_create(1, event, ctypes.byref(ctypes.c_void_p())), errno.errorcode[ctypes.get_errno()]
+"""
+    assert cell(session, code).value == "(-1, 'ENOSYS')"
+
+
+class Cells:
+    """Cells of several sessions that run at the same time."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self.results: dict[str, RunResult] = {}
+
+    def begin(self, name: str, session: Session, code: str, timeout_s: float = TIMEOUT_S) -> None:
+        def run() -> None:
+            self.results[name] = cell(session, code, timeout_s)
+
+        self._threads.append(threading.Thread(target=run))
+        self._threads[-1].start()
+
+    def end(self) -> None:
+        for thread in self._threads:
+            thread.join(TIMEOUT_S)
+
+
+def _cells_beside_a_sleeping_one(sandbox: Sandbox) -> dict[str, RunResult]:
+    sleeping, other = sandbox.open_session(kind="bare"), sandbox.open_session(kind="bare")
+    cells = Cells()
+    cells.begin("sleeping", sleeping, f"{HELD}\n1")
+    cells.begin("other", other, "6 * 7")
+    wait_until(lambda: "other" in cells.results)
+    assert "sleeping" not in cells.results
+    program = sandbox.run(RunRequest(code="6 * 7", timeout_s=TIMEOUT_S), "a")
+    assert "sleeping" not in cells.results
+    release_until(lambda: "sleeping" in cells.results, os.getpid())
+    cells.end()
+    for session in (sleeping, other):
+        session.close()
+    return {**cells.results, "program": program}
+
+
+def test_nothing_waits_for_a_cell_that_sleeps(worker: ThisUser | OrdinaryUser) -> None:
+    results = worker.do(_cells_beside_a_sleeping_one)
+    assert {name: result.value for name, result in results.items()} == {
+        "sleeping": "1",
+        "other": "42",
+        "program": "42",
+    }
+
+
+def _cells_that_compute(sandbox: Sandbox, timeout_s: float) -> tuple[bool, list[RunResult], RunResult, float]:
+    """Whether each session was once the only one that was not stopped; the results; for how long all of it ran."""
+    before = programs(os.getpid())
+    sessions = [sandbox.open_session(kind="bare") for _ in range(4)]
+    for session in sessions:
+        cell(session, "import time")
+    pids = [pid for pid in programs(os.getpid()) if pid not in before]
+    cells = Cells()
+    began = time.monotonic()
+    for number, session in enumerate(sessions[:3]):
+        cells.begin(str(number), session, "while True: pass", timeout_s)
+    honest = f"end = time.process_time() + {timeout_s / 20}\nwhile time.process_time() < end: pass"
+    cells.begin("honest", sessions[3], honest, timeout_s)
+    alone: set[int] = set()
+
+    def each_was_alone() -> bool:
+        if len(running := [pid for pid in pids if stat(pid)[0] != "T"]) == 1:
+            alone.update(running)
+        return len(alone) == len(pids) or len(cells.results) == 4
+
+    wait_until(each_was_alone)
+    cells.end()
+    elapsed = time.monotonic() - began
+    for session in sessions:
+        session.close()
+    results = cells.results
+    return len(alone) == len(pids), [results[str(number)] for number in range(3)], results["honest"], elapsed
+
+
+@pytest.mark.slow
+def test_one_cell_computes_at_a_time_and_waiting_for_it_does_not_count(
+    worker: ThisUser | OrdinaryUser,
+) -> None:
+    # Longer if a busy machine gave the processor to others.
+    for timeout_s in (1.0, 4.0, 16.0, 64.0):
+        each_was_alone, endless, honest, elapsed = worker.do(_cells_that_compute, timeout_s)
+        assert {result.outcome for result in endless} == {"timeout"}
+        assert all(result.queue_s > 0 for result in endless)
+        assert all(timeout_s <= result.wall_s <= elapsed - result.queue_s + 0.1 for result in endless)
+        if each_was_alone and honest.outcome == "ok":
+            return
+    pytest.fail(f"the honest cell: {honest.outcome}, all in {elapsed:g} s, each alone: {each_was_alone}")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 import redis
+from support.waiting import wait_until
 
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.schema import RunResult
+from rstar2.judge.server import dispatcher as dispatcher_module
 from rstar2.judge.server.dispatcher import RESULTS_AT_ONCE, Dispatcher, IdReused, PendingRun, QueueFull
 
 
@@ -89,3 +92,36 @@ async def test_what_was_to_be_cancelled_is_so_where_another_program_under_its_id
     await dispatcher._send_batch()
     assert await dispatcher.client.execute_command(*queue.get_state("a")) == queue.CANCELLED
     await dispatcher.close()
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("broken"), asyncio.CancelledError()], ids=["raises", "is cancelled"]
+)
+async def test_a_loop_that_ends_unexpectedly_ends_the_process(
+    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    class Ended(Exception): ...
+
+    def end_process(problem: str, error: BaseException) -> None:
+        raise Ended(problem) from error
+
+    async def broken_loop() -> None:
+        raise error
+
+    monkeypatch.setattr(dispatcher_module, "end_process", end_process)
+    dispatcher = Dispatcher(server.url, max_queued=1, max_queued_bytes=1 << 20)
+    with pytest.raises(Ended, match="unexpected exception in broken_loop"):
+        await dispatcher._keep_running(broken_loop)
+    await dispatcher.close()
+
+
+async def test_loops_that_are_closed_end_without_the_process(
+    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[str] = []
+    monkeypatch.setattr(dispatcher_module, "end_process", lambda problem, error: ends.append(problem))
+    dispatcher = Dispatcher(server.url, max_queued=1, max_queued_bytes=1 << 20)
+    await dispatcher.start()
+    await asyncio.to_thread(wait_until, lambda: dispatcher.stored_bytes)
+    await dispatcher.close()
+    assert (ends, [task.cancelled() for task in dispatcher.loops]) == ([], [True] * 4)

@@ -14,12 +14,15 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import redis
+from fastapi import FastAPI
+from starlette.testclient import TestClient
 from support.judge.judge_faults import parts, status, status_when, unfinished
 from support.waiting import TIMEOUT_S, wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from rstar2.judge.queue import tasks as queue
+from rstar2.judge.server.websocket import StreamConnection, websocket_router
 from rstar2.judge.service.start import JudgeHandle
 
 ENDLESS = {"code": "while True: pass", "timeout_s": 250}
@@ -293,3 +296,46 @@ def test_a_result_is_kept_until_its_client_has_read_it(judge: JudgeHandle) -> No
         assert expires_s(names) > queue.DELIVERED_TTL_S
         assert set(receive(stream, len(names))) == set(names)
         wait_reported(names)
+
+
+def test_another_program_under_an_id_in_use_on_the_connection_is_refused_by_name(
+    judge: JudgeHandle, stream: ClientConnection
+) -> None:
+    none_left(judge)
+    orders = [
+        {"id": "twice", "run": ENDLESS},
+        {"id": "twice", "run": ENDLESS},
+        {"id": "twice", "run": {"code": "2"}},
+    ]
+    stream.send(json.dumps(orders))
+    [result] = [answer["result"] for answer in receive(stream, 1).values()]
+    assert (result["id"], result["outcome"]) == ("twice", "invalid")
+    assert "something else was asked for" in result["stderr"]
+    ask(stream, twice={"code": "3"})
+    assert receive(stream, 1)["twice"]["result"]["outcome"] == "invalid"
+    ask(stream, twice={"code": 5})
+    assert receive(stream, 1)["twice"]["result"]["stderr"].startswith("code: ")
+    # The first one runs on.
+    assert unfinished(status(judge)) == 1
+    stream.send(json.dumps([{"id": "twice", "cancel": True}]))
+    assert receive(stream, 1) == {"twice": {"id": "twice", "cancelled": True}}
+    none_left(judge)
+
+
+def test_a_connection_whose_writer_fails_ends_and_does_not_leave_its_client_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(_: StreamConnection) -> None:
+        raise ValueError("the writer is broken")
+
+    monkeypatch.setattr(StreamConnection, "send_responses", broken)
+    app = FastAPI()
+    dispatcher: Any = None
+    app.include_router(websocket_router(dispatcher))
+    with (
+        pytest.raises(ExceptionGroup) as ended,
+        TestClient(app) as client,
+        client.websocket_connect("/v1/runs/stream") as connection,
+    ):
+        connection.receive_text()
+    assert [str(error) for error in ended.value.exceptions] == ["the writer is broken"]

@@ -28,7 +28,8 @@ from support.waiting import TIMEOUT_S, wait_until
 from rstar2.errors import Failure, UserError
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.client.http import JudgeError
-from rstar2.judge.queue import required_isolation
+from rstar2.judge.protocol_version import PROTOCOL
+from rstar2.judge.queue import requirements
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.schema import Isolation, RunRequest, RunResult
@@ -301,13 +302,20 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
         assert client.run(RunRequest(code="1", timeout_s=TIMEOUT_S)).isolation == "none"
 
 
+ALWAYS = {"at": time.time() + 3600}
+"""As if a worker's heartbeats came all the time."""
+
+
+def heartbeat(isolation: str) -> dict[str, Any]:
+    return {"isolation": isolation, "beat": 0, "protocol": str(PROTOCOL)}
+
+
 @pytest.mark.slow
 def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url) as client:
         # As if its heartbeats came all the time.
-        client.execute_command(
-            *required_isolation.register("weak", {"isolation": "none", "at": time.time() + 3600})
-        )
+        state = heartbeat("none") | {"at": time.time() + 3600}
+        client.hset(queue.WORKERS, "weak", json.dumps(state))
     with (
         pytest.raises(UserError, match="worker weak runs under none on the same queue"),
         running_judge(tmp_path, workers=1, redis_url=server.url, preload=False),
@@ -317,16 +325,60 @@ def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, serv
 
 def test_what_a_killed_judge_required_expires(server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
-        # As if its heartbeats came all the time.
-        state = {"isolation": "landlock", "at": time.time() + 3600}
-        assert client.execute_command(*required_isolation.require("judge", "strict")) == ""
-        assert client.execute_command(*required_isolation.register("weak", state)) == "strict"
-        late = json.loads(client.hget(required_isolation.REQUIREMENTS, "judge")) | {"till": time.time() - 1}
-        client.hset(required_isolation.REQUIREMENTS, "judge", json.dumps(late))
-        assert client.execute_command(*required_isolation.register("weak", state)) == ""
-        assert (
-            client.execute_command(*required_isolation.require("judge", "strict"))
-            == "weak runs under landlock"
-        )
+        state = heartbeat("landlock")
+        refused = ["isolation", "judge judge", "strict"]
+        assert client.execute_command(*requirements.require("judge", "strict")) == []
+        assert client.execute_command(*requirements.register("weak", state)) == refused
+        late = json.loads(client.hget(requirements.REQUIREMENTS, "judge")) | {"till": time.time() - 1}
+        client.hset(requirements.REQUIREMENTS, "judge", json.dumps(late))
+        assert client.execute_command(*requirements.register("weak", state)) == []
+        refused = ["isolation", "worker weak", "landlock"]
+        assert client.execute_command(*requirements.require("judge", "strict")) == refused
         client.hset(queue.WORKERS, "weak", json.dumps(state | {"at": time.time() - 60}))
-        assert client.execute_command(*required_isolation.require("judge", "strict")) == ""
+        assert client.execute_command(*requirements.require("judge", "strict")) == []
+
+
+def test_a_worker_that_speaks_another_version_does_not_join(server: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        client.execute_command(*requirements.require("judge", "landlock"))
+
+        def registered(**changes: str) -> str:
+            reply = client.execute_command(*requirements.register("w", heartbeat("strict") | changes))
+            with pytest.raises(UserError) as refused:
+                requirements.check_registered(reply, "strict")
+            return str(refused.value)
+
+        # To the worker it is the judge that speaks another one.
+        required = json.loads(client.hget(requirements.REQUIREMENTS, "judge"))
+        for spoken, named, remedy in (
+            (f"{PROTOCOL.major + 1}.2", f"version {PROTOCOL.major + 1}.2", "this machine"),
+            ("0.9", "version 0.9", "the judge's machine"),
+            ("", "an older version", "the judge's machine"),
+        ):
+            client.hset(requirements.REQUIREMENTS, "judge", json.dumps(required | {"protocol": spoken}))
+            said = registered()
+            assert f"judge judge speaks {named}" in said
+            assert f"this worker version {PROTOCOL}" in said
+            assert f"Update rstar2 for {remedy}" in said
+        assert client.hgetall(queue.WORKERS) == {}
+        client.hset(
+            requirements.REQUIREMENTS, "judge", json.dumps(required | {"protocol": f"{PROTOCOL.major}.99"})
+        )
+        requirements.check_registered(
+            client.execute_command(*requirements.register("w", heartbeat("strict"))), "strict"
+        )
+
+
+@pytest.mark.parametrize("who", ["worker", "judge"])
+def test_a_judge_does_not_start_beside_what_speaks_another_version(server: EmbeddedRedis, who: str) -> None:
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        if who == "worker":
+            state = heartbeat("strict") | {"protocol": "9.0", "at": time.time()}
+            client.hset(queue.WORKERS, "other", json.dumps(state))
+        else:
+            state = {"tier": "strict", "protocol": "9.0", "till": time.time() + 3600}
+            client.hset(requirements.REQUIREMENTS, "other", json.dumps(state))
+        reply = client.execute_command(*requirements.require("judge", "strict"))
+        assert client.hget(requirements.REQUIREMENTS, "judge") is None
+    with pytest.raises(UserError, match=rf"{who} other speaks version 9\.0 .* this judge version {PROTOCOL}"):
+        requirements.check_required(reply, "strict")

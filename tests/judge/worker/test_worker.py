@@ -2,77 +2,202 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from support.judge.judge_faults import status_when
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import UserError
-from rstar2.judge.queue import required_isolation
+from rstar2.judge.queue import requirements
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.queue.redis_connection import SyncRedisConnection
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
-from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.schema import Isolation, RunRequest, RunResult
+from rstar2.judge.service.settings import JudgeHandle
 from rstar2.judge.worker import consumer, local_queue
 from rstar2.judge.worker import main as worker
 from rstar2.judge.worker.local_queue import LocalQueue
 from rstar2.judge.worker.sessions import WorkerSessions
+from rstar2.judge.worker.settings import WorkerSettings
 
-HANGS = """
+BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks" / "judge_slow_link.py"
+FAULTS = """
 import sys, time
-import redis
 from rstar2.judge.worker import consumer
 from rstar2.judge.worker import main as worker
-from rstar2.judge.worker.local_queue import LocalQueue
 
-class Hangs:
+class Sandbox:
     isolation = "none"
+    def __init__(self, *args, **options): pass
     def start(self): pass
     def start_zygotes(self): pass
-    def set_affinity(self, affinity): pass
     def close(self): pass
-    def exceptions(self): return []
-    def abort(self, run_id): pass
-    def profile_next_zygote(self): return False
-    def run(self, request, run_id): time.sleep(600)
+    def exceptions(self): return ["nothing is"]
+    def abort(self, run_id): raise ValueError("abort is broken")
+    def profile_next_zygote(self):
+        if FAULT == "hangs between programs": hang()
+        if FAULT == "raises between programs": raise ValueError("profiling is broken")
+        return False
+    def run(self, request, run_id):
+        if FAULT == "raises": raise ValueError("the sandbox is broken")
+        if FAULT == "hangs": hang()
+        time.sleep(3600)
 
-consumer.HUNG_S = 0.5
-client = redis.Redis.from_url(sys.argv[1], decode_responses=True)
-worker.work("hangs", client, Hangs(), LocalQueue(), preload=True)
+def hang():
+    # Only now: before, a slow machine must not be taken for a thread that hangs.
+    consumer.HUNG_S = 0.5
+    time.sleep(3600)
+
+FAULT = sys.argv[1]
+worker.Sandbox = Sandbox
+worker.main()
 """
+"""A worker with a sandbox that hangs or raises."""
+
+
+@contextmanager
+def faulty_worker(server: EmbeddedRedis, fault: str) -> Iterator[subprocess.Popen[str]]:
+    settings = WorkerSettings(name="faulty", redis_url=server.url, folder="unused", isolation="none")
+    command = [sys.executable, "-c", FAULTS, fault]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        try:
+            print(settings.model_dump_json(), file=process.stdin, flush=True)
+            yield process
+        finally:
+            process.kill()
+
+
+def logged_at_its_end(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    logged = process.stderr.read()
+    assert process.wait(TIMEOUT_S) == 1, logged
+    return logged
 
 
 @pytest.mark.slow
-def test_a_worker_whose_sandbox_hangs_ends_and_loses_nothing(server: EmbeddedRedis) -> None:
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("raises", "ValueError: the sandbox is broken"),
+        ("hangs", "the sandbox hangs with program a: this worker ends"),
+    ],
+)
+def test_a_worker_that_fails_with_a_program_ends_and_loses_nothing(
+    server: EmbeddedRedis, fault: str, said: str
+) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     body = RunRequest(code="print(1)", timeout_s=0.2).model_dump_json()
     client.execute_command(*queue.enqueue({"a": body}))
-    process = subprocess.Popen([sys.executable, "-c", HANGS, server.url])
-    try:
-        assert process.wait(600) == 1
-    finally:
-        process.kill()
-        process.wait(10)
-    assert client.execute_command(*queue.remove_worker("hangs")) == 1
+    with faulty_worker(server, fault) as process:
+        assert said in logged_at_its_end(process)
+    assert client.execute_command(*queue.remove_worker("faulty")) == 1
     reply = SyncRedisConnection(client).execute({"claim": queue.claim_returned("next", [], 1)})["claim"]
     assert [(task.id, task.tries) for task in Task.from_reply(reply)] == [("a", 1)]
     client.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("raises between programs", "ValueError: profiling is broken"),
+        ("hangs between programs", "the sandbox hangs between two programs: this worker ends"),
+    ],
+)
+def test_a_worker_that_fails_between_programs_ends(server: EmbeddedRedis, fault: str, said: str) -> None:
+    with faulty_worker(server, fault) as process:
+        assert said in logged_at_its_end(process)
+
+
+@pytest.mark.slow
+def test_a_worker_whose_other_thread_fails_ends_and_does_not_finish_its_program(
+    server: EmbeddedRedis,
+) -> None:
+    client: Any = redis.Redis.from_url(server.url, decode_responses=True)
+    client.execute_command(*queue.make_groups((queue.TASKS,)))
+    body = RunRequest(code="print(1)", timeout_s=TIMEOUT_S).model_dump_json()
+    client.execute_command(*queue.enqueue({"a": body}))
+    with faulty_worker(server, "abort is called") as process:
+        wait_until(lambda: client.xpending(queue.TASKS, queue.GROUP)["pending"])
+        client.execute_command(*queue.cancel("a"))
+        logged = logged_at_its_end(process)
+    assert "unexpected exception in the thread consumer: this process ends" in logged
+    assert "ValueError: abort is broken" in logged
+    client.close()
+
+
+@pytest.mark.slow
+def test_a_worker_logs_its_start_its_tier_and_what_that_does_not_enforce(server: EmbeddedRedis) -> None:
+    with faulty_worker(server, "raises between programs") as process:
+        logged = logged_at_its_end(process)
+    assert "worker faulty starts" in logged
+    assert "isolation none; not enforced: nothing is" in logged
+
+
+def test_the_number_of_a_heartbeat_stays_while_the_worker_cannot_do_its_work(server: EmbeddedRedis) -> None:
+    client: Any = redis.Redis.from_url(server.url, decode_responses=True)
+    local = LocalQueue()
+    worker = consumer.Consumer("w", client, local, {"isolation": "none"}, lambda run_id: None)
+    worker._register()
+    local.results.append((Task("no stream", "1-1", "a", "{}", 0, 0.0), RunResult(id="a", outcome="ok")))
+
+    def beat() -> int:
+        return int(json.loads(client.hget(queue.WORKERS, "w"))["beat"])
+
+    # A result that Redis refuses, though it takes everything else.
+    client.set("no stream", "but a text")
+    beats = []
+    for _ in range(3):
+        worker.next_beat = 0.0
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            worker._exchange(waits=False)
+        beats.append(beat())
+    assert len(set(beats)) == 1
+    client.delete("no stream")
+    worker.next_beat = 0.0
+    worker._exchange(waits=False)
+    worker.next_beat = 0.0
+    worker._exchange(waits=False)
+    assert beat() > beats[0]
+    client.close()
+
+
+@pytest.mark.slow
+def test_a_worker_whose_clock_is_wrong_counts(judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox, local, clock = Quick(), LocalQueue(), time.time
+    sandbox.isolation = judge.isolation
+    monkeypatch.setattr(time, "time", lambda: clock() - 60)
+    with redis.Redis.from_url(judge.redis_url, decode_responses=True, socket_timeout=TIMEOUT_S) as own:
+        working = threading.Thread(target=worker.work, args=("behind", own, sandbox, local, True))
+        working.start()
+        try:
+            found = status_when(judge, lambda found: found["num_workers"] == 3)
+            [behind] = [worker for worker in found["workers"] if worker["name"] == "behind"]
+            assert abs(clock() - behind["at"]) < TIMEOUT_S
+        finally:
+            local.stop()
+            working.join(TIMEOUT_S)
+
+
 class Quick:
     """What a worker uses here in place of a sandbox; it runs nothing."""
 
-    isolation = "none"
-
     def __init__(self) -> None:
+        self.isolation: Isolation = "none"
         self.runs: list[str] = []
         self.profiled = self.loaded = 0
 
@@ -80,7 +205,6 @@ class Quick:
     def start_zygotes(self) -> None:
         self.loaded += 1
 
-    def set_affinity(self, affinity: CpuAffinity) -> None: ...
     def close(self) -> None: ...
     def abort(self, run_id: str) -> None: ...
     def exceptions(self) -> list[str]:
@@ -156,7 +280,7 @@ def test_returned_programs_are_run_first_the_oldest_before_the_others(server: Em
 def test_a_worker_that_is_refused_loads_no_libraries(server: EmbeddedRedis) -> None:
     sandbox = Quick()
     with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=TIMEOUT_S) as own:
-        own.execute_command(*required_isolation.require("judge", "strict"))
+        own.execute_command(*requirements.require("judge", "strict"))
         with pytest.raises(UserError, match="none is below the strict"):
             worker.work("w", own, sandbox, LocalQueue(), preload=True)
     assert sandbox.loaded == 0
@@ -223,3 +347,53 @@ def test_a_lost_queue_is_logged_once_and_then_now_and_then(
     lost.next_warning = 0.0
     lost._disconnected(redis.ConnectionError("still away"))
     assert "still away" in caplog.messages[-1]
+
+
+def test_over_a_slow_link_a_worker_holds_what_it_runs_during_two_exchanges() -> None:
+    task = queue.Task(queue.TASKS, "1-1", "a", "{}", 0, time.time())
+
+    def share(mean_s: float, exchange_s: float, unfinished: int = 100_000) -> int:
+        local = LocalQueue()
+        local.mean_s = mean_s
+        local.exchanged(exchange_s)
+        local.update_share(unfinished, 1)
+        return local.share
+
+    # The programs of recipes take 0.3 s. On a fast link nothing waits behind one of them.
+    assert [share(mean_s, 0.0005) for mean_s in (0.002, 0.02, 0.3)] == [16, 5, 1]
+    assert [share(mean_s, 0.1) for mean_s in (0.002, 0.02, 0.3, 3.0)] == [116, 15, 2, 1]
+    assert share(0.0001, 1.0) == local_queue.MAX_PREFETCH + local_queue.MAX_AHEAD
+    assert share(0.002, 0.1, unfinished=7) == 7
+    local = LocalQueue()
+    local.exchanged(0.1)
+    local.add_fetched([task, task], 2, 0.0)
+    local.start_next()
+    local.started_at = time.monotonic() - 2 * local_queue.LONG_S
+    # Returned, it would take longer to run elsewhere than it waits here.
+    assert local.remove_returnable() == []
+    local.started_at -= TIMEOUT_S
+    assert local.remove_returnable() == [task]
+
+
+def test_few_exchanges_serve_many_programs_over_a_slow_link(server: EmbeddedRedis) -> None:
+    """However slow the machine: one exchange takes half a second, and a program takes nothing."""
+    names = [f"p{number}" for number in range(800)]
+    sandbox, local = Quick(), LocalQueue()
+    client: Any = redis.Redis.from_url(server.url, decode_responses=True)
+    client.execute_command(*queue.enqueue(dict.fromkeys(names, RunRequest(code="1").model_dump_json())))
+    client.config_resetstat()
+    link = runpy.run_path(str(BENCHMARK))["slow_link"]
+    with link(server.port, 0.25) as port:
+        url = f"redis://:{server.password}@127.0.0.1:{port}/0"
+        with redis.Redis.from_url(url, decode_responses=True, socket_timeout=TIMEOUT_S) as own:
+            working = threading.Thread(target=worker.work, args=("w", own, sandbox, local, False))
+            working.start()
+            try:
+                wait_until(lambda: client.hget(queue.OUTCOMES, "ok") == "800")
+                exchanges = client.info("commandstats")["cmdstat_xreadgroup"]["calls"]
+            finally:
+                local.stop()
+                working.join(TIMEOUT_S)
+    assert sandbox.runs == names
+    assert exchanges < len(names) / (2 * local_queue.MAX_PREFETCH)
+    client.close()

@@ -94,15 +94,27 @@ def wait_heartbeats(judge: JudgeHandle, count: int = 2) -> dict[str, Any]:
     )
 
 
-def run_during(judge: JudgeHandle, fault: Callable[[], None]) -> list[RunResult]:
-    """Run programs while a fault happens and after it, and check that each is answered rightly. → the results."""
+def run_during(
+    judge: JudgeHandle, fault: Callable[[], None], programs: int = 0, at_once: int = AT_ONCE
+) -> list[RunResult]:
+    """Run programs while a fault happens and after it, and check that each answer is right.
+
+    Args:
+        judge: to run them.
+        fault: called while programs run.
+        programs: the smallest number of programs to run.
+        at_once: how many programs are sent together.
+
+    Returns:
+        The results, in the order of the programs.
+    """
     over = threading.Event()
 
     def load() -> list[RunResult]:
         results: list[RunResult] = []
         while True:
-            is_last = over.is_set()
-            numbers = range(len(results), len(results) + AT_ONCE)
+            is_last = over.is_set() and len(results) + at_once >= programs
+            numbers = range(len(results), len(results) + at_once)
             codes = [PROGRAM.format(number) for number in numbers]
             # Their limit counts on while a worker is frozen.
             results += client.run_many([RunRequest(code=code, timeout_s=TIMEOUT_S) for code in codes])
@@ -124,10 +136,16 @@ def run_during(judge: JudgeHandle, fault: Callable[[], None]) -> list[RunResult]
     return results
 
 
-def run_through(judge: JudgeHandle, fault: Callable[[], None]) -> int:
-    """The same, where also each is to be counted once. → how many there were."""
+def run_through(
+    judge: JudgeHandle, fault: Callable[[], None], programs: int = 0, at_once: int = AT_ONCE
+) -> int:
+    """Do what `run_during` does, and check that the judge counted each program once.
+
+    Returns:
+        The number of programs.
+    """
     outcomes = Counter(status_when(judge, lambda found: not unfinished(found))["outcomes"])
-    results = run_during(judge, fault)
+    results = run_during(judge, fault, programs, at_once)
     found = status_when(judge, lambda found: not unfinished(found))
     assert Counter(found["outcomes"]) - outcomes == {"ok": len(results)}
     return len(results)

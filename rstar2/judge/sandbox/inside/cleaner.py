@@ -1,4 +1,4 @@
-"""Counts and removes what programs leave, in a process of its own, from which no program is forked.
+"""Counts what programs take and removes what they leave, in a process of its own, from which no program is forked.
 
 Names of files that the process reads stay somewhere in its memory; a zygote's is inherited by later programs.
 """
@@ -10,41 +10,34 @@ import os
 import sys
 
 from rstar2.judge.sandbox.inside import syscalls, wire
-from rstar2.judge.sandbox.inside.scratch import Scratch, is_over_quota
+from rstar2.judge.sandbox.inside.memory import memory_bytes
+from rstar2.judge.sandbox.inside.scratch import Scratch, bytes_of_deleted_files, is_over_quota
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 _SIGKILL = 9
 
 
 class Cleaner:
-    """The process, forked when it is first needed, and a socket to it, which the zygotes forked later use too.
+    """The process, and a socket to it, which the zygotes forked later use too.
 
-    For speed only: a zygote that shares its memory with nobody writes to it without copies.
-    Its methods raise wire.Closed where the process is gone.
+    Forked before the first program, because a program may have every process that its jail may have.
+    Its methods raise wire.Closed if the process is gone.
     """
 
     def __init__(self, scratch: Scratch) -> None:
-        self._scratch = scratch
-        self._socket: _socket.socket | None = None
-        self.pid = -1
-        """-1 until it runs."""
-
-    def _running(self) -> _socket.socket:
-        if self._socket is None:
-            self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-            self.pid = os.fork()
-            if self.pid == 0:
-                try:
-                    _serve(theirs, self._scratch)
-                except Exception:  # noqa: BLE001 - nothing above may run in this process, not even to print it
-                    sys.excepthook(*sys.exc_info())
-                finally:
-                    os._exit(1)
-            theirs.close()
-        return self._socket
+        self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _serve(theirs, scratch)
+            except Exception:  # noqa: BLE001 - nothing above may run in this process, not even to print it
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(1)
+        theirs.close()
 
     def clean(self) -> bool:
         """Remove whatever a program left; False where something could not be removed, or not soon."""
@@ -52,31 +45,49 @@ class Cleaner:
 
     def take_snapshot(self) -> None:
         """Record what is in the folders now as empty."""
-        if self._socket is not None:
-            self._ask("take snapshot")
+        self._ask("take snapshot")
 
-    def is_over_quota(self, folder: str) -> bool | None:
-        """Whether a folder holds more than a program may keep; None where it changed while it was measured."""
-        return self._ask("is over quota", folder)
+    def exceeded_limit(self, pids: list[int], most_memory: int, folder: str) -> str | None:
+        """The outcome for a limit that a program has exceeded (`memory` or `output_limit`), or nothing.
 
-    def _ask(self, *question: str) -> bool | None:
+        Args:
+            pids: its processes.
+            most_memory: bytes that they may have together; 0: do not count.
+            folder: where they write, if there is no file system with a quota; empty: do not count.
+
+        Returns:
+            None if something in the folder was moved or removed while it was measured.
+        """
+        answer: str | None = self._ask("check", pids, most_memory, folder)
+        return answer
+
+    def _ask(self, *question: str | int | list[int]) -> Any:
         # An end for this answer alone: another zygote may be asking at the same time.
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
-            wire.send(self._running(), question, (theirs.fileno(),))
+            wire.send(self._socket, question, (theirs.fileno(),))
             theirs.close()
-            answer: bool | None = wire.receive(ours)[0]
-            return answer
+            return wire.receive(ours)[0]
         finally:
             theirs.close()
             ours.close()
+
+
+def _exceeded_limit(pids: list[int], most_memory: int, folder: str) -> str | None:
+    """As `Cleaner.exceeded_limit`."""
+    if most_memory and memory_bytes(pids, enough=most_memory) > most_memory:
+        return "memory"
+    if not folder:
+        return ""
+    over = is_over_quota(folder, bytes_of_deleted_files(pids, folder))
+    return None if over is None else "output_limit" if over else ""
 
 
 def _serve(requests: _socket.socket, scratch: Scratch) -> NoReturn:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, _SIGKILL)
     os.closerange(3, requests.fileno())
     os.closerange(requests.fileno() + 1, 1 << 16)
-    answer: bool | None
+    answer: bool | str | None
     while True:
         try:
             question, (fd,) = wire.receive(requests)
@@ -88,8 +99,8 @@ def _serve(requests: _socket.socket, scratch: Scratch) -> NoReturn:
             case ["take snapshot"]:
                 scratch.take_snapshot()
                 answer = True
-            case [_, folder]:
-                answer = is_over_quota(folder)
+            case ["check", pids, most_memory, folder]:
+                answer = _exceeded_limit(pids, most_memory, folder)
         asker = _socket.socket(fileno=fd)
         try:
             wire.send(asker, answer)

@@ -17,6 +17,8 @@ _PENDING_SIGNALS = 256
 """With timers: the kernel counts them for each user, and also for the user that owns the jail's user namespace."""
 _OWN_TASKS = 8
 """Processes of a jail without sessions: zygotes and what they need."""
+_TASKS_OF_OTHERS = 64
+"""What else the user may start while a program runs, without leaving that fewer processes than it may have."""
 _PAGE = resource.getpagesize()
 _NO_LIMIT = (1 << 63) - 1
 
@@ -39,6 +41,7 @@ class Confinement:
         # Without root all in the jail is one user's, and counts.
         self._processes = spec["max_processes"] + (0 if spec["is_root"] else _OWN_TASKS)
         self._most_processes = _hard_limit(resource.RLIMIT_NPROC)
+        self._user_tasks: int | None = 0
         # Where the judge itself was started under a lower limit, that one holds.
         self._limits = [(kind, min(limit, _hard_limit(kind))) for kind, limit in self._limits]
         self._most_data, self._most_space = _hard_limit(resource.RLIMIT_DATA), _hard_limit(resource.RLIMIT_AS)
@@ -46,6 +49,14 @@ class Confinement:
         with open("/proc/self/statm") as statm:
             pages = [int(field) for field in statm.read().split()]
         self._space, self._data = pages[0] * _PAGE, pages[5] * _PAGE
+
+    def count_user_tasks(self) -> None:
+        """In the landlock tier: count what the user runs, to which the next program's limit is added.
+
+        Call it before the program is forked.
+        """
+        if self._spec["tier"] == "landlock":
+            self._user_tasks = processes.count_user_tasks()
 
     def reload_rules(self) -> None:
         """Make the rules again for the folders mounted now; the old rules hold for the old ones only."""
@@ -91,14 +102,19 @@ class Confinement:
     def _limit(self, memory: int, tasks_beside: int) -> None:
         for kind, limit in self._limits:
             resource.setrlimit(kind, (limit, limit))
-        if self._spec["max_processes"]:
-            most = min(self._processes + tasks_beside, self._most_processes)
-            resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        if self._strict:
+            self._limit_processes(self._processes + tasks_beside)
+        elif self._user_tasks:
+            self._limit_processes(self._spec["max_processes"] + self._user_tasks + _TASKS_OF_OTHERS)
         data = min(self._data + memory, self._most_data)
         resource.setrlimit(resource.RLIMIT_DATA, (data, data))
         # The address space is only a backstop for shared mappings, which the data limit does not count.
         space = min(self._space + 2 * memory + 1024 * _MIB, self._most_space)
         resource.setrlimit(resource.RLIMIT_AS, (space, space))
+
+    def _limit_processes(self, count: int) -> None:
+        most = min(count, self._most_processes)
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
 def _hard_limit(kind: int) -> int:

@@ -41,8 +41,6 @@ def _serve(control_fd: int) -> program.Program | session.CellLoop | None:
         pass
     spec: JailSpec
     spec, fds = wire.receive(control)
-    # The worker that started this process may itself stay on one CPU.
-    zygote.set_affinity(spec["cpus"])
     sys.path[:] = spec["sys_path"]
     rings = open_rings(_ZYGOTES)
     os.setsid()

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
+
+from rstar2.judge.sandbox.inside import syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _READ = {"x86_64": "0", "aarch64": "63"}[os.uname().machine]
 """The number of read(2)."""
 _FREE_TASKS = 4
 """Tasks of a program that may compute at once before their share is bounded."""
+_STILL = (b"T", b"t", b"Z", b"X", b"D")
+"""States of a task that runs no code of its program once SIGSTOP was sent. One that waits in the kernel (D) stops when
+it leaves that."""
 _NICE_STEP, _MAX_NICE = 1.25, 19
 """A step of niceness divides a task's share by about this. Source: sched(7)."""
+_MOST_TASKS = 1 << 22
+"""More than the kernel ever has. Source: PID_MAX_LIMIT."""
 
 
 def children(pid: int) -> set[int]:
@@ -52,6 +60,47 @@ def count_tasks() -> int:
             except OSError:
                 continue
     return found
+
+
+def count_user_tasks() -> int | None:
+    """The processes and threads of this process's user, as the kernel counts them; None if it does not limit them.
+
+    That is those in other containers too, which no /proc here shows. Found by trying under which limit one more can be
+    started, which takes about a millisecond.
+    """
+    before, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    too_few, enough = 1, _MOST_TASKS if hard == resource.RLIM_INFINITY else hard
+
+    def can_start_under(limit: int) -> bool:
+        resource.setrlimit(resource.RLIMIT_NPROC, (limit, hard))
+        return syscalls.can_start_process()
+
+    try:
+        # This process alone is one.
+        if can_start_under(1):
+            return None
+        while enough - too_few > 1:
+            limit = (too_few + enough) // 2
+            if can_start_under(limit):
+                enough = limit
+            else:
+                too_few = limit
+    finally:
+        resource.setrlimit(resource.RLIMIT_NPROC, (before, hard))
+    return too_few
+
+
+def open_files(pid: int) -> Iterator[os.stat_result]:
+    """What each descriptor of a process refers to; those that it closes meanwhile are left out."""
+    try:
+        fds = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return
+    for fd in fds:
+        try:
+            yield os.stat(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            continue
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
@@ -94,6 +143,36 @@ def waits_for_cell(pid: int) -> bool:
             return call.read().split()[:2] == [_READ, "0x3"]
     except (FileNotFoundError, PermissionError):
         return True
+
+
+def count_computing(pids: Iterable[int]) -> int:
+    """How many tasks of these processes run, or wait for a processor."""
+    return sum(state == b"R" for pid in pids for state in _task_states(pid))
+
+
+def cpu_of_stopped(pids: Iterable[int]) -> dict[int, float] | None:
+    """The CPU seconds of processes that are all stopped or dead, by process; None if any task of them may run."""
+    used = {}
+    for pid in pids:
+        if not all(state in _STILL for state in _task_states(pid)):
+            return None
+        try:
+            used[pid] = own_cpu_seconds(pid)
+        except OSError:  # it has ended
+            continue
+    return used
+
+
+def _task_states(pid: int) -> list[bytes]:
+    """The states of a process's threads; those that have ended meanwhile are left out."""
+    states = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            states.append(_stat_fields(f"/proc/{pid}/task/{task}/stat")[0])
+    except OSError:
+        # A thread has ended: the others may go on.
+        states.append(b"R" if os.path.exists(f"/proc/{pid}") else b"X")
+    return states
 
 
 def bound_share(pids: Iterable[int]) -> None:

@@ -10,7 +10,7 @@ import os
 import stat
 import time
 
-from rstar2.judge.sandbox.inside import syscalls
+from rstar2.judge.sandbox.inside import processes, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,17 +118,51 @@ class _Moved(Exception):
     """A file or folder was no longer there when it was its turn."""
 
 
-def is_over_quota(folder: str) -> bool | None:
+def bytes_of_deleted_files(pids: list[int], folder: str) -> int:
+    """Bytes on disk of the deleted files that processes hold open.
+
+    A file deleted from this folder that is only mapped counts as the largest there can be, because the kernel does not
+    tell its size to everyone. Python keeps what it maps open.
+    """
+    # A program's input is a file in memory, which never had a name.
+    with open(os.memfd_create("input"), "rb") as memory:
+        memory_device = os.fstat(memory.fileno()).st_dev
+    sizes = {
+        file.st_ino: file.st_blocks * 512
+        for pid in pids
+        for file in processes.open_files(pid)
+        if stat.S_ISREG(file.st_mode) and not file.st_nlink and file.st_dev != memory_device
+    }
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/maps", "rb") as maps:
+                deleted = [line.split(maxsplit=5)[4:] for line in maps if line.endswith(b" (deleted)\n")]
+        except OSError:  # it has ended
+            continue
+        for inode, path in deleted:
+            if path.startswith(os.fsencode(f"{folder}/")):
+                sizes.setdefault(int(inode), MAX_MB << 20)
+    return sum(sizes.values())
+
+
+def is_over_quota(folder: str, held_bytes: int = 0) -> bool | None:
     """Whether there is more below a folder, in which a program may be writing, than one may keep.
 
-    None: not by what was seen, but what is there was moved or removed meanwhile.
+    Args:
+        held_bytes: what it keeps elsewhere.
+
+    Returns:
+        None if what was seen is not too much, but something was moved or removed meanwhile.
     """
+    left_bytes = (MAX_MB << 20) - held_bytes
+    if left_bytes < 0:
+        return True
     try:
         here = os.open(folder, _FOLDER)
     except OSError:
         return False
     try:
-        return not _fits(here, [MAX_INODES, MAX_MB << 20], _MAX_DEPTH)
+        return not _fits(here, [MAX_INODES, left_bytes], _MAX_DEPTH)
     except _Moved:
         return None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-CLONE_VM = 0x00000100
+CLONE_VM, _CLONE_VFORK = 0x00000100, 0x00004000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -33,8 +33,8 @@ _SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 _SYS_GETDENTS64 = {"x86_64": 217, "aarch64": 61}
 _SYS_MOUNT_SETATTR = 442
-_SYS_IO_URING_SETUP, IO_URING_REGISTER = 425, 427
-LANDLOCK_CALLS = _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
+_SYS_IO_URING_SETUP, _IO_URING_REGISTER = 425, 427
+_SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _SECCOMP_SET_MODE_FILTER = 1
@@ -55,6 +55,7 @@ _syscall.restype = ctypes.c_long
 _clone = _libc.clone
 _clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 _pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
+_exit = ctypes.cast(_libc._exit, ctypes.c_void_p)
 _machine = os.uname().machine
 
 
@@ -158,6 +159,16 @@ class BareInit:
         os.close(self.pidfd)
 
 
+def can_start_process() -> bool:
+    """Whether this process may start another. One that ends at once is started, in this process's memory."""
+    stack = ctypes.create_string_buffer(16384)
+    top = (ctypes.addressof(stack) + 16384) & ~15
+    pid = _clone(_exit, top, CLONE_VM | _CLONE_VFORK | _SIGCHLD, None)
+    if pid > 0:
+        os.waitpid(pid, 0)
+    return bool(pid > 0)
+
+
 class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
@@ -230,7 +241,7 @@ def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
     """Register parts of this process's memory, (address, bytes) each, with an io_uring that has none yet."""
     vector = (ctypes.c_uint64 * (2 * len(spans)))(*[number for span in spans for number in span])
     count = ctypes.c_uint(len(spans))
-    _check(_syscall(IO_URING_REGISTER, ring, _IORING_REGISTER_BUFFERS, vector, count), "io_uring_register")
+    _check(_syscall(_IO_URING_REGISTER, ring, _IORING_REGISTER_BUFFERS, vector, count), "io_uring_register")
 
 
 def use_huge_pages() -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 64 * 1024
 """Bytes of one message. Longer texts travel in a memfd."""
-_MAX_FDS = 8
+_MAX_FDS = 16
 _FD_SPACE = _socket.CMSG_SPACE(_MAX_FDS * 4)
 
 

@@ -1,0 +1,193 @@
+"""Each kind of fault, under a load of 2,000 programs: none is lost, and none is counted or answered twice.
+
+`test_faults.py` has the details of single faults; this is what to run after a change to the queue, the workers or the
+supervisor. It prints the control groups of the machine, since the sandbox stops programs in other ways without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis
+from support.judge.judge_faults import parts, run_during, run_through, status_when
+from support.process_table import descendants, running
+from support.waiting import wait_until
+
+from rstar2.judge.service.settings import JudgeHandle, ServiceSettings
+from rstar2.judge.service.start import start_service, stop_service
+
+pytestmark = pytest.mark.long
+
+PROGRAMS, AT_ONCE = 2000, 200
+FROZEN_S = 7.0
+"""Longer than the five seconds after which a worker without a heartbeat is taken for dead."""
+
+
+@pytest.fixture(scope="module", params=["strict", "landlock"])
+def judge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
+    folder = tmp_path_factory.mktemp(f"judge-{request.param}")
+    settings = ServiceSettings(folder=str(folder), isolation=request.param, preload=False)
+    process, handle = start_service(settings)
+    version = "2" if Path("/sys/fs/cgroup/cgroup.controllers").exists() else "1"
+    print(f"isolation {handle.isolation}, control groups version {version}")
+    yield handle
+    stop_service(process)
+
+
+def workers(judge: JudgeHandle) -> list[int]:
+    return parts(judge, "rstar2.judge.worker.main")
+
+
+def zygotes(judge: JudgeHandle) -> list[int]:
+    """Everything that the workers have started."""
+    return [pid for worker in workers(judge) for pid in descendants(worker)]
+
+
+def server(judge: JudgeHandle) -> list[int]:
+    return parts(judge, "rstar2.judge.server.app")
+
+
+def queue(judge: JudgeHandle) -> list[int]:
+    return parts(judge, "valkey-server") or parts(judge, "redis-server")
+
+
+def everything(judge: JudgeHandle) -> list[int]:
+    return [*workers(judge), *zygotes(judge), *server(judge), *queue(judge)]
+
+
+def first_worker(judge: JudgeHandle) -> list[int]:
+    return workers(judge)[:1]
+
+
+def send(number: signal.Signals, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def all_gone(pids: Iterable[int]) -> bool:
+    return not running(pids)
+
+
+def when_whole(judge: JudgeHandle) -> None:
+    status_when(judge, lambda state: state["num_workers"] == 2 == len(state["workers"]))
+
+
+def killed(which: Callable[[JudgeHandle], list[int]], times: int = 1) -> Callable[[JudgeHandle], None]:
+    def fault(judge: JudgeHandle) -> None:
+        for _ in range(times):
+            wait_until(lambda: which(judge))
+            victims = which(judge)
+            send(signal.SIGKILL, victims)
+            wait_until(partial(all_gone, victims))
+            when_whole(judge)
+
+    return fault
+
+
+def frozen(which: Callable[[JudgeHandle], list[int]]) -> Callable[[JudgeHandle], None]:
+    def fault(judge: JudgeHandle) -> None:
+        pids = which(judge)
+        send(signal.SIGSTOP, pids)
+        try:
+            time.sleep(FROZEN_S)
+        finally:
+            send(signal.SIGCONT, pids)
+
+    return fault
+
+
+def in_queue(act: Callable[[redis.Redis], object]) -> Callable[[JudgeHandle], None]:
+    def fault(judge: JudgeHandle) -> None:
+        with redis.Redis.from_url(judge.redis_url) as client:
+            act(client)
+
+    return fault
+
+
+FAULTS: dict[str, Callable[[JudgeHandle], None]] = {
+    "a worker is killed": killed(first_worker),
+    "both workers are killed": killed(workers),
+    "the zygotes are killed": killed(zygotes),
+    "the server is killed": killed(server),
+    "the queue is killed": killed(queue),
+    "all are killed at once": killed(everything),
+    "a worker is killed ten times": killed(first_worker, times=10),
+    "the queue is killed three times": killed(queue, times=3),
+    "a worker is frozen": frozen(first_worker),
+    "both workers are frozen": frozen(workers),
+    "the zygotes are frozen": frozen(zygotes),
+    "the server is frozen": frozen(server),
+    "the queue is frozen": frozen(queue),
+    "all are frozen": frozen(everything),
+    "the queue is paused": in_queue(lambda client: client.client_pause(int(FROZEN_S * 1000))),
+    "the queue's clients are killed": in_queue(lambda client: client.client_kill_filter(_type="normal")),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_programs_survive(judge: JudgeHandle, kind: str) -> None:
+    when_whole(judge)
+    assert run_through(judge, lambda: FAULTS[kind](judge), PROGRAMS, AT_ONCE) >= PROGRAMS
+
+
+def test_programs_survive_that_the_queue_is_flushed(judge: JudgeHandle) -> None:
+    # The judge's counts are flushed too, so that only the answers can be checked.
+    when_whole(judge)
+    results = run_during(judge, lambda: in_queue(lambda client: client.flushall())(judge), PROGRAMS, AT_ONCE)
+    assert len(results) >= PROGRAMS
+
+
+def test_programs_survive_that_the_supervisor_is_killed_and_started_again(tmp_path: Path) -> None:
+    settings = ServiceSettings(folder=str(tmp_path / "first"), preload=False)
+    process, handle = start_service(settings)
+    again: list[subprocess.Popen[bytes]] = []
+
+    def fault() -> None:
+        send(signal.SIGKILL, [process.pid])
+        process.wait()
+        port = int(handle.url.rpartition(":")[2])
+        again.append(start_service(settings.model_copy(update={"port": port}))[0])
+
+    try:
+        assert len(run_during(handle, fault, PROGRAMS, AT_ONCE)) >= PROGRAMS
+    finally:
+        for started in again:
+            stop_service(started)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "judge-test", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small disk here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_programs_survive_that_the_disk_of_the_queue_is_full_for_ten_seconds(small_disk: Path) -> None:
+    process, handle = start_service(ServiceSettings(folder=str(small_disk / "judge"), preload=False))
+    ballast = small_disk / "ballast"
+
+    def fault() -> None:
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 12))
+        time.sleep(10)
+        ballast.unlink()
+
+    try:
+        assert run_through(handle, fault, PROGRAMS, AT_ONCE) >= PROGRAMS
+    finally:
+        stop_service(process)
