@@ -27,14 +27,15 @@ def draw(
     for at, (name, settings) in enumerate(plan.recipe.sources.items()):
         first, end = int(rows.starts[at]), int(rows.starts[at + 1])
         left = first + np.flatnonzero(rows.alive[first:end])
-        if settings.minimum is not None and settings.minimum > len(left):
+        needed = min(settings.minimum or 0, settings.count or settings.minimum or 0)
+        if len(left) < needed:
             reasons = {
                 **counts[name].refused,
                 **{step.filter: step.by_source.get(name, 0) for step in dropped},
             }
             listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
             raise UserError(
-                f"too few rows for the mixture: it needs at least {settings.minimum} rows of {name}, but only "
+                f"too few rows for the mixture: it needs at least {needed} rows of {name}, but only "
                 f"{len(left)} of {counts[name].read} are left",
                 f"Dropped: {listed or 'none'}. Lower it with --set sources.{name}.minimum={len(left) or 1}, or give "
                 "more rows.",

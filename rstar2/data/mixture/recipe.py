@@ -48,7 +48,8 @@ class SourceSettings(Strict):
     """The target: so many rows are drawn at random from those that the filters leave. If fewer are left, all of them
     are taken, and the card says so. None for all rows."""
     minimum: int | None = Field(None, ge=1)
-    """The preparation fails if the filters leave fewer rows than this. None for no such limit."""
+    """The preparation fails if the filters leave fewer rows than this, and fewer than `count`. None for no such
+    limit."""
     object: str | None = None
     """`module:object` of the user's module that has the source; None for a source of the package or a file."""
 
@@ -302,13 +303,6 @@ def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
 
 def _check_settings(recipe: MixtureRecipe) -> None:
     """A UserError where two settings exclude each other."""
-    for name, settings in recipe.sources.items():
-        if settings.count is not None and settings.minimum is not None and settings.minimum > settings.count:
-            raise UserError(
-                f"sources.{name}.minimum = {settings.minimum} is greater than sources.{name}.count = "
-                f"{settings.count}",
-                f"Lower it with --set sources.{name}.minimum={settings.count}.",
-            )
     for name, bounds in (("length", recipe.length), ("measured", recipe.measured)):
         if bounds.least > bounds.most:
             raise UserError(
