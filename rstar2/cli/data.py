@@ -40,7 +40,8 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="NAME=FILE",
-        help="Read a source (.jsonl or .parquet) or a benchmark (.jsonl) from this file, not from the hub. Repeatable.",
+        help="Read a source (.json, .jsonl or .parquet) or a benchmark (.jsonl) from this file, not from the hub. "
+        "Repeatable.",
     ),
 ]
 Tokenizer = Annotated[
@@ -55,7 +56,7 @@ Tokenizer = Annotated[
     "list", epilog=examples(("as a table", "rstar2 data list"), ("for a script", "rstar2 data list --json"))
 )
 def list_sources(as_json: AsJson = False) -> None:
-    """List the known data sources (use, place, columns, rows, licence) and the shipped mixtures."""
+    """List the known data sources (use, place, columns, rows, download, disk, licence) and the shipped mixtures."""
     from rstar2.data.catalog import cards
 
     if as_json:
@@ -74,15 +75,19 @@ def list_sources(as_json: AsJson = False) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("source", no_wrap=True)
     table.add_column("for, where on the hub, columns", min_width=22, overflow="fold")
-    table.add_column("rows", max_width=12)
+    table.add_column("rows; those the paper takes", max_width=16)
+    table.add_column("download; disk", max_width=14)
     table.add_column("licence", max_width=16, overflow="fold")
     table.add_column("verb", max_width=12)
     for card in cards():
         gated = "gated: accept its terms on the hub" if card.gated else ""
         place = Text("".join(f"\n{line}" for line in (card.hub, card.columns, gated) if line), style="dim")
-        table.add_row(card.name, Text(card.use) + place, card.rows, card.licence, card.verb)
+        rows = "; ".join(filter(None, [card.rows, card.kept]))
+        size = "; ".join(filter(None, [card.download, card.disk]))
+        table.add_row(card.name, Text(card.use) + place, rows, size, card.licence, card.verb)
     out.print(table)
     out.print(f"Mixtures for `data prepare`: {', '.join(mixtures())}.")
+    out.print("`data prepare` prints what it will read of the hub, in bytes, before it reads a row.")
     out.print("A file with the same columns can replace a source on the hub: --from NAME=FILE.")
 
 
@@ -280,6 +285,10 @@ def _print_card(card: Card, output: Path) -> None:
         )
         table.add_row(escape(name), *(f"{number:,}" for number in numbers))
     out.print(table)
+    for name, each in card.sources.items():
+        if each.get("missing"):
+            few = f"{each['missing']:,} rows fewer than the {each['target']:,} that the mixture asks for"
+            err.print(f"[yellow]{escape(name)}[/]: {few}", soft_wrap=True)
     dropped = ", ".join(f"{step['dropped']:,} {step['filter']}" for step in card.steps if step["dropped"])
     out.print(f"dropped, in order: {dropped or 'none'}", soft_wrap=True)
     if not card.checked:

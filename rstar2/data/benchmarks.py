@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -241,21 +240,16 @@ def load_hub(
     `file_hint` says what its rows hold.
     """
     import datasets
+    from huggingface_hub import constants
 
-    # Without a network each of its retries would be logged.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    from rstar2.data import hub
+
     try:
+        if not constants.HF_HUB_OFFLINE:
+            # Without a network `datasets` would retry for half a minute.
+            hub.set_info(source.hub_id)
         return datasets.load_dataset(source.hub_id, config, split=source.split)
     # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
     except Exception as error:
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        hint = f"Without a network, give the problems as a file: {option}. {file_hint}"
-        terms = (
-            " The set is gated: accept its terms on the hub, then run `hf auth login`."
-            if source.gated
-            else ""
-        )
-        raise UserError(
-            f"{name}: cannot load {source.hub_id} from the dataset hub or the local cache: {cause[:200]}",
-            hint + terms,
-        ) from error
+        instead = f"give the problems as a file: {option}. {file_hint}"
+        raise hub.refusal(name, source.hub_id, source.gated, instead, error) from error

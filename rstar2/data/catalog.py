@@ -30,6 +30,12 @@ class Card:
     """The verb that reads it."""
     gated: bool = False
     """Whether its terms must be accepted on the hub first."""
+    kept: str = ""
+    """What the paper takes of it."""
+    download: str = ""
+    """How much is read of the hub."""
+    disk: str = ""
+    """How much disk its preparation needs."""
 
     @property
     def needs_hub(self) -> bool:
@@ -63,4 +69,7 @@ def _training(name: str, source: TrainingSource) -> Card:
         source.licence,
         "data prepare",
         source.gated,
+        source.paper,
+        source.download,
+        source.disk,
     )

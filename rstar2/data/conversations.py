@@ -7,6 +7,7 @@ does not fit its tool's.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -63,6 +64,10 @@ _VALUES = frozenset(
 )
 """Other keywords."""
 
+_GAP = re.compile(r"\s*\n\s*\n\s*")
+_EMPTY_THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*")
+_THOUGHT = re.compile(r"</?think>")
+
 KEPT_TOOLS = 4096
 """How many texts of tools a source keeps read: its rows often list the same ones."""
 
@@ -79,6 +84,10 @@ class Tools:
         """JSON of the list, as OpenAI's API has it."""
         self._parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in listed}
         self._validators: dict[str, Any] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._parameters)
 
     def check(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Refused where there is no such tool, its parameters are no JSON Schema, or the arguments do not fit them."""
@@ -184,8 +193,28 @@ def call(name: Any, arguments: Any) -> dict[str, Any]:
 def said(role: str, content: Any) -> Message:
     """A message of the system, the user or the assistant; Refused where it is not text or is empty."""
     if not isinstance(content, str) or not content.strip():
-        raise Refused("malformed", f"a {role} message is {'empty' if content == '' else 'not text'}")
+        fault = "empty" if isinstance(content, str) else "not text"
+        raise Refused("malformed", f"a message of the {role} is {fault}")
     return {"role": role, "content": unicode_text(content.strip(), "a message")}
+
+
+def paragraphs(text: str) -> str:
+    """A text of which parts were left out, with one empty line between its paragraphs."""
+    return _GAP.sub("\n\n", text).strip()
+
+
+def without_empty_thought(answer: Any) -> Any:
+    """An answer without the empty `<think></think>` that models write if reasoning is off.
+
+    Raises:
+        Refused: the answer has a thought.
+    """
+    if not isinstance(answer, str):
+        return answer
+    text = _EMPTY_THOUGHT.sub("", answer)
+    if tag := _THOUGHT.search(text):
+        raise Refused("reasoning", f"the answer has {tag[0]}, though its reasoning is off")
+    return text
 
 
 def called(calls: list[dict[str, Any]], content: Any = None) -> Message:

@@ -1,13 +1,13 @@
 """Reads a source's rows from files or the hub into one file of candidates, a piece at a time.
 
-JSON lines and parquet are read. A file that lacks a column is refused as a whole; a row that cannot be used is
-counted with its reason, and the others are read.
+JSON lines, JSON files that hold a list, and parquet are read. A file that lacks a column is refused as a whole; a row
+that cannot be used is counted with its reason, and the others are read.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
+import json
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,10 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rstar2.data.candidates import Candidates, encoded, schema_of
+from rstar2.data.hub import Demand, HubFile, located, used_share
 from rstar2.data.normalize import meant_of, normalized
 from rstar2.data.rows import Refused, as_json, key_of, parsed
-from rstar2.data.source import HubSet, Row, Source
-from rstar2.data.workers import mapped
+from rstar2.data.source import Row, Source
+from rstar2.data.workers import ahead, mapped
 from rstar2.errors import UserError
 
 PIECE_BYTES = 1 << 21
@@ -68,8 +69,8 @@ class ReadCounts:
     refused: dict[str, int] = field(default_factory=dict)
     examples: list[dict[str, str]] = field(default_factory=list)
     """A few refused rows: `place`, `reason` and `detail`."""
-    hub: list[dict[str, str]] = field(default_factory=list)
-    """What the hub gave: `hub` and `sha256`."""
+    hub: list[dict[str, Any]] = field(default_factory=list)
+    """What was read of the hub: `hub`, `revision` and `files`."""
 
     def add(self, example: dict[str, str]) -> None:
         """Count a refused row."""
@@ -80,18 +81,35 @@ class ReadCounts:
 
 
 @dataclass(frozen=True)
+class _Lines:
+    """JSON lines within a file."""
+
+    file: Path
+    offset: int
+    size: int
+    """In bytes."""
+
+
+_Contents = Iterator[tuple[int, Any]]
+"""Pieces of a file: the number of rows or lines, and `_Piece.content`."""
+_Place = Path | HubFile
+"""A file with rows."""
+
+
+@dataclass(frozen=True)
 class _Piece:
-    """Rows of one file or set that follow each other."""
+    """Rows of one file that follow each other."""
 
     place: str
+    """The file, as messages call it."""
     first: int
     """The number of its first row or line, from 1."""
     rows: int
     """Rows or lines in it."""
     before: int
     """Rows or lines of the source in the files before this one."""
-    given: Any
-    """Where JSON lines begin in the file, and how many bytes they take; or a record batch."""
+    content: Any
+    """`_Lines`, a list of JSON objects as bytes, or a record batch."""
 
 
 @dataclass(frozen=True)
@@ -166,31 +184,62 @@ def _named(origin: Origin) -> str:
 
 
 def _pieces(origin: Origin, counts: ReadCounts) -> Iterator[_Piece]:
-    name, source = origin.name, origin.source
     before = 0
-    for place in origin.files or source.hub:
+    for place in _places(origin, counts):
         first = 1
-        for rows, given in _given(name, source, place, counts):
-            yield _Piece(str(place), first, rows, before, given)
+        for rows, content in _contents(origin, place):
+            yield _Piece(str(place), first, rows, before, content)
             first += rows
         before += first - 1
 
 
-_Given = Iterator[tuple[int, Any]]
-"""How many rows or lines, and `_Piece.given`."""
+def _places(origin: Origin, counts: ReadCounts) -> Iterator[_Place]:
+    """The files of a source; those of the hub are noted in `counts`."""
+    if origin.files:
+        yield from origin.files
+        return
+    for part in origin.source.hub:
+        found = located(origin.name, part, origin.source.gated)
+        counts.hub.append({"hub": str(part), "revision": found.revision, "files": len(found.files)})
+        yield from found.files
+
+
+def hub_demand(origin: Origin) -> Demand:
+    """What reading the sets of a source needs of the hub.
+
+    Raises:
+        UserError: as `located`; or the first parquet file of a set lacks a column.
+    """
+    read = download = 0
+    for part in origin.source.hub:
+        found = located(origin.name, part, origin.source.gated).files
+        size = sum(file.size for file in found)
+        if found and found[0].suffix == ".parquet":
+            with found[0].parquet() as opened:
+                columns = _columns(origin.name, origin.source, str(found[0]), opened.schema_arrow.names)
+                size = int(size * used_share(opened, columns))
+        read += size
+        download += sum(file.size for file in found if file.is_downloaded_whole)
+    return Demand(read, download)
 
 
 def columns_of(file: Path) -> list[str]:
-    """The columns of a parquet file, or the keys of the first line of JSON lines; a UserError where it is neither."""
+    """The columns of a parquet file, or the keys of the first row of JSON; a UserError if it is neither."""
     try:
         if file.suffix == ".parquet":
             return list(pq.read_schema(file).names)
-        if file.suffix == ".jsonl":
+        if file.suffix == ".json" and (rows := _listed_rows(file)) is not None:
+            return list(_object(file, "row", 1, rows[0])) if rows else []
+        if file.suffix in (".json", ".jsonl"):
             with file.open("rb") as opened:
                 return list(_first_row(file, opened.read(PIECE_BYTES) + opened.readline()))
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot read {file}: {_line(error)}", "Check the path.") from error
-    raise UserError(f"{file} is neither .jsonl nor .parquet", "Convert it to one of these.")
+    raise _unknown_suffix(file)
+
+
+def _unknown_suffix(place: _Place) -> UserError:
+    return UserError(f"{place} is neither .json, .jsonl nor .parquet", "Convert it to one of these.")
 
 
 def _line(error: Exception) -> str:
@@ -198,17 +247,18 @@ def _line(error: Exception) -> str:
     return text.splitlines()[0]
 
 
-def _given(name: str, source: Source, place: Path | HubSet, counts: ReadCounts) -> _Given:
-    if isinstance(place, HubSet):
-        return _from_hub(name, source, place, counts)
+def _contents(origin: Origin, place: _Place) -> _Contents:
+    name, source = origin.name, origin.source
     if place.suffix == ".parquet":
+        if isinstance(place, HubFile):
+            return ahead(_from_hub_parquet(name, source, place))
         return _from_parquet(name, source, place)
-    if place.suffix == ".jsonl":
-        return _from_lines(name, source, place)
-    raise UserError(f"{place} is neither .jsonl nor .parquet", "Convert it to one of these.")
+    if place.suffix not in (".json", ".jsonl"):
+        raise _unknown_suffix(place)
+    return _from_json(name, source, place)
 
 
-def _from_parquet(name: str, source: Source, file: Path) -> _Given:
+def _from_parquet(name: str, source: Source, file: Path) -> _Contents:
     try:
         opened = pq.ParquetFile(file)
         columns = _columns(name, source, str(file), opened.schema_arrow.names)
@@ -218,7 +268,56 @@ def _from_parquet(name: str, source: Source, file: Path) -> _Given:
         raise UserError(f"cannot read {file}: {_line(error)}", "Check that the file is parquet.") from error
 
 
-def _from_lines(name: str, source: Source, file: Path) -> _Given:
+def _from_hub_parquet(name: str, source: Source, file: HubFile) -> _Contents:
+    with file.parquet() as opened:
+        columns = _columns(name, source, str(file), opened.schema_arrow.names)
+        # All groups at once would be in memory until the last one is read.
+        for group in range(opened.num_row_groups):
+            for batch in opened.iter_batches(PIECE_ROWS, row_groups=[group], columns=columns):
+                yield batch.num_rows, batch
+
+
+def _from_json(name: str, source: Source, place: _Place) -> _Contents:
+    file = place.path() if isinstance(place, HubFile) else place
+    rows = _listed_rows(file) if place.suffix == ".json" else None
+    if rows is None:
+        yield from _from_lines(name, source, place, file)
+        return
+    if rows:
+        _columns(name, source, str(place), list(_object(place, "row", 1, rows[0])))
+    piece: list[bytes] = []
+    size = 0
+    for row in rows:
+        piece.append(bytes(row))
+        size += len(piece[-1])
+        if size >= PIECE_BYTES:
+            yield len(piece), piece
+            piece, size = [], 0
+    if piece:
+        yield len(piece), piece
+
+
+def _listed_rows(file: Path) -> list[Any] | None:
+    """The JSON texts of a file's list, as bytes or `msgspec.Raw`; None if the file does not begin with a list."""
+    try:
+        content = file.read_bytes().removeprefix(BOM_UTF8)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}", "Check the path.") from error
+    if content.lstrip()[:1] != b"[":
+        return None
+    try:
+        return msgspec.json.decode(content, type=list[msgspec.Raw])
+    except msgspec.DecodeError:
+        pass
+    try:
+        return [json.dumps(row).encode() for row in parsed(content)]
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{file} is not JSON: {error}", "It must be one list of objects. Check that the file is complete."
+        ) from error
+
+
+def _from_lines(name: str, source: Source, place: _Place, file: Path) -> _Contents:
     checked = False
     try:
         with file.open("rb") as opened:
@@ -226,30 +325,30 @@ def _from_lines(name: str, source: Source, file: Path) -> _Given:
             opened.seek(offset)
             while lines := opened.read(PIECE_BYTES) + opened.readline():
                 if not checked:
-                    _columns(name, source, str(file), list(_first_row(file, lines)))
+                    _columns(name, source, str(place), list(_first_row(place, lines)))
                     checked = True
-                yield lines.count(b"\n") + (not lines.endswith(b"\n")), (offset, len(lines))
+                yield lines.count(b"\n") + (not lines.endswith(b"\n")), _Lines(file, offset, len(lines))
                 offset += len(lines)
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}", "Check the path.") from error
 
 
-def _first_row(file: Path, lines: bytes) -> Row:
-    found = ((number, line) for number, line in enumerate(lines.split(b"\n"), 1) if line.strip())
-    number, line = next(found, (0, b""))
-    return _object(file, number, line) if number else {}
+def _first_row(place: _Place, lines: bytes) -> Row:
+    numbered = ((number, line) for number, line in enumerate(lines.split(b"\n"), 1) if line.strip())
+    number, line = next(numbered, (0, b""))
+    return _object(place, "line", number, line) if number else {}
 
 
-def _object(place: object, number: int, line: bytes) -> dict[str, Any]:
-    """The object on a line; a UserError where there is none."""
+def _object(place: object, unit: str, number: int, text: bytes) -> dict[str, Any]:
+    """The JSON object of a row or line; a UserError if it is none."""
     try:
-        value = parsed(line)
+        value = parsed(text)
     except (ValueError, RecursionError) as error:
-        hint = "Each line must be one JSON object. Check that the file is complete."
-        raise UserError(f"{place}, line {number}: not JSON: {error}", hint) from error
+        hint = f"Each {unit} must be one JSON object. Check that the file is complete."
+        raise UserError(f"{place}, {unit} {number}: not JSON: {error}", hint) from error
     if not isinstance(value, dict):
         raise UserError(
-            f"{place}, line {number}: not a JSON object but {type(value).__name__}", "Correct the line."
+            f"{place}, {unit} {number}: not a JSON object but {type(value).__name__}", f"Correct the {unit}."
         )
     return value
 
@@ -266,33 +365,6 @@ def _columns(name: str, source: Source, place: str, found: list[str]) -> list[st
         f"{name} is read from the columns {forms}. If a column was renamed, rename it back; or give the file in place "
         "of the source's name, as your own data.",
     )
-
-
-def _from_hub(name: str, source: Source, part: HubSet, counts: ReadCounts) -> _Given:
-    import datasets
-
-    # Without a network each of its retries would be logged.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    try:
-        rows = datasets.load_dataset(part.hub_id, part.config, split=part.split)
-    # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
-    except Exception as error:
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        terms = (
-            " The set is gated: accept its terms on the hub, then run `hf auth login`."
-            if source.gated
-            else ""
-        )
-        raise UserError(
-            f"{name}: cannot load {part.hub_id} from the dataset hub or the local cache: {cause[:200]}",
-            f"Without a network, give its rows as a file: --from {name}=FILE (.jsonl or .parquet).{terms}",
-        ) from error
-    columns = _columns(name, source, str(part), rows.column_names)
-    digest = hashlib.sha256("".join(sha256(Path(each["filename"])) for each in rows.cache_files).encode())
-    counts.hub.append({"hub": str(part), "sha256": digest.hexdigest() if rows.cache_files else "in memory"})
-    for table in rows.select_columns(columns).with_format("arrow").iter(PIECE_ROWS):
-        for batch in table.combine_chunks().to_batches():
-            yield batch.num_rows, batch
 
 
 @dataclass(frozen=True)
@@ -350,29 +422,37 @@ def _working(row: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _rows_of(piece: _Piece, source: Source) -> Iterable[tuple[int, Row]]:
-    if not isinstance(piece.given, tuple):
-        return enumerate(_of_batch(piece.given), piece.first)
-    offset, size = piece.given
+    content = piece.content
+    if isinstance(content, list):
+        return _of_texts(piece, "row", content, source)
+    if not isinstance(content, _Lines):
+        return enumerate(_of_batch(content), piece.first)
     try:
-        with open(piece.place, "rb") as file:
-            file.seek(offset)
-            lines = file.read(size)
+        with content.file.open("rb") as file:
+            file.seek(content.offset)
+            lines = file.read(content.size)
     except OSError as error:
-        raise UserError(f"cannot read {piece.place}: {error.strerror}", "Check the path.") from error
+        raise UserError(f"cannot read {content.file}: {error.strerror}", "Check the path.") from error
+    # Not splitlines(): it would split at a carriage return too.
+    texts = lines.split(b"\n")
+    return _of_texts(piece, "line", texts if texts[-1] else texts[:-1], source)
+
+
+def _of_texts(piece: _Piece, unit: str, texts: list[bytes], source: Source) -> Iterable[tuple[int, Row]]:
+    """The rows of JSON texts, with their numbers; texts of white space are passed over."""
     decode = _decoder(source.columns, source.more).decode
     try:
-        if not lines.isascii():
-            # The decoder passes over columns that are not read, whatever bytes are in them.
-            lines.decode()
-        rows = [decode(line) for line in lines.split(b"\n") if line]
+        for text in texts:
+            if not text.isascii():
+                # The decoder passes over columns that are not read, whatever bytes are in them.
+                text.decode()
+        return enumerate([decode(text) for text in texts], piece.first)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        # The lines, one by one, say which of them it is.
-        rows = []
-    if len(rows) == piece.rows:
-        return enumerate(rows, piece.first)
-    # Not splitlines(): it would split at a carriage return too.
-    numbered = enumerate(lines.split(b"\n"), piece.first)
-    return ((number, _object(piece.place, number, line)) for number, line in numbered if line.strip())
+        # The texts, one by one, say which of them it is.
+        numbered = enumerate(texts, piece.first)
+        return (
+            (number, _object(piece.place, unit, number, text)) for number, text in numbered if text.strip()
+        )
 
 
 def _of_batch(batch: Any) -> list[Row]:

@@ -40,6 +40,10 @@ class Source:
     be among them. Refused where the row cannot be used."""
     rows: str = ""
     """How many there are, in words; `rstar2 data list` shows it."""
+    download: str = ""
+    """How much is read of the hub; an estimate says so."""
+    disk: str = ""
+    """How much disk a preparation needs, for the hub's cache and the rows."""
     hub: tuple[HubSet, ...] = ()
     """Where it is on the hub, read one after the other; empty where a file must be given."""
     more: tuple[str, ...] = ()
@@ -50,6 +54,8 @@ class Source:
     """What of its conversations the paper had a model rewrite."""
     paper: str = ""
     """What the paper takes of it."""
+    left_out: str = ""
+    """What of a row's text is left out on purpose; the data card says it."""
     missing: str = ""
     """Where `hub` is empty: what a user is told to give."""
 
@@ -57,7 +63,7 @@ class Source:
         kinds = get_args(Kind)
         if self.kind not in kinds:
             raise _wrong("kind", f"must be {' or '.join(map(repr, kinds))}, not {self.kind!r}", "")
-        for name in ("family", "licence", "rows", "missing"):
+        for name in ("family", "licence", "rows", "download", "disk", "left_out", "missing"):
             if not isinstance(value := getattr(self, name), str):
                 raise _wrong(name, f"must be text, not {value!r:.100}", "")
         if not callable(self.read):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -220,7 +221,7 @@ def test_without_hub_and_cache_the_file_option_is_told(tmp_path: Path) -> None:
         timeout=600,
     )
     assert ran.returncode == 2
-    assert "cannot load Team-ACE/ToolACE" in ran.stderr
+    assert "HF_HUB_OFFLINE is set, and the hub's cache has no files of Team-ACE/ToolACE" in ran.stderr
     assert "--from toolace=FILE" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert not (tmp_path / "out").exists()
@@ -230,31 +231,14 @@ def test_without_hub_and_cache_the_file_option_is_told(tmp_path: Path) -> None:
 def test_without_hub_and_cache_the_option_for_a_benchmarks_file_is_told(
     tmp_path: Path, problems: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreachable(*words: object, **more: object) -> None:
-        raise OSError("no network")
+    def unreachable(hub_id: str) -> None:
+        raise httpx.ConnectError("no network")
 
-    monkeypatch.setattr("datasets.load_dataset", unreachable)
-    assert "--from math500=FILE.jsonl" in _refused(tmp_path / "out", str(problems), "--against", "math500")
-
-
-def test_the_hubs_own_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows as the hub's set has them, put where `datasets` looks; the hub itself cannot be reached here."""
-    import datasets
-
-    rows = [
-        {"prompt": row["problem"], "reward_model": {"ground_truth": str(row["answer"])}, "more": 1}
-        for row in ROWS
-    ]
-    held = datasets.Dataset.from_list(rows)
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: held)
-    words = ["--filters", "integer", "--set", "against=[]"]
-    ran = _prepare("dapo", *words, "--output", str(tmp_path / "out"))
-    assert ran.exit_code == 0, ran.output
-    written = _rows(tmp_path / "out" / "data.parquet")
-    assert [(row["id"], row["answer"]) for row in written] == [("dapo-1", "2"), ("dapo-3", "25")]
-    held = datasets.Dataset.from_list([{"prompt": "x"}])
-    said = _refused(tmp_path / "none", "dapo", *words)
-    assert "dapo: open-r1/DAPO-Math-17k-Processed (en, train) has no column reward_model" in said
+    monkeypatch.setattr("rstar2.data.hub.set_info", unreachable)
+    said = _refused(tmp_path / "out", str(problems), "--against", "math500")
+    assert "cannot reach the dataset hub for HuggingFaceH4/MATH-500: no network" in said
+    assert "--from math500=FILE.jsonl" in said
+    assert "HF_HUB_OFFLINE=1" in said
 
 
 def test_the_list_holds_every_benchmark_and_says_what_needs_the_hub() -> None:
@@ -266,9 +250,15 @@ def test_the_list_holds_every_benchmark_and_says_what_needs_the_hub() -> None:
     assert not listed["builtin"]["needs_hub"]
     assert listed["dapo"]["verb"] == "data prepare"
     assert listed["apigen-mt"]["gated"]
+    assert listed["dapo"]["rows"].startswith("14,116")
+    on_hub = [card for card in listed.values() if card["verb"] == "data prepare" and card["needs_hub"]]
+    assert len(on_hub) > 5
+    for card in on_hub:
+        assert all(card[key] for key in ("rows", "kept", "download", "disk")), card["name"]
     table = CliRunner().invoke(app, ["data", "list"], env={"COLUMNS": "120"})
     for name in listed:
         assert name in table.stdout
+    assert "49.6" in table.stdout
 
 
 def test_real_benchmarks_are_dropped_from_training_when_they_are_measured(

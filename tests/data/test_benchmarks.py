@@ -121,6 +121,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]]:
         asked.append((hub_id, config, split))
         return Dataset.from_list(by_id[hub_id])
 
+    monkeypatch.setattr("rstar2.data.hub.set_info", lambda hub_id: None)
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     return asked
 
@@ -160,6 +161,7 @@ def test_a_changed_column_is_refused_not_guessed(
     from datasets import Dataset
 
     rows = Dataset.from_list([{"problem": "P", "final_answer": "1"}])
+    monkeypatch.setattr("rstar2.data.hub.set_info", lambda hub_id: None)
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: rows)
     with pytest.raises(UserError, match="has no column answer, unique_id"):
         load_benchmark("math500")

@@ -24,7 +24,7 @@ from rstar2.data.sources import sources
 from rstar2.errors import UserError
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
 
-CALLS = ("toolace", "apigen-mt", "glaive-v2")
+CALLS = ("toolace", "apigen-mt", "glaive-v2", "glaive-sharegpt")
 """Sources of function calls; their rows of `ROWS` say the same."""
 
 
@@ -210,6 +210,9 @@ def test_unicode_is_kept_and_half_a_surrogate_pair_refused(tmp_path: Path, name:
         },
         "apigen-mt": {"system": "\ud800"},
         "glaive-v2": {"chat": glaive_chat(("USER", "\ud800"), ("ASSISTANT", "No."))},
+        "glaive-sharegpt": {
+            "conversations": [{"from": "human", "value": "\ud800"}, {"from": "gpt", "value": "No."}]
+        },
         "tulu3": {"messages": [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "!"}]},
         "llama-nemotron": {"output": "\ud800"},
     }
@@ -229,9 +232,11 @@ def with_turns(name: str, *turns: tuple[str, str]) -> dict[str, Any]:
         }
         texts = [(speakers[who], f"<functioncall> {text}" if who == "call" else text) for who, text in turns]
         return changed(name, chat=glaive_chat(*texts))
+    sharegpt = {"user": "human", "assistant": "gpt", "reply": "observation", "call": "function_call"}
     roles = {
         "toolace": {"user": "user", "assistant": "assistant", "reply": "tool", "call": "assistant"},
-        "apigen-mt": {"user": "human", "assistant": "gpt", "reply": "observation", "call": "function_call"},
+        "apigen-mt": sharegpt,
+        "glaive-sharegpt": sharegpt,
     }[name]
     return changed(name, conversations=[{"from": roles[who], "value": text} for who, text in turns])
 
@@ -240,16 +245,19 @@ CALL = {
     "toolace": '[get_weather(city="Bern")]',
     "apigen-mt": '{"name": "get_weather", "arguments": {"city": "Bern"}}',
     "glaive-v2": '{"name": "get_weather", "arguments": \'{"city": "Bern"}\'}',
+    "glaive-sharegpt": '{"name": "get_weather", "arguments": {"city": "Bern"}}',
 }
 BROKEN = {
     "toolace": '[get_weather(city="Bern, days=[1)]',
     "apigen-mt": '{"name": "get_weather", "arguments": {"city": }',
     "glaive-v2": '{"name": "get_weather", "arguments": \'{"city": Bern}\'}',
+    "glaive-sharegpt": '{"name": "get_weather", "arguments": {"city": }',
 }
 MISFIT = {
     "toolace": '[get_weather(city="Bern", days="two")]',
     "apigen-mt": '{"name": "get_weather", "arguments": {"city": "Bern", "days": "two"}}',
     "glaive-v2": '{"name": "get_weather", "arguments": \'{"city": "Bern", "days": "two"}\'}',
+    "glaive-sharegpt": '{"name": "get_weather", "arguments": {"city": "Bern", "days": "two"}}',
 }
 UNKNOWN = {name: text.replace("get_weather", "get_time") for name, text in CALL.items()}
 
@@ -319,6 +327,7 @@ def test_parallel_calls_of_the_other_forms(tmp_path: Path) -> None:
             {"system": "SYSTEM: You are a helpful assistant, with no access to external functions."},
         ),
         ("apigen-mt", {"tools": "[]"}),
+        ("glaive-sharegpt", {"tools": "[]"}),
     ],
 )
 def test_a_system_prompt_without_tools(tmp_path: Path, name: str, without: dict[str, str]) -> None:
@@ -382,8 +391,11 @@ def test_arguments_as_toolace_writes_them(tmp_path: Path, value: str, read_as: d
         ("magicoder", {"solution": "```bash\nls\n```"}, "not Python"),
         ("llama-nemotron", {"reasoning": "on"}, "reasoning"),
         ("llama-nemotron", {"category": "code"}, "not chat"),
-        ("openmathreasoning", {"problem_type": "converted_proof"}, "no answer"),
+        ("openmathreasoning", {"problem_type": "converted_proof"}, "converted proof"),
+        ("openmathreasoning", {"problem_type": "no_answer_extracted"}, "no answer extracted"),
+        ("openmathreasoning", {"problem_type": "is_binary"}, "problem type"),
         ("openmathreasoning", {"expected_answer": ""}, "no answer"),
+        ("openmathreasoning", {"pass_rate_72b_tir": "most"}, "malformed"),
     ],
 )
 def test_rows_that_the_recipe_does_not_take_are_counted_by_reason(
@@ -640,9 +652,322 @@ def test_a_damaged_file_is_refused_as_a_whole(tmp_path: Path, content: bytes, sa
 
 
 def test_what_is_no_parquet_and_what_is_neither_is_refused(tmp_path: Path) -> None:
-    for name, said in (("x.parquet", "cannot read .*x.parquet"), ("x.csv", "neither .jsonl nor .parquet")):
+    for name, said in (
+        ("x.parquet", "cannot read .*x.parquet"),
+        ("x.csv", "neither .json, .jsonl nor .parquet"),
+    ):
         (tmp_path / name).write_text("a,b")
         with pytest.raises(UserError, match=said):
             read(sources()["dapo"], tmp_path / name)
     with pytest.raises(UserError, match=r"absent.jsonl: No such file"):
         read(sources()["dapo"], tmp_path / "absent.jsonl")
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("before", ["", "\ufeff", " \n"])
+def test_a_json_file_that_holds_a_list_is_read(tmp_path: Path, indent: int | None, before: str) -> None:
+    rows = [changed("dapo", prompt=f"What is {n} plus {n}, Zürich?", more=[n]) for n in range(5)]
+    file = tmp_path / "data.json"
+    file.write_text(before + json.dumps(rows, indent=indent, ensure_ascii=False), encoding="utf-8")
+    found, counts = read(sources()["dapo"], file, name="dapo")
+    assert [row["id"] for row in found] == [f"dapo-{number}" for number in range(1, 6)]
+    assert found[4]["problem"] == "What is 4 plus 4, Zürich?"
+    assert counts.read == 5
+
+
+def test_the_rows_of_a_json_list_are_numbered_through_its_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [changed("dapo", prompt=f"What is {n} plus {n}?") for n in range(7)]
+    rows[5]["reward_model"] = None
+    file = tmp_path / "data.json"
+    file.write_text(json.dumps(rows))
+    monkeypatch.setattr(reading, "PIECE_BYTES", file.stat().st_size // 3)
+    found, counts = read(sources()["dapo"], file, name="dapo")
+    assert [row["id"] for row in found] == [f"dapo-{number}" for number in (1, 2, 3, 4, 5, 7)]
+    assert [example["place"] for example in counts.examples] == [f"{file}, row 6"]
+
+
+def test_json_lines_in_a_json_file_and_what_only_python_reads_in_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "data.json"
+    lines(file, ROWS["dapo"], ROWS["dapo"])
+    assert read(sources()["dapo"], file)[1].read == 2
+    file.write_text(json.dumps([{**ROWS["dapo"], "loss": float("nan")}, changed("dapo", prompt="\ud800")]))
+    found, counts = read(sources()["dapo"], file)
+    assert (len(found), counts.refused) == (1, {"malformed": 1})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('[{"prompt": "x", "reward_model": {}}, {"prompt"', "is not JSON"),
+        ('[{"prompt": "x", "reward_model": {}}, 7]', "row 2: not a JSON object but int"),
+        ("[7]", "row 1: not a JSON object but int"),
+        ("[]", "no rows"),
+        ("", "no rows"),
+        ('{"data": [\n1]}', "line 1: not JSON"),
+        ('[{"prompt": "x"}]', "has no column reward_model"),
+    ],
+)
+def test_a_json_file_that_holds_no_rows_is_refused_as_a_whole(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    file = tmp_path / "data.json"
+    file.write_text(content)
+    with pytest.raises(UserError, match=said):
+        read(sources()["dapo"], file)
+
+
+def test_a_json_list_of_ones_own_says_by_its_keys_what_it_holds(tmp_path: Path) -> None:
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps([{"problem": "What is 1+1?", "answer": 2}]))
+    (row,), _ = read(own_source(file), file)
+    assert row["answer"] == "2"
+    file.write_text("[]")
+    with pytest.raises(UserError, match="it has no rows"):
+        own_source(file)
+
+
+def toolace(system: str, *turns: tuple[str, str]) -> dict[str, Any]:
+    spoken = turns or (("user", "Rain?"), ("assistant", '[get_weather(city="Bern")]'))
+    return {"system": system, "conversations": [{"from": who, "value": text} for who, text in spoken]}
+
+
+TOOLACE_INSTRUCTIONS = (
+    "You are an expert in composing functions. You are given a question and a set of possible functions. "
+    "\nBased on the question, you will need to make one or more function/tool calls to achieve the purpose. \nIf none "
+    "of the functions can be used, point it out. If the given question lacks the parameters required by the function, "
+    "also point it out. \nYou should only return the function call in tools call sections.{date}Here is a list of "
+    "functions in JSON format that you can invoke:\n{tools}. \nShould you decide to return the function call(s). \nPut "
+    "it in the format of [func1(params_name=params_value, params_name2=params_value2...), func2(params)]\n\nNO other "
+    "text MUST be included. \n{rest}"
+)
+
+
+@pytest.mark.parametrize(
+    ("date", "rest", "system"),
+    [
+        (" ", "", None),
+        ("\nThe current time is 2024-03-02 09:30:00.", "", "The current time is 2024-03-02 09:30:00."),
+        ("\nToday is 2024-03-02, Saturday.\n", "", "Today is 2024-03-02, Saturday."),
+        (" ", "Answer in French.", "Answer in French."),
+        ("\nToday is Saturday.\n", "Answer in French.", "Today is Saturday.\n\nAnswer in French."),
+    ],
+)
+def test_toolaces_system_text_loses_its_functions_and_the_words_about_their_form_alone(
+    tmp_path: Path, date: str, rest: str, system: str | None
+) -> None:
+    text = TOOLACE_INSTRUCTIONS.format(date=date, tools=json.dumps([WEATHER]), rest=rest)
+    row = one(tmp_path, "toolace", toolace(text))
+    said = [each["content"] for each in row["messages"] if each["role"] == "system"]
+    assert said == ([system] if system else [])
+    assert len(json.loads(row["tools"])) == 1
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        "- name: get_weather\n  description: The weather.\n  parameters:\n    city: str",
+        "get_weather(city: str): the weather of a city",
+        "<function><name>get_weather</name></function>",
+    ],
+)
+def test_functions_in_a_form_other_than_json_are_the_reason(tmp_path: Path, tools: str) -> None:
+    text = TOOLACE_INSTRUCTIONS.format(date=" ", tools=tools, rest="").replace("in JSON format ", "")
+    reason, detail = refused(tmp_path, "toolace", toolace(text, ("user", "Hi"), ("assistant", "Hello!")))
+    assert reason == "unreadable tools"
+    assert tools[:10] in detail
+
+
+def test_another_form_of_calls_that_the_system_text_asks_for_is_refused(tmp_path: Path) -> None:
+    text = f"Functions: {json.dumps([WEATHER])} Reply with [func(name=value)] alone, please."
+    assert refused(tmp_path, "toolace", toolace(text))[0] == "another call format"
+
+
+@pytest.mark.parametrize("after", [".", ". ", ";", "\n", " \n."])
+def test_signs_after_a_call_do_not_make_it_prose(tmp_path: Path, after: str) -> None:
+    row = toolace(TOOLACE_SYSTEM, ("user", "Rain?"), ("assistant", f'[get_weather(city="Bern")]{after}'))
+    (call,) = one(tmp_path, "toolace", row)["messages"][-1]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Bern"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Sure: [get_weather(city="Bern")]',
+        '[get_weather(city="Bern")] That is all.',
+        '```\n[get_weather(city="Bern")]\n```',
+        'get_weather(city="Bern")',
+        '[get_weather (city="Bern")] then',
+    ],
+)
+def test_a_call_with_words_around_it_is_not_taught_as_prose(tmp_path: Path, text: str) -> None:
+    row = toolace(TOOLACE_SYSTEM, ("user", "Rain?"), ("assistant", text))
+    reason, detail = refused(tmp_path, "toolace", row)
+    assert reason == "bad call"
+    assert "around" in detail or "without brackets" in detail
+
+
+@pytest.mark.parametrize("text", ["[1] It will rain (in Bern).", "See [the page](http://x.org)."])
+def test_prose_in_brackets_stays_prose(tmp_path: Path, text: str) -> None:
+    row = one(tmp_path, "toolace", toolace(TOOLACE_SYSTEM, ("user", "Rain?"), ("assistant", text)))
+    assert row["messages"][-1]["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("system", "said"),
+    [
+        ("SYSTEM: You are a helpful assistant, with no access to external functions.\n\n\n", []),
+        (
+            "SYSTEM: You are a pirate, with no access to external functions.",
+            ["You are a pirate, with no access to"],
+        ),
+        (
+            "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
+            f"{json.dumps(WEATHER)}\n{json.dumps({**WEATHER, 'name': 'other'})}\nAnswer in French.",
+            ["Answer in French."],
+        ),
+    ],
+)
+def test_glaives_system_text_loses_its_functions_and_its_usual_words_alone(
+    tmp_path: Path, system: str, said: list[str]
+) -> None:
+    row = changed("glaive-v2", system=system, chat=glaive_chat(("USER", "Hi"), ("ASSISTANT", "Hello!")))
+    messages = one(tmp_path, "glaive-v2", row)["messages"]
+    found = [each["content"] for each in messages if each["role"] == "system"]
+    assert len(found) == len(said)
+    assert all(text.startswith(words) for text, words in zip(found, said, strict=True))
+
+
+def code_of(tmp_path: Path, solution: str) -> tuple[str | None, str]:
+    """The text before the call, and the code, that a solution becomes."""
+    message = one(tmp_path, "magicoder", changed("magicoder", solution=solution))["messages"][-1]
+    (call,) = message["tool_calls"]
+    return message["content"], json.loads(call["function"]["arguments"])["code"]
+
+
+@pytest.mark.parametrize(
+    ("solution", "code"),
+    [
+        (
+            "1. So:\n\n   ```python\n   for n in range(2):\n       print(n)\n   ```",
+            "for n in range(2):\n    print(n)",
+        ),
+        ("\t```python\n\tprint(1)\n\t```", "print(1)"),
+        ("   ```python\n   if 1:\n\n     print(1)\n ```", "if 1:\n\n  print(1)"),
+        ('```python\ns = "```"\nprint(s)\n```', 's = "```"\nprint(s)'),
+        ("````python\ns = 1\n````", "s = 1"),
+        ("~~~py\ns = 1\n~~~", "s = 1"),
+        ("```python\r\ns = 1\r\nt = 2\r\n```\r\n", "s = 1\r\nt = 2"),
+    ],
+)
+def test_a_block_of_code_is_read_as_markdown_has_it(tmp_path: Path, solution: str, code: str) -> None:
+    assert code_of(tmp_path, solution)[1] == code
+
+
+@pytest.mark.parametrize(
+    ("solution", "reason", "said"),
+    [
+        ("```python\nprint(1)\n```\nOr:\n```python\nprint(2)\n```", "several blocks", "2 blocks"),
+        ("```python\nprint(1)\n```\nIt prints:\n```\n1\n```", "several blocks", "2 blocks"),
+        ("```python\nprint(1)", "no code", "not closed"),
+        ("```python\n\n```", "no code", "empty"),
+        ("```python\nname = input('Name: ')\nprint(name)\n```", "reads input", "input"),
+        ("```python\nimport sys\nfor line in sys.stdin:\n    print(line)\n```", "reads input", "stdin"),
+        ("```python\nfrom sys import stdin\nprint(stdin.read())\n```", "reads input", "stdin"),
+        ("```python\nprint 'hello'\n```", "not Python", "does not compile"),
+        ("```python\nx = 'a\\x00'\n\x00\n```", "not Python", "does not compile"),
+    ],
+)
+def test_code_that_would_not_run_as_it_is_taught_is_refused_with_the_reason(
+    tmp_path: Path, solution: str, reason: str, said: str
+) -> None:
+    found, detail = refused(tmp_path, "magicoder", changed("magicoder", solution=solution))
+    assert found == reason
+    assert said in detail
+
+
+def test_code_that_only_names_input_is_read(tmp_path: Path) -> None:
+    code = "def double(input):\n    return 2 * input  # input() is not called\nprint(double(2))"
+    assert code_of(tmp_path, f"```python\n{code}\n```")[1] == code
+
+
+def test_a_problem_whose_label_is_no_persons_answer_is_refused_as_that(tmp_path: Path) -> None:
+    row = changed("openmathreasoning", problem_type="no_answer_extracted")
+    reason, detail = refused(tmp_path, "openmathreasoning", row)
+    assert reason == "no answer extracted"
+    assert "vote" in detail
+    assert "97" in detail
+    for rate in ("n/a", None, ""):
+        row = changed("openmathreasoning", pass_rate_72b_tir=rate)
+        assert one(tmp_path, "openmathreasoning", row)["pass_rate"] is None
+
+
+WRAPPER = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n{problem}\n\n"
+    'Remember to put your answer on its own line after "Answer:".'
+)
+
+
+def test_dapos_wrapper_is_taken_off_a_prompt_that_is_text_too(tmp_path: Path) -> None:
+    text = WRAPPER.format(problem="What is $1+1$?\n\nAnswer in base 2.")
+    row = one(tmp_path, "dapo", changed("dapo", prompt=text))
+    assert row["problem"] == "What is $1+1$?\n\nAnswer in base 2."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason", "said"),
+    [
+        (
+            WRAPPER.format(problem="What?").replace("step by step", "slowly"),
+            "unknown wrapper",
+            "Solve the following",
+        ),
+        (
+            WRAPPER.format(problem="What?").replace("own line", "last line"),
+            "unknown wrapper",
+            "Remember to put",
+        ),
+        ([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "malformed", "2 messages"),
+        ([{"role": "user"}], "malformed", "prompt"),
+    ],
+)
+def test_a_prompt_that_cannot_be_unwrapped_is_refused_with_the_reason(
+    tmp_path: Path, prompt: Any, reason: str, said: str
+) -> None:
+    found, detail = refused(tmp_path, "dapo", changed("dapo", prompt=prompt))
+    assert found == reason
+    assert said in detail
+
+
+@pytest.mark.parametrize("thought", ["<think></think>", "<think>\n\n</think>\n\n", "<think> </think>"])
+def test_an_empty_thought_is_taken_off_an_answer(tmp_path: Path, thought: str) -> None:
+    row = one(tmp_path, "llama-nemotron", changed("llama-nemotron", output=f"{thought}Hello!"))
+    assert row["messages"][-1]["content"] == "Hello!"
+    before = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": f"{thought}Hi!"},
+        {"role": "user", "content": "What is <think>?"},
+    ]
+    row = one(tmp_path, "llama-nemotron", changed("llama-nemotron", input=before))
+    assert [each["content"] for each in row["messages"][:3]] == ["Hi", "Hi!", "What is <think>?"]
+
+
+@pytest.mark.parametrize("output", ["<think>Well.</think>Hello!", "Well.</think>Hello!", "<think>Hello!"])
+def test_an_answer_with_a_thought_is_refused_as_reasoning(tmp_path: Path, output: str) -> None:
+    reason, detail = refused(tmp_path, "llama-nemotron", changed("llama-nemotron", output=output))
+    assert (reason, "though its reasoning is off" in detail) == ("reasoning", True)
+
+
+def test_nemotrons_own_system_text_is_kept_but_for_its_switch(tmp_path: Path) -> None:
+    row = one(tmp_path, "llama-nemotron", changed("llama-nemotron", system_prompt="Talk like a pirate."))
+    assert [each["content"] for each in row["messages"]][:2] == ["Talk like a pirate.", "Hello?"]
+    assert one(tmp_path, "llama-nemotron", ROWS["llama-nemotron"])["messages"][0]["content"] == "Hello?"
+
+
+def test_a_message_of_white_space_is_refused_as_empty(tmp_path: Path) -> None:
+    assert own(tmp_path, conversation({"role": "assistant", "content": " \n"})) == (
+        "malformed",
+        "a message of the assistant is empty",
+    )

@@ -28,7 +28,9 @@ from support.source_rows import ROWS
 from rstar2.cli.verbs import VERBS
 from rstar2.data import builtin
 from rstar2.data.benchmarks import SOURCES
+from rstar2.data.hub import HubFile, HubFiles
 from rstar2.data.parquet import PREPARED
+from rstar2.data.source import HubSet
 from rstar2.data.sources import sources
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
@@ -225,14 +227,20 @@ def _the_hub_and_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     import huggingface_hub
 
     def load_dataset(name: str, config: str | None, split: str) -> Any:
-        if name in TRAINING:
-            return datasets.Dataset.from_list(TRAINING[name])
         [source] = [each for each in SOURCES.values() if each.hub_id == name]
         number = str(config or "")[-1:]
         row = dict.fromkeys(source.columns, f"How much is {number} 1 plus 1?")
         row |= {source.answer: "2"} | ({source.id: "one"} if source.id else {})
         return datasets.Dataset.from_list([row])
 
+    def located(name: str, part: HubSet, gated: bool = False) -> HubFiles:
+        file = folder / f"{part.hub_id.replace('/', '-')}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in TRAINING[part.hub_id]))
+        found = HubFile(part.hub_id, "main", file.name, file.stat().st_size, file)
+        return HubFiles(part, "main", (found,))
+
+    monkeypatch.setattr("rstar2.data.reading.located", located)
+    monkeypatch.setattr("rstar2.data.hub.set_info", lambda hub_id: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(folder / "tiny"))
     monkeypatch.chdir(folder)

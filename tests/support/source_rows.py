@@ -72,6 +72,18 @@ ROWS: dict[str, dict[str, Any]] = {
             ("ASSISTANT", "Yes, take an umbrella. <|endoftext|>"),
         ),
     },
+    "glaive-sharegpt": {
+        "conversations": [
+            {"from": "human", "value": "Will it rain in Zürich?"},
+            {
+                "from": "function_call",
+                "value": '{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}',
+            },
+            {"from": "observation", "value": '{"rain": true}'},
+            {"from": "gpt", "value": "Yes, take an umbrella."},
+        ],
+        "tools": json.dumps([WEATHER]),
+    },
     "magicoder": {
         "problem": "Print the squares below ten.",
         "solution": "A loop does it:\n```python\nfor n in range(10):\n    print(n * n)\n```\nThat is all.",

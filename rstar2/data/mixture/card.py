@@ -34,6 +34,13 @@ class Taken:
 
     left: int
     taken: int
+    target: int | None = None
+    """The mixture's count for the source; None if it takes all rows."""
+
+    @property
+    def missing(self) -> int:
+        """How many rows fewer than the target were taken."""
+        return max((self.target or 0) - self.taken, 0)
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,8 @@ class Card:
     kind: Kind
     config: dict[str, Any]
     sources: dict[str, dict[str, Any]]
-    """By name: `family`, `licences`, `paper`, `inputs`, `read`, `refused`, `dropped`, `left`, `taken`, `note`."""
+    """By name: `family`, `licences`, `paper`, `inputs`, `read`, `refused`, `dropped`, `left`, `taken`,
+    `target` (None if all rows are taken), `missing` (rows fewer than the target), `note`."""
     steps: list[dict[str, Any]]
     """In order: `filter`, `dropped` and `by_source`."""
     examples: list[dict[str, Any]]
@@ -97,6 +105,7 @@ def make_card(
             "refused": dict(sorted(read.refused.items())),
             "dropped": {step.filter: step.by_source[name] for step in steps if name in step.by_source},
             **asdict(taken[name]),
+            "missing": taken[name].missing,
             "note": _note(origin.source, plan.recipe.rewrite.model, rewritten.get(name)),
         }
     rows = sum(each.taken for each in taken.values())
@@ -105,11 +114,17 @@ def make_card(
 
 
 def _note(source: Source, model: str, rewritten: Rewritten | None) -> str:
-    if rewritten is None:
-        what = source.rewritten
-        return f"not rewritten: the paper had o4-mini rewrite its {what}" if what else ""
-    kept = _listed(rewritten.kept)
-    return f"{rewritten.taken:,} {rewritten.what} rewritten by {model}; left unchanged: {kept}"
+    notes = []
+    if rewritten is not None:
+        unchanged = _listed(rewritten.kept)
+        notes.append(
+            f"{rewritten.taken:,} {rewritten.what} rewritten by {model}; left unchanged: {unchanged}"
+        )
+    elif source.rewritten:
+        notes.append(f"not rewritten: the paper had o4-mini rewrite its {source.rewritten}")
+    if source.left_out:
+        notes.append(f"left out of its rows: {source.left_out}")
+    return "; ".join(notes)
 
 
 def write_card(card: Card, folder: Path) -> None:
@@ -153,15 +168,27 @@ def _sources(card: Card) -> str:
         for name, each in card.sources.items()
     ]
     heads = ["source", "family", "read", "refused", "left by the filters", "taken", "the paper", "licence"]
-    notes = [f"- {name}: {each['note']}" for name, each in card.sources.items() if each["note"]]
+    notes = [
+        f"- {name}: {each['missing']:,} rows fewer than the {each['target']:,} that the mixture asks for"
+        for name, each in card.sources.items()
+        if each.get("missing")
+    ]
+    notes += [f"- {name}: {each['note']}" for name, each in card.sources.items() if each["note"]]
     inputs = [
-        f"- {name}: {place.get('file') or place.get('hub')}, SHA-256 {place.get('sha256', 'not known')}"
+        f"- {name}: {place.get('file') or place.get('hub')}, {_version(place)}"
         for name, each in card.sources.items()
         for place in each["inputs"]
     ]
     if not card.checked:
         notes.append("- Not checked against any benchmark.")
     return "\n".join([_table(heads, rows), "", *notes, *inputs])
+
+
+def _version(place: Mapping[str, Any]) -> str:
+    """Which version of a file or of a set on the hub was read."""
+    if "revision" in place:
+        return f"revision {place['revision']}"
+    return f"SHA-256 {place.get('sha256', 'not known')}"
 
 
 def _contamination(card: Card) -> list[str]:

@@ -1,4 +1,4 @@
-"""Draws as many rows of each source as a mixture asks for, the same each time."""
+"""Draws the rows of each source up to its count in the mixture, the same rows each time."""
 
 from __future__ import annotations
 
@@ -17,29 +17,34 @@ from rstar2.errors import UserError
 def draw(
     rows: Candidates, plan: MixturePlan, counts: Mapping[str, ReadCounts], dropped: list[Step]
 ) -> dict[str, Taken]:
-    """Drop what is more of a source than the mixture asks for; a UserError where there is less, or nothing at all."""
+    """Drop the rows of each source that exceed its count.
+
+    Raises:
+        UserError: fewer rows of a source are left than its minimum, or no row at all is left.
+    """
     taken = {}
     keys: Any = None
-    for at, (name, wanted) in enumerate(plan.recipe.sources.items()):
+    for at, (name, settings) in enumerate(plan.recipe.sources.items()):
         first, end = int(rows.starts[at]), int(rows.starts[at + 1])
         left = first + np.flatnonzero(rows.alive[first:end])
-        if wanted.count is not None and wanted.count > len(left):
+        needed = min(settings.minimum or 0, settings.count or settings.minimum or 0)
+        if len(left) < needed:
             reasons = {
                 **counts[name].refused,
                 **{step.filter: step.by_source.get(name, 0) for step in dropped},
             }
             listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
             raise UserError(
-                f"too few rows for the mixture: it asks for {wanted.count} rows of {name}, but only {len(left)} of "
-                f"{counts[name].read} are left",
-                f"Dropped: {listed or 'none'}. Lower it with --set sources.{name}.count={len(left) or 1}, or give "
+                f"too few rows for the mixture: it needs at least {needed} rows of {name}, but only "
+                f"{len(left)} of {counts[name].read} are left",
+                f"Dropped: {listed or 'none'}. Lower it with --set sources.{name}.minimum={len(left) or 1}, or give "
                 "more rows.",
             )
-        if wanted.count is not None and wanted.count < len(left):
+        if settings.count is not None and settings.count < len(left):
             keys = rows.keys("key") if keys is None else keys
             order = np.lexsort((left, _mixed(keys[left], plan.recipe.seed)))
-            rows.drop(left[order[wanted.count :]])
-        taken[name] = Taken(len(left), int(rows.alive[first:end].sum()))
+            rows.drop(left[order[settings.count :]])
+        taken[name] = Taken(len(left), int(rows.alive[first:end].sum()), settings.count)
     if not rows.alive.any():
         listed = ", ".join(f"{step.dropped} {step.filter}" for step in dropped if step.dropped)
         raise UserError(

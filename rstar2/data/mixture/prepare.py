@@ -33,13 +33,14 @@ import pyarrow.parquet as pq
 import rstar2
 from rstar2.data.candidates import Candidates, Drop, Group, Numbers
 from rstar2.data.filters import ROW_FILTERS, SET_FILTERS, RowFilter
+from rstar2.data.hub import check_disk, size_text
 from rstar2.data.mixture.card import CARD, Card, make_card, write_card
 from rstar2.data.mixture.draw import draw
 from rstar2.data.mixture.dropped import MOST_GRAMS, DroppedRows
 from rstar2.data.mixture.recipe import MixturePlan
 from rstar2.data.mixture.rewrite import WAIT_S, Rewriter, Rewritten, Texts, check_server
 from rstar2.data.parquet import PREPARED
-from rstar2.data.reading import Origin, ReadCounts, read_source, sha256
+from rstar2.data.reading import Origin, ReadCounts, hub_demand, read_source, sha256
 from rstar2.data.rows import SCHEMAS, Kind, as_json
 from rstar2.data.workers import ahead, mapped, start_server
 from rstar2.errors import Failure, UserError
@@ -178,6 +179,7 @@ class _Preparation:
         self._digest = hashlib.sha256(rstar2.__version__.encode())
 
     def run(self) -> Card:
+        self._check_hub()
         files, counts = [], {}
         for origin in self._plan.origins:
             file, counts[origin.name] = self._read(origin)
@@ -217,12 +219,30 @@ class _Preparation:
         self._digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
         return self._digest.hexdigest()[:16]
 
+    def _candidates_file(self, origin: Origin) -> Path:
+        """The file of a source's candidates. Beside it are its counts and its refused rows."""
+        parts = [rstar2.__version__, origin.name, self._config["inputs"][origin.name]]
+        return self._work / f"read-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}.arrow"
+
+    def _check_hub(self) -> None:
+        """Before a row is read: check that each set on the hub can be read, and that the disk has room for them."""
+        unread = [
+            each
+            for each in self._plan.origins
+            if not each.files and not self._candidates_file(each).with_suffix(".json").exists()
+        ]
+        if not unread:
+            return
+        self._progress.start("find the files on the hub")
+        demands = {each.name: hub_demand(each) for each in unread}
+        check_disk(list(demands.values()), self._output)
+        listed = ", ".join(f"{size_text(each.read)} of {name}" for name, each in demands.items())
+        self._progress.finish(f"to read: {listed}")
+
     def _read(self, origin: Origin) -> tuple[Path, ReadCounts]:
         """A source's candidates and counts, and the rows refused beside them."""
-        parts = [rstar2.__version__, origin.name, self._config["inputs"][origin.name]]
-        own = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-        self._digest.update(own.encode())
-        file = self._work / f"read-{own}.arrow"
+        file = self._candidates_file(origin)
+        self._digest.update(file.stem.removeprefix("read-").encode())
         record = file.with_suffix(".json")
         self._progress.start(f"read {origin.name}")
         if not record.exists():

@@ -38,22 +38,26 @@ DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
     "conversations": ("length", "duplicates", "grams"),
 }
 """Where sources are named, and no recipe."""
-_OWN = (".jsonl", ".parquet")
+_OWN = (".json", ".jsonl", ".parquet")
 
 
 class SourceSettings(Strict):
     """What is taken of a source."""
 
     count: int | None = Field(None, ge=1)
-    """So many rows, drawn at random from those that the filters leave; None for all of them."""
+    """The target: so many rows are drawn at random from those that the filters leave. If fewer are left, all of them
+    are taken, and the card says so. None for all rows."""
+    minimum: int | None = Field(None, ge=1)
+    """The preparation fails if the filters leave fewer rows than this, and fewer than `count`. None for no such
+    limit."""
     object: str | None = None
     """`module:object` of the user's module that has the source; None for a source of the package or a file."""
 
     @model_serializer(mode="wrap")
-    def _without_no_object(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an `object` that is not set, as in the cards of sets that earlier versions made."""
+    def _without_unset_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `object` and `minimum` if they are not set, as in the cards of sets that earlier versions made."""
         values: dict[str, Any] = serialize(self)
-        return {key: value for key, value in values.items() if key != "object" or value is not None}
+        return {key: value for key, value in values.items() if key == "count" or value is not None}
 
 
 class MixtureRecipe(FilterSettings):
@@ -219,8 +223,8 @@ def _refuse_unknown(name: str, shipped: Iterable[str]) -> None:
     near = difflib.get_close_matches(name, known, n=1)
     raise UserError(
         f"unknown source: {name}" + (f"; did you mean {near[0]}?" if near else ""),
-        f"Known: {', '.join(dict.fromkeys(known))}; or a .jsonl or .parquet file of your own, module:object for a "
-        "source of your own, or a .toml recipe.",
+        f"Known: {', '.join(dict.fromkeys(known))}; or a .json, .jsonl or .parquet file of your own, "
+        "module:object for a source of your own, or a .toml recipe.",
     )
 
 
@@ -253,13 +257,14 @@ def _origin(
         source = known[name]
         if not files and not source.hub:
             missing = source.missing or f"Give its file: --from {name}=FILE."
-            raise UserError(f"{name}: {missing}", "The file is JSON lines or parquet.")
+            raise UserError(f"{name}: {missing}", "The file is JSON lines, a JSON list or parquet.")
         return Origin(name, source, files)
     if len(files) == 1:
         # A recipe's own name for a file that the user gives.
         return Origin(name, own_source(files[0]), files)
     raise UserError(
-        f"the recipe's source {name} is unknown", f"Give its file: --from {name}=FILE (.jsonl or .parquet)."
+        f"the recipe's source {name} is unknown",
+        f"Give its file: --from {name}=FILE (.json, .jsonl or .parquet).",
     )
 
 

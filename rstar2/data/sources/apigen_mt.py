@@ -2,72 +2,18 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
-
-from rstar2.data.conversations import (
-    BAD_CALL,
-    KEPT_TOOLS,
-    Message,
-    Tools,
-    call,
-    called,
-    conversation_row,
-    replied,
-    said,
-)
-from rstar2.data.rows import Refused, list_of, parsed, text_of
-from rstar2.data.source import HubSet, Row, Source
-
-_ROLES = {"human": "user", "gpt": "assistant"}
-
-
-def _read(row: Row) -> dict[str, Any]:
-    messages: list[Message] = [said("system", row["system"])] if row.get("system") else []
-    for turn in list_of(row, "conversations"):
-        if not isinstance(turn, dict):
-            raise Refused("malformed", "a turn is not an object")
-        role, value = turn.get("from"), turn.get("value")
-        if role == "function_call":
-            messages.append(called(_calls(value)))
-        elif role == "observation":
-            messages.append(replied(value))
-        elif role in _ROLES:
-            messages.append(said(_ROLES[role], value))
-        else:
-            raise Refused("malformed", f"a turn is from {role!r}")
-    return conversation_row(messages, _tools(text_of(row, "tools")))
-
-
-@lru_cache(KEPT_TOOLS)
-def _tools(text: str) -> Tools:
-    try:
-        tools = parsed(text)
-    except ValueError as error:
-        raise Refused("malformed", f"tools is not JSON: {error}") from error
-    if not isinstance(tools, list):
-        raise Refused("malformed", "tools is not a JSON list")
-    return Tools(tools)
-
-
-def _calls(value: Any) -> list[dict[str, Any]]:
-    try:
-        given = parsed(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise Refused(BAD_CALL, f"not JSON: {error}") from error
-    listed = given if isinstance(given, list) else [given]
-    if not listed or not all(isinstance(each, dict) for each in listed):
-        raise Refused(BAD_CALL, "not an object with name and arguments")
-    return [call(each.get("name"), each.get("arguments")) for each in listed]
-
+from rstar2.data.sharegpt import sharegpt_row
+from rstar2.data.source import HubSet, Source
 
 SOURCE = Source(
     kind="conversations",
     family="function-calls",
     licence="CC-BY-NC-4.0 (its card; not checked)",
     columns=(("system", "tools", "conversations"),),
-    read=_read,
+    read=sharegpt_row,
     rows="5K",
+    download="about 50 MB, estimated",
+    disk="about 100 MB",
     hub=(HubSet("Salesforce/APIGen-MT-5k", None, "train"),),
     gated=True,
     paper="5K",

@@ -1,4 +1,4 @@
-"""DAPO's 17K problems with integer answers, as its processed set has them or, wrapped and repeated, its raw one."""
+"""DAPO's problems with integer answers, as its processed set has them or, wrapped and repeated, its raw one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 from rstar2.data.rows import Refused, problem_row, text_of
 from rstar2.data.source import HubSet, Row, Source
 
-_RAW_WORDS = re.compile(
+_WRAPPER = re.compile(
     r"^Solve the following math problem step by step\. The last line of your response .*?\n\n"
     r'|\n\nRemember to put your answer on its own line after "Answer:"\.?\s*$',
     re.DOTALL,
+)
+"""The words around a problem in the raw set."""
+_PART_OF_WRAPPER = re.compile(
+    r"Solve the following math problem|The last line of your response|Remember to put your answer on its"
 )
 
 
@@ -20,10 +24,12 @@ def _read(row: Row) -> dict[str, Any]:
     if not isinstance(reward, dict):
         raise Refused("malformed", "reward_model is not an object with ground_truth")
     if isinstance(prompt, list):
-        wrapped = prompt[0].get("content") if len(prompt) == 1 and isinstance(prompt[0], dict) else None
-        text = _RAW_WORDS.sub("", text_of({"prompt": wrapped}, "prompt"))
-    else:
-        text = text_of(row, "prompt")
+        if len(prompt) != 1 or not isinstance(prompt[0], dict):
+            raise Refused("malformed", f"prompt has {len(prompt)} messages, not one")
+        prompt = prompt[0].get("content")
+    text = _WRAPPER.sub("", text_of({"prompt": prompt}, "prompt"))
+    if part := _PART_OF_WRAPPER.search(text):
+        raise Refused("unknown wrapper", f"the prompt still has {part[0]!r}")
     return problem_row(text, text_of(reward, "ground_truth"))
 
 
@@ -33,7 +39,10 @@ SOURCE = Source(
     licence="not checked",
     columns=(("prompt", "reward_model"),),
     read=_read,
-    rows="17K; the raw set about 1.8M with repetitions",
+    rows="14,116; the raw set about 1.8M with repetitions",
+    download="under 10 MB, estimated",
+    disk="under 20 MB",
     hub=(HubSet("open-r1/DAPO-Math-17k-Processed", "en", "train"),),
+    left_out="the words around the problem, in the raw form",
     paper="17K problems",
 )

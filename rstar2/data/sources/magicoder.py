@@ -1,8 +1,15 @@
-"""Magicoder's programming tasks in Python, the solution's code moved into a call of the Python tool."""
+"""Magicoder's programming tasks in Python, the solution's code moved into a call of the Python tool.
+
+What follows the code is left out: nothing can follow a call in its message.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from rstar2.data.conversations import Tools, call, called, conversation_row, said
@@ -10,26 +17,95 @@ from rstar2.data.rows import Refused, text_of
 from rstar2.data.source import HubSet, Row, Source
 from rstar2.loop.tools.python_code_with_standard_io import NAME, python_code_with_standard_io
 
-_BLOCK = re.compile(r"```(\w*)[^\n]*\n(.*?)\n?```", re.DOTALL)
+_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*([^`\s]*)[^`]*")
 _TOOLS = Tools([python_code_with_standard_io.schema])
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A fenced block of code in a text."""
+
+    before: str
+    """The text before it."""
+    language: str
+    code: str
+    closed: bool
 
 
 def _read(row: Row) -> dict[str, Any]:
     task, solution = ("problem", "solution") if "problem" in row else ("instruction", "response")
     if "lang" in row and row["lang"] != "python":
         raise Refused("not Python", f"lang is {row['lang']}")
-    text = text_of(row, solution)
-    block = _BLOCK.search(text)
-    if block is None:
-        raise Refused("no code", "the solution has no block of code")
-    # Without a language it is Python where `lang` says so.
-    if block[1].lower() not in ("python", "py", "python3") and not (block[1] == "" and "lang" in row):
-        raise Refused("not Python", f"the code is {block[1] or 'in no named language'}")
-    if not block[2].strip():
+    block = _only_block(text_of(row, solution))
+    # Without a language it is Python if `lang` says so.
+    if block.language not in ("python", "py", "python3") and not (block.language == "" and "lang" in row):
+        raise Refused("not Python", f"the code is {block.language or 'in no named language'}")
+    if not block.code.strip():
         raise Refused("no code", "the block of code is empty")
-    program = call(NAME, {"code": block[2], "input": ""})
-    messages = [said("user", row.get(task)), called([program], text[: block.start()])]
+    _check_runs(block.code)
+    program = call(NAME, {"code": block.code, "input": ""})
+    messages = [said("user", row.get(task)), called([program], block.before)]
     return conversation_row(messages, _TOOLS)
+
+
+def _only_block(text: str) -> _Block:
+    """The block of code in a text; Refused if there are none or several, or it is not closed."""
+    blocks = list(_blocks(text))
+    if not blocks:
+        raise Refused("no code", "the solution has no block of code on lines of its own")
+    if len(blocks) > 1:
+        raise Refused("several blocks", f"the solution has {len(blocks)} blocks; a call takes one")
+    if not blocks[0].closed:
+        raise Refused("no code", "the block of code is not closed")
+    return blocks[0]
+
+
+def _blocks(text: str) -> Iterator[_Block]:
+    """The fenced blocks, as CommonMark reads them: an indented fence takes its indentation off the lines within."""
+    opened: re.Match[str] | None = None
+    before, code, at = "", [""], 0
+    for line in text.split("\n"):
+        if opened is None:
+            if opened := _FENCE.fullmatch(line.rstrip()):
+                before, code = text[:at], []
+        elif _closes(line.strip(), opened[2]):
+            yield _Block(before, opened[3].lower(), "\n".join(code).removesuffix("\r"), closed=True)
+            opened = None
+        else:
+            code.append(_dedented(line, len(opened[1])))
+        at += len(line) + 1
+    if opened is not None:
+        yield _Block(before, opened[3].lower(), "\n".join(code), closed=False)
+
+
+def _closes(line: str, fence: str) -> bool:
+    """Whether a line closes a block that the fence opened: it has as many of its signs, or more, and nothing else."""
+    return len(line) >= len(fence) and not line.strip(fence[0])
+
+
+def _dedented(line: str, indent: int) -> str:
+    """A line without up to `indent` spaces and tabs at its start."""
+    spaces = len(line) - len(line.lstrip(" \t"))
+    return line[min(indent, spaces) :]
+
+
+def _check_runs(code: str) -> None:
+    """Refused if the code does not compile, or reads its input: a call of the tool gives it none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(code)
+    except (SyntaxError, ValueError, MemoryError) as error:
+        raise Refused("not Python", f"the code does not compile: {error}") from error
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="input" | "raw_input" as name)):
+                raise Refused("reads input", f"line {node.lineno} calls {name}(), but a call has no input")
+            case (
+                ast.Attribute(value=ast.Name(id="sys"), attr="stdin")
+                | ast.ImportFrom(module="sys", names=[ast.alias(name="stdin")])
+            ):
+                raise Refused("reads input", f"line {node.lineno} reads sys.stdin, but a call has no input")
 
 
 SOURCE = Source(
@@ -39,9 +115,12 @@ SOURCE = Source(
     columns=(("problem", "solution", "lang"), ("instruction", "response")),
     read=_read,
     rows="75K and 110K, of all languages",
+    download="about 430 MB, estimated",
+    disk="about 900 MB",
     hub=(
         HubSet("ise-uiuc/Magicoder-OSS-Instruct-75K", None, "train"),
         HubSet("ise-uiuc/Magicoder-Evol-Instruct-110K", None, "train"),
     ),
+    left_out="the text after the code",
     paper="48K, rewritten as JSON calls",
 )

@@ -17,56 +17,89 @@ from rstar2.data.conversations import (
     call,
     called,
     conversation_row,
+    paragraphs,
     replied,
     said,
 )
 from rstar2.data.rows import Refused, list_of, parsed, strict_json, text_of
 from rstar2.data.source import HubSet, Row, Source
 
-_LIST = re.compile(r"\[\s*\{")
-_TODAY = re.compile(r"(?:Today is|The current (?:time|date) is)[^\n]*")
+_LIST = re.compile(r"\[\s*[{\]]")
+_LISTED = re.compile(
+    r"(?:list of|following|available) (?:functions|tools|APIs)\b[^\n]*?(?::|that you can (?:invoke|use|call)\.?|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""The words before a list of functions."""
+_INSTRUCTIONS = re.compile(
+    r"You are an expert in composing functions\.|You are given a question and a set of possible functions\."
+    r"|Based on the question, you will need to make one or more function/tool calls to achieve the purpose\."
+    r"|If none of the functions can be used, (?:please )?point it out\."
+    r"|If the given question lacks the parameters required by the function, (?:please )?also point it out\."
+    r"|You should only return the function calls? in (?:the )?tools? calls? sections?\."
+    r"|Here is a list of functions in JSON format that you can invoke[:.]?"
+    r"|Should you decide to return the function call\(s\)[.,]?\s*put it in the format of \[func\d?[^\n]*\]\.?"
+    r"|NO other text MUST be included\.?",
+    re.IGNORECASE,
+)
+"""Sentences about the functions and the form of calls, which are not those of a conversation with `tools`."""
+_CALL_FORM = re.compile(
+    r"\[\s*func\w*\s*\([^\n]*|\[\s*\w+\((?:params?_?name|name|arg\w*)\s*=[^\n]*", re.IGNORECASE
+)
+_CALLS = re.compile(r"(\[.*\)\s*\])[\s.;,]*", re.DOTALL)
 _WORDS = {"true": True, "false": False, "null": None}
 _CLOSES = {")": "(", "]": "[", "}": "{"}
 
 
 def _read(row: Row) -> dict[str, Any]:
-    system = text_of(row, "system")
-    messages: list[Message] = [said("system", today[0])] if (today := _TODAY.search(system)) else []
+    tools, instructions = _system(text_of(row, "system"))
+    messages: list[Message] = [said("system", instructions)] if instructions else []
     for turn in list_of(row, "conversations"):
         if not isinstance(turn, dict):
             raise Refused("malformed", "a turn is not an object")
         role, value = turn.get("from"), turn.get("value")
         if role == "tool":
             messages += _replies(value, messages)
-        elif role == "assistant" and isinstance(value, str) and _is_call(value):
-            messages.append(called(list(_calls(value))))
+        elif role == "assistant" and isinstance(value, str):
+            messages.append(_answer(value.strip(), tools))
         elif role in ("user", "assistant"):
             messages.append(said(role, value))
         else:
             raise Refused("malformed", f"a turn is from {role!r}")
-    return conversation_row(messages, _tools(system))
+    return conversation_row(messages, tools)
 
 
 @lru_cache(KEPT_TOOLS)
-def _tools(system: str) -> Tools:
-    return Tools(_functions(system))
+def _system(text: str) -> tuple[Tools, str]:
+    """The functions in a system text, and its instructions but for those about functions and the form of calls."""
+    functions: list[Any] = []
+    if start := _LIST.search(text):
+        try:
+            functions, end = json.JSONDecoder(strict=False).raw_decode(text, start.start())
+        except ValueError as error:
+            raise Refused("malformed", f"the functions in system are not JSON: {error}") from error
+        text = f"{text[: start.start()]}\n{text[end:].removeprefix('.')}"
+    elif listed := _LISTED.search(text):
+        found = text[listed.end() :].strip()
+        raise Refused("unreadable tools", f"the functions in system are no JSON list: {found[:80]}")
+    rest = _INSTRUCTIONS.sub("", text)
+    if form := _CALL_FORM.search(rest):
+        raise Refused("another call format", f"system asks for calls as {form[0][:80]}")
+    return Tools(functions), paragraphs(rest)
 
 
-def _functions(system: str) -> list[Any]:
-    """The functions in the system text; none where it lists none."""
-    start = _LIST.search(system)
-    if start is None:
-        return []
-    try:
-        functions, _ = json.JSONDecoder(strict=False).raw_decode(system, start.start())
-    except ValueError as error:
-        raise Refused("malformed", f"the functions in system are not JSON: {error}") from error
-    return list(functions)
+def _answer(text: str, tools: Tools) -> Message:
+    """A message of the assistant: calls if it is a list of them, perhaps with signs after it, or else prose.
 
-
-def _is_call(value: str) -> bool:
-    text = value.strip()
-    return text.startswith("[") and text.endswith(")]")
+    Refused if a call has words around it, or no brackets.
+    """
+    if calls := _CALLS.fullmatch(text):
+        return called(list(_calls(calls[1])))
+    for name in (each for each in tools.names if each in text):
+        if re.search(rf"\[\s*{re.escape(name)}\s*\(", text):
+            raise Refused(BAD_CALL, f"a call with text around it: {text[:80]}")
+        if re.match(rf"{re.escape(name)}\s*\(", text):
+            raise Refused(BAD_CALL, f"a call without brackets: {text[:80]}")
+    return said("assistant", text)
 
 
 def _calls(value: str) -> Iterator[dict[str, Any]]:
@@ -141,7 +174,10 @@ SOURCE = Source(
     licence="Apache-2.0 (its card; not checked)",
     columns=(("system", "conversations"),),
     read=_read,
-    rows="11K",
+    rows="11,300",
+    left_out="the system text's sentences about its functions and the form of calls",
+    download="37 MB",
+    disk="about 80 MB",
     hub=(HubSet("Team-ACE/ToolACE", None, "train"),),
     paper="11K",
 )

@@ -139,6 +139,7 @@ def test_a_mixture_in_toml_draws_its_counts_the_same_each_time(tmp_path: Path) -
     assert card.sources["toolace"]["refused"] == {"malformed": 1}
     assert card.sources["llama-nemotron"]["refused"] == {"reasoning": 1}
     assert "the paper had o4-mini rewrite" in card.sources["llama-nemotron"]["note"]
+    assert "left out of its rows: the system text" in (tmp_path / "out" / "card.md").read_text()
     prepare(mixed(tmp_path), tmp_path / "again", Silent())
     assert files(tmp_path / "out") == files(tmp_path / "again")
 
@@ -299,7 +300,7 @@ def test_another_setting_uses_the_steps_it_has_in_common(tmp_path: Path, benchma
     source = faulty(tmp_path / "it.jsonl")
     out = tmp_path / "out"
     with pytest.raises(UserError, match="too few rows for the mixture"):
-        prepare(plan(source, overrides=["sources.it.count=50"]), out, Silent())
+        prepare(plan(source, overrides=["sources.it.minimum=50"]), out, Silent())
     before = {path: path.stat().st_mtime_ns for path in (out / ".work").glob("read-*")}
     assert len(before) == 3
     assert not (out / "data.parquet").exists()
@@ -318,13 +319,32 @@ def refused(out: Path, todo: MixturePlan) -> str:
     return str(caught.value)
 
 
-def test_a_mixture_that_cannot_be_met_says_what_is_left_and_why(tmp_path: Path) -> None:
-    said = refused(
-        tmp_path / "out", plan(faulty(tmp_path / "it.jsonl"), overrides=["sources.it.count=48000"])
+def test_a_count_is_a_target_and_the_card_says_how_many_rows_are_missing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    todo = plan(faulty(tmp_path / "it.jsonl"), overrides=["sources.it.count=48000"])
+    card = prepare(todo, out, Silent())
+    about = card.sources["it"]
+    assert (about["taken"], about["target"], about["missing"]) == (3, 48_000, 47_997)
+    assert len(rows_of(out)) == 3
+    assert (
+        "- it: 47,997 rows fewer than the 48,000 that the mixture asks for" in (out / "card.md").read_text()
     )
-    assert "asks for 48000 rows of it, but only 3 of 11 are left" in said
+    enough = prepare(
+        plan(tmp_path / "it.jsonl", overrides=["sources.it.count=2"]), tmp_path / "two", Silent()
+    )
+    assert enough.sources["it"]["missing"] == 0
+    assert "rows fewer than" not in (tmp_path / "two" / "card.md").read_text()
+
+
+def test_fewer_rows_than_the_minimum_are_refused_with_what_is_left_and_why(tmp_path: Path) -> None:
+    source = faulty(tmp_path / "it.jsonl")
+    said = refused(tmp_path / "out", plan(source, overrides=["sources.it.minimum=4"]))
+    assert "needs at least 4 rows of it, but only 3 of 11 are left" in said
     assert "1 unverifiable, 1 compound, 2 contradicted, 1 huge" in said
-    assert "--set sources.it.count=3" in said
+    assert "--set sources.it.minimum=3" in said
+    assert prepare(plan(source, overrides=["sources.it.minimum=3"]), tmp_path / "out", Silent()).rows == 3
+    few = ["sources.it.count=2", "sources.it.minimum=4"]
+    assert prepare(plan(source, overrides=few), tmp_path / "few", Silent()).rows == 2, "the count is met"
 
 
 def test_nothing_left_is_refused_with_the_reasons(tmp_path: Path) -> None:
@@ -446,6 +466,7 @@ def test_the_shipped_mixtures_resolve(tmp_path: Path) -> None:
     assert set(found) == {"paper-rl", "paper-sft", "dapo"}
     counts = {name: each.count for name, each in found["paper-sft"].recipe.sources.items() if each.count}
     assert counts == {"glaive-v2": 101_000, "magicoder": 48_000, "llama-nemotron": 27_000}
+    assert all(each.minimum for each in found["paper-sft"].recipe.sources.values() if each.count)
     assert list(found["paper-rl"].recipe.sources) == ["dapo", "openmathreasoning", "project-euler"]
     assert found["paper-rl"].recipe.agreement.least == 2 / 16
 
