@@ -347,16 +347,19 @@ def test_a_running_judge_goes_on_requiring_its_tier_beside_a_worker_that_does_no
         running_judge(tmp_path, workers=1, redis_url=server.url, preload=False) as judge,
     ):
 
-        def valid_till() -> list[float]:
-            return [json.loads(text)["till"] for text in client.hvals(requirements.REQUIREMENTS)]
+        def valid_till() -> float:
+            [text] = client.hvals(requirements.REQUIREMENTS)
+            return float(json.loads(text)["till"])
 
-        older = {"isolation": judge.isolation, "beat": 0} | ALWAYS
-        client.hset(queue.WORKERS, "older", json.dumps(older))
-        [before] = valid_till()
-        wait_until(lambda: valid_till() > [before])
-        log = tmp_path / "logs" / "supervisor.log"
-        wait_until(lambda: "Update rstar2 for the machine of worker older" in log.read_text())
-        assert "worker older speaks an older version" in log.read_text()
+        def is_renewed() -> bool:
+            # A worker of version 0.1.0 lives on the queue.
+            state = {"isolation": judge.isolation, "beat": time.monotonic_ns()} | ALWAYS
+            client.hset(queue.WORKERS, "older", json.dumps(state))
+            return "worker older speaks an older version" in log.read_text() and valid_till() > before
+
+        log, before = tmp_path / "logs" / "supervisor.log", valid_till()
+        wait_until(is_renewed)
+        assert "Update rstar2 for the machine of worker older" in log.read_text()
 
 
 REGISTER_0_1 = """
