@@ -8,7 +8,6 @@ what a Redis that lost its data has forgotten.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 import time
@@ -22,7 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from rstar2.judge.fail_fast import end_process
 from rstar2.judge.queue import tasks as queue
-from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor
+from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor, read_heartbeat
 from rstar2.judge.queue.redis_connection import Command, RedisConnection, Subscription, async_client
 from rstar2.judge.schema import MAX_WAIT_S, Outcome, RunRequest, RunResult, identity
 from rstar2.retry import Backoff
@@ -499,10 +498,12 @@ class Dispatcher:
         self.allowed_bytes = min(self.max_queued_bytes, allowed)
 
     async def _heartbeats(self) -> dict[str, int]:
-        """The numbers of the last heartbeats by worker; -1 for one that took programs and never sent one."""
+        """The numbers of the last heartbeats by worker; -1 for one of which there is only something else in the queue."""
         beats = {}
         for stream in (queue.TASKS, queue.RETURNED):
-            found = await self.client.xinfo_consumers(stream, queue.GROUP)
-            beats.update({each["name"]: -1 for each in found if each["name"] != queue.NOBODY})
-        states = await self.client.hgetall(queue.WORKERS)
-        return beats | {name: int(json.loads(state)["beat"]) for name, state in states.items()}
+            consumers = await self.client.xinfo_consumers(stream, queue.GROUP)
+            beats.update({each["name"]: -1 for each in consumers if each["name"] != queue.NOBODY})
+        for name, text in (await self.client.hgetall(queue.WORKERS)).items():
+            state = read_heartbeat(text)
+            beats[name] = -1 if state is None else state["beat"]
+        return beats

@@ -22,9 +22,9 @@ async def _least_loaded_worker(dispatcher: Dispatcher) -> str:
     workers = understood(await living_workers(dispatcher))
     if not workers:
         raise HTTPException(503, "no worker lives")
-    fewest = min(worker["sessions"] for worker in workers)
+    fewest = min(worker.get("sessions", 0) for worker in workers)
     # Heartbeats are late: of many sessions opened at once, not all must go to one worker.
-    return str(random.choice([worker["name"] for worker in workers if worker["sessions"] == fewest]))
+    return str(random.choice([worker["name"] for worker in workers if worker.get("sessions", 0) == fewest]))
 
 
 def _worker_of(session: str) -> str:
