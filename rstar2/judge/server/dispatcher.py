@@ -36,7 +36,7 @@ COMMAND_BYTES = 32 << 20
 """Programs sent in one command, if it is more than one; Redis takes a GiB at most."""
 SWEEP_S = 3.0
 DELIVERED_BATCH = 64
-"""So many delivered results are reported to Redis together, or those of a sweep."""
+"""Delivered results are reported to Redis when there are this many, and at each sweep."""
 DROP_SHARE = 0.5
 """Delivered results are dropped when the queue takes more than this share of the bytes that it may take."""
 DROP_AFTER_S = 1.0
@@ -46,7 +46,7 @@ REFUSED_RETRY_S = 1.0
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 STABLE_S = 10.0
-"""A loop that ran for so long without an error is retried quickly again."""
+"""After a loop has run for this long without an error, it is retried quickly again."""
 RECENT = 2000
 STATES_AT_ONCE = 1000
 RESULTS_AT_ONCE = 16
@@ -177,7 +177,7 @@ class Dispatcher:
         await self.client.aclose()
 
     def check_capacity(self, count: int) -> None:
-        """Raise QueueFull unless so many programs more may be queued: all or none, lest large requests starve."""
+        """Raise QueueFull unless this many more programs may be queued: all or none, lest large requests starve."""
         held = self._held_bytes()
         if max(self.depth, len(self.waiting)) >= self.max_queued:
             full = f"the queue is full: it may hold {self.max_queued} programs"
@@ -498,7 +498,7 @@ class Dispatcher:
         self.allowed_bytes = min(self.max_queued_bytes, allowed)
 
     async def _heartbeats(self) -> dict[str, int]:
-        """The numbers of the last heartbeats by worker; -1 for one of which there is only something else in the queue."""
+        """The numbers of the last heartbeats by worker; -1 for one that has none, or none that can be read."""
         beats = {}
         for stream in (queue.TASKS, queue.RETURNED):
             consumers = await self.client.xinfo_consumers(stream, queue.GROUP)

@@ -29,7 +29,7 @@ from rstar2.judge.server.http import invalid_result, validation_message
 MAX_MESSAGE_CHARS = 8 << 20
 """A message is sent before it grows longer, if it holds more than one response."""
 MAX_UNREAD_CHARS = 64 << 20
-"""From a client that leaves so much unread nothing is read until it has read some of it."""
+"""If a client leaves more than this unread, nothing is read from it until it has read some of it."""
 STORED_AT_ONCE = 4
 """Results that are fetched from Redis for one message, when the client had left too much unread to keep them here."""
 RETRY_AFTER_S = 0.25
