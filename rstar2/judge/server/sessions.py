@@ -38,9 +38,14 @@ def sessions_router(dispatcher: Dispatcher) -> APIRouter:
     router = APIRouter()
 
     async def send(
-        request: Request, run_id: str, command: SessionCommand, timeout_s: float, asked: str | None = None
+        request: Request,
+        run_id: str,
+        command: SessionCommand,
+        timeout_s: float,
+        fingerprint_source: str | None = None,
     ) -> str:
-        run = PendingRun(run_id, command.model_dump_json(), timeout_s, _worker_of(command.session), asked)
+        worker = _worker_of(command.session)
+        run = PendingRun(run_id, command.model_dump_json(), timeout_s, worker, fingerprint_source)
         [text] = await unless_disconnected(request, dispatcher.run([run]))
         return text
 

@@ -148,11 +148,11 @@ class StreamConnection:
         except QueueFull as error:
             self._queue(_Response(run_id, "retry_after_s", str(error.retry_after_s)))
             return
-        asked = PendingRun.from_request(run_id, request)
+        program = PendingRun.from_request(run_id, request)
         if same is None:
-            run = self.runs[run_id] = self.dispatcher.submit(asked)
+            run = self.runs[run_id] = self.dispatcher.submit(program)
             run.result.add_done_callback(partial(self._queue_result, run_id, run))
-        elif same.fingerprint != asked.fingerprint:
+        elif same.fingerprint != program.fingerprint:
             # The first program under the id goes on, and its result follows.
             self._queue(_Response(run_id, "result", _reused(run_id)))
 
@@ -219,11 +219,11 @@ class StreamConnection:
     async def _fetch_results(self, responses: list[_Response]) -> None:
         """Fill in results that were left in Redis; the client asks again for those that cannot be fetched now."""
         try:
-            found = await self.dispatcher.stored_results([response.id for response in responses])
+            results = await self.dispatcher.stored_results([response.id for response in responses])
         except RedisError:
-            found = {}
+            results = {}
         for response in responses:
-            if (text := found.get(response.id)) is None:
+            if (text := results.get(response.id)) is None:
                 response.kind, text = "retry_after_s", str(RETRY_AFTER_S)
             response.text = text
 
