@@ -20,6 +20,8 @@ from typing import Literal, NamedTuple
 HEADER = "Rstar2-Protocol"
 INCOMPATIBLE = 426
 """HTTP status (Upgrade Required) for a client that speaks another major version. Source: RFC 9110, section 15.5.22."""
+_SHOWN = 40
+"""Characters that a message shows of what is no version."""
 _TEXT = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 
 
@@ -60,9 +62,14 @@ def conflict(us: str, them: str, spoken: object, *, we_are: str, they_are: str) 
         they_are: what to update if the other part is the older one.
     """
     version = ProtocolVersion.parse(spoken) if isinstance(spoken, str) else None
-    named = "an older version that has no number" if version is None else f"version {version}"
     older = we_are if version is not None and version > PROTOCOL else they_are
-    message = f"{them} speaks {named} of the judge's protocol, and {us} version {PROTOCOL}"
+    if version is not None:
+        named = f"version {version} of the judge's protocol"
+    elif spoken:
+        named = f"{str(spoken)[:_SHOWN]!r}, which is no version of the judge's protocol"
+    else:
+        named = "an older version of the judge's protocol that has no number"
+    message = f"{them} speaks {named}, and {us} version {PROTOCOL}"
     return message, f"Update rstar2 for {older}: both need the same major version."
 
 

@@ -120,9 +120,9 @@ class SessionRequest(BaseModel, extra="forbid", strict=True):
     memory_mb: Memory = 1024
     """Of the whole session."""
     idle_s: Lifetime = 600.0
-    """Without a cell for so long, the session ends."""
+    """If no cell is requested for this long, the session ends."""
     total_s: Lifetime = 3600.0
-    """After so long the session ends in any case."""
+    """After this long the session ends in any case."""
 
 
 class SessionInfo(BaseModel):

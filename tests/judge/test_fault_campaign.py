@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 
 PROGRAMS, AT_ONCE = 2000, 200
 FROZEN_S = 7.0
-"""Longer than the five seconds after which a worker without a heartbeat is taken for dead."""
+"""Longer than `liveness.DEAD_AFTER_S`, after which a worker whose heartbeat stands still is dead."""
 
 
 @pytest.fixture(scope="module", params=["strict", "landlock"])

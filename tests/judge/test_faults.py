@@ -328,3 +328,37 @@ def test_the_disk_of_the_work_area_is_full_for_a_while(small_disk: Path) -> None
 
     with running_judge(small_disk / "judge", preload=False) as judge:
         run_through(judge, fill)
+
+
+def test_what_no_part_of_a_judge_wrote_ends_no_part_and_does_not_stay_in_the_queue(
+    judge: JudgeHandle,
+) -> None:
+    before = status(judge)["restarts"]
+    with redis.Redis.from_url(judge.redis_url, decode_responses=True) as client:
+        [worker, *_] = client.hkeys(queue.WORKERS)
+        cells = queue.cells_stream(worker)
+        for number, text in enumerate(
+            ("no JSON", "[]", '{"at": 1}', '{"at": 1, "beat": "x", "isolation": "none"}')
+        ):
+            client.hset(queue.WORKERS, f"broken{number}", text)
+        program = RunRequest(code="1").model_dump_json()
+        for stream, fields in (
+            (queue.TASKS, {"id": "no-body", "at": "1"}),
+            (queue.TASKS, {"body": program, "at": "1"}),
+            (queue.TASKS, {"id": "no-time", "body": "no JSON"}),
+            (queue.TASKS, {"id": "no-number", "body": "[]", "at": "x", "tries": "x"}),
+            (queue.TASKS, {"id": "no-program", "body": '{"code": 1, "cell": 1}', "at": "inf"}),
+            (queue.TASKS, {"something": "else"}),
+            (cells, {"id": "no-command", "body": "no JSON", "at": "1"}),
+            (cells, {"id": "no-cell", "body": '{"action": "cell", "session": "s"}', "at": "1"}),
+        ):
+            client.xadd(stream, fields)
+        client.publish(queue.DONE, "no notice\nrun with spaces 0 0 {}")
+        wait_until(lambda: not client.xlen(queue.TASKS) and not client.xlen(cells))
+        wait_until(lambda: not any(name.startswith("broken") for name in client.hkeys(queue.WORKERS)))
+        for name in ("no-body", "no-time", "no-number", "no-program", "no-command", "no-cell"):
+            state = client.get(queue.state_key(name))[queue.FINGERPRINT_CHARS :]
+            assert json.loads(state)["outcome"] == "lost"
+    with SyncJudgeClient(judge.url, judge.token) as calls:
+        assert calls.run(RunRequest(code="print(1)", timeout_s=TIMEOUT_S)).stdout == "1\n"
+    assert status(judge)["restarts"] == before

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from support.judge.next_version import Version, next_major_version, next_version, this_version
 from support.judge.parts import Parts
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import UserError
-from rstar2.judge.protocol_version import PROTOCOL
+from rstar2.judge.protocol_version import HEADER, PROTOCOL
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.worker.settings import WorkerSettings
@@ -133,6 +134,14 @@ def test_every_combination_of_versions_answers_every_call(
             printed = [["ok", f"{number}\n"] for number in range(10)] + [["ok", "x" * 5000 + "\n"]]
             expected = {"workers": 1, "printed": printed, "cells": [None, "42", "43"]}
             assert found == expected, (who, of_worker)
+        for url in urls:
+            # A batch of a client that knows the next version's field.
+            runs = [{"code": f"print({number})", "added_later": "asked for"} for number in range(3)]
+            headers = {HEADER: f"{PROTOCOL.major}.99"}
+            answer = httpx.post(
+                f"{url}/v1/runs/batch", json={"runs": runs}, headers=headers, timeout=TIMEOUT_S
+            )
+            assert [result["stdout"] for result in answer.json()["results"]] == ["0\n", "1\n", "2\n"]
         wait_until(lambda: not judge.client.xlen(queue.TASKS))
         judge.leave(worker)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from rstar2.judge.queue.redis_connection import Command
 from rstar2.judge.queue.tasks import WORKERS
+from rstar2.judge.schema import ISOLATION_ORDER
 
 HEARTBEAT_S = 0.5
 """Seconds between a worker's heartbeats."""
@@ -32,6 +33,17 @@ _HEARTBEAT = f"{WRITE_HEARTBEAT}write_heartbeat(KEYS[1], ARGV[1], ARGV[2])"
 def heartbeat(worker: str, state: Mapping[str, Any]) -> Command:
     """Writes a worker's heartbeat, which has at least its number, `beat`, and its tier, `isolation`."""
     return ("EVAL", _HEARTBEAT, 1, WORKERS, worker, json.dumps(state))
+
+
+def read_heartbeat(text: str) -> dict[str, Any] | None:
+    """Returns a heartbeat as Redis keeps it, or None if it lacks a number or a tier: no worker wrote that."""
+    try:
+        state = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(state, dict) or not isinstance(state.get("beat"), int):
+        return None
+    return state if state.get("isolation") in ISOLATION_ORDER else None
 
 
 class LivenessMonitor:

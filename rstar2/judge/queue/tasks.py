@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from rstar2.judge.queue import scripts
 from rstar2.judge.queue.redis_connection import Command
@@ -67,6 +69,10 @@ WORKER_GONE = "the session ended: the worker that held it is gone"
 MAX_TRIES = 3
 """A program that this many workers held when they died is answered `lost` and not run again."""
 
+UNREADABLE = "the worker cannot read this"
+"""Why something in the queue that is no program and no cell is answered `lost`."""
+log = logging.getLogger(__name__)
+
 Entries = Sequence[tuple[str, Sequence[str]]]
 """Of a stream: the id of each, and its fields, names and values by turns."""
 
@@ -78,6 +84,12 @@ class SessionCommand(BaseModel):
     session: str
     open: SessionRequest = SessionRequest()
     cell: CellRequest | None = None
+
+    @model_validator(mode="after")
+    def _has_cell(self) -> SessionCommand:
+        if self.action == "cell" and self.cell is None:
+            raise ValueError("no cell")
+        return self
 
 
 @dataclass(frozen=True)
@@ -96,27 +108,39 @@ class Task:
 
     @classmethod
     def from_reply(cls, reply: Sequence[tuple[str, Entries]] | None) -> list[Task]:
-        """The tasks in a reply to XREADGROUP or to `claim`."""
+        """The tasks in a reply to XREADGROUP or to `claim`.
+
+        Whatever else is in an entry is a task too, which has to be answered and acknowledged like any other.
+        """
         tasks = []
         for stream, entries in reply or ():
             for entry, flat in entries:
                 # A task that was cancelled after it was delivered has no fields left.
                 if flat and stream != RETURNED:
                     of = pairs(flat)
-                    tries = int(of.get("tries", 0))
-                    tasks.append(cls(stream, entry, of["id"], of["body"], tries, float(of["at"])))
+                    tries, at = int(_number(of.get("tries"), 0)), _number(of.get("at"), time.time())
+                    tasks.append(cls(stream, entry, of.get("id", ""), of.get("body", ""), tries, at))
         return tasks
 
     @property
     def timeout_s(self) -> float:
         """The program's own limit."""
-        body = json.loads(self.body)
-        return float((body.get("cell") or body).get("timeout_s", 0.0))
+        fields = self._fields()
+        cell = fields.get("cell")
+        return _number((cell if isinstance(cell, dict) else fields).get("timeout_s"), 0.0)
 
     @property
     def session(self) -> str:
         """The session it is for; empty for a plain program."""
-        return str(json.loads(self.body).get("session", ""))
+        return str(self._fields().get("session", ""))
+
+    def _fields(self) -> dict[str, Any]:
+        """Those of the body; none if it cannot be read."""
+        try:
+            fields = json.loads(self.body)
+        except (ValueError, RecursionError):
+            return {}
+        return fields if isinstance(fields, dict) else {}
 
     @property
     def is_cell(self) -> bool:
@@ -138,14 +162,27 @@ class Notice:
     def from_message(cls, message: str) -> list[Notice]:
         """Returns those of one message on `done`.
 
-        A line holds words, and then the result. A later version may add words.
+        A line holds words, and then the result. A later version may add words. A line that cannot be read is logged
+        and ignored: the result is in Redis, if there is one.
         """
         notices = []
         for line in message.split("\n"):
             words, brace, rest = line.partition("{")
-            run_id, queue_s, wall_s, *_ = words.split(" ")
-            notices.append(cls(run_id, float(queue_s), float(wall_s), brace + rest))
+            try:
+                run_id, queue_s, wall_s, *_ = words.split(" ")
+                notices.append(cls(run_id, float(queue_s), float(wall_s), brace + rest))
+            except ValueError:
+                log.error("not a notice of a finished program: %.200r", line)
         return notices
+
+
+def _number(value: object, otherwise: float) -> float:
+    """A finite number, or the text of one; or else the other number."""
+    try:
+        number = float(value) if isinstance(value, str | int | float) else math.nan
+    except (ValueError, OverflowError):
+        return otherwise
+    return number if math.isfinite(number) else otherwise
 
 
 def returned_entries(reply: Sequence[tuple[str, Entries]] | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import socket
 import sys
@@ -32,7 +33,7 @@ MAX_HEAD_BYTES = 64 << 10
 """The longest head of a request, and the longest trailer of a body."""
 PING_S = 20.0
 SILENT_S = 120.0
-"""A WebSocket whose client answers no ping for so long is closed; a busy event loop may take a while."""
+"""A WebSocket is closed if its client answers no ping for this long; a busy event loop may take a while."""
 
 
 def create_app(settings: ServerSettings) -> ASGIApp:
@@ -70,9 +71,17 @@ def create_app(settings: ServerSettings) -> ASGIApp:
     return AccessGuard(app, settings.token, settings.hosts)
 
 
+def without_traceback(record: logging.LogRecord) -> bool:
+    """A filter for uvicorn's log: of a message that is no UTF-8, which any client can send, it logs one line."""
+    if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
+        record.exc_info = None
+    return True
+
+
 def main() -> None:
     """Serve on the socket the supervisor opened: connections wait there while this process restarts."""
     settings = begin_module(ServerSettings)
+    logging.getLogger("uvicorn.error").addFilter(without_traceback)
     # One file for each request that waits, and clients may make as many as they like.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -87,7 +96,7 @@ def main() -> None:
         proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
-        # Not httptools: its heads have no limit, and it takes in requests that are sent ahead without bound.
+        # It limits heads, and does not take in requests that are sent ahead.
         http="h11",
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws="websockets-sansio",

@@ -8,7 +8,6 @@ what a Redis that lost its data has forgotten.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 import time
@@ -22,7 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from rstar2.judge.fail_fast import end_process
 from rstar2.judge.queue import tasks as queue
-from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor
+from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor, read_heartbeat
 from rstar2.judge.queue.redis_connection import Command, RedisConnection, Subscription, async_client
 from rstar2.judge.schema import MAX_WAIT_S, Outcome, RunRequest, RunResult, identity
 from rstar2.retry import Backoff
@@ -37,7 +36,7 @@ COMMAND_BYTES = 32 << 20
 """Programs sent in one command, if it is more than one; Redis takes a GiB at most."""
 SWEEP_S = 3.0
 DELIVERED_BATCH = 64
-"""So many delivered results are reported to Redis together, or those of a sweep."""
+"""Delivered results are reported to Redis when there are this many, and at each sweep."""
 DROP_SHARE = 0.5
 """Delivered results are dropped when the queue takes more than this share of the bytes that it may take."""
 DROP_AFTER_S = 1.0
@@ -47,7 +46,7 @@ REFUSED_RETRY_S = 1.0
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 STABLE_S = 10.0
-"""A loop that ran for so long without an error is retried quickly again."""
+"""After a loop has run for this long without an error, it is retried quickly again."""
 RECENT = 2000
 STATES_AT_ONCE = 1000
 RESULTS_AT_ONCE = 16
@@ -94,13 +93,18 @@ class PendingRun:
     """One program that some client waits for."""
 
     def __init__(
-        self, run_id: str, body: str, timeout_s: float, worker: str | None = None, asked: str | None = None
+        self,
+        run_id: str,
+        body: str,
+        timeout_s: float,
+        worker: str | None = None,
+        fingerprint_source: str | None = None,
     ) -> None:
         self.id = run_id
         self.body = body
         """What the worker gets, as JSON."""
-        self.fingerprint = queue.fingerprint(body if asked is None else asked)
-        """Of what the client asked for, which must be the same whenever it asks under this id."""
+        self.fingerprint = queue.fingerprint(body if fingerprint_source is None else fingerprint_source)
+        """Of what the client requested, which must be the same whenever it requests something under this id."""
         self.size = sys.getsizeof(body)
         """Bytes of `body` in memory."""
         self.worker = worker
@@ -118,12 +122,17 @@ class PendingRun:
 
     @classmethod
     def from_request(cls, run_id: str, request: RunRequest) -> Self:
-        return cls(run_id, request.model_dump_json(), request.timeout_s, asked=identity(request))
+        return cls(run_id, request.model_dump_json(), request.timeout_s, fingerprint_source=identity(request))
 
 
 def _enqueued_by(run: PendingRun) -> tuple[str, str]:
     """The name of the command that enqueues a program."""
     return "enqueue", _PROGRAMS if run.worker is None else run.id
+
+
+def _is_permanent(error: ResponseError) -> bool:
+    """Whether a command fails however often it is tried: what is under the program's key is no state of a program."""
+    return str(error).startswith("WRONGTYPE")
 
 
 class Dispatcher:
@@ -142,7 +151,7 @@ class Dispatcher:
         """Programs queued or running, as Redis last said."""
         self.stored_bytes = 0
         """Memory that Redis takes, with the results it keeps, as it last said."""
-        self.asked_bytes = self.sent_bytes = self.measured_bytes = 0
+        self.submitted_bytes = self.sent_bytes = self.measured_bytes = 0
         """Of all programs so far that were to be sent to Redis, that were sent, and that `stored_bytes` includes."""
         self.rate = 0.0
         """Programs finished a second, recently, in the whole queue."""
@@ -178,7 +187,7 @@ class Dispatcher:
         await self.client.aclose()
 
     def check_capacity(self, count: int) -> None:
-        """Raise QueueFull unless so many programs more may be queued: all or none, lest large requests starve."""
+        """Raise QueueFull unless this many more programs may be queued: all or none, lest large requests starve."""
         held = self._held_bytes()
         if max(self.depth, len(self.waiting)) >= self.max_queued:
             full = f"the queue is full: it may hold {self.max_queued} programs"
@@ -194,9 +203,9 @@ class Dispatcher:
 
     def _held_bytes(self) -> int:
         """Bytes of the queue, with what was sent since they were measured, or of the programs here."""
-        return max(self.waiting_bytes, self.stored_bytes + self.asked_bytes - self.measured_bytes)
+        return max(self.waiting_bytes, self.stored_bytes + self.submitted_bytes - self.measured_bytes)
 
-    async def run(self, asked: Sequence[PendingRun]) -> list[str]:
+    async def run(self, programs: Sequence[PendingRun]) -> list[str]:
         """Queue programs and wait for all. → their results as JSON, in order.
 
         Raises:
@@ -204,8 +213,8 @@ class Dispatcher:
             QueueRefuses: Redis does not store programs; none of these will run.
             IdReused: an id is known for something else; the programs are cancelled.
         """
-        self.check_capacity(len(asked))
-        runs = [self.submit(run) for run in asked]
+        self.check_capacity(len(programs))
+        runs = [self.submit(run) for run in programs]
         try:
             if unfinished := [run.result for run in runs if not run.result.done()]:
                 # Others may wait for the same results, so this must not cancel them.
@@ -216,18 +225,18 @@ class Dispatcher:
             for run in runs:
                 self.release(run)
 
-    def submit(self, asked: PendingRun) -> PendingRun:
+    def submit(self, program: PendingRun) -> PendingRun:
         """Queue one program, until `release`. Call `check_capacity` before.
 
         → the one to wait for: an earlier one of the same id, if there is one, which is not run again.
         """
-        run = self.waiting.get(asked.id)
+        run = self.waiting.get(program.id)
         if run is None:
-            run = self.waiting[asked.id] = asked
+            run = self.waiting[program.id] = program
             self.waiting_bytes += run.size
             self._send_soon(run)
-        elif run.fingerprint != asked.fingerprint:
-            run = asked
+        elif run.fingerprint != program.fingerprint:
+            run = program
             run.result.set_exception(IdReused())
         run.waiters += 1
         return run
@@ -235,7 +244,7 @@ class Dispatcher:
     def _send_soon(self, run: PendingRun) -> None:
         run.sent_at = None
         self.unsent.append(run)
-        self.asked_bytes += run.size
+        self.submitted_bytes += run.size
         self.has_work.set()
 
     def release(self, run: PendingRun, *, delivered: bool = True) -> None:
@@ -347,7 +356,11 @@ class Dispatcher:
         unknown = self._answer_refused(runs, errors)
         self.unsent[: len(taken)] = unknown
         self.sent_bytes += sum(run.size for run in taken) - sum(run.size for run in unknown)
-        self.cancelled[: len(cancelled)] = [run_id for kind, run_id in errors if kind == "cancel"]
+        self.cancelled[: len(cancelled)] = [
+            run_id
+            for (kind, run_id), error in errors.items()
+            if kind == "cancel" and not _is_permanent(error)
+        ]
         known: dict[str, str] = {}
         for key, reply in replies.items():
             if key[0] == "enqueue" and key not in errors:
@@ -378,7 +391,7 @@ class Dispatcher:
         unknown = []
         for run in runs:
             error = errors.get(_enqueued_by(run))
-            if error is not None and run.may_be_stored:
+            if error is not None and run.may_be_stored and not _is_permanent(error):
                 unknown.append(run)
             elif error is not None and not run.result.done():
                 run.result.set_exception(QueueRefuses(error))
@@ -438,8 +451,8 @@ class Dispatcher:
     async def _fetch_results(self, ids: Sequence[str]) -> None:
         """Hand out results that are in Redis."""
         for start in range(0, len(ids), RESULTS_AT_ONCE):
-            found = await self.stored_results(ids[start : start + RESULTS_AT_ONCE])
-            for run_id, result in found.items():
+            results = await self.stored_results(ids[start : start + RESULTS_AT_ONCE])
+            for run_id, result in results.items():
                 self._resolve(run_id, result)
 
     async def _sweep_loop(self) -> None:
@@ -499,10 +512,12 @@ class Dispatcher:
         self.allowed_bytes = min(self.max_queued_bytes, allowed)
 
     async def _heartbeats(self) -> dict[str, int]:
-        """The numbers of the last heartbeats by worker; -1 for one that took programs and never sent one."""
+        """The numbers of the last heartbeats by worker; -1 for one that has none, or none that can be read."""
         beats = {}
         for stream in (queue.TASKS, queue.RETURNED):
-            found = await self.client.xinfo_consumers(stream, queue.GROUP)
-            beats.update({each["name"]: -1 for each in found if each["name"] != queue.NOBODY})
-        states = await self.client.hgetall(queue.WORKERS)
-        return beats | {name: int(json.loads(state)["beat"]) for name, state in states.items()}
+            consumers = await self.client.xinfo_consumers(stream, queue.GROUP)
+            beats.update({each["name"]: -1 for each in consumers if each["name"] != queue.NOBODY})
+        for name, text in (await self.client.hgetall(queue.WORKERS)).items():
+            state = read_heartbeat(text)
+            beats[name] = -1 if state is None else state["beat"]
+        return beats

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from rstar2.judge.protocol_version import PROTOCOL, conflict, is_compatible
 from rstar2.judge.queue import tasks as queue
-from rstar2.judge.queue.liveness import DEAD_AFTER_S
+from rstar2.judge.queue.liveness import DEAD_AFTER_S, read_heartbeat
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation
 from rstar2.judge.server.dispatcher import Dispatcher
 
@@ -24,12 +23,13 @@ BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 
 
 async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
-    """The last heartbeat of every worker of the queue, with its `name` and its `age_s`."""
-    found = await dispatcher.client.hgetall(queue.WORKERS)
+    """The last readable heartbeat of every worker of the queue, with its `name` and its `age_s`."""
+    texts = await dispatcher.client.hgetall(queue.WORKERS)
     now = time.monotonic()
     return [
-        {"name": name, **json.loads(text), "age_s": dispatcher.monitor.age_s(name, now)}
-        for name, text in sorted(found.items())
+        {"name": name, **state, "age_s": dispatcher.monitor.age_s(name, now)}
+        for name, text in sorted(texts.items())
+        if (state := read_heartbeat(text)) is not None
     ]
 
 
@@ -96,7 +96,7 @@ async def status_of(dispatcher: Dispatcher) -> dict[str, Any]:
         "outcomes": outcomes,
         "restarts": restarts,
         "isolation": weakest(live),
-        "exceptions": sorted({sentence for worker in live for sentence in worker["exceptions"]}),
+        "exceptions": sorted({sentence for worker in live for sentence in worker.get("exceptions", ())}),
         "queue_time": quantiles([queue_s for queue_s, _ in recent]),
         "run_time": quantiles([wall_s for _, wall_s in recent]),
         "workers": workers,

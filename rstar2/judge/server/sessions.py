@@ -22,9 +22,9 @@ async def _least_loaded_worker(dispatcher: Dispatcher) -> str:
     workers = understood(await living_workers(dispatcher))
     if not workers:
         raise HTTPException(503, "no worker lives")
-    fewest = min(worker["sessions"] for worker in workers)
+    fewest = min(worker.get("sessions", 0) for worker in workers)
     # Heartbeats are late: of many sessions opened at once, not all must go to one worker.
-    return str(random.choice([worker["name"] for worker in workers if worker["sessions"] == fewest]))
+    return str(random.choice([worker["name"] for worker in workers if worker.get("sessions", 0) == fewest]))
 
 
 def _worker_of(session: str) -> str:
@@ -38,9 +38,14 @@ def sessions_router(dispatcher: Dispatcher) -> APIRouter:
     router = APIRouter()
 
     async def send(
-        request: Request, run_id: str, command: SessionCommand, timeout_s: float, asked: str | None = None
+        request: Request,
+        run_id: str,
+        command: SessionCommand,
+        timeout_s: float,
+        fingerprint_source: str | None = None,
     ) -> str:
-        run = PendingRun(run_id, command.model_dump_json(), timeout_s, _worker_of(command.session), asked)
+        worker = _worker_of(command.session)
+        run = PendingRun(run_id, command.model_dump_json(), timeout_s, worker, fingerprint_source)
         [text] = await unless_disconnected(request, dispatcher.run([run]))
         return text
 

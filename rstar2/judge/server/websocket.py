@@ -29,7 +29,7 @@ from rstar2.judge.server.http import invalid_result, validation_message
 MAX_MESSAGE_CHARS = 8 << 20
 """A message is sent before it grows longer, if it holds more than one response."""
 MAX_UNREAD_CHARS = 64 << 20
-"""From a client that leaves so much unread nothing is read until it has read some of it."""
+"""If a client leaves more than this unread, nothing is read from it until it has read some of it."""
 STORED_AT_ONCE = 4
 """Results that are fetched from Redis for one message, when the client had left too much unread to keep them here."""
 RETRY_AFTER_S = 0.25
@@ -148,11 +148,11 @@ class StreamConnection:
         except QueueFull as error:
             self._queue(_Response(run_id, "retry_after_s", str(error.retry_after_s)))
             return
-        asked = PendingRun.from_request(run_id, request)
+        program = PendingRun.from_request(run_id, request)
         if same is None:
-            run = self.runs[run_id] = self.dispatcher.submit(asked)
+            run = self.runs[run_id] = self.dispatcher.submit(program)
             run.result.add_done_callback(partial(self._queue_result, run_id, run))
-        elif same.fingerprint != asked.fingerprint:
+        elif same.fingerprint != program.fingerprint:
             # The first program under the id goes on, and its result follows.
             self._queue(_Response(run_id, "result", _reused(run_id)))
 
@@ -219,11 +219,11 @@ class StreamConnection:
     async def _fetch_results(self, responses: list[_Response]) -> None:
         """Fill in results that were left in Redis; the client asks again for those that cannot be fetched now."""
         try:
-            found = await self.dispatcher.stored_results([response.id for response in responses])
+            results = await self.dispatcher.stored_results([response.id for response in responses])
         except RedisError:
-            found = {}
+            results = {}
         for response in responses:
-            if (text := found.get(response.id)) is None:
+            if (text := results.get(response.id)) is None:
                 response.kind, text = "retry_after_s", str(RETRY_AFTER_S)
             response.text = text
 

@@ -72,6 +72,8 @@ class JudgeSupervisor(Supervisor):
         self.required: Isolation | None = None
         """The tier that this judge requires of all workers of its queue."""
         self.renew_at = 0.0
+        self.conflict = ""
+        """Which part of the queue did not fit what this judge requires when that was last renewed, as it was logged."""
 
     def start(self) -> None:
         """Start every part and wait until the service answers, or until this process is to stop.
@@ -270,19 +272,24 @@ class JudgeSupervisor(Supervisor):
         )
 
     def _require(self, client: redis.Redis, tier: Isolation) -> None:
-        """Require a tier of all workers of the queue, for the next while; UserError if a part of it does not fit."""
+        """Require a tier and our version of all workers of the queue; UserError if a part of it does not fit."""
         self.renew_at = time.monotonic() + requirements.RENEW_S
-        requirements.check_required(execute(client, requirements.require(self.judge_name, tier)), tier)
+        command = requirements.require(self.judge_name, tier, renew=self.required is not None)
+        requirements.check_required(execute(client, command), tier)
         self.required = tier
 
-    def _renew_required_isolation(self) -> None:
+    def _renew_requirement(self) -> None:
         tier = self.required
         if tier is None or time.monotonic() < self.renew_at:
             return
+        conflict = ""
         try:
             self._in_redis(f"require {tier} again", lambda client: self._require(client, tier))
         except UserError as error:
-            log.error("%s", error.message)
+            conflict = str(error)
+            if conflict != self.conflict:
+                log.error("%s. %s", error.message, error.hint)
+        self.conflict = conflict
 
     def _worker_failure(self, number: int) -> RStarError:
         log = self.logs / f"worker-{number}.log"
@@ -300,7 +307,7 @@ class JudgeSupervisor(Supervisor):
 
     def check(self) -> None:
         self._count_restarts()
-        self._renew_required_isolation()
+        self._renew_requirement()
 
     def restart_failed(self, error: RStarError) -> None:
         # It is tried again after a pause.

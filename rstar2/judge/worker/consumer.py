@@ -38,6 +38,9 @@ FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 REMIND_S = 60.0
 """How often a lost connection is logged while it is lost."""
+STABLE_S = 10.0
+"""A connection that is lost sooner was not back: a Redis whose memory is full takes one command and refuses the next.
+"""
 HUNG_S = 300.0
 """The thread that runs programs hangs if it does nothing for this long, besides the time limit of its program. Building
 a jail again, and loading a zygote's libraries, takes less on a slow machine."""
@@ -84,6 +87,8 @@ class Consumer:
         self.beats = 0
         """Heartbeats that Redis took together with everything else it was sent."""
         self.next_beat = 0.0
+        self.connected_at = 0.0
+        """Monotonic seconds at which the worker last registered."""
         self.next_warning = 0.0
         self.rejected: UserError | None = None
         """Why the worker may not work for this queue."""
@@ -116,7 +121,8 @@ class Consumer:
     def _disconnected(self, error: redis.RedisError) -> None:
         """The server is gone, frozen or new: results stay here until it is back."""
         now = time.monotonic()
-        if self.local.connected or now >= self.next_warning:
+        is_new = self.local.connected and now - self.connected_at > STABLE_S
+        if is_new or now >= self.next_warning:
             log.warning("redis: %s; trying again until it answers", error)
             self.next_warning = now + REMIND_S
         self.local.set_connected(False)
@@ -142,6 +148,7 @@ class Consumer:
                         execute(self.client, queue.make_groups(self.streams))
                         self._recover_delivered()
                         local.set_connected(True)
+                        self.connected_at = time.monotonic()
                     self._exchange(waits=False)
                     if local.stopping and local.current is None and not local.cells and not local.results:
                         execute(self.client, queue.remove_worker(self.name))

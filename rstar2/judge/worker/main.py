@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 import redis
+from pydantic import ValidationError
 
 from rstar2.judge.fail_fast import fail_fast
 from rstar2.judge.queue import tasks as queue
@@ -41,7 +42,11 @@ def run_task(sandbox: Sandbox, task: Task) -> RunResult:
     if task.tries >= queue.MAX_TRIES:
         reason = f"{task.tries} workers died while they held this program"
         return RunResult(id=task.id, outcome="lost", stderr=reason, queue_s=queued_s)
-    request = RunRequest.model_validate_json(task.body, extra="ignore")
+    try:
+        request = RunRequest.model_validate_json(task.body, extra="ignore")
+    except ValidationError as error:
+        log.error("task %r is no program: %s", task.id, error)
+        return RunResult(id=task.id, outcome="lost", stderr=queue.UNREADABLE, queue_s=queued_s)
     result = sandbox.run(request, task.id)
     result.queue_s = queued_s
     return result

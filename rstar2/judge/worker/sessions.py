@@ -6,6 +6,7 @@ short, and then goes on to other sessions and programs. The cells that compute t
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -13,6 +14,8 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+
+from pydantic import ValidationError
 
 from rstar2.errors import Failure
 from rstar2.judge.queue import tasks as queue
@@ -26,6 +29,7 @@ MAX_SESSIONS = 256
 """In one worker; each is a process that holds its memory."""
 ENDED_KEPT = 1000
 CHECK_EVERY_S = 1.0
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -80,7 +84,12 @@ class WorkerSessions:
 
     def run_task(self, task: Task) -> None:
         """Run the current task of the local queue, and hand in its result. A long cell goes on beside later tasks."""
-        command = SessionCommand.model_validate_json(task.body, extra="ignore")
+        try:
+            command = SessionCommand.model_validate_json(task.body, extra="ignore")
+        except ValidationError as error:
+            log.error("task %r is nothing for a session: %s", task.id, error)
+            self.local.finish(task, lost_cell(task.id, queue.UNREADABLE))
+            return
         if command.action == "open":
             self.local.finish(task, self._open(task.id, command, _queued_s(task)))
         elif (future := self._submit(task, command)) is None:

@@ -13,7 +13,14 @@ from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.schema import RunResult
 from rstar2.judge.server import dispatcher as dispatcher_module
-from rstar2.judge.server.dispatcher import RESULTS_AT_ONCE, Dispatcher, IdReused, PendingRun, QueueFull
+from rstar2.judge.server.dispatcher import (
+    RESULTS_AT_ONCE,
+    Dispatcher,
+    IdReused,
+    PendingRun,
+    QueueFull,
+    QueueRefuses,
+)
 
 
 async def test_missed_results_are_fetched_the_long_ones_a_few_at_a_time(
@@ -91,6 +98,21 @@ async def test_what_was_to_be_cancelled_is_so_where_another_program_under_its_id
     assert isinstance(other.result.exception(), IdReused)
     await dispatcher._send_batch()
     assert await dispatcher.client.execute_command(*queue.get_state("a")) == queue.CANCELLED
+    await dispatcher.close()
+
+
+async def test_what_redis_never_takes_is_not_tried_for_ever(server: EmbeddedRedis) -> None:
+    dispatcher = Dispatcher(server.url, max_queued=1000, max_queued_bytes=1 << 30)
+    with redis.Redis.from_url(server.url) as client:
+        for name in ("cancelled", "sent"):
+            client.hset(queue.state_key(name), "no", "state")
+    sent = dispatcher.submit(PendingRun("sent", "{}", timeout_s=10.0))
+    sent.may_be_stored = True
+    dispatcher.cancelled.append("cancelled")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        await dispatcher._send_batch()
+    assert isinstance(sent.result.exception(), QueueRefuses)
+    assert (dispatcher.unsent, dispatcher.cancelled) == ([], [])
     await dispatcher.close()
 
 

@@ -199,6 +199,20 @@ def test_what_is_no_order_ends_the_connection_by_the_name_of_its_field(
     assert sum(status(judge)["outcomes"].values()) == before
 
 
+def test_a_text_that_is_no_utf8_ends_the_connection_and_takes_one_line_of_the_log(
+    judge: JudgeHandle, stream: ClientConnection
+) -> None:
+    log = Path(judge.folder) / "logs" / "api.log"
+    before = len(log.read_text())
+    stream.send(b"\xff", text=True)
+    with pytest.raises(ConnectionClosed) as closed:
+        stream.recv(timeout=600)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1007
+    [line] = log.read_text()[before:].splitlines()
+    assert "UTF-8" in line
+
+
 def test_a_page_in_a_browser_is_not_let_in(judge: JudgeHandle) -> None:
     with pytest.raises(InvalidStatus, match="403"):
         dial(judge, {"Origin": "http://elsewhere.example"})

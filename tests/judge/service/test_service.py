@@ -338,6 +338,91 @@ def test_what_a_killed_judge_required_expires(server: EmbeddedRedis) -> None:
         assert client.execute_command(*requirements.require("judge", "strict")) == []
 
 
+@pytest.mark.slow
+def test_a_running_judge_goes_on_requiring_its_tier_beside_a_worker_that_does_not_fit(
+    tmp_path: Path, server: EmbeddedRedis
+) -> None:
+    with (
+        redis.Redis.from_url(server.url, decode_responses=True) as client,
+        running_judge(tmp_path, workers=1, redis_url=server.url, preload=False) as judge,
+    ):
+
+        def valid_till() -> float:
+            [text] = client.hvals(requirements.REQUIREMENTS)
+            return float(json.loads(text)["till"])
+
+        def is_renewed() -> bool:
+            # A worker of version 0.1.0 lives on the queue.
+            state = {"isolation": judge.isolation, "beat": time.monotonic_ns()} | ALWAYS
+            client.hset(queue.WORKERS, "older", json.dumps(state))
+            return "worker older speaks an older version" in log.read_text() and valid_till() > before
+
+        log, before = tmp_path / "logs" / "supervisor.log", valid_till()
+        wait_until(is_renewed)
+        assert "Update rstar2 for the machine of worker older" in log.read_text()
+
+
+REGISTER_0_1 = """
+local now = tonumber(redis.call('TIME')[1])
+local known = redis.call('HGETALL', KEYS[1])
+for i = 1, #known, 2 do
+  local requirement = cjson.decode(known[i + 1])
+  if requirement.till < now then
+    redis.call('HDEL', KEYS[1], known[i])
+  elseif string.find(ARGV[1], requirement.tier, 1, true) then
+    return requirement.tier
+  end
+end
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+return ''
+"""
+"""How workers of version 0.1.0 register."""
+REQUIRE_0_1 = """
+local now = tonumber(redis.call('TIME')[1])
+redis.call('HSET', KEYS[1], ARGV[2], cjson.encode({tier = ARGV[3], till = now + tonumber(ARGV[4])}))
+return ''
+"""
+"""How judges of version 0.1.0 require a tier if no worker is weaker."""
+
+
+@pytest.mark.parametrize("isolation", ["strict", "landlock", "none"])
+def test_workers_and_judges_of_version_0_1_cannot_join_a_judge(server: EmbeddedRedis, isolation: str) -> None:
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        keys = ("rstar2:judge:required_isolation", "rstar2:judge:workers")
+        stronger = {"strict": "", "landlock": "strict", "none": "landlock strict"}[isolation]
+        join = (REGISTER_0_1, 2, *keys, stronger, "older", json.dumps({"isolation": isolation, "at": 0}))
+        assert client.eval(*join) == ""
+        client.delete(queue.WORKERS)
+        assert client.execute_command(*requirements.require("judge", "landlock")) == []
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            client.eval(*join)
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            client.eval(REQUIRE_0_1, 2, *keys, "", "older", isolation, 15)
+        assert not client.exists(queue.WORKERS)
+
+
+def test_nothing_joins_a_judge_of_version_0_1(server: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        keys = ("rstar2:judge:required_isolation", "rstar2:judge:workers")
+        conflict = ["protocol", "judge older", ""]
+        client.eval(REQUIRE_0_1, 2, *keys, "", "older", "landlock", 15)
+        assert client.execute_command(*requirements.register("w", heartbeat("strict"))) == conflict
+        assert client.execute_command(*requirements.require("judge", "strict")) == conflict
+        client.eval(REQUIRE_0_1, 2, *keys, "", "older", "landlock", -1)
+        assert client.execute_command(*requirements.register("w", heartbeat("strict"))) == []
+        assert client.execute_command(*requirements.require("judge", "strict")) == []
+
+
+def test_what_no_part_of_a_judge_wrote_is_no_requirement_and_no_worker(server: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        for number, text in enumerate(("", "[]", "{}", '{"at": "now", "till": "now", "tier": 1}')):
+            client.hset(requirements.REQUIREMENTS, f"broken{number}", text)
+            client.hset(queue.WORKERS, f"broken{number}", text)
+        assert client.execute_command(*requirements.require("judge", "strict")) == []
+        assert client.execute_command(*requirements.register("w", heartbeat("strict"))) == []
+        assert client.hkeys(requirements.REQUIREMENTS) == ["judge"]
+
+
 def test_a_worker_that_speaks_another_version_does_not_join(server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         client.execute_command(*requirements.require("judge", "landlock"))

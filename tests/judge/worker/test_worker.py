@@ -347,6 +347,16 @@ def test_a_lost_queue_is_logged_once_and_then_now_and_then(
     lost.next_warning = 0.0
     lost._disconnected(redis.ConnectionError("still away"))
     assert "still away" in caplog.messages[-1]
+    # One that accepts the worker and refuses the next command is still lost.
+    for _ in range(20):
+        local.set_connected(True)
+        lost.connected_at = time.monotonic()
+        lost._disconnected(redis.OutOfMemoryError("full"))
+    assert "full" not in caplog.text
+    local.set_connected(True)
+    lost.connected_at -= 2 * consumer.STABLE_S
+    lost._disconnected(redis.OutOfMemoryError("full"))
+    assert "full" in caplog.messages[-1]
 
 
 def test_over_a_slow_link_a_worker_holds_what_it_runs_during_two_exchanges() -> None:
