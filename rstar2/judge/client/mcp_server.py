@@ -74,7 +74,7 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
     @server.tool()
     async def open_session() -> SessionInfo:
         """Start a Python process that keeps its variables from cell to cell; it ends after long idleness."""
-        session = JudgeSession(client, wait_s=WAIT_S)
+        session = JudgeSession(client)
         with _told():
             await session.__aenter__()
         assert session.info is not None

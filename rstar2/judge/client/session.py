@@ -16,20 +16,21 @@ class JudgeSession:
 
     Args:
         asked: memory and time limits.
-        wait_s: how long to wait for a cell's result beyond the cell's own limit, retries included.
+        wait_s: how long to wait for a cell's result beyond the cell's own limit, retries included. A cell also waits
+            while its worker runs a program or other cells have their turns. None: as long as the client waits.
 
     Raises:
         TypeError: the client is none of asyncio's.
     """
 
     def __init__(
-        self, client: JudgeClient, asked: SessionRequest | None = None, wait_s: float = 60.0
+        self, client: JudgeClient, asked: SessionRequest | None = None, wait_s: float | None = None
     ) -> None:
         if not isinstance(client, JudgeClient):
             raise TypeError(f"a session is async and needs a JudgeClient, not {type(client).__name__}")
         self.client = client
         self.asked = asked or SessionRequest()
-        self.wait_s = wait_s
+        self.wait_s = client.wait_s if wait_s is None else wait_s
         self.info: SessionInfo | None = None
 
     async def run(self, cell: CellRequest) -> CellResult:

@@ -93,7 +93,7 @@ class Notebook:
 
         judge = self._context.judge
         asked = SessionRequest(memory_mb=self._context.limits.memory_mb, idle_s=IDLE_S, total_s=SESSION_S)
-        return await JudgeSession(judge, asked, wait_s=judge.wait_s).__aenter__()
+        return await JudgeSession(judge, asked).__aenter__()
 
     async def aclose(self) -> None:
         """End the session, if there is one. A judge that does not answer ends it by itself, as it is idle."""

@@ -594,3 +594,32 @@ def test_one_cell_computes_at_a_time_and_waiting_for_it_does_not_count(
         if each_was_alone and honest.outcome == "ok":
             return
     pytest.fail(f"the honest cell: {honest.outcome}, all in {elapsed:g} s, each alone: {each_was_alone}")
+
+
+def _used_until_the_first_of_eight_cells_ends(sandbox: Sandbox) -> tuple[list[RunResult], float]:
+    """The results of eight cells of half a second each that compute at the same time, and their CPU time until one ended."""
+    before = programs(os.getpid())
+    sessions = [sandbox.open_session(kind="bare") for _ in range(8)]
+    for session in sessions:
+        cell(session, "import time")
+    pids = [pid for pid in programs(os.getpid()) if pid not in before]
+    used_before = sum(_all_used(pids).values())
+    cells = Cells()
+    code = "end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    for number, session in enumerate(sessions):
+        cells.begin(str(number), session, code)
+    wait_until(lambda: cells.results)
+    used = sum(_all_used(pids).values()) - used_before
+    cells.end()
+    for session in sessions:
+        session.close()
+    return list(cells.results.values()), used
+
+
+def test_cells_that_compute_end_one_after_another_and_not_all_at_the_end(
+    worker: ThisUser | OrdinaryUser,
+) -> None:
+    results, used = worker.do(_used_until_the_first_of_eight_cells_ends)
+    assert [result.outcome for result in results] == ["ok"] * 8
+    # Half a second is the first cell's, and the others had half of the turns until then. If all had the same: 4 s.
+    assert used < 2

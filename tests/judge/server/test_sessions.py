@@ -406,7 +406,8 @@ async def test_the_client_asks_again_on_a_broken_connection_and_the_cell_runs_on
             assert (await session.run(CellRequest(code="n", timeout_s=TIMEOUT_S))).value == "1"
 
 
-async def test_a_session_is_given_up_when_no_judge_answers_in_time() -> None:
+@pytest.mark.parametrize("own_wait_s", [True, False])
+async def test_a_session_is_given_up_when_no_judge_answers_in_time(own_wait_s: bool) -> None:
     async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>")
@@ -414,8 +415,9 @@ async def test_a_session_is_given_up_when_no_judge_answers_in_time() -> None:
 
     async with await asyncio.start_server(page, "127.0.0.1") as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with JudgeClient(url) as client:
-            session = JudgeSession(client, wait_s=0.3 - OPEN_S)
+        wait_s = 0.3 - OPEN_S
+        async with JudgeClient(url, wait_s=600.0 if own_wait_s else wait_s) as client:
+            session = JudgeSession(client, wait_s=wait_s if own_wait_s else None)
             with pytest.raises(JudgeError, match="in time"):
                 await asyncio.wait_for(session.__aenter__(), TIMEOUT_S)
 

@@ -1,7 +1,8 @@
 """Stops sessions: each between its cells, and all but one of those whose cells compute at the same time.
 
 Together the sessions of a zygote thus take no more of the processors than one program does. A cell that sleeps delays
-no other cell.
+no other cell. Every second turn belongs to the cell that began first. If all cells had the same share, those that began
+together would all end late, at the same time, and none before its client gives up.
 
 Sessions are stopped with SIGSTOP, because every tier and every user can do that; only root can use the freezer of
 control groups. A program can neither catch the signal nor undo it: what could continue a stopped process is stopped too
@@ -93,12 +94,12 @@ class Turns:
     """Lets one of the sessions compute whose cells are running.
 
     A cell takes its place in the line when it begins. It leaves the line when it is seen sleeping, and returns to the
-    end of the line when it is seen computing again.
+    end of the line when it is seen computing again. Every second turn is that of the oldest cell in the line.
     """
 
     def __init__(self) -> None:
         self._running: list[ProcessTree] = []
-        """The sessions whose cells are running."""
+        """The sessions whose cells are running. The oldest cell comes first."""
         self._line: deque[ProcessTree] = deque()
         """Those that compute. The first one has its turn, the others are stopped."""
         self._ends = 0.0
@@ -132,11 +133,14 @@ class Turns:
         computing = [
             session for session in self._running if session not in self._line and session.is_computing()
         ]
-        if self._line:
-            first = self._line.popleft()
-            if first.is_computing():
-                computing.append(first)
+        last = self._line.popleft() if self._line else None
+        if last is not None and last.is_computing():
+            computing.append(last)
         self._line.extend(computing)
+        oldest = next((session for session in self._running if session in self._line), None)
+        if oldest is not None and oldest is not last:
+            self._line.remove(oldest)
+            self._line.appendleft(oldest)
         self._give_turn()
         # Looking at many sessions takes long itself. The random time is one that no program can prepare for.
         took = time.monotonic() - began
