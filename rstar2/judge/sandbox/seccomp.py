@@ -112,7 +112,11 @@ _UNCACHED = os.O_DIRECT | os.O_DSYNC
 _MS_SYNC = 4
 # Bits of a clock that is the CPU time of a process, or of one of the caller's own threads.
 _CPU_CLOCK, _CPU_CLOCK_OF_THREAD = 1 << 31, 1 << 31 | 4
+_INT = 0xFFFFFFFF
+"""The bits of an argument that the kernel takes for an int. It ignores the others, which a filter compares too."""
 _SO_SNDBUF, _SO_RCVBUF = 7, 8
+_SOCKET_OPTIONS = ((0, 4), (4, 2), (6, 1), (9, 1), (10, 2), (12, 4), (16, 16), (32, 32), (64, 64))
+"""All options of sockets but these two: the first number of each span, and how many there are, a power of two."""
 # FIOASYNC, FIOSETOWN and SIOCSPGRP, which do the same by ioctl.
 _IOCTLS_REFUSED = (0x5452, 0x8901, 0x8902)
 TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
@@ -206,10 +210,10 @@ def _common() -> _Rules:
         rules.allow("madvise", rules.when(2, advice))
     rules.refuse(_EXTENDED_ATTRIBUTES, with_errno=errno.EOPNOTSUPP)
     # A larger buffer of a socket is kernel memory. Asking for one does nothing, as beyond the kernel's own limit.
-    rules.allow("setsockopt", rules.lib.Arg(2, rules.lib.LT, _SO_SNDBUF))
-    rules.allow("setsockopt", rules.lib.Arg(2, rules.lib.GT, _SO_RCVBUF))
+    for first, count in _SOCKET_OPTIONS:
+        rules.allow("setsockopt", rules.when(2, first, _INT & -count))
     for option in (_SO_SNDBUF, _SO_RCVBUF):
-        rules.refuse("setsockopt", rules.when(2, option), with_errno=0)
+        rules.refuse("setsockopt", rules.when(2, option, _INT), with_errno=0)
     # Only the caller's own; not those of a group or of all processes of a user, such as other workers' programs.
     rules.allow("setpriority", rules.when(0, os.PRIO_PROCESS), rules.when(1, 0))
     rules.refuse("setpriority", rules.unless(0, os.PRIO_PROCESS))
@@ -292,5 +296,6 @@ def landlock_filter(abi: int) -> bytes:
 
 def _add_kill(rules: _Rules) -> None:
     # A parent outside the namespace has the id 0 here, which to kill() means "my whole group".
-    rules.allow("kill", rules.unless(0, 0))
-    rules.refuse("kill", rules.when(0, 0))
+    for bit in range(32):
+        rules.allow("kill", rules.when(0, 1 << bit, 1 << bit))
+    rules.refuse("kill", rules.when(0, 0, _INT))

@@ -116,6 +116,68 @@ print(subprocess.run([sys.executable, '-c', 'print(1+1)'], capture_output=True).
     "b'2\\n'\n",
     strict_only=PROCESSES,
 )
+case(
+    "honest/manager",
+    """
+from multiprocessing import Manager, Process
+def add(numbers, number): numbers[number] = number
+with Manager() as manager:
+    numbers = manager.dict()
+    processes = [Process(target=add, args=(numbers, number)) for number in range(16)]
+    [process.start() for process in processes]; [process.join() for process in processes]
+    print(sum(numbers.values()))
+""",
+    "ok",
+    "120\n",
+    strict_only=PROCESSES,
+)
+case(
+    "honest/server of connections",
+    """
+import asyncio
+async def answer(reader, writer):
+    writer.write((await reader.readline()).upper()); await writer.drain(); writer.close()
+async def ask(number):
+    reader, writer = await asyncio.open_unix_connection('server')
+    writer.write(b'q%d\\n' % number)
+    answered = await reader.readline(); writer.close()
+    return answered == b'Q%d\\n' % number
+async def main():
+    async with await asyncio.start_unix_server(answer, 'server'):
+        print(all(await asyncio.gather(*map(ask, range(10)))))
+asyncio.run(main())
+""",
+    "ok",
+    "True\n",
+    strict_only="opens sockets, which the landlock tier refuses",
+)
+case(
+    "honest/web server",
+    """
+import http.client, http.server, socket, socketserver, threading
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b'page')
+    def log_message(self, *arguments): pass
+    def address_string(self): return ''
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer): pass
+server = Server('server', Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+pages = []
+def get():
+    connection = http.client.HTTPConnection('localhost')
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect('server')
+    connection.request('GET', '/')
+    pages.append(connection.getresponse().read())
+threads = [threading.Thread(target=get) for _ in range(20)]
+[thread.start() for thread in threads]; [thread.join() for thread in threads]
+print(pages == [b'page'] * 20)
+""",
+    "ok",
+    "True\n",
+    strict_only="opens sockets, which the landlock tier refuses",
+)
 case("honest/async", "import asyncio\nasync def f(): return 3\nprint(asyncio.run(f()))", "ok", "3\n")
 case(
     "honest/files", "open('a', 'w').write('x')\nprint(open('a').read())", "ok", "x\n", checks=("no_leftover",)

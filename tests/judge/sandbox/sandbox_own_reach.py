@@ -278,6 +278,39 @@ print(one.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED))
     "ok",
     "0\n0\n1\n",
 )
+case(
+    "kernel memory/socket buffers by upper bits",
+    """
+import ctypes, os, socket
+libc = ctypes.CDLL(None)
+number = {'x86_64': 54, 'aarch64': 208}[os.uname().machine]
+one, other = socket.socketpair()
+for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+    before = one.getsockopt(socket.SOL_SOCKET, option)
+    size = ctypes.byref(ctypes.c_int(2 * before))
+    for bits in (1 << 32, -1 << 32):
+        libc.syscall(number, one.fileno(), socket.SOL_SOCKET, ctypes.c_long(option | bits), size, 4)
+        print(one.getsockopt(socket.SOL_SOCKET, option) - before)
+""",
+    "ok",
+    "0\n" * 4,
+)
+case(
+    "signal/own group by upper bits",
+    """
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+number = {'x86_64': 62, 'aarch64': 129}[os.uname().machine]
+signal.signal(signal.SIGUSR1, lambda *arguments: print('PWNED'))
+for bits in (0, 1 << 32, -1 << 32): print(libc.syscall(number, ctypes.c_long(bits), signal.SIGUSR1))
+# Its own group by name, and a process.
+signal.signal(signal.SIGUSR1, lambda *arguments: print('signalled'))
+os.kill(os.getpid(), signal.SIGUSR1)
+os.kill(-os.getpgrp(), signal.SIGUSR1)
+""",
+    "ok",
+    "-1\n" * 3 + "signalled\n" * 2,
+)
 if os.uname().machine == "x86_64":
     # CLONE_VM, CLONE_SIGHAND and CLONE_THREAD without CLONE_FILES.
     attempt("share/thread with files of its own", "check(libc.syscall(56, 0x10900, 0, 0, 0, 0))", LIBC)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from support.judge.ordinary_user import OrdinaryUser, ThisUser, start_sandbox
 from support.waiting import TIMEOUT_S
 
 from rstar2.judge.sandbox.host import cgroups
-from rstar2.judge.sandbox.inside.scratch import bytes_of_deleted_files
+from rstar2.judge.sandbox.inside import cleaner
+from rstar2.judge.sandbox.inside.namespaces import MAX_WAITING
+from rstar2.judge.sandbox.inside.scratch import Scratch, bytes_of_deleted_files
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.sandbox.tiers import MAX_PROCESSES
 from rstar2.judge.schema import Isolation, RunRequest, RunResult
@@ -213,19 +216,38 @@ for _ in range(8):
     if os.fork() == 0: fill()
 fill()
 """
-# Data waits for a listener that accepts nothing, although those who sent it have closed their ends.
-_IN_CONNECTIONS = """
+# The data of senders that have closed their sockets waits for one that accepts, or receives, nothing.
+_WAITING = """
+import socket
+def count(kind):
+    receiver = socket.socket(socket.AF_UNIX, kind)
+    receiver.bind(kind.name)
+    if kind != socket.SOCK_DGRAM: receiver.listen(4096)
+    waiting = 0
+    try:
+        while waiting < 1000:
+            with socket.socket(socket.AF_UNIX, kind) as sender:
+                sender.setblocking(False)
+                sender.connect(kind.name)
+                sender.send(b'x')
+            waiting += 1
+    except BlockingIOError: pass
+    return waiting
+print(*[count(kind) for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM)])
+"""
+_IN_DATAGRAMS = """
 import os, socket, time
-listener = socket.socket(socket.AF_UNIX)
-listener.bind('listener')
-listener.listen(4096)
-for _ in range(2000):
-    with socket.socket(socket.AF_UNIX) as sender:
-        sender.connect('listener')
-        sender.setblocking(False)
-        try:
-            while True: sender.send(bytes(65536))
-        except BlockingIOError: pass
+receivers = []
+def leave(number):
+    receivers.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    receivers[-1].bind(f'receiver {number}')
+    try:
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.sendto(bytes(200_000), f'receiver {number}')
+    except BlockingIOError: pass
+for number in range(60): leave(number)
 time.sleep(600)
 """
 _IN_MAPPINGS = """
@@ -248,11 +270,67 @@ def test_shared_memory_counts(worker: Worker) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
-    [_IN_CHILDREN, _IN_SOCKETS, _IN_CONNECTIONS, _IN_MAPPINGS],
-    ids=["memory", "sockets", "connections", "mappings"],
+    [_IN_CHILDREN, _IN_SOCKETS, _IN_DATAGRAMS, _IN_MAPPINGS],
+    ids=["memory", "sockets", "datagrams", "mappings"],
 )
 def test_what_all_processes_of_a_program_have_counts(strict_user: OrdinaryUser, code: str) -> None:
     assert strict_user.do(_run, code, TIMEOUT_S, 64).outcome == "memory"
+
+
+@pytest.mark.parametrize("user", ["strict", "strict_user"])
+def test_little_waits_in_a_socket_that_its_program_does_not_read(
+    request: pytest.FixtureRequest, user: str
+) -> None:
+    sandbox = request.getfixturevalue(user)
+    worker = sandbox if isinstance(sandbox, OrdinaryUser) else ThisUser(sandbox)
+    result = worker.do(_run, _WAITING, TIMEOUT_S, 256)
+    assert result.stdout == f"{MAX_WAITING} {MAX_WAITING} {MAX_WAITING}\n", result
+
+
+_NAMES = """
+import socket, time
+sockets = []
+def bind(name):
+    sockets.append(socket.socket(socket.AF_UNIX))
+    sockets[-1].bind(name)
+bind(b'\\0\\n1 2 3 4 5 6 x 8 9')
+# As the kernel lists connections that wait for the session to accept them.
+for number in range(200): bind(b'\\0%03d' % number + b'\\n0 0 0 0 0 0 0 @session' * 3)
+time.sleep(1)
+print(len(sockets))
+"""
+_LISTEN = "import socket\nlistener = socket.socket(socket.AF_UNIX)\nlistener.bind('\\0session')\nlistener.listen()"
+
+
+def _names_beside_a_session(sandbox: Sandbox) -> tuple[RunResult, str | None]:
+    session = sandbox.open_session(memory_mb=64, kind="bare")
+    session.run_cell(_LISTEN, TIMEOUT_S, "a")
+    result = _run(sandbox, _NAMES, TIMEOUT_S, 1024)
+    value = session.run_cell("listener.getsockname()", TIMEOUT_S, "b").value
+    session.close()
+    return result, value
+
+
+@pytest.mark.slow
+def test_names_of_sockets_end_no_session(strict_user: OrdinaryUser) -> None:
+    result, value = strict_user.do(_names_beside_a_session)
+    assert (result.outcome, result.stdout) == ("ok", "201\n"), result
+    assert value == r"b'\x00session'"
+
+
+def test_a_program_that_cannot_be_measured_ends_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(pids: list[int], enough: int) -> int:
+        raise ValueError("a name that cannot be read")
+
+    monkeypatch.setattr(cleaner, "memory_bytes", fail)
+    process = cleaner.Cleaner(Scratch((str(tmp_path),), dedicated=False))
+    assert [process.exceeded_limit([os.getpid()], 1, "") for _ in range(2)] == [None, None]
+    assert process.clean()
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)
+    assert capfd.readouterr().err.count("a name that cannot be read") == 1
 
 
 def _without_control_groups(folder: Path, tier: Isolation, *code: str) -> Sandbox:

@@ -56,7 +56,7 @@ class Cleaner:
             folder: where they write, if there is no file system with a quota; empty: do not count.
 
         Returns:
-            None if something in the folder was moved or removed while it was measured.
+            None if it could not be measured, above all because something in the folder was moved or removed meanwhile.
         """
         answer: str | None = self._ask("check", pids, most_memory, folder)
         return answer
@@ -88,6 +88,7 @@ def _serve(requests: _socket.socket, scratch: Scratch) -> NoReturn:
     os.closerange(3, requests.fileno())
     os.closerange(requests.fileno() + 1, 1 << 16)
     answer: bool | str | None
+    has_failed = False
     while True:
         try:
             question, (fd,) = wire.receive(requests)
@@ -100,7 +101,14 @@ def _serve(requests: _socket.socket, scratch: Scratch) -> NoReturn:
                 scratch.take_snapshot()
                 answer = True
             case ["check", pids, most_memory, folder]:
-                answer = _exceeded_limit(pids, most_memory, folder)
+                try:
+                    answer = _exceeded_limit(pids, most_memory, folder)
+                except Exception:  # noqa: BLE001 - one program that cannot be measured must not end all the others
+                    answer = None
+                    # Only the first one: a program that causes it may do so at every check.
+                    if not has_failed:
+                        sys.excepthook(*sys.exc_info())
+                    has_failed = True
         asker = _socket.socket(fileno=fd)
         try:
             wire.send(asker, answer)

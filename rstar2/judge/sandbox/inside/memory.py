@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import stat
 
-from rstar2.judge.sandbox.inside import processes
+from rstar2.judge.sandbox.inside import namespaces, processes
 
-_SOCKET_BYTES = 208 << 10
-"""What the kernel lets wait in a socket with a buffer of the usual size. Source: net.core.wmem_default."""
+_BUFFER_BYTES = 208 << 10
+"""What one socket may have sent that nobody has received yet. Source: net.core.wmem_default."""
+_SOCKET_BYTES = _BUFFER_BYTES * (1 + namespaces.MAX_WAITING)
+"""What a socket may have sent, and what senders that have ended may have left waiting for it."""
 _MAPPING_BYTES = 1 << 10
 """What the kernel needs for one mapping of a process; shared ones need an inode, too."""
 _RESIDENT = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
@@ -56,18 +58,8 @@ def _count_mappings(pid: int) -> int:
 
 def _socket_bytes(pids: list[int]) -> int:
     """What may wait in the sockets of processes, and in connections to them that they have not accepted."""
-    inodes = {
+    # Not what does wait: the kernel's list of sockets has the names that programs chose, unescaped.
+    sockets = {
         file.st_ino for pid in pids for file in processes.open_files(pid) if stat.S_ISSOCK(file.st_mode)
     }
-    if not inodes:
-        return 0
-    try:
-        with open("/proc/self/net/unix", "rb") as listed:
-            # Num RefCount Protocol Flags Type St Inode, and a path if it has one.
-            sockets = [line.split(maxsplit=7) for line in listed.readlines()[1:]]
-    except OSError:
-        sockets = []
-    addresses = {fields[7] for fields in sockets if len(fields) > 7 and int(fields[6]) in inodes}
-    # A connection that is not accepted has no inode, and the address that it was made to.
-    waiting = sum(1 for fields in sockets if len(fields) > 7 and fields[6] == b"0" and fields[7] in addresses)
-    return _SOCKET_BYTES * (len(inodes) + waiting)
+    return _SOCKET_BYTES * len(sockets)

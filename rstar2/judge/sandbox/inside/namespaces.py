@@ -40,6 +40,10 @@ WRITABLE = tuple(_WRITABLE.values())
 
 OWNED = (*WRITABLE, _SCRATCH, PRELOAD_DIR)
 """The folders that belong to the user of the jail, which programs run as where the worker is not root."""
+MAX_WAITING = 10
+"""Connections that may wait for a listening socket of a program, and datagrams for a socket that receives them."""
+_WAITING_LIMITS = ("core/somaxconn", "unix/max_dgram_qlen")
+"""The settings of a network namespace for that. The kernel lets one more wait."""
 _PENDING_SIGNALS = 4096
 """Of all programs and sessions of a worker; the kernel counts them for the worker's user, too."""
 
@@ -63,6 +67,7 @@ def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> boo
         _build_root(spec)
     elif spec["user_namespace"]:
         ask_for_mapping()
+    _limit_waiting()
     child = os.fork()
     if child:
         os.closerange(0, 256)
@@ -70,6 +75,19 @@ def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> boo
         return True
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
     return False
+
+
+def _limit_waiting() -> None:
+    """Bound what may wait in sockets of the new network namespace, while there is a /proc with its settings.
+
+    Each connection that waits holds a buffer of a socket that its sender has closed. Nothing is changed if /proc/sys is
+    read-only, as in many containers, or if the kernel has these settings for the machine's own namespace only.
+    """
+    for name in _WAITING_LIMITS:
+        try:
+            _write(f"/proc/sys/net/{name}", str(MAX_WAITING - 1))
+        except OSError:
+            continue
 
 
 def _build_root(spec: JailSpec) -> None:
