@@ -1,4 +1,4 @@
-"""Which judge runs here, also one that an earlier version started."""
+"""Which judge runs here, also one that an earlier or a later version started."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from rstar2.judge.service.settings import JudgeHandle
 from rstar2.judge.service.state import SUPERVISORS, current_judge, end_judge, read_state, state_file
 
 
-@pytest.mark.parametrize("module", ["rstar2.judge.service.supervisor", "rstar2.judge.supervisor"])
-def test_a_judge_of_this_version_and_of_the_one_before_is_found_and_ended(
-    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("module", "added"),
+    [
+        ("rstar2.judge.service.supervisor", ""),
+        ("rstar2.judge.supervisor", ""),
+        ("rstar2.judge.service.supervisor", '"added_later": "next", '),
+    ],
+    ids=["this version", "the one before", "the next one"],
+)
+def test_a_judge_of_another_version_is_found_and_ended(
+    module: str, added: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path))
     assert module in SUPERVISORS
     assert read_state() is None
     # What follows the program is in the command line, as the name of a module that Python runs.
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", "-m", module]) as process:
-        # As 0.1.0 wrote it.
+        # As 0.1.0 wrote it, or with a field that is not known here.
         (tmp_path / "judge.json").write_text(
-            '{"url": "http://127.0.0.1:8088", "token": null, "redis_url": "redis://", "isolation": "strict",'
+            f'{{{added}"url": "http://127.0.0.1:8088", "token": null, "redis_url": "redis://", "isolation": "strict",'
             f' "pid": {process.pid}, "folder": "{tmp_path}"}}'
         )
         wait_until(read_state)
