@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 
 PROGRAMS, AT_ONCE = 2000, 200
 FROZEN_S = 7.0
-"""Longer than the five seconds after which a worker without a heartbeat is taken for dead."""
+"""Longer than the time after which a worker whose heartbeat stands still counts as dead, `DEAD_AFTER_S`."""
 
 
 @pytest.fixture(scope="module", params=["strict", "landlock"])
