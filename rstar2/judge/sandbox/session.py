@@ -197,7 +197,15 @@ class Session:
 
     def _channel_has_data(self) -> bool:
         """Whether the session has written to the channel, at a time when it must not."""
-        return wait_readable(self._channel, 0) and bool(self._channel.recv(1, socket.MSG_PEEK))
+        return wait_readable(self._channel, 0) and bool(self._read_channel(1, socket.MSG_PEEK))
+
+    def _read_channel(self, count: int, flags: int = 0) -> bytes:
+        """Read what the session has written to the channel; nothing if it has closed it, or its process has ended."""
+        try:
+            return self._channel.recv(count, flags)
+        except ConnectionResetError:
+            # The process ended before it had read all of its cell.
+            return b""
 
     def _wait_for_cell(self, nonce: bytes, source: bytes, limit: _TimeLimit) -> _CellEnd:
         """Send a cell, and wait until it has answered and its process waits for the next, or has ended."""
@@ -245,7 +253,7 @@ class Session:
                     if not unsent:
                         poll.modify(fd, select.POLLIN)
                 else:
-                    chunk = self._channel.recv(1 << 16)
+                    chunk = self._read_channel(1 << 16)
                     received += chunk
                     if not chunk:
                         poll.unregister(fd)
@@ -330,7 +338,8 @@ class Session:
             self._send("kill")
             self._wait_for_process_end()
         except JailLost as error:
-            reason = f"{reason}; {error}"
+            if str(error) not in reason:
+                reason = f"{reason}; {error}"
         self.end(reason)
 
     def close(self) -> None:

@@ -32,8 +32,10 @@ from rstar2.retry import Backoff
 MAX_HELD = 10_000
 """More programs than a worker ever holds."""
 BLOCK_MS = 300
+"""How long Redis may wait for a new task while this worker runs nothing."""
 CELLS_BLOCK_MS = 10
-"""The same while cells run beside what the worker does: their results must not wait for long."""
+"""How long Redis may wait for a new task while cells run in threads of their sessions. Their results are sent only
+after this wait."""
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 REMIND_S = 60.0

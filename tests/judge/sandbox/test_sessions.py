@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import signal
 import threading
@@ -149,6 +150,50 @@ def test_a_command_that_comes_after_a_session_has_ended_does_not_hide_its_end(se
         session._send("kill")
     assert not session.alive
     assert "signal 9" in session.reason
+
+
+def test_a_session_whose_zygote_dies_during_a_cell_says_so_once(tmp_path: Path) -> None:
+    sandbox = start_sandbox(tmp_path, "landlock")
+    before = set(programs(os.getpid()))
+    session = sandbox.open_session(kind="bare")
+    cell(session, "1")
+    [pid] = set(programs(os.getpid())) - before
+    cells = Cells()
+    used = _used(pid)
+    cells.begin("cell", session, "while True: pass")
+    wait_until(lambda: _used(pid) > used + 0.05)
+    os.kill(int(stat(pid)[1]), signal.SIGKILL)
+    cells.end()
+    # It outlives a zygote that can tell nobody to end it.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    sandbox.close()
+    assert cells.results["cell"].outcome == "lost"
+    assert cells.results["cell"].stderr == "the session was lost: its zygote is gone"
+
+
+def test_a_process_that_ends_before_it_has_read_its_cell_is_not_lost(session: Session) -> None:
+    code = """
+import os, select, sys, threading, time
+frame = sys._getframe()
+while frame.f_code.co_name != "_run_cell": frame = frame.f_back
+channel = frame.f_locals["self"]._fd = os.dup(3)
+# Its zygote sees it wait for the next cell, but what is sent stays unread.
+pipe = os.pipe()
+os.dup2(pipe[0], 3)
+frame.f_globals["_receive"] = lambda fd, count: os.read(3, count)
+def end():
+    select.select([channel], [], [])
+    # As the kernel does at its end, and so that the worker sees this first.
+    os.close(channel)
+    time.sleep(0.2)
+    os._exit(3)
+threading.Thread(target=end, daemon=True).start()
+"""
+    assert cell(session, code).outcome == "ok"
+    result = cell(session, "1")
+    assert (result.outcome, result.exit_code) == ("error", 3)
+    assert session.reason == "the session ended with exit code 3"
 
 
 def test_the_cost_of_a_cell_does_not_grow_with_the_cells_before_it(
@@ -597,7 +642,7 @@ def test_one_cell_computes_at_a_time_and_waiting_for_it_does_not_count(
 
 
 def _used_until_the_first_of_eight_cells_ends(sandbox: Sandbox) -> tuple[list[RunResult], float]:
-    """The results of eight cells of half a second each that compute at the same time, and their CPU time until one ended."""
+    """The results of eight cells that compute for half a second each, and their CPU time until the first one ended."""
     before = programs(os.getpid())
     sessions = [sandbox.open_session(kind="bare") for _ in range(8)]
     for session in sessions:
