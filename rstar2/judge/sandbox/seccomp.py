@@ -107,8 +107,9 @@ _LOCKS = "F_SETLK F_SETLKW"
 _DESCRIPTOR_LOCKS = "F_OFD_GETLK F_OFD_SETLK F_OFD_SETLKW"
 _FCNTLS_REFUSED = "F_SETOWN F_SETSIG F_SETLEASE F_NOTIFY F_SETPIPE_SZ"
 _F_SETOWN_EX, _O_ASYNC = 15, os.O_ASYNC
-_UNCACHED = os.O_DIRECT | os.O_DSYNC
-"""Flags of open files that have each read or write wait for the disk."""
+_UNCACHED = (os.O_DIRECT, os.O_DSYNC, os.O_SYNC & ~os.O_DSYNC)
+"""Flags of open files that have each read or write wait for the disk. O_SYNC has two bits. The kernel takes the second
+one alone for both."""
 _MS_SYNC = 4
 # Bits of a clock that is the CPU time of a process, or of one of the caller's own threads.
 _CPU_CLOCK, _CPU_CLOCK_OF_THREAD = 1 << 31, 1 << 31 | 4
@@ -235,8 +236,8 @@ def _limit_caching(rules: _Rules) -> None:
     rules.allow("preadv2 pwritev2", rules.when(5, 0))
     rules.refuse("preadv2 pwritev2", rules.unless(5, 0), with_errno=errno.EOPNOTSUPP)
     for name, flags in (("open", 1), ("openat", 2)):
-        rules.allow(name, rules.when(flags, 0, _UNCACHED))
-        for flag in (os.O_DIRECT, os.O_DSYNC):
+        rules.allow(name, rules.when(flags, 0, sum(_UNCACHED)))
+        for flag in _UNCACHED:
             rules.refuse(name, rules.when(flags, flag, flag), with_errno=errno.EINVAL)
 
 

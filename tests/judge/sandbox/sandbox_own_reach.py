@@ -207,6 +207,9 @@ for _name, _statement in {
     "reads the disk": "os.open(os.__file__, os.O_RDONLY | os.O_DIRECT)",
     "reads the disk later": "fcntl.fcntl(library, fcntl.F_SETFL, os.O_DIRECT)",
     "opens for writing at once": "os.open('f', os.O_CREAT | os.O_RDWR | os.O_SYNC)",
+    # The kernel adds O_DSYNC itself.
+    "opens for writing at once by one bit": "os.open('f', os.O_CREAT | os.O_RDWR | os.O_SYNC & ~os.O_DSYNC)",
+    "opens for writing data at once": "os.open('f', os.O_CREAT | os.O_RDWR | os.O_DSYNC)",
     "evicts what is mapped": "mapped.madvise(21)",
     "cools what is mapped": "mapped.madvise(20)",
     "merges memory": "mapped.madvise(mmap.MADV_MERGEABLE)",

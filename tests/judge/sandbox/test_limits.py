@@ -14,6 +14,7 @@ from support.waiting import TIMEOUT_S
 
 from rstar2.judge.sandbox.host import cgroups
 from rstar2.judge.sandbox.inside import cleaner
+from rstar2.judge.sandbox.inside.memory import memory_bytes
 from rstar2.judge.sandbox.inside.namespaces import MAX_WAITING
 from rstar2.judge.sandbox.inside.scratch import Scratch, bytes_of_deleted_files
 from rstar2.judge.sandbox.sandbox import Sandbox
@@ -191,6 +192,15 @@ shared = mmap.mmap(-1, 400 << 20)
 for page in range(0, len(shared), 4096): shared[page] = 1
 time.sleep(600)
 """
+# No process has what it says that it does not need, but the kernel does, and gives it back when it is read.
+_NOT_NEEDED = """
+import mmap, time
+shared = mmap.mmap(-1, 400 << 20)
+for start in range(0, len(shared), 4 << 20):
+    shared[start:start + (4 << 20)] = bytes(4 << 20)
+    shared.madvise(mmap.MADV_DONTNEED, start, 4 << 20)
+time.sleep(600)
+"""
 _IN_CHILDREN = """
 import os, time
 for _ in range(8):
@@ -262,8 +272,9 @@ except OSError: time.sleep(600)
 
 
 @pytest.mark.slow
-def test_shared_memory_counts(worker: Worker) -> None:
-    result = worker.do(_run, _SHARED, TIMEOUT_S, 64)
+@pytest.mark.parametrize("code", [_SHARED, _NOT_NEEDED], ids=["touched", "not needed"])
+def test_shared_memory_counts(worker: Worker, code: str) -> None:
+    result = worker.do(_run, code, TIMEOUT_S, 64)
     assert result.outcome == "memory", result
 
 
@@ -299,7 +310,9 @@ for number in range(200): bind(b'\\0%03d' % number + b'\\n0 0 0 0 0 0 0 @session
 time.sleep(1)
 print(len(sockets))
 """
-_LISTEN = "import socket\nlistener = socket.socket(socket.AF_UNIX)\nlistener.bind('\\0session')\nlistener.listen()"
+_LISTEN = (
+    "import socket\nlistener = socket.socket(socket.AF_UNIX)\nlistener.bind('\\0session')\nlistener.listen()"
+)
 
 
 def _names_beside_a_session(sandbox: Sandbox) -> tuple[RunResult, str | None]:
@@ -331,6 +344,54 @@ def test_a_program_that_cannot_be_measured_ends_no_other(
     os.kill(process.pid, signal.SIGKILL)
     os.waitpid(process.pid, 0)
     assert capfd.readouterr().err.count("a name that cannot be read") == 1
+
+
+_NAMED = """
+import ctypes, mmap
+shared = mmap.mmap(-1, 40 << 20)
+for start in range(0, len(shared), 4 << 20):
+    shared[start:start + (4 << 20)] = bytes(4 << 20)
+    shared.madvise(mmap.MADV_DONTNEED, start, 4 << 20)
+address = ctypes.addressof(ctypes.c_char.from_buffer(shared))
+PR_SET_VMA, PR_SET_VMA_ANON_NAME = 0x53564D41, 0
+if NAMED: ctypes.CDLL(None).prctl(
+    PR_SET_VMA, PR_SET_VMA_ANON_NAME, ctypes.c_ulong(address), ctypes.c_ulong(len(shared)), b'/box/file')
+print(flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_shared_memory_that_its_program_does_not_need_counts_once(is_named: bool) -> None:
+    code = f"NAMED = {is_named}\n{_NAMED}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        counted = [memory_bytes([process.pid] * 2, enough) for enough in (_MIB, 1024 * _MIB)]
+        process.kill()
+    assert all(40 * _MIB < count < 79 * _MIB for count in counted), counted
+
+
+_MAPPINGS = """
+import mmap
+mappings = [mmap.mmap(-1, 4096, prot=mmap.PROT_READ << number % 2) for number in range(20_000)]
+print(flush=True)
+input()
+"""
+
+
+def test_no_more_mappings_are_read_than_exceed_the_limit() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _MAPPINGS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert memory_bytes([process.pid], enough=10 * _MIB) == 10 * _MIB + 1024
+        # Of many processes only the first ones are read.
+        assert memory_bytes([process.pid] * 100, enough=30 * _MIB) == 30 * _MIB + 1024
+        process.kill()
 
 
 def _without_control_groups(folder: Path, tier: Isolation, *code: str) -> Sandbox:

@@ -17,7 +17,9 @@ _SOCKET_BYTES = _BUFFER_BYTES * (1 + namespaces.MAX_WAITING)
 _MAPPING_BYTES = 1 << 10
 """What the kernel needs for one mapping of a process; shared ones need an inode, too."""
 _RESIDENT = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
-_SHARE = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
+_PRIVATE_SHARE, _SHARED_SHARE = (b"Pss_Anon:", b"SwapPss:"), (b"Pss_Shmem:",)
+_SHARED_MEMORY = (b"/dev/zero (deleted)", b"[anon_shmem:")
+"""What /proc/PID/maps calls shared memory without a file, and begins with if the program has named it."""
 
 
 def resident_bytes(pids: list[int]) -> int:
@@ -29,11 +31,24 @@ def memory_bytes(pids: list[int], enough: int) -> int:
     """Bytes of memory that processes have together, shared memory and what the kernel may hold for them included.
 
     Args:
-        enough: an estimate up to this is returned although it counts what they share for each of them.
+        enough: an estimate up to this is returned although it counts what they share for each of them. Nothing more is
+            read once there is certainly more than this.
     """
-    of_kernel = _socket_bytes(pids) + _MAPPING_BYTES * sum(map(_count_mappings, pids))
-    estimate = of_kernel + resident_bytes(pids)
-    return estimate if estimate <= enough else of_kernel + _sum_of_fields(pids, "smaps_rollup", _SHARE)
+    of_kernel = _socket_bytes(pids)
+    shared: dict[bytes, int] = {}
+    for pid in pids:
+        of_kernel += _read_mappings(pid, enough - of_kernel, shared)
+        if of_kernel > enough:
+            return of_kernel
+    of_shared = sum(shared.values())
+    estimate = of_kernel + of_shared + resident_bytes(pids)
+    if estimate <= enough:
+        return estimate
+    return (
+        of_kernel
+        + _sum_of_fields(pids, "smaps_rollup", _PRIVATE_SHARE)
+        + max(of_shared, _sum_of_fields(pids, "smaps_rollup", _SHARED_SHARE))
+    )
 
 
 def _sum_of_fields(pids: list[int], name: str, fields: tuple[bytes, ...]) -> int:
@@ -48,12 +63,29 @@ def _sum_of_fields(pids: list[int], name: str, fields: tuple[bytes, ...]) -> int
     return total
 
 
-def _count_mappings(pid: int) -> int:
+def _read_mappings(pid: int, enough: int, shared: dict[bytes, int]) -> int:
+    """Bytes that the kernel needs for the mappings of a process; no more are read once it is more than `enough`.
+
+    Args:
+        shared: gets the bytes of each piece of shared memory without a file, by its inode, as far as it is mapped. They
+            stay allocated if a process says that it does not need them (MADV_DONTNEED).
+    """
+    needed = 0
     try:
         with open(f"/proc/{pid}/maps", "rb") as maps:
-            return sum(1 for _ in maps)
-    except OSError:
-        return 0
+            for mapping in maps:
+                needed += _MAPPING_BYTES
+                if needed > enough:
+                    break
+                fields = mapping.split(maxsplit=5)
+                if len(fields) > 5 and fields[5].startswith(_SHARED_MEMORY):
+                    addresses, _, offset, _, inode, _ = fields
+                    start, end = addresses.split(b"-")
+                    mapped = int(offset, 16) + int(end, 16) - int(start, 16)
+                    shared[inode] = max(shared.get(inode, 0), mapped)
+    except OSError:  # it has ended
+        pass
+    return needed
 
 
 def _socket_bytes(pids: list[int]) -> int:
