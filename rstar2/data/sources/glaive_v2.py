@@ -70,7 +70,7 @@ def _one_call(text: str) -> dict[str, Any]:
 @lru_cache(KEPT_TOOLS)
 def _system(text: str) -> tuple[Tools, str]:
     """The functions in a system text, as JSON objects that follow each other, and its other instructions."""
-    functions = []
+    functions: list[Any] = []
     rest = ""
     decoder = json.JSONDecoder(strict=False)
     end = 0
