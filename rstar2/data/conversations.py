@@ -65,6 +65,10 @@ _VALUES = frozenset(
 """Other keywords."""
 
 _GAP = re.compile(r"\s*\n\s*\n\s*")
+_INTRODUCTION = re.compile(
+    r"(?:(?<=[.!?\n])|^)(?!\s*You are)[^.!?\n]*\b(?:functions?|tools?|APIs?)\b[^.!?\n]*[:-]\s*$",
+    re.IGNORECASE,
+)
 _EMPTY_THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*")
 _THOUGHT = re.compile(r"</?think>")
 
@@ -201,6 +205,11 @@ def said(role: str, content: Any) -> Message:
 def paragraphs(text: str) -> str:
     """A text of which parts were left out, with one empty line between its paragraphs."""
     return _GAP.sub("\n\n", text).strip()
+
+
+def without_introduction(text: str) -> str:
+    """A text that ends where a list of functions begins, without the sentence that introduces the list."""
+    return _INTRODUCTION.sub("", text)
 
 
 def without_empty_thought(answer: Any) -> Any:

@@ -764,6 +764,16 @@ def test_toolaces_system_text_loses_its_functions_and_the_words_about_their_form
     assert len(json.loads(row["tools"])) == 1
 
 
+def test_the_sentence_before_toolaces_functions_is_not_left_without_them(tmp_path: Path) -> None:
+    for before, said in (
+        ("You may call these functions:", []),
+        ("Be brief. The tools that you have are:\n", ["Be brief."]),
+        ("You are a pirate.\nFunctions: ", ["You are a pirate."]),
+    ):
+        row = one(tmp_path, "toolace", toolace(f"{before} {json.dumps([WEATHER])}."))
+        assert [each["content"] for each in row["messages"] if each["role"] == "system"] == said
+
+
 @pytest.mark.parametrize(
     "tools",
     [
@@ -826,6 +836,14 @@ def test_prose_in_brackets_stays_prose(tmp_path: Path, text: str) -> None:
             "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
             f"{json.dumps(WEATHER)}\n{json.dumps({**WEATHER, 'name': 'other'})}\nAnswer in French.",
             ["Answer in French."],
+        ),
+        (
+            f"SYSTEM: You are a helpful assistant with access to these functions -\n{json.dumps(WEATHER)}",
+            [],
+        ),
+        (
+            f"SYSTEM: Talk like a pirate. Call these functions:\n{json.dumps(WEATHER)}",
+            ["Talk like a pirate."],
         ),
     ],
 )

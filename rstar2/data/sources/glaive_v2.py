@@ -18,6 +18,7 @@ from rstar2.data.conversations import (
     paragraphs,
     replied,
     said,
+    without_introduction,
 )
 from rstar2.data.rows import Refused, parsed, text_of
 from rstar2.data.source import HubSet, Row, Source
@@ -29,7 +30,8 @@ _ARGUMENTS = re.compile(
 )
 _END = "<|endoftext|>"
 _USUAL_WORDS = re.compile(
-    r"^\s*SYSTEM:|You are a helpful assistant with access to the following functions\.|Use them if required -"
+    r"^\s*SYSTEM:|You are a helpful assistant with access to (?:the following|these) functions(?:\.| -)?"
+    r"|Use them if required -"
     r"|You are a helpful assistant, with no access to external functions\."
 )
 """The words of a system text that say nothing else than its functions."""
@@ -68,12 +70,12 @@ def _one_call(text: str) -> dict[str, Any]:
 @lru_cache(KEPT_TOOLS)
 def _system(text: str) -> tuple[Tools, str]:
     """The functions in a system text, as JSON objects that follow each other, and its other instructions."""
-    functions = []
+    functions: list[Any] = []
     rest = ""
     decoder = json.JSONDecoder(strict=False)
     end = 0
     while (at := text.find("{", end)) >= 0:
-        rest += text[end:at]
+        rest += text[end:at] if functions else without_introduction(text[:at])
         try:
             function, end = decoder.raw_decode(text, at)
         except ValueError as error:

@@ -20,6 +20,7 @@ from rstar2.data.conversations import (
     paragraphs,
     replied,
     said,
+    without_introduction,
 )
 from rstar2.data.rows import Refused, list_of, parsed, strict_json, text_of
 from rstar2.data.source import HubSet, Row, Source
@@ -77,7 +78,7 @@ def _system(text: str) -> tuple[Tools, str]:
             functions, end = json.JSONDecoder(strict=False).raw_decode(text, start.start())
         except ValueError as error:
             raise Refused("malformed", f"the functions in system are not JSON: {error}") from error
-        text = f"{text[: start.start()]}\n{text[end:].removeprefix('.')}"
+        text = f"{without_introduction(text[: start.start()])}\n{text[end:].removeprefix('.')}"
     elif listed := _LISTED.search(text):
         found = text[listed.end() :].strip()
         raise Refused("unreadable tools", f"the functions in system are no JSON list: {found[:80]}")
