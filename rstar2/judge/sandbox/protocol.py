@@ -39,8 +39,10 @@ class JailSpec(TypedDict):
     sys_path: list[str]
     landlock_abi: int
     """0: no Landlock."""
+    zygote_filter: bytes
+    """The seccomp filter of zygotes, in BPF, which programs inherit. Empty: none."""
     program_filter: bytes
-    """The seccomp filter of programs, in BPF. Empty: none."""
+    """The seccomp filter that each program loads, in BPF. Empty: none."""
     max_processes: int
     """Processes and threads of one program."""
 

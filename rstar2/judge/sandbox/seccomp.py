@@ -8,6 +8,10 @@ attributes is refused as well.
 A filter sees the numbers that a call is given and not whose file a descriptor or path means. Calls with which a
 program could see, evict or write out what the kernel caches of the host's files are therefore refused, or do nothing,
 for its own files too. flock is not named, because it would lock the host's own processes out of every readable file.
+
+In the strict tier the zygotes are under a filter that allows, beyond the list, only what they need to confine a
+program. Each program inherits it, and loads a small one that refuses those calls as well. For speed only: the kernel
+compiles a filter each time it is loaded.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from functools import cache
 from typing import Any
 
 from rstar2.errors import Failure
+from rstar2.judge.sandbox.inside import syscalls
 
 _FILES = """
 access chdir close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2
@@ -75,16 +80,23 @@ memfd_create memfd_secret ptrace process_vm_readv process_vm_writev pivot_root c
 userfaultfd keyctl add_key request_key io_uring_setup setuid setgid setreuid setregid shmget semget msgget
 sethostname setdomainname reboot swapon swapoff init_module finit_module delete_module kexec_load settimeofday
 clock_settime acct quotactl personality syslog open_by_handle_at process_madvise pidfd_getfd kcmp
-inotify_init inotify_init1 syncfs setns unshare mount umount2 setgroups setresuid setresgid capset seccomp setsid
+inotify_init inotify_init1 syncfs
 """
 """syncfs would have the machine write what others have written. inotify would show what others do with the files that
-programs see, and the host's user has few instances of it. A session of its own (setsid) would have a share of the
-processors of its own, if the kernel groups processes by session."""
+programs see, and the host's user has few instances of it."""
+
+_CONFINING = "setns unshare mount umount2 setgroups setresuid setresgid capset seccomp setsid"
+"""Refused to programs. Zygotes need them, and so do the processes that they fork until these are confined. setsid is
+among them because a session of its own would have a share of the processors of its own, if the kernel groups processes
+by session."""
+_CONFINING_NEW = (*syscalls.LANDLOCK_CALLS, syscalls.IO_URING_REGISTER)
+"""The same, but a program finds them missing. By number: older versions of libseccomp do not know their names."""
 
 # Flags of clone() that make namespaces, and CLONE_PARENT, whose child nobody would reap. clone3 hides its
 # flags from a filter, so it answers ENOSYS.
 _CLONE_REFUSED = 0x7E020000 | 0x00008000
 _CLONE_THREAD = 0x00010000
+_CLONE_NEWPID = 0x20000000
 # With CLONE_FILES: a thread with descriptors of its own could hide the files and sockets that it holds.
 _THREAD = _CLONE_THREAD | 0x00000400
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
@@ -93,6 +105,8 @@ _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)
 # Names, reading dumpability, timer slack, naming of memory, whether seccomp or no_new_privs are on.
 _PRCTLS = (2, 3, 15, 16, 21, 29, 30, 39, 0x53564D41)
 _PR_SET_DUMPABLE = 4
+# PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER, which zygotes use.
+_ZYGOTE_PRCTLS = (1, 36)
 # fcntl: duplicates, flags, whether there is a lock, and the sizes and seals that exist. Not leases, which make every
 # other opener of the file wait for up to 45 s; not owners and signals of descriptors, and no notices, which signal
 # other processes; not larger pipes, which are kernel memory that no limit of the program counts.
@@ -122,8 +136,8 @@ _SOCKET_OPTIONS = ((0, 4), (4, 2), (6, 1), (9, 1), (10, 2), (12, 4), (16, 16), (
 _IOCTLS_REFUSED = (0x5452, 0x8901, 0x8902)
 TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
 """Versions of Landlock from which it controls truncate(2), TCP, and signals."""
-# libseccomp's option to sort a filter into a binary tree. For speed only: each program loads the filter, and every
-# system call passes it.
+# libseccomp's option to sort a filter into a binary tree. For speed only: in the landlock tier each program loads the
+# whole filter, and every system call passes it.
 _OPTIMISE, _AS_TREE = 8, 2
 
 
@@ -141,23 +155,24 @@ def library() -> Any:
 
 
 class _Rules:
-    """A libseccomp filter under construction. A call that no rule matches fails with ENOSYS."""
+    """A libseccomp filter under construction. A call that no rule matches fails with ENOSYS, or is allowed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, allow_others: bool = False) -> None:
         self.lib = library()
-        self._filter = self.lib.SyscallFilter(self.lib.ERRNO(errno.ENOSYS))
+        others = self.lib.ALLOW if allow_others else self.lib.ERRNO(errno.ENOSYS)
+        self._filter = self.lib.SyscallFilter(others)
         self._filter.set_attr(_OPTIMISE, _AS_TREE)
 
-    def allow(self, calls: str, *conditions: Any) -> None:
-        """Allow these calls if every condition holds."""
+    def allow(self, calls: str | tuple[int, ...], *conditions: Any) -> None:
+        """Allow these calls, given by names or numbers, if every condition holds."""
         self._add(self.lib.ALLOW, calls, conditions)
 
-    def refuse(self, calls: str, *conditions: Any, with_errno: int = errno.EPERM) -> None:
-        """Make these calls fail if every condition holds."""
+    def refuse(self, calls: str | tuple[int, ...], *conditions: Any, with_errno: int = errno.EPERM) -> None:
+        """Make these calls, given by names or numbers, fail if every condition holds."""
         self._add(self.lib.ERRNO(with_errno), calls, conditions)
 
-    def _add(self, action: int, calls: str, conditions: tuple[Any, ...]) -> None:
-        for number in self._numbers(calls):
+    def _add(self, action: int, calls: str | tuple[int, ...], conditions: tuple[Any, ...]) -> None:
+        for number in self._numbers(calls) if isinstance(calls, str) else calls:
             self._filter.add_rule(action, number, *conditions)
 
     def _numbers(self, names: str) -> Iterator[int]:
@@ -215,10 +230,8 @@ def _common() -> _Rules:
         rules.allow("setsockopt", rules.when(2, first, _INT & -count))
     for option in (_SO_SNDBUF, _SO_RCVBUF):
         rules.refuse("setsockopt", rules.when(2, option, _INT), with_errno=0)
-    # Only the caller's own; not those of a group or of all processes of a user, such as other workers' programs.
-    rules.allow("setpriority", rules.when(0, os.PRIO_PROCESS), rules.when(1, 0))
+    # Not those of a group or of all processes of a user, such as other workers' programs.
     rules.refuse("setpriority", rules.unless(0, os.PRIO_PROCESS))
-    rules.refuse("setpriority", rules.unless(1, 0))
     for option in _PRCTLS:
         rules.allow("prctl", rules.when(0, option))
     # Its zygote could not see a process that is not dumpable, nor what it uses.
@@ -241,8 +254,11 @@ def _limit_caching(rules: _Rules) -> None:
             rules.refuse(name, rules.when(flags, flag, flag), with_errno=errno.EINVAL)
 
 
-def strict_filter() -> bytes:
-    """BPF for programs in namespaces of their own, which may fork, execute, and signal one another."""
+def strict_zygote_filter() -> bytes:
+    """BPF for the zygotes of programs in namespaces of their own, and for the programs.
+
+    With `strict_program_filter` on top, programs may fork, execute, and signal one another.
+    """
     rules = _common()
     for group in (
         _ATTRIBUTES,
@@ -255,12 +271,31 @@ def strict_filter() -> bytes:
     ):
         rules.allow(group)
     rules.allow(f"truncate fallocate {_ON_PROCESSES}")
-    rules.allow("clone", rules.when(0, 0, _CLONE_REFUSED | _CLONE_THREAD))
-    rules.allow("clone", rules.when(0, _THREAD, _CLONE_REFUSED | _THREAD))
+    refused = _CLONE_REFUSED & ~_CLONE_NEWPID
+    rules.allow("clone", rules.when(0, 0, refused | _CLONE_THREAD))
+    rules.allow("clone", rules.when(0, _THREAD, refused | _THREAD))
     for name in ("socket", "socketpair"):
         rules.allow(name, rules.when(0, _AF_UNIX))
         rules.refuse(name, rules.unless(0, _AF_UNIX))
     _add_kill(rules)
+    rules.allow(_CONFINING)
+    rules.allow(_CONFINING_NEW)
+    for option in _ZYGOTE_PRCTLS:
+        rules.allow("prctl", rules.when(0, option))
+    rules.allow("setpriority", rules.when(0, os.PRIO_PROCESS))
+    return rules.compile()
+
+
+def strict_program_filter() -> bytes:
+    """BPF for a program on top of `strict_zygote_filter`: it refuses what confined the program."""
+    rules = _Rules(allow_others=True)
+    rules.refuse(_CONFINING)
+    rules.refuse(_CONFINING_NEW, with_errno=errno.ENOSYS)
+    rules.refuse("clone", rules.when(0, _CLONE_NEWPID, _CLONE_NEWPID), with_errno=errno.ENOSYS)
+    for option in _ZYGOTE_PRCTLS:
+        rules.refuse("prctl", rules.when(0, option), with_errno=errno.ENOSYS)
+    # Only the caller's own.
+    rules.refuse("setpriority", rules.unless(1, 0))
     return rules.compile()
 
 
@@ -270,7 +305,10 @@ def landlock_filter(abi: int) -> bytes:
     What this kernel's version of Landlock, `abi`, does not control is refused here.
     """
     rules = _common()
-    rules.refuse(f"socket {_LOCAL_SOCKETS} {_NEW_PROGRAMS} {_OWNERS}")
+    rules.refuse(f"{_CONFINING} socket {_LOCAL_SOCKETS} {_NEW_PROGRAMS} {_OWNERS}")
+    # Only the caller's own.
+    rules.allow("setpriority", rules.when(0, os.PRIO_PROCESS), rules.when(1, 0))
+    rules.refuse("setpriority", rules.unless(1, 0))
     # Landlock does not control these. They pretend to work, because copying and unpacking files ends with them.
     rules.refuse(_ATTRIBUTES, with_errno=0)
     # On a disk it would take in no time what is counted several times a second. libc writes instead.

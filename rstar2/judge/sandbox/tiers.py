@@ -15,7 +15,8 @@ from rstar2.judge.sandbox.seccomp import (
     SIGNAL_ABI,
     TRUNCATE_ABI,
     landlock_filter,
-    strict_filter,
+    strict_program_filter,
+    strict_zygote_filter,
 )
 from rstar2.judge.schema import Isolation
 
@@ -51,6 +52,7 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
         readable_paths=["/"] if strict else bound_paths,
         sys_path=rootfs.library_paths(),
         landlock_abi=abi,
+        zygote_filter=strict_zygote_filter() if strict else b"",
         program_filter=_program_filter(tier, abi),
         max_processes=MAX_PROCESSES,
     )
@@ -59,7 +61,7 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
 def _program_filter(tier: Isolation, landlock_abi: int) -> bytes:
     if tier == "none":
         return b""
-    return strict_filter() if tier == "strict" else landlock_filter(landlock_abi)
+    return strict_program_filter() if tier == "strict" else landlock_filter(landlock_abi)
 
 
 def program_uid(spec: JailSpec, session: int = 0) -> int:

@@ -33,8 +33,8 @@ _SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 _SYS_GETDENTS64 = {"x86_64": 217, "aarch64": 61}
 _SYS_MOUNT_SETATTR = 442
-_SYS_IO_URING_SETUP, _IO_URING_REGISTER = 425, 427
-_SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
+_SYS_IO_URING_SETUP, IO_URING_REGISTER = 425, 427
+LANDLOCK_CALLS = _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _SECCOMP_SET_MODE_FILTER = 1
@@ -241,7 +241,7 @@ def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
     """Register parts of this process's memory, (address, bytes) each, with an io_uring that has none yet."""
     vector = (ctypes.c_uint64 * (2 * len(spans)))(*[number for span in spans for number in span])
     count = ctypes.c_uint(len(spans))
-    _check(_syscall(_IO_URING_REGISTER, ring, _IORING_REGISTER_BUFFERS, vector, count), "io_uring_register")
+    _check(_syscall(IO_URING_REGISTER, ring, _IORING_REGISTER_BUFFERS, vector, count), "io_uring_register")
 
 
 def use_huge_pages() -> None:

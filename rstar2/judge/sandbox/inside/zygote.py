@@ -61,6 +61,8 @@ def prepare(spec: JailSpec) -> None:
     preload.freeze_memory()
     # Fails here, and not at the first program, if the machine refuses what confines programs.
     Confinement(spec)
+    if spec["zygote_filter"]:
+        syscalls.SyscallFilter(spec["zygote_filter"]).load()
 
 
 def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int) -> Forked:
