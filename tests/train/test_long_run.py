@@ -8,6 +8,7 @@ is divided by `SCALE`; the limit for a hung trainer is not, because processes st
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +34,8 @@ from rstar2.train.records.steps import step_metrics
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
 
 SCALE = 1000
-HUNG_AFTER_S = 240.0
-"""Longer than a process of the rehearsal takes to start on a busy machine, where nothing shows that it lives."""
+HUNG_AFTER_S = 120.0
+"""Longer than a process of the rehearsal mostly takes to start, during which nothing shows that it lives."""
 FAULTS = {
     "stage1 4": "kill in rollouts",
     "stage1 8": "hung update",
@@ -121,10 +122,13 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
     assert "rollouts that failed" in told
     assert "the engine died" in told
 
-    # Only the hung update was stopped, and the long one took longer than the limit without a word.
+    # Of the updates only the hung one was stopped, and the long one took longer than the limit without a word. On a
+    # very busy machine a trainer is stopped that loads its model for too long, and is started again.
     assert LONG_UPDATE > 1
-    assert told.count("it gave no sign of life") == 1, told
-    assert told.count("it is started again") == 4, "three kills and the hung update"
+    stopped = re.findall(r"it gave no sign of life, [^;]*; ([^.,]*)", told)
+    assert stopped.count("update") == 1, told
+    assert set(stopped) <= {"update", "loading the model"}, told
+    assert told.count("it is started again") == 3 + len(stopped), "three kills, and those that were stopped"
     assert told.count("USR1: training saves at the end of the present step") == 2
 
 
