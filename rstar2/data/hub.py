@@ -134,7 +134,8 @@ def refusal(name: str, hub_id: str, gated: bool, files: str, error: Exception) -
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-    login = f"Accept the terms at https://huggingface.co/datasets/{hub_id}, then run `hf auth login` or set HF_TOKEN"
+    terms = f"the terms at https://huggingface.co/datasets/{hub_id}, then run `hf auth login` or set HF_TOKEN"
+    login = f"Accept {terms}"
     causes = [error, error.__cause__, error.__context__]
     if any(isinstance(each, GatedRepoError) for each in causes):
         return UserError(f"{name}: {hub_id} is gated, and this account has no access", f"{login}; or {files}")
@@ -145,9 +146,10 @@ def refusal(name: str, hub_id: str, gated: bool, files: str, error: Exception) -
         )
     cause = _cause(error)
     if constants.HF_HUB_OFFLINE:
+        online = "With a network, unset HF_HUB_OFFLINE"
         return UserError(
             f"{name}: cannot load {hub_id} from the local cache, and HF_HUB_OFFLINE is set: {cause}",
-            f"With a network, unset HF_HUB_OFFLINE; or {files}",
+            f"{online}, accept {terms}; or {files}" if gated else f"{online}; or {files}",
         )
     offline = "Without a network, set HF_HUB_OFFLINE=1 to read the hub's cache"
     if isinstance(error, httpx.TransportError):

@@ -18,7 +18,7 @@ from rstar2.eval.settings import EvalSettings
         ("ifeval", ["key", "prompt", "instruction_id_list", "kwargs"]),
         (
             "gpqa-diamond",
-            ["Question", "Correct Answer", "Incorrect Answer 3", "CSV", "accept its terms"],
+            ["Question", "Correct Answer", "Incorrect Answer 3", "CSV", "accept the terms"],
         ),
     ],
 )
