@@ -190,7 +190,7 @@ _NEAR = {
     "`near.words=1 near.similarity=0.7`": Near(words=1, similarity=0.7),
 }
 _LENGTHS = ((0, 12), (12, 25), (25, 50), (50, 10_000))
-"""Problems of so many words, from and below, are reported together."""
+"""The groups of problem lengths in the report, in words: from the first number up to below the second."""
 
 
 def _measure_near(originals: list[Problem], others: list[Problem], folder: Path, seed: int) -> None:

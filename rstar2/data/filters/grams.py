@@ -66,7 +66,7 @@ def benchmark_grams(
 
 
 def grams_of(text: str, words: int) -> Iterator[Gram]:
-    """Every run of so many words of a normalised text, or all its words if they are fewer."""
+    """Every run of `words` words of a normalised text, or the whole text if it has fewer."""
     listed = words_of(text)
     if len(listed) < words:
         return iter([tuple(listed)] if listed else [])

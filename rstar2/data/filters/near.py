@@ -48,9 +48,9 @@ class _Sketch:
 
     columns: tuple[str, ...]
     words: int
-    """Of a shingle."""
+    """The number of words in a shingle."""
     rows: int
-    """Of a band."""
+    """The number of rows in a band."""
 
     def __call__(self, group: Group) -> tuple[Numbers, Keys]:
         """Row numbers, and for each row BANDS keys."""

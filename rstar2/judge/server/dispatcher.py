@@ -104,7 +104,7 @@ class PendingRun:
         self.body = body
         """What the worker gets, as JSON."""
         self.fingerprint = queue.fingerprint(body if fingerprint_source is None else fingerprint_source)
-        """Of what the client requested, which must be the same whenever it requests something under this id."""
+        """The fingerprint of the client's request. Each request under this id must have the same one."""
         self.size = sys.getsizeof(body)
         """Bytes of `body` in memory."""
         self.worker = worker
