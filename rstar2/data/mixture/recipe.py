@@ -45,8 +45,8 @@ class SourceSettings(Strict):
     """What is taken of a source."""
 
     count: int | None = Field(None, ge=1)
-    """The target: so many rows are drawn at random from those that the filters leave. If fewer are left, all of them
-    are taken, and the card says so. None for all rows."""
+    """The number of rows to draw at random from those that the filters leave. If fewer are left, all of them are
+    taken, and the card says so. None for all rows."""
     minimum: int | None = Field(None, ge=1)
     """The preparation fails if the filters leave fewer rows than this, and fewer than `count`. None for no such
     limit."""
