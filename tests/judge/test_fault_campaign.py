@@ -19,6 +19,7 @@ import pytest
 import redis
 from support.judge.judge_faults import done_by, parts, run_during, run_through, status_when
 from support.process_table import descendants, running
+from support.small_disk import small_disk
 from support.waiting import wait_until
 
 from rstar2.judge.service.settings import JudgeHandle, ServiceSettings
@@ -167,20 +168,15 @@ def test_programs_survive_that_the_supervisor_is_killed_and_started_again(tmp_pa
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "judge-test", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small disk here: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 MiB."""
+    with small_disk(tmp_path / "disk", 64 << 20) as folder:
+        yield folder
 
 
-def test_programs_survive_that_the_disk_of_the_queue_is_full_for_ten_seconds(small_disk: Path) -> None:
-    process, handle = start_service(ServiceSettings(folder=str(small_disk / "judge"), preload=False))
-    ballast = small_disk / "ballast"
+def test_programs_survive_that_the_disk_of_the_queue_is_full_for_ten_seconds(disk: Path) -> None:
+    process, handle = start_service(ServiceSettings(folder=str(disk / "judge"), preload=False))
+    ballast = disk / "ballast"
 
     def fault() -> None:
         with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
