@@ -150,7 +150,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str,
     if shape is None:
         _warn(shortage)
         return
-    expected = _conversation_lengths(model, recipe, conversations)
+    expected, form = _encoded_conversations(model, recipe, conversations)
     memory, disk = sft_memory(shape, recipe, expected), sft_disk(shape)
     checkpoint = sft_saving(shape, recipe, expected)
     table = _table(shape, recipe.hardware, ["SFT"])
@@ -168,11 +168,12 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str,
     table.add_row("checkpoint", _gib(disk.checkpoint))
     table.add_row("disk", _gib(disk.total))
     out.print(table)
-    _warn([*shortage, *_sft_warnings(shape, recipe, expected, run)])
+    _warn([*form, *shortage, *_sft_warnings(shape, recipe, expected, run)])
 
 
 def warn_before_sft(plan: SftPlan, run: Path) -> None:
-    """Say what does not fit before SFT starts: memory, limits and disk."""
+    """Say what is wrong before SFT starts: what the conversations would teach, memory, limits and disk."""
+    _warn(plan.form.warnings())
     shape = _shape(plan.model)
     if shape is not None:
         lengths = [len(each.input_ids) for each in plan.conversations]
@@ -189,19 +190,26 @@ def _sft_warnings(shape: ModelShape, recipe: SftRecipe, lengths: list[int], run:
     yield from _disk_warnings(sft_disk(shape).total, run, may_keep_fewer=False)
 
 
-def _conversation_lengths(
+def _encoded_conversations(
     model: Path | str, recipe: SftRecipe, conversations: list[dict[str, Any]]
-) -> list[int]:
-    """Of some of the conversations; empty where the model's tokenizer is not here."""
+) -> tuple[list[int], list[str]]:
+    """The lengths of some of the conversations, and what all would teach against their texts or the reward.
+
+    Both are empty if the model's tokenizer is not on this machine.
+    """
     from rstar2.errors import UserError
-    from rstar2.train.start_checks import conversation_lengths
+    from rstar2.train.start_checks import conversation_lengths, form_warnings
 
     try:
         with err.status("sampling the conversations"):
-            return conversation_lengths(recipe, Path(model), conversations)
+            folder = Path(model)
+            return (
+                conversation_lengths(recipe, folder, conversations),
+                form_warnings(recipe, folder, conversations),
+            )
     except UserError as error:
         err.print(f"conversation lengths unknown: {error.message}", soft_wrap=True, markup=False)
-        return []
+        return [], []
 
 
 def warn_before_start(plan: TrainPlan, run: Path) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.data.parquet import iter_rows
+from rstar2.data.taught import ANSWER_FORM, as_taught, tools_of
 from rstar2.errors import UserError
 from rstar2.files import read_objects, whole_path
-from rstar2.loop.turns.codec import ChatCodec, Encoded, Message
+from rstar2.loop.turns.codec import ChatCodec, Encoded
 from rstar2.loop.turns.tags import message_text
 
 _WRITTEN_TOGETHER = 1024
@@ -25,12 +26,14 @@ def read_conversations(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises UserError if a row is not a conversation. The error names the row and what is wrong with it.
     """
-    hint = "A row must be {messages: [{role, content}, …]}, optionally with tools."
+    hint = f"A row must be {{messages: [{{role, content}}, …]}}, optionally with tools and {ANSWER_FORM}."
     is_parquet = path.suffix == ".parquet"
     rows = iter_rows(path, "messages") if is_parquet else (row for _, row in read_objects(path, hint))
     number = 0
     for number, row in enumerate(rows, 1):
         fault = _fault(row.get("messages")) or ("" if _are_tools(row) else "tools is not a list of schemas")
+        if not isinstance(row.get(ANSWER_FORM), bool | None):
+            fault = fault or f"{ANSWER_FORM} is {row[ANSWER_FORM]!r}, not true or false"
         fault = fault or ("" if _can_be_encoded(row) else "holds half a surrogate pair")
         if fault:
             raise UserError(f"{path}, row {number}: {fault}", hint)
@@ -40,8 +43,9 @@ def read_conversations(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
-    """Encode a row of `read_conversations`, see `ChatCodec.training_sample`."""
-    return codec.training_sample(row["messages"], _tools(row))
+    """Encode a row of `read_conversations` as SFT teaches it, see `as_taught` and `ChatCodec.training_sample`."""
+    taught = as_taught(row, codec.wording)
+    return codec.training_sample(taught.messages, taught.tools)
 
 
 def write_encoded(path: Path, conversations: Iterable[Encoded]) -> None:
@@ -77,16 +81,9 @@ def _joined(parts: list[array[int]], kind: Any) -> Any:
     return pyarrow.Array.from_buffers(kind, len(values), [None, pyarrow.py_buffer(values)])
 
 
-def _tools(row: dict[str, Any]) -> list[Message] | None:
-    """A row's tools, as a list or as JSON; None where it has none."""
-    tools = row.get("tools")
-    found: list[Message] | None = json.loads(tools) if isinstance(tools, str) else tools
-    return found
-
-
 def _are_tools(row: dict[str, Any]) -> bool:
     try:
-        tools = _tools(row)
+        tools = tools_of(row)
     except ValueError:
         return False
     return tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools))
@@ -96,7 +93,7 @@ def _can_be_encoded(row: dict[str, Any]) -> bool:
     """Whether the texts that a row of messages and tools comes to are such that a tokenizer takes them."""
     texts = [[message_text(message), message.get("reasoning_content")] for message in row["messages"]]
     try:
-        json.dumps([texts, _tools(row)], ensure_ascii=False).encode()
+        json.dumps([texts, tools_of(row)], ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return False
     return True

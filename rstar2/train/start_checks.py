@@ -25,6 +25,7 @@ from rstar2.train.attention import check_attention
 from rstar2.train.changeable import compared
 from rstar2.train.conversations import encode, read_conversations
 from rstar2.train.filter.unsolved import check_counted, counted
+from rstar2.train.form_check import FormCheck
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import JudgeAddress, Rows, problems_of
 from rstar2.train.stages import check_enough, last_actor, prompt_lengths
@@ -83,6 +84,8 @@ class SftPlan:
     """How many conversations of the data have more tokens than the recipe allows."""
     cut_to_nothing: int
     """How many of them were cut before the first answer, and are left out."""
+    form: FormCheck
+    """Whether they agree with the system text that they are shown with, and with what RL rewards."""
 
     def config(self) -> dict[str, Any]:
         """What the run's folder keeps, so that nothing else resumes it; see `compared`."""
@@ -231,15 +234,17 @@ def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     check_trackers(recipe.trackers, sft=True)
     codec = taught_codec(recipe.format, model)
     data = prepared_file(data)
+    form = FormCheck(codec.wording)
     # One after another: the texts of all would be several times as large as their token ids.
-    conversations = [encode(row, codec) for row in read_conversations(data)]
+    conversations = [encode(row, codec) for row in form.over(read_conversations(data))]
     fitting = [each for each in conversations if len(each.input_ids) <= recipe.max_tokens]
     kept = fitting if recipe.too_long == "drop" else [each.cut(recipe.max_tokens) for each in conversations]
     teaching = [each for each in kept if any(each.loss_mask)]
     cut_to_nothing, kept = len(kept) - len(teaching), teaching
     limit = f" of at most {recipe.max_tokens} tokens" if len(kept) < len(conversations) else ""
     _check_batch(recipe, data, len(kept), limit)
-    return SftPlan(recipe, model, data, codec.format, kept, len(conversations) - len(fitting), cut_to_nothing)
+    too_long = len(conversations) - len(fitting)
+    return SftPlan(recipe, model, data, codec.format, kept, too_long, cut_to_nothing, form)
 
 
 def _check_batch(recipe: SftRecipe, data: Path, conversations: int, limit: str = "") -> None:
@@ -256,6 +261,14 @@ def check_conversations(recipe: SftRecipe, data: Path) -> list[dict[str, Any]]:
     rows = list(read_conversations(file))
     _check_batch(recipe, file, len(rows))
     return rows
+
+
+def form_warnings(recipe: SftRecipe, model: Path, rows: list[dict[str, Any]]) -> list[str]:
+    """What conversations would teach against their system text or the reward; a UserError without a tokenizer."""
+    form = FormCheck(taught_codec(recipe.format, model).wording)
+    for _ in form.over(rows):
+        pass
+    return list(form.warnings())
 
 
 def conversation_lengths(recipe: SftRecipe, model: Path, rows: list[dict[str, Any]]) -> list[int]:

@@ -21,7 +21,9 @@ from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.loop.formats.format import ours
+from rstar2.loop.turns.demands import wording_of
 from rstar2.train.conversations import Encoded
+from rstar2.train.form_check import FormCheck
 from rstar2.train.recipe_files import sft_recipe, stage_recipe
 from rstar2.train.start_checks import SftPlan, TrainPlan
 
@@ -250,7 +252,7 @@ def test_sft_that_starts_says_what_its_dry_run_says(
     ).stdout
     encoded = [Encoded(array("i", range(200)), array("i", [1] * 200))] * 128
     recipe, run = sft_recipe("8xh100", changes), Path("runs") / "sft"
-    plan = SftPlan(recipe, model, Path("sft.parquet"), ours(), encoded, 0, 0)
+    plan = SftPlan(recipe, model, Path("sft.parquet"), ours(), encoded, 0, 0, FormCheck(wording_of(ours())))
     warn_before_sft(plan, run)
     for said in (dry_run, capsys.readouterr().out):
         warnings = [line for line in said.splitlines() if line.startswith("!")]

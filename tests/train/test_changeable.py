@@ -13,8 +13,10 @@ from rstar2.demo.recipe import DemoPlan, demo_plan
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.loop.formats.format import ours
+from rstar2.loop.turns.demands import wording_of
 from rstar2.runs import load_config, open_run
 from rstar2.train.changeable import MAY_CHANGE
+from rstar2.train.form_check import FormCheck
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.recipe_files import sft_recipe, stage_recipes
 from rstar2.train.start_checks import SftPlan, TrainPlan
@@ -43,7 +45,9 @@ def planned(kind: str, data: Path, *changes: str) -> Plan:
     if kind == "demo":
         return demo_plan("demo", None, [*changes])
     if kind == "sft":
-        return SftPlan(sft_recipe(None, [*changes]), data.parent, data, ours(), [], 0, 0)
+        return SftPlan(
+            sft_recipe(None, [*changes]), data.parent, data, ours(), [], 0, 0, FormCheck(wording_of(ours()))
+        )
     recipes = stage_recipes([1, 2], None, [*changes])
     return TrainPlan(recipes, data.parent, data, ours(), [], None, JudgeChoice(), {}, {})
 

@@ -75,9 +75,12 @@ class Format(Strict):
         """The conversation that a problem opens: a user message, and before it a system message if there is one."""
         opening = []
         if self.system is not None:
-            tools = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.tools)
-            opening.append({"role": "system", "content": self.system.replace("{tools}", tools)})
+            opening.append({"role": "system", "content": self.with_tools(self.system, self.tools)})
         return [*opening, {"role": "user", "content": self.user.replace("{problem}", problem)}]
+
+    def with_tools(self, system: str, tools: Sequence[dict[str, Any]]) -> str:
+        """A system text with the schemas of tools in place of `{tools}`, one a line."""
+        return system.replace("{tools}", "\n".join(json.dumps(each, ensure_ascii=False) for each in tools))
 
     @property
     def around_problem(self) -> tuple[str, str]:

@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from rstar2.loop.formats.format import Format
+from rstar2.loop.turns.demands import QUESTION_MARK, Wording, opening_demands
 from rstar2.loop.turns.stream import TurnStream
 from rstar2.loop.turns.turn import ParsedTurn
 
@@ -29,11 +31,18 @@ class Encoded:
         return Encoded(self.input_ids[:tokens], self.loss_mask[:tokens])
 
 
+def has_calls(messages: Sequence[Message]) -> bool:
+    """Whether a conversation calls a tool, or has a tool's reply."""
+    return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+
+
 class ChatCodec(ABC):
     """Messages to token ids and back, for a tokenizer and a format. What a model wrote is never encoded again."""
 
     end_id: int
     """The token that ends a turn."""
+    turn_start: str = ""
+    """What the generation prompt already writes of the model's turn as text, such as `<reason>`."""
     thoughts: str = "stay in the context"
     """What becomes of the thoughts of earlier turns."""
 
@@ -42,6 +51,13 @@ class ChatCodec(ABC):
         self.format = fmt
         self.source = source
         """Where the format comes from."""
+
+    @cached_property
+    def wording(self) -> Wording:
+        """The format's texts around conversations, and what they ask of turns."""
+        prompt = self.prompt([{"role": "user", "content": QUESTION_MARK}], [])
+        before = str(self.tokenizer.decode(prompt)).partition(QUESTION_MARK)[0]
+        return Wording(self.format, opening_demands(self.format, before), self.turn_start)
 
     @property
     def stop_ids(self) -> list[int]:
@@ -98,8 +114,8 @@ class ChatCodec(ABC):
     def training_sample(self, messages: Sequence[Message], tools: list[Message] | None) -> Encoded:
         """Encode a conversation as rollouts will: the same prompts, and the same replies of tools.
 
-        What follows the last assistant message is left out. A conversation with tool calls and without `tools` is shown
-        the format's tools.
+        Each turn begins where generation begins it. What follows the last assistant message is left out. A conversation
+        with tool calls and without `tools` is shown the format's tools.
         """
 
     @abstractmethod

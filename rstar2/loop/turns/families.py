@@ -15,7 +15,7 @@ from rstar2.loop.formats.families import FAMILIES, PROMPT_DATE
 from rstar2.loop.formats.format import Format
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.breaker import Breaker, control_markup
-from rstar2.loop.turns.codec import ChatCodec, Encoded, Message
+from rstar2.loop.turns.codec import ChatCodec, Encoded, Message, has_calls
 from rstar2.loop.turns.stream import Piece, TurnStream
 from rstar2.loop.turns.turn import EMPTY, ParsedTurn, Part, PartKind, WrittenCall
 
@@ -155,8 +155,7 @@ class FamilyCodec(ChatCodec):
         """
         last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
         plain = self._plain(messages[: last + 1])
-        calls = any(message["role"] == "tool" or message.get("tool_calls") for message in plain)
-        shown = self._shown([] if tools is None and not calls else tools)
+        shown = self._shown([] if tools is None and not has_calls(plain) else tools)
         rendered = self._rendered(plain, shown)
         ids, mask = list(rendered.token_ids), [int(each) for each in rendered.sampled_mask]
         for place in (place for place, message in enumerate(plain) if message["role"] == "assistant"):

@@ -158,6 +158,11 @@ def without_calls(text: str, replacement: str = "") -> str:
     return replacement.join([*parts, text[end:]])
 
 
+def has_tags(text: str) -> bool:
+    """Whether one of our tags is in a text."""
+    return _ANY_TAG.search(text) is not None
+
+
 def without_tags(text: str) -> str:
     """A text with no tag in it."""
     return _ANY_TAG.sub("", text)
@@ -202,6 +207,11 @@ def closed_answer_blocks(text: str) -> int:
     # Only up to the last end: looking behind it from each beginning would take quadratic time.
     closed = len(_CLOSED_ANSWER.findall(text[: text.rfind(ANSWER_END) + len(ANSWER_END)]))
     return closed if text.count(ANSWER) == text.count(ANSWER_END) == closed else 0
+
+
+def ends_thought(text: str) -> bool:
+    """Whether the end of a thought is in a text."""
+    return any(end in text for end in REASONING_ENDS)
 
 
 def ends_answer(text: str) -> bool:
@@ -262,6 +272,11 @@ def end_of_thought(turn_start: str) -> str:
     """What ends the thought that a generation prompt opens; empty if `turn_start` opens none."""
     tag = re.fullmatch(r"<(\w+)>\s*", turn_start)
     return f"</{tag[1]}>\n" if tag else ""
+
+
+def with_thought(turn_start: str, thought: str, said: str) -> str:
+    """A turn with a thought before what it says, given what the generation prompt writes of it."""
+    return f"{turn_start}{thought}{end_of_thought(turn_start)}{said}"
 
 
 def opens_thought(turn_start: str) -> bool:

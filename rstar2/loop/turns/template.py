@@ -12,7 +12,7 @@ from rstar2.errors import UserError
 from rstar2.loop.formats.format import OURS, Format
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.breaker import Breaker, control_markup, written_as_one
-from rstar2.loop.turns.codec import ChatCodec, Encoded, Message
+from rstar2.loop.turns.codec import ChatCodec, Encoded, Message, has_calls
 from rstar2.loop.turns.stream import TagStream, TurnStream
 from rstar2.loop.turns.turn import ParsedTurn
 
@@ -47,25 +47,16 @@ class TemplateCodec(ChatCodec):
         """What the generation prompt already writes of the model's turn, such as `<reason>`."""
         self._check_tools()
 
-    def prompt(
-        self, messages: Sequence[Message], tools: list[Message] | None = None, started: bool = True
-    ) -> list[int]:
-        """Token ids of a conversation up to where the model continues.
-
-        Args:
-            tools: schemas for the template in place of the format's; an empty list for none.
-            started: whether `turn_start` belongs to them.
-        """
+    def prompt(self, messages: Sequence[Message], tools: list[Message] | None = None) -> list[int]:
         shown = self.format.shown_tools if tools is None else tools or None
-        text = self._render(messages, shown, generation=True)
-        return self._encode(text if started else text.removesuffix(self.turn_start))
+        return self._encode(self._render(messages, shown, generation=True))
 
-    def between(self, messages: Sequence[Message], started: bool = True) -> list[int]:
-        """Token ids between the end of a turn of the model, `end_id`, and its next turn; `started` as in `prompt`."""
+    def between(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids between the end of a turn of the model, `end_id`, and its next turn."""
         text = self._after_turn(messages, generation=True).removeprefix(self._end_text)
         if not self.format.newline_before_reply:
             text = text.removeprefix("\n")
-        return self._encode(text if started else text.removesuffix(self.turn_start))
+        return self._encode(text)
 
     def tool_turn(self, outputs: list[str]) -> list[int]:
         """Token ids between a turn that ended with calls and the next turn."""
@@ -110,13 +101,8 @@ class TemplateCodec(ChatCodec):
         return message, read
 
     def training_sample(self, messages: Sequence[Message], tools: list[Message] | None) -> Encoded:
-        """As of `ChatCodec.training_sample`.
-
-        Generation starts inside the generation prompt's `<reason>`, so in a conversation with tool calls a turn without
-        a thought gets an empty one. Other conversations are taught as they are.
-        """
-        calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
-        if tools is None and not calls:
+        """As of `ChatCodec.training_sample`. Every turn begins with `turn_start`; its thought may be empty."""
+        if tools is None and not has_calls(messages):
             tools = []
         ids, mask, before = array("i"), array("b"), list[Message]()
         for message in messages:
@@ -125,12 +111,10 @@ class TemplateCodec(ChatCodec):
                 continue
             text = tags.message_text(message)
             if text.startswith(self.turn_start):
-                started, text = True, text.removeprefix(self.turn_start)
-            elif calls:
-                started, text = True, tags.end_of_thought(self.turn_start) + text
+                text = text.removeprefix(self.turn_start)
             else:
-                started = False
-            prompt = self.between(before, started) if ids else self.prompt(before, tools, started)
+                text = tags.end_of_thought(self.turn_start) + text
+            prompt = self.between(before) if ids else self.prompt(before, tools)
             turn = self.turn(text)
             ids.extend([*prompt, *turn])
             mask.extend([*[0] * len(prompt), *[1] * len(turn)])
@@ -140,7 +124,7 @@ class TemplateCodec(ChatCodec):
     def content(self, thought: str, said: str) -> str:
         if not self.thinks_first:
             return said
-        return f"{self.turn_start}{thought}{tags.end_of_thought(self.turn_start)}{said}"
+        return tags.with_thought(self.turn_start, thought, said)
 
     def written_by_template(self, calls: list[Message]) -> str | None:
         message: Message = {"role": "assistant", "content": _MARK, "tool_calls": calls}
