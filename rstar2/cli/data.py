@@ -13,6 +13,8 @@ from rstar2.cli import agree as agree_verb
 from rstar2.cli.common import AsJson, Change, ForceFormat, Format, err, examples, out
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rstar2.data.mixture.card import Card
     from rstar2.data.mixture.look import TOKENS_OF
     from rstar2.data.mixture.prepare import CountTokens
@@ -289,6 +291,7 @@ def _print_card(card: Card, output: Path) -> None:
         if each.get("missing"):
             few = f"{each['missing']:,} rows fewer than the {each['target']:,} that the mixture asks for"
             err.print(f"[yellow]{escape(name)}[/]: {few}", soft_wrap=True)
+    _print_form({name: each["form"] for name, each in card.sources.items() if "form" in each})
     dropped = ", ".join(f"{step['dropped']:,} {step['filter']}" for step in card.steps if step["dropped"])
     out.print(f"dropped, in order: {dropped or 'none'}", soft_wrap=True)
     if not card.checked:
@@ -296,6 +299,40 @@ def _print_card(card: Card, output: Path) -> None:
     data, written = escape(str(output / "data.parquet")), escape(str(output / "card.md"))
     out.print(f"{card.rows:,} {card.kind}: [cyan]{data}[/]", soft_wrap=True)
     out.print(f"what was dropped, and why: [cyan]{written}[/]", soft_wrap=True)
+
+
+def _print_form(forms: Mapping[str, Mapping[str, int]]) -> None:
+    """A table of how many turns keep the form that they are asked for, by source, and what is wrong with it."""
+    from rich import box
+    from rich.table import Table
+
+    if not forms:
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    columns = {
+        "marked": "in answer form",
+        "answers": "boxed",
+        "turns": "turns",
+        "asked": "asked",
+        "kept": "keep it",
+    }
+    for head in ("source", *columns.values()):
+        table.add_column(head, justify="left" if head == "source" else "right")
+    for name, form in forms.items():
+        table.add_row(escape(name), *(f"{form[key]:,}" for key in columns))
+    out.print(table)
+    for name, form in forms.items():
+        if form["kept"] < form["asked"]:
+            broken = (
+                f"{form['asked'] - form['kept']:,} turns do not keep the form that their system text asks for"
+            )
+            err.print(f"[yellow]{escape(name)}[/]: {broken}", soft_wrap=True)
+    if not any(form["answers"] for form in forms.values()):
+        err.print(
+            "[yellow]no conversation ends in the form that RL rewards[/]: raise answer_form, or add sources whose "
+            "replies give a value",
+            soft_wrap=True,
+        )
 
 
 @app.command(
@@ -322,7 +359,7 @@ def inspect(
     from rich import box
     from rich.table import Table
 
-    from rstar2.data.mixture.look import by_source, count_tokens, open_prepared
+    from rstar2.data.mixture.look import by_source, count_tokens, form_by_source, open_prepared
     from rstar2.errors import UserError
 
     if tokenizer is None and (format is not None or force_format):
@@ -338,6 +375,8 @@ def inspect(
     table.add_row("all", f"{prepared.rows:,}")
     out.print(table)
     codec = _codec(tokenizer, format, force_format) if tokenizer else None
+    if prepared.kind == "conversations":
+        _print_form(form_by_source(prepared, codec.wording if codec else None))
     tokens_of = _tokens_of(codec) if codec else None
     for row in prepared.sample(rows, seed):
         tokens = f", {tokens_of([row])[0]} tokens" if tokens_of else ""

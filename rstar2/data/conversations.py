@@ -135,7 +135,8 @@ def _tool(schema: Any) -> dict[str, Any]:
         "function": {
             "name": function["name"],
             "description": str(function.get("description") or ""),
-            "parameters": {"properties": {}, **_schema(parameters), "type": "object"},
+            # In this order a tool of ours is listed as the format lists it.
+            "parameters": {"type": "object", "properties": {}} | _schema(parameters) | {"type": "object"},
         },
     }
 

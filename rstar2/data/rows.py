@@ -11,7 +11,8 @@ A row holds no words of a prompt, no rollouts and no token ids: a stage adds tho
 
 A problem has `problem`, `answer` (a whole number is written plainly) and `pass_rate`, the share of a strong model's
 tries that gave this answer where the source knows it. A conversation has `messages` as OpenAI's API writes them, with
-`tool_calls` and `tool_call_id`, and `tools`, the JSON text of the list of the tools' schemas.
+`tool_calls` and `tool_call_id`; `tools`, the JSON text of the list of the tools' schemas; and `answer_form`: whether
+SFT teaches it in the form that RL rewards, see `rstar2.data.taught`.
 """
 
 from __future__ import annotations
@@ -60,10 +61,18 @@ SCHEMAS: dict[Kind, Any] = {
         ]
     ),
     "conversations": pa.schema(
-        [("id", pa.string()), ("messages", pa.list_(_MESSAGE)), ("tools", pa.string()), *_ABOUT]
+        [
+            ("id", pa.string()),
+            ("messages", pa.list_(_MESSAGE)),
+            ("tools", pa.string()),
+            ("answer_form", pa.bool_()),
+            *_ABOUT,
+        ]
     ),
 }
 
+LATER_COLUMNS = frozenset({"answer_form"})
+"""Columns that sets of earlier versions do not have."""
 _SPEAKERS = ("user", "assistant")
 _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
 _AROUND_INTEGER = re.compile(r"\\boxed|\\[()\[\]]|[${}]")

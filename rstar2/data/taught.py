@@ -111,12 +111,10 @@ def _turn(message: Message, question: Question, demands: Demands, wording: Wordi
 
 def _follows(messages: Sequence[Message], wording: Wording) -> bool:
     """Whether turns that have tags of ours do what the format's opening asks for, so that it may stand before them."""
-    turns = [tags.message_text(message) for message in messages if message["role"] == "assistant"]
-    return (
-        bool(wording.opening)
-        and any(demands_of(turn) or tags.ends_thought(turn) for turn in turns)
-        and all(meets(turn, wording.opening, wording.opens_thought) for turn in turns)
-    )
+    turns = [message for message in messages if message["role"] == "assistant"]
+    if not wording.opening or not any(tags.has_tags(turn.get("content") or "") for turn in turns):
+        return False
+    return all(meets(tags.message_text(turn), wording.opening, wording.opens_thought) for turn in turns)
 
 
 def _opened(
@@ -145,19 +143,26 @@ def count_form(row: Mapping[str, Any], wording: Wording) -> FormCounts:
     taught = as_taught(row, wording)
     system = taught.messages[0]["content"] if taught.messages[0]["role"] == "system" else None
     opening = wording.opening if system is None else demands_of(system)
-    rewarded = wording.opening | wording.question
     turns = asked = kept = 0
-    ends_in_form = False
     for turn, demands in _turns(taught.messages, opening):
         turns += 1
         if demands:
             asked += 1
-            kept += meets(turn, demands, wording.opens_thought)
-        ends_in_form = not tags.find_calls(turn) and meets(turn, rewarded, wording.opens_thought)
-    return FormCounts(1, int(bool(rewarded) and ends_in_form), turns, asked, kept)
+            kept += meets(tags.message_text(turn), demands, wording.opens_thought)
+    return FormCounts(1, _ends_in_form(taught.messages, wording), turns, asked, kept)
 
 
-def _turns(messages: Sequence[Message], opening: Demands) -> Iterator[tuple[str, Demands]]:
+def _ends_in_form(messages: Sequence[Message], wording: Wording) -> bool:
+    """Whether the last turn is one that RL rewards if its answer is right."""
+    last = next(message for message in reversed(messages) if message["role"] == "assistant")
+    rewarded = wording.opening | wording.question
+    if not rewarded or last.get("tool_calls") or not demands_of(last.get("content") or ""):
+        return False
+    text = tags.message_text(last)
+    return not tags.find_calls(text) and meets(text, rewarded, wording.opens_thought)
+
+
+def _turns(messages: Sequence[Message], opening: Demands) -> Iterator[tuple[Message, Demands]]:
     """The model's turns with what the system text and the last question ask of them."""
     demands = opening
     for message in messages:
@@ -165,4 +170,4 @@ def _turns(messages: Sequence[Message], opening: Demands) -> Iterator[tuple[str,
             question = demands_of(message.get("content") or "")
             demands = opening | Demands(answer=question.answer, box=question.box)
         elif message["role"] == "assistant":
-            yield tags.message_text(message), demands
+            yield message, demands

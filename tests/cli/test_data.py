@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -198,6 +199,25 @@ def test_calls_are_inspected_as_the_model_will_write_them(tmp_path: Path) -> Non
     assert _prepare(str(source), "--output", str(tmp_path / "sft")).exit_code == 0
     ran = CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "sft")])
     assert '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>' in ran.stdout
+
+
+def test_turns_that_keep_the_form_are_counted_by_source(tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "6 · 7?"}
+    said = [asked, {"role": "assistant", "content": "So \\boxed{42}."}]
+    ignored = [
+        {"role": "system", "content": "Answer inside <answer>."},
+        asked,
+        {"role": "assistant", "content": "42"},
+    ]
+    source = _jsonl(tmp_path / "mine.jsonl", [{"messages": said}, {"messages": ignored}])
+    prepared = _prepare(str(source), "--output", str(tmp_path / "sft"), "--set", "answer_form=1")
+    assert prepared.exit_code == 0, prepared.output
+    inspected = CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "sft")])
+    for ran in (prepared, inspected):
+        assert re.search(r"mine +1 +1 +2 +2 +1\s", ran.stdout), ran.stdout
+        assert "mine: 1 turns do not keep the form that their system text asks for" in ran.stderr
+    plain = _prepare(str(source), "--output", str(tmp_path / "plain"), "--set", "answer_form=0")
+    assert "no conversation ends in the form that RL rewards: raise answer_form" in plain.stderr
 
 
 def test_two_sets_are_compared(tmp_path: Path, problems: Path) -> None:

@@ -23,8 +23,10 @@ from rstar2.train.conversations import Encoded, encode, read_conversations, writ
 from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.start_checks import (
     SftPlan,
+    check_conversations,
     check_model,
     conversation_lengths,
+    form_warnings,
     plan_sft,
     rl_format,
     taught_codec,
@@ -62,6 +64,7 @@ def lines(path: Path, *rows: object) -> Path:
             "row 2: message 1 has tool_calls",
         ),
         ({"messages": ["hello"]}, "row 2: message 1 is not an object"),
+        ({"messages": GOOD, "answer_form": "yes"}, "row 2: answer_form is 'yes', not true or false"),
         ({}, "row 2: no messages"),
         ([], "line 2: not a JSON object"),
     ],
@@ -134,11 +137,42 @@ def learnt(codec: ChatCodec, *messages: dict[str, Any], **more: Any) -> tuple[st
     return tuple(codec.tokenizer.decode(ids) for ids in (row.input_ids.tolist(), taught))
 
 
-def test_chat_is_taught_as_it_is(codec: ChatCodec) -> None:
+def test_chat_is_taught_as_it_is_from_where_generation_begins(codec: ChatCodec) -> None:
     whole, taught = learnt(codec, *GOOD)
-    assert taught == "!<|im_end|>"
-    assert whole.endswith("<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n!<|im_end|>")
-    assert "# Tools" not in whole, "a chat without tools is shown none"
+    assert taught == "</reason>\n!<|im_end|>"
+    assert whole == (
+        "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n?<|im_end|>\n"
+        "<|im_start|>assistant\n<reason></reason>\n!<|im_end|>"
+    ), "it is shown no tools, and no system text that it would not follow"
+
+
+def test_data_that_contradicts_its_system_text_or_the_reward_is_named_at_the_start(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    asked = [{"role": "system", "content": "Answer inside <answer>."}, *GOOD]
+    form = {"role": "assistant", "content": "<reason>so</reason>\n<answer>\\boxed{1}</answer>"}
+    recipe = sft_recipe("laptop", ["batch=1"])
+
+    def warned(*rows: Any) -> list[str]:
+        data = lines(tmp_path / "x.jsonl", *rows)
+        at_the_start = list(plan_sft(recipe, tmp_path, data).form.warnings())
+        assert form_warnings(recipe, tmp_path, check_conversations(recipe, data)) == at_the_start
+        return at_the_start
+
+    assert warned({"messages": [GOOD[0], form]}, {"messages": GOOD}) == []
+    (both,) = warned({"messages": [GOOD[0], form]}, {"messages": GOOD}, {"messages": asked})
+    assert both.startswith(
+        "1 of 2 turns do not keep the form that their own system text or question asks for"
+    )
+    assert "the first in conversation 3" in both
+    (never,) = warned({"messages": GOOD})
+    assert never.startswith(
+        "none of the 1 conversations ends in the form that RL rewards, \\boxed{} inside <answer>"
+    )
+    assert "--set answer_form=0.5" in never
 
 
 def test_a_thought_is_taught_after_the_generation_prompt(codec: ChatCodec) -> None:
@@ -153,14 +187,17 @@ CALLING = [
     {"role": "user", "content": "?"},
     {"role": "assistant", "content": None, "tool_calls": CALLS},
     {"role": "tool", "content": "π", "tool_call_id": "1"},
-    {"role": "assistant", "content": "<reason>so</reason>\n1", "tool_calls": None},
+    {"role": "assistant", "content": "<reason>so</reason>\n<answer>1</answer>", "tool_calls": None},
 ]
 
 
 def test_calls_of_openais_form_are_taught_as_the_model_will_write_them(codec: ChatCodec) -> None:
     whole, taught = learnt(codec, *CALLING)
     call = json.dumps({"name": "run", "arguments": ARGUMENTS}, ensure_ascii=False)
-    assert taught == f"</reason>\n<tool_call>\n{call}\n</tool_call><|im_end|>so</reason>\n1<|im_end|>"
+    assert (
+        taught
+        == f"</reason>\n<tool_call>\n{call}\n</tool_call><|im_end|>so</reason>\n<answer>1</answer><|im_end|>"
+    )
     assert ours().tool_names[0] in whole, "a conversation with calls is shown the format's tools"
     own = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
     for tools in (own, json.dumps(own)):
@@ -182,7 +219,7 @@ def test_a_format_without_a_generation_prompt_of_its_own_teaches_all_that_is_wri
     codec = codec_for(tokenizer, ours().model_copy(update={"template": plain}))
     _, taught = learnt(codec, *CALLING)
     assert taught.startswith("<tool_call>\n")
-    assert taught.endswith("<|im_end|><reason>so</reason>\n1<|im_end|>")
+    assert taught.endswith("<|im_end|><reason>so</reason>\n<answer>1</answer><|im_end|>")
 
 
 def test_rl_data_that_is_json_names_the_command_that_prepares_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rstar2.data.mixture.form import AnswerForm
 from rstar2.data.mixture.recipe import MixturePlan
 from rstar2.data.mixture.rewrite import Rewritten
 from rstar2.data.reading import ReadCounts
@@ -17,6 +18,15 @@ from rstar2.errors import UserError
 from rstar2.files import write_json, write_text
 
 CARD = "card.json"
+FORM_COLUMNS = {
+    "suitable": "can be in the answer form",
+    "marked": "are",
+    "answers": "of them with a boxed value",
+    "turns": "turns",
+    "asked": "turns that are asked for a form",
+    "kept": "turns that keep it",
+}
+"""The counts of `FormCounts` and `AnswerForm.card` that the card shows, with the heads of their columns."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,8 @@ class Card:
     config: dict[str, Any]
     sources: dict[str, dict[str, Any]]
     """By name: `family`, `licences`, `paper`, `inputs`, `read`, `refused`, `dropped`, `left`, `taken`,
-    `target` (None if all rows are taken), `missing` (rows fewer than the target), `note`."""
+    `target` (None if all rows are taken), `missing` (rows fewer than the target), `note`; of conversations, `form`, see
+    `AnswerForm.card`."""
     steps: list[dict[str, Any]]
     """In order: `filter`, `dropped` and `by_source`."""
     examples: list[dict[str, Any]]
@@ -92,6 +103,7 @@ def make_card(
     examples: list[dict[str, Any]],
     shared: list[dict[str, Any]],
     digest: str,
+    form: AnswerForm | None,
 ) -> Card:
     sources = {}
     for origin in plan.origins:
@@ -107,6 +119,7 @@ def make_card(
             **asdict(taken[name]),
             "missing": taken[name].missing,
             "note": _note(origin.source, plan.recipe.rewrite.model, rewritten.get(name)),
+            **({} if form is None else {"form": form.card(name)}),
         }
     rows = sum(each.taken for each in taken.values())
     listed = [asdict(step) for step in steps]
@@ -142,6 +155,7 @@ def as_markdown(card: Card) -> str:
             ["filter", "dropped", "by source"],
             [[each["filter"], f"{each['dropped']:,}", _listed(each["by_source"])] for each in card.steps],
         ),
+        *_forms(card),
         *_contamination(card),
         *_lengths(card),
         "## Examples of dropped rows",
@@ -189,6 +203,23 @@ def _version(place: Mapping[str, Any]) -> str:
     if "revision" in place:
         return f"revision {place['revision']}"
     return f"SHA-256 {place.get('sha256', 'not known')}"
+
+
+def _forms(card: Card) -> list[str]:
+    """How many conversations of each source are taught in the form that RL rewards, and which turns keep their form."""
+    rows = [
+        [name, f"{form['share']:.0%}", *(f"{form[key]:,}" for key in FORM_COLUMNS)]
+        for name, each in card.sources.items()
+        if (form := each.get("form"))
+    ]
+    if not rows:
+        return []
+    return [
+        "## The form of answers",
+        "In SFT the conversations in the answer form follow the format's system text. The others have their own system "
+        "text or none. Counted in the format rstar2.",
+        _table(["source", "share", *FORM_COLUMNS.values()], rows),
+    ]
 
 
 def _contamination(card: Card) -> list[str]:

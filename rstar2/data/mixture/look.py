@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import pyarrow.parquet as pq
 
 from rstar2.data.parquet import prepared_file
 from rstar2.data.reading import sha256
-from rstar2.data.rows import SCHEMAS, Kind
+from rstar2.data.rows import LATER_COLUMNS, SCHEMAS, Kind
+from rstar2.data.taught import ANSWER_FORM, FormCounts, count_form
 from rstar2.errors import UserError
+from rstar2.loop.formats.format import ours
+from rstar2.loop.turns.demands import Wording, wording_of
 
 TOKENS_OF = Callable[[list[dict[str, Any]]], list[int]]
 """How many tokens each row has, as a stage would make them."""
@@ -54,7 +58,7 @@ def open_prepared(path: Path) -> Prepared:
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"no prepared data at {path}: {str(error).splitlines()[0]}", hint) from error
     for kind, schema in SCHEMAS.items():
-        if set(schema.names) <= set(opened.schema_arrow.names):
+        if set(schema.names) - LATER_COLUMNS <= set(opened.schema_arrow.names):
             return Prepared(file, kind, opened.metadata.num_rows)
     found = ", ".join(opened.schema_arrow.names)
     raise UserError(f"{file} holds neither problems nor conversations; its columns are {found}", hint)
@@ -63,7 +67,7 @@ def open_prepared(path: Path) -> Prepared:
 def count_tokens(name: str, tokens_of: TOKENS_OF, file: Path, kind: Kind) -> dict[str, Any]:
     """The lengths of a set's rows, by the tokenizer `name`, for `Card.tokens`."""
     prepared = open_prepared(file)
-    step = -(-prepared.rows // _COUNTED)
+    step = _step(prepared)
     counts: list[int] = []
     waiting: list[dict[str, Any]] = []
     for at, row in enumerate(prepared.read()):
@@ -91,6 +95,25 @@ def count_tokens(name: str, tokens_of: TOKENS_OF, file: Path, kind: Kind) -> dic
 
 def by_source(prepared: Prepared) -> dict[str, int]:
     return dict(Counter(row["source"] for row in prepared.read(["source"])))
+
+
+def form_by_source(prepared: Prepared, wording: Wording | None) -> dict[str, dict[str, int]]:
+    """How many turns keep the form that they are asked for, in a format or else in ours: `FormCounts`, and `marked`.
+
+    Of a larger set, over the rows that `count_tokens` counts too.
+    """
+    wording = wording or wording_of(ours())
+    counts: dict[str, FormCounts] = {}
+    marked: Counter[str] = Counter()
+    for row in islice(prepared.read(), None, None, _step(prepared)):
+        counts[row["source"]] = counts.get(row["source"], FormCounts()) + count_form(row, wording)
+        marked[row["source"]] += bool(row.get(ANSWER_FORM))
+    return {name: {"marked": marked[name], **asdict(each)} for name, each in counts.items()}
+
+
+def _step(prepared: Prepared) -> int:
+    """The distance of the rows that are looked at."""
+    return -(-prepared.rows // _COUNTED)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from rstar2.data.hub import check_disk, size_text
 from rstar2.data.mixture.card import CARD, Card, make_card, write_card
 from rstar2.data.mixture.draw import draw
 from rstar2.data.mixture.dropped import MOST_GRAMS, DroppedRows
+from rstar2.data.mixture.form import AnswerForm
 from rstar2.data.mixture.recipe import MixturePlan
 from rstar2.data.mixture.rewrite import WAIT_S, Rewriter, Rewritten, Texts, check_server
 from rstar2.data.parquet import PREPARED
@@ -194,11 +195,13 @@ class _Preparation:
         dropped = [counted for step in steps for counted in step.count(rows)]
         taken = draw(rows, self._plan, counts, dropped)
         texts, rewritten = self._rewrite(rows)
+        recipe = self._plan.recipe
+        form = AnswerForm(recipe.answer_shares(), recipe.seed) if rows.kind == "conversations" else None
         self._progress.start("write")
         # Parquet is written by compiled code, which leaves this process's other thread time for the dropped rows.
         with ThreadPoolExecutor(1) as pool:
             dropped_rows = pool.submit(self._write_dropped, rows, steps)
-            digest = self._write_data(rows, texts)
+            digest = self._write_data(rows, texts, form)
         dropped_rows.result()
         self._progress.finish(f"{int(rows.alive.sum())} rows")
         card = make_card(
@@ -211,6 +214,7 @@ class _Preparation:
             _examples(rows, steps, counts),
             _shared(steps),
             digest,
+            form,
         )
         return _with_tokens(card, self._output, self._progress, self._count_tokens)
 
@@ -303,8 +307,8 @@ class _Preparation:
             self._progress.finish("; ".join([f"{done.taken} of {len(numbers)} taken", *waited]))
         return texts, rewritten
 
-    def _write_data(self, rows: Candidates, texts: dict[str, Texts]) -> str:
-        """Write the chosen rows, some of them with new texts. → the file's SHA-256."""
+    def _write_data(self, rows: Candidates, texts: dict[str, Texts], form: AnswerForm | None) -> str:
+        """Write the chosen rows, some of them with new texts, conversations marked by `form`. → the file's SHA-256."""
         schema = SCHEMAS[rows.kind]
         file = self._output / PREPARED
         with whole_path(file) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
@@ -313,6 +317,8 @@ class _Preparation:
                 source = rows.source_of(int(numbers[0]))
                 if source in texts:
                     table = self._with(texts[source], source, numbers, table)
+                if form is not None:
+                    table = form.mark(source, table)
                 waiting.append(table)
                 self._progress.rows(len(numbers))
                 if sum(each.num_rows for each in waiting) >= _BATCH:

@@ -38,6 +38,8 @@ DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
     "conversations": ("length", "duplicates", "grams"),
 }
 """Where sources are named, and no recipe."""
+DEFAULT_ANSWER_FORM = 0.5
+"""The share of conversations in the form that RL rewards, where sources are named, and no recipe."""
 _OWN = (".json", ".jsonl", ".parquet")
 
 
@@ -50,12 +52,14 @@ class SourceSettings(Strict):
     minimum: int | None = Field(None, ge=1)
     """The preparation fails if the filters leave fewer rows than this, and fewer than `count`. None for no such
     limit."""
+    answer_form: float | None = Field(None, ge=0, le=1)
+    """Of conversations: the share that SFT teaches in the form that RL rewards. None for the mixture's."""
     object: str | None = None
     """`module:object` of the user's module that has the source; None for a source of the package or a file."""
 
     @model_serializer(mode="wrap")
     def _without_unset_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `object` and `minimum` if they are not set, as in the cards of sets that earlier versions made."""
+        """Leave out all but `count` if it is not set, as in the cards of sets that earlier versions made."""
         values: dict[str, Any] = serialize(self)
         return {key: value for key, value in values.items() if key == "count" or value is not None}
 
@@ -68,9 +72,26 @@ class MixtureRecipe(FilterSettings):
     filters: tuple[str, ...]
     """By name, in order."""
     seed: int = 1
-    """Draws the rows where a source has more than its `count`."""
+    """Draws the rows where a source has more than its `count`, and those that are taught in the answer form."""
+    answer_form: float | None = Field(None, ge=0, le=1)
+    """Of the conversations that can be taught in the form that RL rewards, the share that SFT teaches so. None for
+    none of them."""
     rewrite: Rewrite = Rewrite()
     """The model that rewrites some sources' answers or prompts."""
+
+    def answer_shares(self) -> dict[str, float]:
+        """The share of each source's conversations that SFT teaches in the form that RL rewards."""
+        shared = self.answer_form or 0.0
+        return {
+            name: shared if each.answer_form is None else each.answer_form
+            for name, each in self.sources.items()
+        }
+
+    @model_serializer(mode="wrap")
+    def _without_answer_form(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `answer_form` if it is not set, as in the cards of sets that earlier versions made."""
+        values: dict[str, Any] = serialize(self)
+        return {key: value for key, value in values.items() if key != "answer_form" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -151,6 +172,8 @@ def plan_mixture(
     origins = [_origin(each, files.get(each, ()), own, users) for each in recipe.sources]
     kind = _one_kind({origin.source.kind: origin.name for origin in origins})
     _check_filters(recipe, kind)
+    if kind == "problems" and any(recipe.answer_shares().values()):
+        raise UserError("answer_form is for conversations, not for problems", "Leave it out.")
     _check_rewriter(recipe.rewrite, request.rewriter, origins)
     benchmarks = {
         each: _benchmark(each, files.get(each, ()))
@@ -205,7 +228,10 @@ def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path], li
     }
     kind = _one_kind({every[each].kind: each for each in names})
     settings = {each: {"object": users[each]} if each in users else {} for each in names}
-    return {"sources": settings, "filters": DEFAULT_FILTERS[kind]}, "+".join(names), own, []
+    values: dict[str, Any] = {"sources": settings, "filters": DEFAULT_FILTERS[kind]}
+    if kind == "conversations":
+        values["answer_form"] = DEFAULT_ANSWER_FORM
+    return values, "+".join(names), own, []
 
 
 def _name_of(source: str) -> str:

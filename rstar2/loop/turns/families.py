@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from rstar2.errors import UserError
@@ -26,6 +27,8 @@ _THOUGHTS = {
 }
 """What becomes of the thoughts of earlier turns, by the word that the library has for it."""
 _QUESTION: Message = {"role": "user", "content": "?"}
+_SOME_THOUGHT = "?"
+"""Stands for an empty thought, since families write the turns without a thought in another way."""
 _FAULTS = {
     "invalid_json": "The arguments of the tool call are not valid.",
     "unclosed_block": "The tool call has no end.",
@@ -151,37 +154,66 @@ class FamilyCodec(ChatCodec):
         """As of `ChatCodec.training_sample`.
 
         A turn whose thought the family leaves out of later prompts is not learned from: the model would learn to answer
-        without a thought.
+        without a thought. If the generation prompt opens a thought, a turn without one gets an empty one.
         """
         last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
         plain = self._plain(messages[: last + 1])
+        answers = [place for place, message in enumerate(plain) if message["role"] == "assistant"]
+        question = max((place for place, each in enumerate(plain) if each["role"] == "user"), default=0)
+        forgotten = {
+            place
+            for place in answers
+            if place < question
+            and (plain[place].get("reasoning_content") or self._opens_thought)
+            and self.thoughts != _THOUGHTS["all"]
+        }
+        emptied = [
+            place
+            for place in answers
+            if self._opens_thought and place not in forgotten and not plain[place].get("reasoning_content")
+        ]
+        for place in emptied:
+            plain[place]["reasoning_content"] = _SOME_THOUGHT
         shown = self._shown([] if tools is None and not has_calls(plain) else tools)
         rendered = self._rendered(plain, shown)
         ids, mask = list(rendered.token_ids), [int(each) for each in rendered.sampled_mask]
-        for place in (place for place, message in enumerate(plain) if message["role"] == "assistant"):
+        begins: dict[int, int] = {}
+        for place in answers:
             # Rollouts begin a turn where the generation prompt ends, which may be inside a thought.
             lead = self._render(plain[:place], shown, generation=True)
             start = next(
                 (at for at, of in enumerate(rendered.message_indices) if of == place and mask[at]), None
             )
             if start is not None and ids[: len(lead)] == lead:
+                begins[place] = len(lead)
                 learned = int(len(lead) < start)
                 mask[min(start, len(lead)) : max(start, len(lead))] = [learned] * abs(len(lead) - start)
-        question = max((place for place, each in enumerate(plain) if each["role"] == "user"), default=0)
-        forgotten = {
-            place
-            for place, each in enumerate(plain[:question])
-            if each.get("reasoning_content") and self.thoughts != _THOUGHTS["all"]
-        }
         mask = [
             0 if place in forgotten else each
             for each, place in zip(mask, rendered.message_indices, strict=True)
         ]
+        for place in reversed(emptied):
+            if place in begins:
+                self._empty_thought(ids, mask, begins[place])
         end = max((at for at, learned in enumerate(mask) if learned), default=-1) + 1
         ids, mask = ids[:end], mask[:end]
         if ids and ids[-1] not in self._stops:
             ids, mask = [*ids, self.end_id], [*mask, 1]
         return Encoded(array("i", ids), array("b", mask))
+
+    @cached_property
+    def _opens_thought(self) -> bool:
+        """Whether the generation prompt opens a thought."""
+        return tags.opens_thought(self._text(self.prompt([_QUESTION], [])))
+
+    def _empty_thought(self, ids: list[int], mask: list[int], start: int) -> None:
+        """Take `_SOME_THOUGHT` out of a turn that begins there, which leaves the family's own end of a thought."""
+        end = start
+        while not (text := self._text(ids[start:end])).startswith(_SOME_THOUGHT):
+            end += 1
+        rest = self.tokenizer.encode(text.removeprefix(_SOME_THOUGHT), add_special_tokens=False)
+        ids[start:end] = rest
+        mask[start:end] = [1] * len(rest)
 
     @property
     def _one_call(self) -> bool:

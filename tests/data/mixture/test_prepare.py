@@ -19,7 +19,7 @@ from support.source_rows import ROWS
 
 from rstar2.data.mixture import prepare as module
 from rstar2.data.mixture.card import Card
-from rstar2.data.mixture.look import count_tokens, difference, open_prepared
+from rstar2.data.mixture.look import count_tokens, difference, form_by_source, open_prepared
 from rstar2.data.mixture.prepare import prepare
 from rstar2.data.mixture.recipe import MixturePlan, MixtureRequest, mixtures, plan_mixture
 from rstar2.data.reading import PIECE_ROWS
@@ -521,3 +521,71 @@ def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
     assert sum(count for _, count in about["histogram"]) == 3
     with pytest.raises(UserError, match="no prepared data at"):
         open_prepared(tmp_path)
+
+
+BMI = {"name": "bmi", "parameters": {"type": "object", "properties": {}}}
+
+
+def conversations(path: Path, count: int) -> Path:
+    """Conversations whose replies give a value, and as many with a system text of their own."""
+    rows = []
+    for number in range(count):
+        asked = {"role": "user", "content": f"The BMI of patient {number}?"}
+        calls = [{"function": {"name": "bmi", "arguments": {}}}]
+        turns = [
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "content": f'{{"bmi": {number}.25}}'},
+            {"role": "assistant", "content": f"It is {number}.25."},
+        ]
+        rows.append({"messages": [asked, *turns], "tools": [BMI]})
+        own = {"role": "system", "content": f"Nurse {number}. Put the answer inside <answer>."}
+        rows.append({"messages": [own, asked, *turns], "tools": [BMI]})
+    return jsonl(path, rows)
+
+
+def marked(folder: Path) -> list[str]:
+    return [row["id"] for row in rows_of(folder) if row["answer_form"]]
+
+
+def test_a_share_of_the_conversations_is_marked_for_the_form_that_rl_rewards(tmp_path: Path) -> None:
+    source = conversations(tmp_path / "it.jsonl", 60)
+    cards = {}
+    for name, overrides in {
+        "default": [],
+        "again": ["answer_form=0.5"],
+        "seed": ["seed=2"],
+        "all": ["answer_form=1"],
+        "none": ["answer_form=1", "sources.it.answer_form=0"],
+    }.items():
+        cards[name] = prepare(plan(source, filters=[], overrides=overrides), tmp_path / name, Silent())
+    found = {name: marked(tmp_path / name) for name in cards}
+    assert 15 < len(found["default"]) < 45
+    assert found["default"] == found["again"] != found["seed"]
+    assert (len(found["all"]), len(found["none"])) == (60, 0)
+    forms = {name: card.sources["it"]["form"] for name, card in cards.items()}
+    chosen = len(found["default"])
+    # The system texts of their own ask for what no turn does.
+    assert forms["default"] == {
+        **{"share": 0.5, "suitable": 60, "marked": chosen, "conversations": 120, "answers": chosen},
+        **{"turns": 240, "asked": 120 + 2 * chosen, "kept": 60 + 2 * chosen},
+    }
+    assert f"| it | 50% | 60 | {chosen} | {chosen} | 240 | " in (tmp_path / "default/card.md").read_text()
+    shown = form_by_source(open_prepared(tmp_path / "default"), None)["it"]
+    assert shown == {key: forms["default"][key] for key in shown}
+
+
+def test_a_set_without_the_column_is_still_read(tmp_path: Path) -> None:
+    prepare(plan(conversations(tmp_path / "it.jsonl", 3), filters=[]), tmp_path / "new", Silent())
+    table = pq.read_table(tmp_path / "new/data.parquet").drop_columns(["answer_form"])
+    pq.write_table(table, tmp_path / "old.parquet")
+    opened = open_prepared(tmp_path / "old.parquet")
+    assert (opened.kind, opened.rows) == ("conversations", 6)
+    assert form_by_source(opened, None)["it"]["marked"] == 0
+
+
+def test_problems_have_no_form_of_answers(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="answer_form is for conversations"):
+        plan(faulty(tmp_path / "it.jsonl"), overrides=["answer_form=0.5"])
+    card = prepare(plan(faulty(tmp_path / "it.jsonl")), tmp_path / "out", Silent())
+    assert "answer_form" not in card.config["recipe"]
+    assert "form" not in card.sources["it"]

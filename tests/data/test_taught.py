@@ -1,0 +1,204 @@
+"""SFT teaches what its own prompts ask for, in every format, from where generation begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.family_tokenizers import TOKENS, family_tokenizer
+from support.source_rows import ROWS
+
+from rstar2.data.sources import sources
+from rstar2.data.taught import FormCounts, as_taught, count_form
+from rstar2.eval.grader import grade
+from rstar2.loop.formats import format as formats
+from rstar2.loop.formats.format import ours, read_format
+from rstar2.loop.turns.choose import codec_for
+from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.demands import wording_of
+from rstar2.train.conversations import encode
+
+SHIPPED = sorted(file.stem for file in Path(formats.__file__).parent.glob("*.toml"))
+CONVERSATIONS = [name for name in ROWS if sources()[name].kind == "conversations"]
+BMI = {"type": "function", "function": {"name": "bmi", "parameters": {"type": "object", "properties": {}}}}
+CHAT = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello!"}]
+VALUE: dict[str, Any] = {
+    "messages": [
+        {"role": "user", "content": "The BMI for 70 kg and 1.75 m?"},
+        {
+            "role": "assistant",
+            "content": "I compute it.",
+            "tool_calls": [{"function": {"name": "bmi", "arguments": '{"kg": 70}'}}],
+        },
+        {"role": "tool", "content": '{"bmi": 22.857}', "tool_call_id": "call_1"},
+        {"role": "assistant", "content": "Your BMI is 22.86."},
+        {"role": "user", "content": "Thanks!"},
+        {"role": "assistant", "content": "Welcome."},
+    ],
+    "tools": [BMI],
+}
+FOLLOWING = [
+    {"role": "user", "content": "6 · 7?"},
+    {"role": "assistant", "content": "<reason>I multiply.</reason>\n<answer>\\boxed{42}</answer>"},
+]
+RESTRAINT = {"messages": CHAT, "tools": [BMI]}
+ASKING = [{"role": "system", "content": "Put your answer inside <answer>."}, *CHAT]
+
+
+def row_of(source: str) -> dict[str, Any]:
+    return sources()[source].read(ROWS[source])
+
+
+def every_row() -> list[dict[str, Any]]:
+    rows = [row_of(name) for name in CONVERSATIONS]
+    rows += [VALUE, RESTRAINT, {"messages": CHAT}, {"messages": FOLLOWING}, {"messages": ASKING}]
+    return [{**row, "answer_form": form} for row in rows for form in (False, True)]
+
+
+def codec_of(named: str, tokenizer: Any) -> ChatCodec:
+    own = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if tools %}{{ tools | tojson }}{% endif %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return codec_for(tokenizer, read_format(named, own), named)
+
+
+def check_begins_as_generation_does(codec: ChatCodec, row: dict[str, Any]) -> int:
+    """Check that before each taught turn stands what a rollout would be given there. → the number of taught turns."""
+    taught, sample = as_taught(row, codec.wording), encode(row, codec)
+    ids, mask = sample.input_ids.tolist(), sample.loss_mask.tolist()
+    starts = [at for at, learned in enumerate(mask) if learned and not (at and mask[at - 1])]
+    places = [at for at, message in enumerate(taught.messages) if message["role"] == "assistant"]
+    # Turns whose thought later prompts leave out are not taught.
+    places = places[len(places) - len(starts) :]
+    before: list[int] | None = None
+    for number, (place, start) in enumerate(zip(places, starts, strict=True)):
+        if before is None:
+            before = codec.prompt(taught.messages[:place], taught.tools or [])
+        assert ids[:start] == before
+        end = mask.index(0, start) if 0 in mask[start:] else len(mask)
+        following = places[number + 1] if number + 1 < len(places) else place + 1
+        between = codec.bridge(before, ids[start:end], taught.messages[place + 1 : following])
+        before = None if between is None else [*before, *ids[start:end], *between]
+    return len(starts)
+
+
+@pytest.mark.parametrize("named", SHIPPED)
+def test_every_taught_turn_begins_where_generation_begins(named: str, tokenizer: Any) -> None:
+    codec = codec_of(named, tokenizer)
+    taught = [check_begins_as_generation_does(codec, row) for row in every_row()]
+    answers = [sum(message["role"] == "assistant" for message in row["messages"]) for row in every_row()]
+    assert taught == answers
+
+
+@pytest.mark.parametrize("family", TOKENS)
+def test_so_it_does_in_every_family(family: str) -> None:
+    pytest.importorskip("renderers")
+    codec = codec_for(family_tokenizer(family), read_format(family, ""), family)
+    assert all(check_begins_as_generation_does(codec, row) for row in every_row())
+    sample = encode({"messages": CHAT}, codec)
+    taught = codec.tokenizer.decode(sample.input_ids[sample.loss_mask.index(1) :].tolist())
+    assert "Hello!" in taught
+    assert "?" not in taught, "a thought that is missing is empty"
+
+
+@pytest.mark.parametrize("named", SHIPPED)
+def test_no_converted_row_is_asked_for_what_it_does_not_do(named: str, tokenizer: Any) -> None:
+    codec = codec_of(named, tokenizer)
+    for source in CONVERSATIONS:
+        for form in (False, True):
+            counts = count_form({**row_of(source), "answer_form": form}, codec.wording)
+            assert counts.kept == counts.asked, (source, form)
+
+
+def test_a_row_outside_the_form_is_shown_no_system_text_but_its_tools(codec: ChatCodec) -> None:
+    for row in (RESTRAINT, {"messages": CHAT}, row_of("glaive-v2"), row_of("tulu3")):
+        text = codec.tokenizer.decode(encode(row, codec).input_ids.tolist())
+        assert "<answer>" not in text
+        assert ("# Tools" in text) == bool(row.get("tools") not in (None, "[]"))
+        assert count_form(row, codec.wording).asked == 0
+
+
+def test_a_row_in_the_form_is_shown_what_a_rollout_is_shown_and_ends_as_it_is_rewarded(
+    codec: ChatCodec,
+) -> None:
+    row = {**row_of("magicoder"), "answer_form": True}
+    sample = encode(row, codec)
+    prompt = codec.prompt(codec.format.messages(ROWS["magicoder"]["problem"]))
+    assert sample.input_ids[: len(prompt)].tolist() == prompt
+    taught = codec.tokenizer.decode(sample.input_ids[len(prompt) :].tolist())
+    assert taught.startswith("A loop does it:</reason>\n<tool_call>\n{")
+
+    value = as_taught({**VALUE, "answer_form": True}, codec.wording)
+    system, question = codec.format.messages(VALUE["messages"][0]["content"])[:-1], value.messages[0]
+    assert not system
+    assert question["content"].startswith("The BMI for 70 kg and 1.75 m?\n\nSolve the problem")
+    final, chat = value.messages[3]["content"], value.messages[5]["content"]
+    assert final == "<reason>Your BMI is 22.86.</reason>\n<answer>\\boxed{22.86}</answer>"
+    assert grade("22.86", final).correct
+    assert chat == "<reason></reason>\n<answer>Welcome.</answer>"
+    assert value.messages[4]["content"] == "Thanks!", "no box is asked for where there is none"
+    counts = count_form({**VALUE, "answer_form": True}, codec.wording)
+    assert counts == FormCounts(1, 0, 3, 3, 3), "the last answer has no box"
+    ending = {"messages": VALUE["messages"][:4], "tools": [BMI], "answer_form": True}
+    assert count_form(ending, codec.wording) == FormCounts(1, 1, 2, 2, 2)
+
+
+def test_a_format_that_asks_for_a_box_only_gets_one_behind_the_reply(tokenizer: Any) -> None:
+    codec = codec_of("own", tokenizer)
+    row = {**VALUE, "answer_form": True}
+    messages = as_taught(row, codec.wording).messages
+    assert [each["content"] for each in messages if each["role"] == "assistant"] == [
+        "I compute it.",
+        "Your BMI is 22.86.\n\n\\boxed{22.86}",
+        "Welcome.",
+    ]
+    boxed = {"role": "assistant", "content": "So \\boxed{42}."}
+    messages = as_taught({"messages": [CHAT[0], boxed], "answer_form": True}, codec.wording).messages
+    assert messages[-1] == boxed
+
+
+def test_a_template_that_asks_for_a_thought_but_opens_none_gets_it_written(tokenizer: Any) -> None:
+    plain = ours().template.replace("assistant\\n<reason>' }}", "assistant\\n' }}")
+    codec = codec_for(tokenizer, ours().model_copy(update={"template": plain}))
+    row = {**VALUE, "answer_form": True}
+    assert (
+        as_taught(row, codec.wording)
+        .messages[3]["content"]
+        .startswith("<reason>Your BMI is 22.86.</reason>\n")
+    )
+    counts = count_form(row, codec.wording)
+    assert counts.asked == counts.kept == 3
+
+
+def test_tools_are_listed_in_the_system_text_of_a_format_that_lists_them_there(tokenizer: Any) -> None:
+    codec = codec_of("listed-tools", tokenizer)
+    own = [{"role": "system", "content": "Be brief."}, *VALUE["messages"]]
+    for messages in (VALUE["messages"], own):
+        taught = as_taught({**VALUE, "messages": messages}, codec.wording)
+        system = taught.messages[0]["content"]
+        assert '"name": "bmi"' in system
+        assert taught.tools == []
+    assert system.startswith("Be brief.\n\n# Tools")
+    assert as_taught({"messages": CHAT}, codec.wording).messages == CHAT
+
+
+def test_data_that_follows_the_format_keeps_its_system_text(codec: ChatCodec) -> None:
+    assert as_taught({"messages": FOLLOWING}, codec.wording).messages == FOLLOWING
+    text = codec.tokenizer.decode(encode({"messages": FOLLOWING}, codec).input_ids.tolist())
+    assert "your answer inside <answer>" in text
+    assert count_form({"messages": FOLLOWING}, codec.wording) == FormCounts(1, 1, 1, 1, 1)
+    unfinished = [FOLLOWING[0], {"role": "assistant", "content": "<reason>I multiply.</reason>\n42"}]
+    assert as_taught({"messages": unfinished}, codec.wording).messages[0] == {"role": "system", "content": ""}
+
+
+def test_a_system_text_of_ones_own_that_the_turns_ignore_is_counted(codec: ChatCodec) -> None:
+    assert count_form({"messages": ASKING}, codec.wording) == FormCounts(1, 0, 1, 1, 0)
+    asking = [{"role": "user", "content": "6 · 7? Give it in \\boxed{}."}, CHAT[1]]
+    assert count_form({"messages": asking}, codec.wording) == FormCounts(1, 0, 1, 1, 0)
+
+
+def test_the_wording_is_the_same_with_and_without_a_tokenizer(codec: ChatCodec) -> None:
+    assert wording_of(ours()) == codec.wording
