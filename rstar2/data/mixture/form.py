@@ -2,21 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from rstar2.data.answer_form import questions
+from rstar2.data.candidates import Candidates, Group
 from rstar2.data.rows import key_of
 from rstar2.data.taught import ANSWER_FORM, FormCounts, count_form
+from rstar2.data.workers import mapped
 from rstar2.loop.formats.format import ours
-from rstar2.loop.turns.demands import wording_of
+from rstar2.loop.turns.demands import Wording, wording_of
+
+
+@dataclass(frozen=True)
+class _Marked:
+    """The marks of a record batch, all of one source."""
+
+    source: str
+    marks: list[bool]
+    suitable: int
+    counts: FormCounts
+
+
+@dataclass(frozen=True)
+class _Marking:
+    """Marks the rows of a record batch, in the process that reads it."""
+
+    shares: Mapping[str, float]
+    seed: int
+    wording: Wording
+
+    def __call__(self, group: Group) -> _Marked:
+        _, batch = group.read(["id", "messages", "tools", "source"])
+        rows = batch.to_pylist()
+        source, suitable, marks, counts = rows[0]["source"], 0, list[bool](), FormCounts()
+        for row in rows:
+            suits = questions(row["messages"]) is not None
+            suitable += suits
+            marks.append(suits and self._draw(row["id"]) < self.shares[source])
+            counts += count_form({**row, ANSWER_FORM: marks[-1]}, self.wording)
+        return _Marked(source, marks, suitable, counts)
+
+    def _draw(self, name: str) -> float:
+        """A number from 0 to 1 that the row's id and the seed decide."""
+        return key_of(f"{self.seed} {name}") / 2**64
 
 
 class AnswerForm:
     """Marks a share of the conversations that can be taught so, the same ones each time.
+
+    They are counted as the format rstar2 shows them, and before a model rewrites any.
 
     Args:
         shares: by source, from 0 to 1.
@@ -25,30 +63,20 @@ class AnswerForm:
     def __init__(self, shares: Mapping[str, float], seed: int) -> None:
         self._shares = shares
         self._seed = seed
-        self._wording = wording_of(ours())
-        self._counts = {name: FormCounts() for name in shares}
-        self._marked = dict.fromkeys(shares, 0)
         self._suitable = dict.fromkeys(shares, 0)
+        self._marked = dict.fromkeys(shares, 0)
+        self._counts = dict.fromkeys(shares, FormCounts())
 
-    def mark(self, source: str, table: Any) -> Any:
-        """A table of conversations of one source with the column that says which are taught so."""
-        marks = []
-        columns = table.select(["id", "messages", "tools"]).to_pylist()
-        for row in columns:
-            suitable = questions(row["messages"]) is not None
-            self._suitable[source] += suitable
-            marks.append(suitable and self._draw(row["id"]) < self._shares[source])
-            self._counts[source] += count_form({**row, ANSWER_FORM: marks[-1]}, self._wording)
-        self._marked[source] += sum(marks)
-        place = table.schema.get_field_index(ANSWER_FORM)
-        return table.set_column(place, ANSWER_FORM, pa.array(marks, pa.bool_()))
-
-    def _draw(self, name: str) -> float:
-        """A number from 0 to 1 that the row's id and the seed decide."""
-        return key_of(f"{self._seed} {name}") / 2**64
+    def marks(self, rows: Candidates) -> Iterator[Any]:
+        """For each record batch with rows left, in order, the column that says which of them are taught so."""
+        for found in mapped(_Marking(self._shares, self._seed, wording_of(ours())), rows.groups()):
+            self._suitable[found.source] += found.suitable
+            self._marked[found.source] += sum(found.marks)
+            self._counts[found.source] += found.counts
+            yield pa.array(found.marks, pa.bool_())
 
     def card(self, source: str) -> dict[str, int | float]:
-        """What the card says of a source: the share, `suitable` and `marked` conversations, and their turns."""
+        """What the card says of a source: the share, `suitable` and `marked` conversations, and `FormCounts`."""
         return {
             "share": self._shares[source],
             "suitable": self._suitable[source],

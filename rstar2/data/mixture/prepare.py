@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from itertools import groupby, repeat
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,6 +43,7 @@ from rstar2.data.mixture.rewrite import WAIT_S, Rewriter, Rewritten, Texts, chec
 from rstar2.data.parquet import PREPARED
 from rstar2.data.reading import Origin, ReadCounts, hub_demand, read_source, sha256
 from rstar2.data.rows import SCHEMAS, Kind, as_json
+from rstar2.data.taught import ANSWER_FORM
 from rstar2.data.workers import ahead, mapped, start_server
 from rstar2.errors import Failure, UserError
 from rstar2.files import whole_file, whole_path, write_json
@@ -313,12 +314,14 @@ class _Preparation:
         file = self._output / PREPARED
         with whole_path(file) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
             waiting: list[Any] = []
-            for numbers, table in ahead(rows.batches(schema.names, rows.live_numbers())):
+            batches = ahead(rows.batches(schema.names, rows.live_numbers()))
+            marks = repeat(None) if form is None else form.marks(rows)
+            for (numbers, table), column in zip(batches, marks, strict=form is not None):
                 source = rows.source_of(int(numbers[0]))
                 if source in texts:
                     table = self._with(texts[source], source, numbers, table)
-                if form is not None:
-                    table = form.mark(source, table)
+                if column is not None:
+                    table = table.set_column(schema.get_field_index(ANSWER_FORM), ANSWER_FORM, column)
                 waiting.append(table)
                 self._progress.rows(len(numbers))
                 if sum(each.num_rows for each in waiting) >= _BATCH:
