@@ -1,0 +1,309 @@
+r"""Whether SFT teaches the form that RL rewards: `\boxed{}` inside `<answer>`, on problems that were not trained on.
+
+    python benchmarks/train/sft_form.py models/smollm2 --earlier CHECKOUT
+    python benchmarks/train/sft_form.py models/smollm2 --show          what is finished, without training
+
+The script writes rows in the schemas of Glaive, ToolACE, Magicoder, Tulu 3 and Llama-Nemotron, a few hundred in about
+the proportions of `paper-sft`. `rstar2 data prepare` converts them, `rstar2 sft` trains one epoch on them, and `rstar2
+eval` asks word problems in the format rstar2. No row of SFT is a word problem. `--earlier` names a checkout of another
+version of rstar2, which prepares and trains on the same rows; `--share` is the `answer_form` of this version. The same
+command continues where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from language_model import questions, set_words
+
+from rstar2.cli.common import out
+from rstar2.eval.intervals import Interval, share
+from rstar2.loop.trace import Trace, read_traces
+
+HELD_OUT = 96
+COUNTS = {"glaive-v2": 112, "toolace": 16, "magicoder": 52, "tulu3": 32, "llama-nemotron": 28}
+SFT = (
+    "epochs=1",
+    "batch=12",
+    "lr=1e-4",
+    "warmup_ratio=0.1",
+    "max_tokens=640",
+    "checkpoint_every=5",
+    "hardware.update_tokens=1920",
+    "hardware.hung_after_s=7200",
+)
+EVAL = ("--format", "rstar2", "-n", "1", "--temperature", "1.0", "--max-tokens", "192", "--max-turns", "3")
+FUNCTIONS: tuple[tuple[str, str, dict[str, tuple[int, int]], str, str], ...] = (
+    (
+        "calculate_bmi",
+        "My weight is {kg} kg and my height is {cm} cm. What is my BMI?",
+        {"kg": (50, 110), "cm": (150, 200)},
+        "round(kg / (cm / 100) ** 2, 2)",
+        "With a weight of {kg} kg and a height of {cm} cm your BMI is {value}.",
+    ),
+    (
+        "calculate_tip",
+        "My bill is ${bill}. How much is a tip of {percent}%?",
+        {"bill": (20, 300), "percent": (5, 25)},
+        "round(bill * percent / 100, 2)",
+        "A tip of {percent}% on your bill of ${bill} is ${value}.",
+    ),
+    (
+        "convert_length",
+        "How many centimetres are {inches} inches?",
+        {"inches": (3, 400)},
+        "round(inches * 2.54, 2)",
+        "{inches} inches are {value} centimetres.",
+    ),
+    (
+        "calculate_area",
+        "What is the area of a rectangle {width} m wide and {length} m long?",
+        {"width": (3, 90), "length": (3, 90)},
+        "width * length",
+        "The rectangle has an area of {value} square metres.",
+    ),
+    (
+        "calculate_age",
+        "I was born in {born}. How old do I get in {year}?",
+        {"born": (1940, 2005), "year": (2010, 2040)},
+        "year - born",
+        "You turn {value}.",
+    ),
+)
+"""Name, question, ranges of its arguments, the result, and the reply."""
+TOPICS = (
+    "a garden",
+    "a lighthouse",
+    "an old train",
+    "a bakery",
+    "the sea",
+    "a library",
+    "snow",
+    "a long bridge",
+)
+PLACES = ("Oslo", "Lima", "Kyoto", "Cairo", "Quito", "Turin", "Perth", "Leeds")
+TASKS = (
+    ("the sum of the squares from 1 to {n}", "print(sum(k * k for k in range(1, {n} + 1)))"),
+    ("all divisors of {n}", "print([k for k in range(1, {n} + 1) if {n} % k == 0])"),
+    ("the {n}th Fibonacci number", "a, b = 0, 1\nfor _ in range({n}):\n    a, b = b, a + b\nprint(a)"),
+    ("the digits of {n} in reverse", "print(str({n})[::-1])"),
+    ("whether {n} is a prime", "print({n} > 1 and all({n} % k for k in range(2, {n})))"),
+)
+
+
+def _function(name: str, arguments: list[str]) -> dict[str, Any]:
+    properties = {each: {"type": "number", "description": f"The {each}"} for each in arguments}
+    parameters = {"type": "object", "properties": properties, "required": arguments}
+    return {"name": name, "description": name.replace("_", " ").capitalize(), "parameters": parameters}
+
+
+def glaive(rng: random.Random) -> dict[str, Any]:
+    """A row of Glaive: a call with a value, a call without one, or a refusal, as often as in its own sample."""
+    name, question, ranges, expression, reply = rng.choice(FUNCTIONS)
+    numbers = {key: rng.randint(*ends) for key, ends in ranges.items()}
+    kind = rng.choices(["value", "other", "refused"], [0.5, 0.3, 0.2])[0]
+    function = _function(name, list(ranges))
+    if kind == "refused":
+        place = rng.choice(PLACES)
+        turns = [
+            ("USER", f"Book me a flight to {place} for {rng.randint(2, 9)} people."),
+            ("ASSISTANT", f"I cannot book flights. I can only {name.replace('_', ' ')}. <|endoftext|>"),
+        ]
+    else:
+        value = eval(expression, dict(numbers))
+        result, arguments = {"result": value}, dict(numbers)
+        if kind == "other":
+            place = rng.choice(PLACES)
+            function = {**_function("get_weather", []), "parameters": {"type": "object", "properties": {}}}
+            name, arguments, result = "get_weather", {}, {"weather": rng.choice(["rain", "sun", "fog"])}
+            question, reply = f"How is the weather in {place}?", f"In {place} there is {result['weather']}."
+        call = f'{{"name": "{name}", "arguments": \'{json.dumps(arguments)}\'}}'
+        turns = [
+            ("USER", question.format(**numbers)),
+            ("ASSISTANT", f"<functioncall> {call} <|endoftext|>"),
+            ("FUNCTION RESPONSE", json.dumps(result)),
+            ("ASSISTANT", f"{reply.format(**numbers, value=value)} <|endoftext|>"),
+        ]
+    system = (
+        "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
+    )
+    chat = "\n\n\n".join(f"{speaker}: {text}" for speaker, text in turns)
+    return {"system": system + json.dumps(function, indent=4), "chat": chat}
+
+
+def toolace(rng: random.Random) -> dict[str, Any]:
+    """A row of ToolACE that ends with its call, as most of them do."""
+    name, question, ranges, _, _ = rng.choice(FUNCTIONS)
+    numbers = {key: rng.randint(*ends) for key, ends in ranges.items()}
+    call = ", ".join(f"{key}={value}" for key, value in numbers.items())
+    system = (
+        "You are an expert in composing functions. Here is a list of functions in JSON format that you can invoke:\n"
+        f"{json.dumps([_function(name, list(ranges))])}. \nShould you decide to return the function call(s), put it in "
+        "the format of [func1(params_name=params_value)]\n"
+    )
+    turns = [("user", question.format(**numbers)), ("assistant", f"[{name}({call})]")]
+    return {"system": system, "conversations": [{"from": role, "value": text} for role, text in turns]}
+
+
+def magicoder(rng: random.Random) -> dict[str, Any]:
+    task, code = rng.choice(TASKS)
+    number = rng.randint(10, 500)
+    intro = rng.choice(["This program does it:", "A few lines are enough:", "We compute it directly:"])
+    solution = f"{intro}\n```python\n{code.format(n=number)}\n```\nIt prints the result."
+    return {"lang": "python", "problem": f"Print {task.format(n=number)}.", "solution": solution}
+
+
+def tulu3(rng: random.Random) -> dict[str, Any]:
+    topic, place, count = rng.choice(TOPICS), rng.choice(PLACES), rng.randint(2, 4)
+    prompt = f"Write {count} short sentences about {topic} in {place}, and end each with an exclamation mark."
+    answer = " ".join(
+        rng.choice(
+            [f"I like {topic}!", f"{place} has {topic}!", f"Come and see {topic}!", "What a day it was!"]
+        )
+        for _ in range(count)
+    )
+    roles = (("user", prompt), ("assistant", answer))
+    messages = [{"role": role, "content": text} for role, text in roles]
+    return {"prompt": prompt, "messages": messages, "constraints": ["punctuation"]}
+
+
+def llama_nemotron(rng: random.Random) -> dict[str, Any]:
+    topic, place = rng.choice(TOPICS), rng.choice(PLACES)
+    question = f"I visit {place} for {rng.randint(2, 9)} days. Should I look at {topic}?"
+    answer = f"Yes. In {place}, {topic} is worth a visit, above all in the morning. Take your time."
+    return {
+        **{"input": [{"role": "user", "content": question}], "output": answer, "reasoning": "off"},
+        **{
+            "system_prompt": "detailed thinking off",
+            "category": "chat",
+            "license": "odc-by",
+            "generator": "made",
+        },
+    }
+
+
+MAKERS = {
+    "glaive-v2": glaive,
+    "toolace": toolace,
+    "magicoder": magicoder,
+    "tulu3": tulu3,
+    "llama-nemotron": llama_nemotron,
+}
+
+
+class Study:
+    """The models that are compared, in one folder."""
+
+    def __init__(self, model: Path, runs: Path, answer_form: float, earlier: Path | None) -> None:
+        self.model, self.runs, self.share, self.earlier = model, runs, answer_form, earlier
+        self.data = runs / "data"
+
+    def run(self) -> None:
+        """Whatever is not done yet."""
+        if not (self.data / "held_out.jsonl").exists():
+            self.write_data()
+        self.measure("before SFT", self.model)
+        if self.earlier is not None:
+            self.train("earlier", self.earlier, [])
+            self.measure("after SFT, earlier version", self.runs / "earlier/sft/model")
+        self.train("now", None, [f"answer_form={self.share}"])
+        self.measure("after SFT", self.runs / "now/sft/model")
+
+    def write_data(self) -> None:
+        """The sources' rows, the mixture and the held-out problems, all from one seed."""
+        self.data.mkdir(parents=True, exist_ok=True)
+        for name, count in COUNTS.items():
+            rng = random.Random(name)
+            # Some of them are copies, which the preparation drops.
+            _write_lines(self.data / f"{name}.jsonl", [MAKERS[name](rng) for _ in range(3 * count)])
+        tables = "".join(f"[sources.{name}]\ncount = {count}\n" for name, count in COUNTS.items())
+        (self.data / "mixture.toml").write_text(f'filters = ["duplicates"]\nseed = 1\n{tables}')
+        held_out = islice(questions(1, held_out=True), HELD_OUT)
+        rows = [{"id": each.id, "problem": each.problem, "answer": each.answer} for each in held_out]
+        _write_lines(self.data / "held_out.jsonl", rows)
+
+    def train(self, name: str, checkout: Path | None, changes: list[str]) -> None:
+        """Prepare the rows and train one epoch on them, with this version or that of a checkout."""
+        folder, given = self.runs / name, []
+        for source in COUNTS:
+            given += ["--from", f"{source}={self.data / source}.jsonl"]
+        mixture = ["data", "prepare", self.data / "mixture.toml", *given, "--output", folder / "data"]
+        rstar2(*mixture, *set_words(changes), checkout=checkout)
+        sft = ["sft", "--model", self.model, "--data", folder / "data", "--run", folder / "sft"]
+        rstar2(*sft, "--profile", "laptop", *set_words(SFT), checkout=checkout)
+
+    def measure(self, name: str, model: Path) -> None:
+        folder = self.runs / "eval" / name.replace(" ", "-").replace(",", "")
+        rstar2("eval", self.data / "held_out.jsonl", "--run", folder, "--model", model, *EVAL)
+
+    def show(self) -> None:
+        """Print what is measured as a table in Markdown, in percent with 95 % intervals over the problems."""
+        columns = ("form of RL", "95 % interval", "called Python", "correct", "95 % interval")
+        out.print(f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}", markup=False, soft_wrap=True)
+        for name in ("before SFT", "after SFT, earlier version", "after SFT"):
+            folder = self.runs / "eval" / name.replace(" ", "-").replace(",", "")
+            traces = [trace for file in folder.glob("**/traces.jsonl") for trace in read_traces(file)]
+            if not traces:
+                continue
+            formed, correct = sum(map(_in_form, traces)), sum(trace.correct for trace in traces)
+            called = sum(bool(trace.calls) for trace in traces)
+            cells = [
+                *(f"{100 * formed / len(traces):.0f}", _shown(share(formed, len(traces)))),
+                f"{100 * called / len(traces):.0f}",
+                *(f"{100 * correct / len(traces):.0f}", _shown(share(correct, len(traces)))),
+            ]
+            out.print(f"| {name} | {' | '.join(cells)} |", markup=False, soft_wrap=True)
+
+
+def _in_form(trace: Trace) -> bool:
+    """Whether the paper's rule finds an answer."""
+    return trace.read_by == "paper"
+
+
+def _shown(interval: Interval) -> str:
+    return f"{100 * interval.low:.0f} – {100 * interval.high:.0f}"
+
+
+def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def rstar2(*words: Any, checkout: Path | None = None) -> None:
+    """Run a verb, or continue it, with this version of rstar2 or that of a checkout."""
+    environment = dict(os.environ)
+    if checkout is not None:
+        environment["PYTHONPATH"] = str(checkout)
+    subprocess.run(
+        [sys.executable, "-m", "rstar2", *map(str, words)], check=True, env=environment, cwd=checkout
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path, help="the folder that README's section on SmolLM2 makes")
+    parser.add_argument(
+        "--earlier", type=Path, help="a checkout of another version, trained on the same rows"
+    )
+    parser.add_argument("--share", type=float, default=0.5, help="answer_form of this version")
+    parser.add_argument("--runs", type=Path, default=Path("runs/sft-form"))
+    parser.add_argument("--show", action="store_true", help="print what is finished, without training")
+    given = parser.parse_args()
+    earlier = given.earlier.resolve() if given.earlier else None
+    study = Study(given.model.resolve(), given.runs.resolve(), given.share, earlier)
+    if not given.show:
+        study.run()
+    study.show()
+
+
+if __name__ == "__main__":
+    main()
