@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 import rstar2
 from rstar2.data.candidates import Candidates, Drop, Group, Numbers
-from rstar2.data.filters import ROW_FILTERS, SET_FILTERS, RowFilter
+from rstar2.data.filters import SET_FILTERS, RowFilter, row_filter
 from rstar2.data.hub import check_disk, size_text
 from rstar2.data.mixture.card import CARD, Card, make_card, write_card
 from rstar2.data.mixture.draw import draw
@@ -275,7 +275,7 @@ class _Preparation:
             for drop in judge(rows, self._work / "scratch.npy"):
                 yield 0, drop
             return
-        judges = [ROW_FILTERS[name](inputs) for name in names]
+        judges = [row_filter(name, inputs) for name in names]
         columns = {column for judge in judges for column in judge.columns}
         apply = _RowPass(judges, "problem" if rows.kind == "problems" else "messages")
         # Numbers are judged in less time than it takes to send them to another process.
@@ -364,7 +364,7 @@ def _shared(steps: Sequence[DroppedRows]) -> list[dict[str, Any]]:
 
 def _together(filters: Sequence[str]) -> Iterator[list[str]]:
     """Filters that follow each other and judge rows by themselves run in one pass; each other one by itself."""
-    for by_row, group in groupby(filters, lambda name: name in ROW_FILTERS):
+    for by_row, group in groupby(filters, lambda name: name not in SET_FILTERS):
         names = list(group)
         yield from [names] if by_row else [[name] for name in names]
 
