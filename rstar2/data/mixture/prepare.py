@@ -294,7 +294,8 @@ class _Preparation:
                 continue
             numbers = int(rows.starts[at]) + np.flatnonzero(rows.alive[rows.starts[at] : rows.starts[at + 1]])
             # Row numbers stand for the same rows as long as the same inputs were read.
-            name = self._named("rewrite", origin.name, settings.model_dump(mode="json"))
+            of_texts = settings.model_dump(mode="json", exclude={"accepted"})
+            name = self._named("rewrite", origin.name, of_texts)
             found = texts[origin.name] = Texts(self._work / f"rewrite-{name}.jsonl")
             self._progress.start(f"rewrite the {what} of {origin.name}")
             rewriter.rewrite(rows, numbers, what, found, self._progress.rows)
