@@ -56,12 +56,12 @@ _CHECK_S = 10.0
 _THINK_NOT = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
 """Of a request: variables of chat templates that switch thinking off. Qwen3, GLM and others read the first, DeepSeek,
 Granite and others the second. vLLM, SGLang and llama.cpp pass them to the template."""
-_UNKNOWN_FIELD = frozenset({400, 422})
-"""HTTP statuses of a server that does not know a field of a request."""
 _FIRST = 50
 """After this many texts of a source, a share that is accepted of at least `Rewrite.accepted` is asked for."""
 _EXAMPLE_CHARS = 300
 _NOTHING_TO_REWRITE = "nothing to rewrite"
+_REFUSED = "refused by the server"
+_ONLY_A_THOUGHT = "only a thought"
 
 
 class Rewrite(Strict):
@@ -117,6 +117,16 @@ def _server(url: str, answer_s: float) -> OpenAIServer:
 def _refuse_key(refused: Refused) -> None:
     if refused.status in (401, 403):
         raise UserError(refused.message, f"Set {KEY} to the server's key.") from refused
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a server answered."""
+
+    text: str
+    finish: str | None = None
+    fault: str = ""
+    """Why there is no new text in it; empty if there is one."""
 
 
 class TooFewAccepted(UserError):
@@ -262,43 +272,36 @@ class Rewriter:
     async def _rewritten(self, server: OpenAIServer, ask: str, shown: str, old: str) -> tuple[str, str]:
         """Returns the new text and an empty reason; or what the server sent, and why it is rejected."""
         messages = [{"role": "system", "content": ask}, {"role": "user", "content": shown}]
+        body = {"model": self._settings.model, "messages": messages}
+        switched = self._takes_switch
+        answer = await self._asked(server, {**body, **_THINK_NOT} if switched else body)
+        if switched and answer.fault in (_REFUSED, _ONLY_A_THOUGHT):
+            # Some servers refuse fields that they do not know. Some parsers take an answer without a thought for one.
+            answer = await self._asked(server, body)
+            self._takes_switch = self._takes_switch and answer.fault != ""
+        return answer.text, answer.fault or fault_of(old, answer.text, answer.finish, self._settings)
+
+    async def _asked(self, server: OpenAIServer, body: dict[str, Any]) -> _Answer:
+        """Returns what the server answers, without a thought in front of it."""
         try:
-            answer = await self._answer(server, {"model": self._settings.model, "messages": messages})
-            choice = answer["choices"][0]
-            message, finish = choice["message"], choice.get("finish_reason")
+            reply = await self._service.call(lambda: server.post("/v1/chat/completions", body))
+            message, finish = reply["choices"][0]["message"], reply["choices"][0].get("finish_reason")
             content = message["content"]
             thought = message.get("reasoning_content") or message.get("reasoning")
         except Refused as refused:
             _refuse_key(refused)
             if refused.status == 404:
                 raise UserError(refused.message, "Choose one of its models with --model.") from refused
-            return refused.message, "refused by the server"
+            return _Answer(refused.message, fault=_REFUSED)
         except (LookupError, TypeError, AttributeError):
-            return "", "no chat completion"
+            return _Answer("", fault="no chat completion")
         if not isinstance(content, str | None):
-            return "", "not text"
+            return _Answer("", fault="not text")
         written = (content or "").strip()
         text = after_leading_thought(written)
         if finish in (None, "stop") and not text and (written or thought):
-            return written or str(thought), "only a thought"
-        text = written if text is None else text
-        return text, fault_of(old, text, finish, self._settings)
-
-    async def _answer(self, server: OpenAIServer, body: dict[str, Any]) -> Any:
-        """Ask for an answer without a thought, or just for an answer if the server refuses that."""
-        if self._takes_switch:
-            try:
-                return await self._post(server, {**body, **_THINK_NOT})
-            except Refused as refused:
-                if refused.status not in _UNKNOWN_FIELD:
-                    raise
-            answer = await self._post(server, body)
-            self._takes_switch = False
-            return answer
-        return await self._post(server, body)
-
-    async def _post(self, server: OpenAIServer, body: dict[str, Any]) -> Any:
-        return await self._service.call(lambda: server.post("/v1/chat/completions", body))
+            return _Answer(written or str(thought), fault=_ONLY_A_THOUGHT)
+        return _Answer(written if text is None else text, finish)
 
 
 def _without(numbers: Numbers, texts: Texts) -> Numbers:
