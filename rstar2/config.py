@@ -130,6 +130,8 @@ def _refusal(
         what = f"{key} is missing"
     elif field is None or item["type"] == "value_error":
         what = item["msg"].removeprefix("Value error, ")
+        if item["type"] != "value_error" and key:
+            what = f"{key}: {what}"
     else:
         given = item["input"]
         what = (
@@ -171,9 +173,14 @@ def _table(field: FieldInfo) -> type[BaseModel] | None:
 
 def _fields(model: type[BaseModel], path: Iterable[str]) -> dict[str, FieldInfo]:
     """The fields of the table at a path; empty where a model does not describe it."""
-    for part in path:
-        inner = _table(model.model_fields[part]) if part in model.model_fields else None
-        if inner is None:
+    parts = iter(path)
+    for part in parts:
+        field = model.model_fields.get(part)
+        inner = None if field is None else _table(field)
+        if field is not None and get_origin(field.annotation) is dict and next(parts, None) is not None:
+            # A table of tables by name.
+            inner = get_args(field.annotation)[1]
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return {}
         model = inner
     return dict(model.model_fields)

@@ -130,6 +130,18 @@ def normalized(text: str) -> str:
     return text
 
 
+def html_in(text: str) -> str | None:
+    """The first tag or entity of HTML in a text; None if it has none. `a<b>c` alone may be mathematics."""
+    if "<" in text:
+        for expression in (_RAISED, _INLINE_TAG, _PAIRED_TAG, _BLOCK_TAG):
+            if tag := expression.search(text):
+                return tag.group()
+    named = (
+        entity.group() for entity in _ENTITY.finditer(text) if html.unescape(entity.group()) != entity.group()
+    )
+    return next(named, None)
+
+
 def _without_tags(text: str) -> str:
     text = _RAISED.sub(lambda tag: f"{'^' if tag[1].lower() == 'sup' else '_'}{{{tag[2]}}}", text)
     text = _INLINE_TAG.sub("", text)

@@ -1,4 +1,4 @@
-"""The filters of a mixture by name, run in the recipe's order; each says of every row it drops why."""
+"""Filters by name. A mixture runs them in the recipe's order, and each records why it drops a row."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rstar2.data.candidates import Candidates, Drop
-from rstar2.data.filters import answers, measured, repeats, texts
+from rstar2.data.filters import answers, content, measured, repeats, texts
 from rstar2.data.filters.grams import ContainedFilter, GramFilter, benchmark_grams, rarest_shingles
+from rstar2.data.filters.patterns import PatternFilter
 from rstar2.data.filters.settings import FilterSettings
 from rstar2.data.problem import Problem
 
@@ -72,6 +73,13 @@ ROW_FILTERS: dict[str, Callable[[Inputs], RowFilter]] = {
     "huge": lambda inputs: answers.AnswerFilter(answers.TooLarge(inputs.settings.huge.digits)),
     "unreadable": _unreadable,
     "integer": lambda _: answers.AnswerFilter(answers.not_an_integer),
+    "figures": lambda inputs: content.ContentFilter(content.Figures(inputs.settings.figures.keep_drawn)),
+    "proofs": lambda _: content.ContentFilter(content.proof),
+    "questions": lambda _: content.ContentFilter(content.questions),
+    "choices": lambda _: content.ContentFilter(content.choices),
+    "stated-answer": lambda _: content.StatedAnswerFilter(),
+    "links": lambda _: content.ContentFilter(content.link),
+    "html": lambda _: content.ContentFilter(content.markup),
     "language": lambda inputs: texts.LanguageFilter(inputs.settings.language.foreign),
     "length": lambda inputs: texts.LengthFilter(inputs.settings.length.least, inputs.settings.length.most),
     "grams": _grams,
@@ -99,5 +107,13 @@ SET_FILTERS: dict[str, Callable[[Inputs], SetFilter]] = {
 }
 
 NAMES = (*ROW_FILTERS, *SET_FILTERS)
+"""Filters of the package. A recipe may have others, its `patterns`."""
 OF_PROBLEMS = frozenset(NAMES) - {"language", "length", "grams", "duplicates", "near-duplicates"}
 """Filters that conversations have nothing for."""
+
+
+def row_filter(name: str, inputs: Inputs) -> RowFilter:
+    """Returns a filter of `ROW_FILTERS` or of the recipe's patterns, ready to judge rows."""
+    if name in inputs.settings.patterns:
+        return PatternFilter.of(inputs.settings.patterns[name])
+    return ROW_FILTERS[name](inputs)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from rstar2.config import Strict
 
@@ -59,6 +59,24 @@ class Measured(Strict):
     most: float = Field(1.0, ge=0, le=1)
 
 
+class Figures(Strict):
+    keep_drawn: bool = False
+    """Whether to keep problems that draw their figure in code, such as `[asy]`, which a model can read."""
+
+
+PatternField = Literal["problem", "answer", "system", "user", "assistant", "tool", "calls"]
+"""A part of a row that a pattern reads. `calls` are the arguments of tool calls, as JSON text."""
+
+
+class Pattern(Strict):
+    """A filter of the user's own: a row is dropped if the expression matches somewhere in one of the fields."""
+
+    regex: str = Field(min_length=1)
+    """In RE2's syntax. It has no look-around and no back-references, so that no text takes long."""
+    fields: tuple[PatternField, ...] | None = None
+    """What is read. None: the problem; of conversations, what user and assistant say."""
+
+
 class FilterSettings(Strict):
     """Of every filter that has settings; those of filters that are not used are not read."""
 
@@ -72,3 +90,13 @@ class FilterSettings(Strict):
     agreement: Agreement = Agreement()
     measured: Measured = Measured()
     """For the filters `pass-rate` and `solved`."""
+    figures: Figures = Figures()
+    patterns: dict[str, Pattern] = Field(default_factory=dict)
+    """Filters of the user's own, by the names that `filters` has for them."""
+
+    @model_serializer(mode="wrap")
+    def _without_unset_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `figures` and `patterns` if they are not set: cards of earlier versions lack them."""
+        values: dict[str, Any] = serialize(self)
+        unset = {"figures": self.figures == Figures(), "patterns": not self.patterns}
+        return {key: value for key, value in values.items() if not unset.get(key)}

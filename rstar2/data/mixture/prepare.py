@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 import rstar2
 from rstar2.data.candidates import Candidates, Drop, Group, Numbers
-from rstar2.data.filters import ROW_FILTERS, SET_FILTERS, RowFilter
+from rstar2.data.filters import SET_FILTERS, RowFilter, row_filter
 from rstar2.data.hub import check_disk, size_text
 from rstar2.data.mixture.card import CARD, Card, make_card, write_card
 from rstar2.data.mixture.draw import draw
@@ -280,7 +280,7 @@ class _Preparation:
             for drop in judge(rows, self._work / "scratch.npy"):
                 yield 0, drop
             return
-        judges = [ROW_FILTERS[name](inputs) for name in names]
+        judges = [row_filter(name, inputs) for name in names]
         columns = {column for judge in judges for column in judge.columns}
         apply = _RowPass(judges, "problem" if rows.kind == "problems" else "messages")
         # Numbers are judged in less time than it takes to send them to another process.
@@ -299,7 +299,8 @@ class _Preparation:
                 continue
             numbers = int(rows.starts[at]) + np.flatnonzero(rows.alive[rows.starts[at] : rows.starts[at + 1]])
             # Row numbers stand for the same rows as long as the same inputs were read.
-            name = self._named("rewrite", origin.name, settings.model_dump(mode="json"))
+            of_texts = settings.model_dump(mode="json", exclude={"accepted"})
+            name = self._named("rewrite", origin.name, of_texts)
             found = texts[origin.name] = Texts(self._work / f"rewrite-{name}.jsonl")
             self._progress.start(f"rewrite the {what} of {origin.name}")
             rewriter.rewrite(rows, numbers, what, found, self._progress.rows)
@@ -373,7 +374,7 @@ def _shared(steps: Sequence[DroppedRows]) -> list[dict[str, Any]]:
 
 def _together(filters: Sequence[str]) -> Iterator[list[str]]:
     """Filters that follow each other and judge rows by themselves run in one pass; each other one by itself."""
-    for by_row, group in groupby(filters, lambda name: name in ROW_FILTERS):
+    for by_row, group in groupby(filters, lambda name: name not in SET_FILTERS):
         names = list(group)
         yield from [names] if by_row else [[name] for name in names]
 

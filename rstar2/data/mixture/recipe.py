@@ -17,6 +17,7 @@ from rstar2.data.benchmarks import SOURCES as ON_THE_HUB
 from rstar2.data.benchmarks import fingerprint, load_benchmark
 from rstar2.data.filters import NAMES, OF_PROBLEMS, Inputs
 from rstar2.data.filters.measured import Rates, rates_of_run
+from rstar2.data.filters.patterns import FIELDS, check_regex
 from rstar2.data.filters.settings import FilterSettings
 from rstar2.data.mixture.rewrite import Rewrite
 from rstar2.data.own import own_source
@@ -33,6 +34,7 @@ from rstar2.runs import json_digest
 DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
     "problems": (
         *("unverifiable", "compound", "contradicted", "huge", "integer"),
+        *("figures", "proofs", "questions", "choices", "stated-answer", "links"),
         *("language", "length", "duplicates", "near-duplicates", "grams"),
     ),
     "conversations": ("length", "duplicates", "grams"),
@@ -306,12 +308,13 @@ def _one_kind(names: Mapping[Kind, str]) -> Kind:
 
 
 def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
+    known = (*NAMES, *recipe.patterns)
     for name in recipe.filters:
-        if name not in NAMES:
-            near = difflib.get_close_matches(name, NAMES, n=1)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
             raise UserError(
                 f"unknown filter: {name}" + (f"; did you mean {near[0]}?" if near else ""),
-                f"Known: {', '.join(NAMES)}.",
+                f"Known: {', '.join(known)}. [patterns.{name}] with a regex makes a filter of your own.",
             )
         if kind == "conversations" and name in OF_PROBLEMS:
             raise UserError(f"the filter {name} is for problems, not for conversations", "Leave it out.")
@@ -324,7 +327,30 @@ def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
             f"no filter uses the evaluation {recipe.measured.run}",
             "Add --pass-rate MIN..MAX or --exclude-solved, or leave out --measured.",
         )
+    _check_patterns(recipe, kind)
     _check_settings(recipe)
+
+
+def _check_patterns(recipe: MixtureRecipe, kind: Kind) -> None:
+    """Raises UserError if a pattern is not used, takes another filter's name, is no expression, or reads nothing."""
+    for name, pattern in recipe.patterns.items():
+        key = f"patterns.{name}"
+        if name in NAMES:
+            raise UserError(f"{key}: a filter of rstar2 is called {name}", "Give the pattern another name.")
+        if name not in recipe.filters:
+            raise UserError(
+                f"{key} is not used: `filters` does not name {name}",
+                f'Add "{name}" to `filters` at the place where it is to run, or leave the pattern out.',
+            )
+        check_regex(key, pattern.regex)
+        known = FIELDS[kind]
+        for each in pattern.fields if pattern.fields is not None else known:
+            if each not in known:
+                raise UserError(
+                    f"{key}.fields: {kind} have no {each}", f"A pattern can read {', '.join(known)}."
+                )
+        if pattern.fields == ():
+            raise UserError(f"{key}.fields is empty", f"Name some of {', '.join(known)}, or leave it out.")
 
 
 def _check_settings(recipe: MixtureRecipe) -> None:

@@ -1,8 +1,11 @@
 """Has a served model rewrite the answers or prompts of some sources, as the paper did with o4-mini; off by default.
 
 Of a conversation, the assistant's last message is rewritten, or the user's last one. A text that is cut off, far
-shorter or longer, or has marks of a chat format in it is not taken: the row stays as it was, and is counted. Each text
-is kept as it comes, so that a preparation that was stopped asks for none twice.
+shorter or longer, in another language, or has marks of a chat format in it is rejected: the row stays as it was, and is
+counted. Each text is stored as it arrives, so that a preparation that was stopped asks for none twice. If nearly all of
+the first texts are rejected, the preparation stops.
+
+A model that thinks is asked not to, and a thought in front of its answer is left out.
 """
 
 from __future__ import annotations
@@ -17,15 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+import numpy as np
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from rstar2.config import Strict
 from rstar2.data.candidates import Candidates, Numbers
+from rstar2.data.language import in_another_language
 from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
 from rstar2.errors import RStarError, UserError, first_error
-from rstar2.files import LineWriter, whole_lines
+from rstar2.files import LineWriter, whole_file, whole_lines
 from rstar2.loop.engine import EngineError
 from rstar2.loop.turns.breaker import holds_control
+from rstar2.loop.turns.tags import after_leading_thought
 from rstar2.retry import RetryPolicy
 
 What = Literal["answers", "prompts"]
@@ -35,7 +41,8 @@ KEY = "OPENAI_API_KEY"
 _ROLES: dict[What, str] = {"answers": "assistant", "prompts": "user"}
 _ASK: dict[What, str] = {
     "answers": "Below is a conversation with an assistant. Rewrite the assistant's last message as a better answer, "
-    "which keeps to every instruction of the user, of length and form too. Write the new message alone.",
+    "which keeps to its language and to every instruction of the user, of length and form too. Write the new message "
+    "alone.",
     "prompts": "Below is a conversation with an assistant. Rewrite the user's last message in other, clear words. Keep "
     "its language, its facts and what it asks, so that the assistant's last message still answers it. Write the new "
     "message alone.",
@@ -46,6 +53,15 @@ WAIT_S = 300.0
 _ANSWER_S = 600.0
 """For one answer."""
 _CHECK_S = 10.0
+_THINK_NOT = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
+"""Of a request: variables of chat templates that switch thinking off. Qwen3, GLM and others read the first, DeepSeek,
+Granite and others the second. vLLM, SGLang and llama.cpp pass them to the template."""
+_FIRST = 50
+"""After this many texts of a source, a share that is accepted of at least `Rewrite.accepted` is asked for."""
+_EXAMPLE_CHARS = 300
+_NOTHING_TO_REWRITE = "nothing to rewrite"
+_REFUSED = "refused by the server"
+_ONLY_A_THOUGHT = "only a thought"
 
 
 class Rewrite(Strict):
@@ -57,6 +73,14 @@ class Rewrite(Strict):
     """A text of fewer characters than this share of the old one's is not taken."""
     longest: float = Field(3.0, gt=0)
     """Nor one of more."""
+    accepted: float = Field(0.1, ge=0, le=1)
+    """The preparation stops if fewer of a source's texts are accepted than this share, after the first 50 of them."""
+
+    @model_serializer(mode="wrap")
+    def _without_unset_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `accepted` if it is not set: cards of earlier versions lack it."""
+        values: dict[str, Any] = serialize(self)
+        return {key: value for key, value in values.items() if key != "accepted" or self.accepted != 0.1}
 
 
 @dataclass(frozen=True)
@@ -95,23 +119,57 @@ def _refuse_key(refused: Refused) -> None:
         raise UserError(refused.message, f"Set {KEY} to the server's key.") from refused
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What a server answered."""
+
+    text: str
+    finish: str | None = None
+    fault: str = ""
+    """Why there is no new text in it; empty if there is one."""
+
+
+class TooFewAccepted(UserError):
+    """Nearly all texts of a model are rejected."""
+
+
 class Texts:
-    """New texts of rows, kept in a file of JSON lines: `number`, `text`, and `fault` where it is not taken."""
+    """New texts of rows, stored in a file of JSON Lines with `number`, `text` and `fault`.
+
+    `fault` is the reason why a text is rejected. It is empty if the text is accepted.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._found: dict[int, tuple[str, str]] = {}
+        self.faults: Counter[str] = Counter()
+        """Of the texts that the model was asked for; those that are accepted count under the empty reason."""
         if file.exists():
             for _, line in whole_lines(file):
-                self._keep(**json.loads(line))
+                self._remember(**json.loads(line))
 
-    def _keep(self, number: int, text: str, fault: str) -> None:
+    def _remember(self, number: int, text: str, fault: str) -> None:
         self._found[number] = (text, fault)
+        if fault != _NOTHING_TO_REWRITE:
+            self.faults[fault] += 1
 
     def add(self, number: int, text: str, fault: str) -> None:
-        self._keep(number, text, fault)
+        """Store a text, or why there is none."""
+        self._remember(number, text, fault)
         with LineWriter(self._file) as lines:
-            lines.write(json.dumps({"number": number, "text": text, "fault": fault}))
+            lines.write(_line(number, text, fault))
+
+    def example(self, fault: str) -> tuple[int, str]:
+        """Returns the first row whose text was rejected for this reason, and the text."""
+        return next((number, text) for number, (text, reason) in self._found.items() if reason == fault)
+
+    def forget_rejected(self) -> None:
+        """Remove the rejected texts, also from the file, so that they are asked for again."""
+        accepted = {number: text for number, (text, fault) in self._found.items() if not fault}
+        with whole_file(self._file) as file:
+            file.writelines(f"{_line(number, text, '')}\n" for number, text in accepted.items())
+        self._found = {number: (text, "") for number, text in accepted.items()}
+        self.faults = Counter({"": len(accepted)})
 
     def __contains__(self, number: int) -> bool:
         return number in self._found
@@ -121,10 +179,14 @@ class Texts:
         return Rewritten(what, faults.pop("", 0), dict(sorted(faults.items())))
 
     def put(self, number: int, what: What, messages: list[dict[str, Any]]) -> None:
-        """Put a row's new text in its place, where there is one that was taken."""
+        """Put a row's new text in its place, if it was accepted."""
         text, fault = self._found[number]
         if not fault:
             messages[_place(what, messages)]["content"] = text
+
+
+def _line(number: int, text: str, fault: str) -> str:
+    return json.dumps({"number": number, "text": text, "fault": fault})
 
 
 def _place(what: What, messages: list[dict[str, Any]]) -> int:
@@ -140,15 +202,18 @@ class Rewriter:
         self._url = url
         self._settings = settings
         self._service = retries.service("server that rewrites")
+        self._takes_switch = True
+        """Whether the server may still be sent `_THINK_NOT`."""
 
     def rewrite(
         self, rows: Candidates, numbers: Numbers, what: What, texts: Texts, on_rows: Callable[[int], None]
     ) -> None:
-        """Ask for the texts of the rows that `texts` does not have.
+        """Ask for the texts of the rows, of one source, that `texts` does not have.
 
         Raises:
-            UserError: the server refuses the key, or does not know the model.
-            Failure: it does not answer. The texts that came are kept.
+            UserError: the server refuses the key, or does not know the model; or nearly all texts are rejected, which
+                are then asked for again by the next start.
+            Failure: it does not answer. The texts that arrived are stored.
         """
         todo = _without(numbers, texts)
 
@@ -164,11 +229,12 @@ class Rewriter:
                     for number, messages in waiting:
                         place = _place(what, messages)
                         if place < 0:
-                            texts.add(number, "", "nothing to rewrite")
+                            texts.add(number, "", _NOTHING_TO_REWRITE)
                         else:
                             old = messages[place]["content"]
                             answer = await self._rewritten(server, _ASK[what], _shown(messages), old)
                             texts.add(number, *answer)
+                            self._check_accepted(rows, texts, _FIRST)
                         on_rows(1)
 
                 try:
@@ -178,27 +244,64 @@ class Rewriter:
                 except* RStarError as errors:
                     raise first_error(errors) from None
 
-        asyncio.run(work())
+        try:
+            asyncio.run(work())
+            self._check_accepted(rows, texts, 1)
+        except TooFewAccepted:
+            texts.forget_rejected()
+            raise
+
+    def _check_accepted(self, rows: Candidates, texts: Texts, least: int) -> None:
+        """Raise TooFewAccepted if there are at least this many texts, and nearly all are rejected."""
+        asked, accepted = texts.faults.total(), texts.faults[""]
+        if asked < least or accepted >= self._settings.accepted * asked:
+            return
+        rejected = [(fault, count) for fault, count in texts.faults.most_common() if fault]
+        number, text = texts.example(rejected[0][0])
+        row = rows.values("id", np.array([number]))[number]
+        text = " ".join(text.split())
+        shown = f"{text[:_EXAMPLE_CHARS]}…" if len(text) > _EXAMPLE_CHARS else text
+        raise TooFewAccepted(
+            f"of the first {asked} texts of {rows.source_of(number)} that {self._settings.model} rewrote, "
+            f"{accepted} can be used. Rejected: {', '.join(f'{count} {fault}' for fault, count in rejected)}. "
+            f"{row}, {rejected[0][0]}: {shown!r}",
+            "Use another model, or correct its server, and start the same command again: it asks again for the "
+            "rejected texts. To take what can be used, --set rewrite.accepted=0.",
+        )
 
     async def _rewritten(self, server: OpenAIServer, ask: str, shown: str, old: str) -> tuple[str, str]:
-        """The new text, and what is wrong with it."""
+        """Returns the new text and an empty reason; or what the server sent, and why it is rejected."""
         messages = [{"role": "system", "content": ask}, {"role": "user", "content": shown}]
         body = {"model": self._settings.model, "messages": messages}
+        switched = self._takes_switch
+        answer = await self._asked(server, {**body, **_THINK_NOT} if switched else body)
+        if switched and answer.fault in (_REFUSED, _ONLY_A_THOUGHT):
+            # Some servers refuse fields that they do not know. Some parsers take an answer without a thought for one.
+            answer = await self._asked(server, body)
+            self._takes_switch = self._takes_switch and answer.fault != ""
+        return answer.text, answer.fault or fault_of(old, answer.text, answer.finish, self._settings)
+
+    async def _asked(self, server: OpenAIServer, body: dict[str, Any]) -> _Answer:
+        """Returns what the server answers, without a thought in front of it."""
         try:
-            answer = await self._service.call(lambda: server.post("/v1/chat/completions", body))
-            choice = answer["choices"][0]
-            content, finish = choice["message"]["content"], choice.get("finish_reason")
+            reply = await self._service.call(lambda: server.post("/v1/chat/completions", body))
+            message, finish = reply["choices"][0]["message"], reply["choices"][0].get("finish_reason")
+            content = message["content"]
+            thought = message.get("reasoning_content") or message.get("reasoning")
         except Refused as refused:
             _refuse_key(refused)
             if refused.status == 404:
                 raise UserError(refused.message, "Choose one of its models with --model.") from refused
-            return "", "refused by the server"
+            return _Answer(refused.message, fault=_REFUSED)
         except (LookupError, TypeError, AttributeError):
-            return "", "refused by the server"
+            return _Answer("", fault="no chat completion")
         if not isinstance(content, str | None):
-            return "", "not text"
-        text = (content or "").strip()
-        return text, fault_of(old, text, finish, self._settings)
+            return _Answer("", fault="not text")
+        written = (content or "").strip()
+        text = after_leading_thought(written)
+        if finish in (None, "stop") and not text and (written or thought):
+            return _Answer(written or str(thought), fault=_ONLY_A_THOUGHT)
+        return _Answer(written if text is None else text, finish)
 
 
 def _without(numbers: Numbers, texts: Texts) -> Numbers:
@@ -210,7 +313,7 @@ def _shown(messages: list[dict[str, Any]]) -> str:
 
 
 def fault_of(old: str, new: str, finish: str | None, settings: Rewrite) -> str:
-    """Why a new text is not taken, by its length and format; empty where it is."""
+    """Returns why a new text is rejected, by its length, format and language; empty if it is accepted."""
     if finish not in (None, "stop"):
         return "cut off"
     if not new:
@@ -225,4 +328,4 @@ def fault_of(old: str, new: str, finish: str | None, settings: Rewrite) -> str:
         return "not Unicode"
     if holds_control(new) or new.count("```") % 2:
         return "marks of a format"
-    return ""
+    return "another language" if in_another_language(old, new) else ""

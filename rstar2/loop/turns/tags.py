@@ -40,6 +40,7 @@ _KINDS: dict[str, PartKind] = {
 _PART_TAG = re.compile("|".join(_KINDS))
 _ANY_TAG = re.compile("|".join([*_KINDS, OPEN, CLOSE, REPLY, REPLY_END]))
 _CONTROL_TAG = re.compile("|".join((*REASONING_STARTS, *REASONING_ENDS, OPEN, CLOSE, REPLY, REPLY_END)))
+_REASONING_TAG = re.compile("|".join((*REASONING_STARTS, *REASONING_ENDS)))
 _CLOSED_ANSWER = re.compile(f"{ANSWER}.*?{ANSWER_END}", re.DOTALL)
 BOX = re.compile(r"(?:\\(?:boxed|fbox)|(?<![\\A-Za-z])boxed(?=\{))\s*(?=[{\d])")
 """What begins a boxed answer, which counts in a turn beside our tags."""
@@ -141,6 +142,24 @@ def after_reasoning(text: str) -> str:
 def after_thought(text: str) -> str:
     """What follows the last thought between think tags; the whole text if there is none."""
     return text.rpartition(THINK_END)[2]
+
+
+def after_leading_thought(text: str) -> str | None:
+    """What follows the thought that a text begins with; the text itself if it begins with none.
+
+    The thought may lack the tag that begins it, because a template that begins the thought keeps the tag in the prompt.
+    Returns None if the thought does not end.
+    """
+    tag = _REASONING_TAG.search(text)
+    if tag is None:
+        return text
+    if tag[0] in REASONING_ENDS:
+        return text[tag.end() :].lstrip()
+    if text[: tag.start()].strip():
+        return text
+    closing = REASONING_ENDS[REASONING_STARTS.index(tag[0])]
+    _, end, rest = text[tag.end() :].partition(closing)
+    return rest.lstrip() if end else None
 
 
 def body(call: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.commands import Ran, rstar2
 from support.family_tokenizers import TOKENS
-from support.waiting import TIMEOUT_S
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data.mixture.rewrite import Rewrite, fault_of
 
@@ -31,6 +33,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.write: Callable[[str], tuple[Any, str]] = lambda shown: (f"Better: {OLD}", "stop")
+        self.answers: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
+        """Gives the choice for a request, in place of `write`; None refuses the request, as a wrong field."""
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.busy = 0
@@ -57,6 +61,13 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             server.asked.append(body)
             server.keys.append(self.headers["Authorization"])
+        if server.answers is not None:
+            choice = server.answers(body)
+            if choice is None:
+                self._send(400, {"error": {"message": "Unrecognized request argument: chat_template_kwargs"}})
+            else:
+                self._send(200, {"choices": [choice]})
+            return
         text, finish = server.write(body["messages"][1]["content"])
         self._send(200, {"choices": [{"message": {"content": text}, "finish_reason": finish}]})
 
@@ -131,6 +142,182 @@ def test_answers_and_prompts_are_rewritten_and_the_card_names_the_model(
     assert "secret" not in card
 
 
+THOUGHT = "Okay, the user wants another text. Let me see. <b>Maybe</b> I should think about it for a while."
+
+
+class Qwen3:
+    """Answers as vLLM does with Qwen3: it thinks unless the template's switch is off.
+
+    Args:
+        form: how the thought comes: `tags` in the content; `no start`, because the template wrote the first tag;
+            `reasoning_content` or `reasoning`, the field to which the server's parser moves it; `unfinished`, with the
+            answer in it; `taken for a thought`, by a parser that takes an answer without thought for one.
+        switch: what the server makes of `chat_template_kwargs`: `known`, `ignored`, or `refused` with status 400.
+    """
+
+    def __init__(self, form: str = "tags", switch: str = "known") -> None:
+        self.form = form
+        self.switch = switch
+
+    def __call__(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        switches = body.get("chat_template_kwargs")
+        if switches is not None and self.switch == "refused":
+            return None
+        thinks = self.switch != "known" or (switches or {}).get("enable_thinking", True)
+        message: dict[str, Any] = {"role": "assistant", "content": f"Better: {OLD}"}
+        if self.form == "taken for a thought" and not thinks:
+            message = {"role": "assistant", "content": None, "reasoning_content": f"Better: {OLD}"}
+        elif thinks and self.form in ("reasoning_content", "reasoning", "taken for a thought"):
+            message["reasoning" if self.form == "reasoning" else "reasoning_content"] = f"\n{THOUGHT}\n"
+            message["content"] = f"\n\nBetter: {OLD}"
+        elif thinks and self.form == "unfinished":
+            message["content"] = f"<think>\n{THOUGHT} Better: {OLD}"
+        elif thinks:
+            start = "" if self.form == "no start" else "<think>\n"
+            message["content"] = f"{start}{THOUGHT}\n</think>\n\nBetter: {OLD}"
+        return {"index": 0, "message": message, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize("switch", ["known", "ignored", "refused"])
+@pytest.mark.parametrize(
+    "form", ["tags", "no start", "reasoning_content", "reasoning", "taken for a thought"]
+)
+def test_a_thinking_model_rewrites_without_its_thought(
+    tmp_path: Path, server: Server, sources: list[str], form: str, switch: str
+) -> None:
+    server.answers = model = Qwen3(form, switch)
+    out = tmp_path / "out"
+    ran = prepare(sources, out, "--rewrite", server.url, "--model", "writer")
+    assert ran.code == 0, ran.stderr
+    assert [last for _, last in said(out, "tulu3")] == [f"Better: {OLD}"] * 10
+    assert [first for first, _ in said(out, "llama-nemotron")] == [f"Better: {OLD}"] * 10
+    switched = [
+        each["chat_template_kwargs"]["enable_thinking"] for each in server.asked if each.keys() != PLAIN
+    ]
+    assert set(switched) == {False}
+    again = len(server.asked) - 20
+    if switch == "refused" or (form == "taken for a thought" and switch == "known"):
+        # Only the requests that were under way with the first one, all of one source, are sent again.
+        assert 0 < again <= 10
+    else:
+        assert again == 0
+
+
+PLAIN = {"model", "messages"}
+
+
+def test_a_thought_without_an_answer_stops_the_preparation_with_an_example(
+    tmp_path: Path, server: Server, sources: list[str]
+) -> None:
+    server.answers = Qwen3("unfinished", "ignored")
+    out = tmp_path / "out"
+    words = ("--rewrite", server.url, "--model", "writer")
+    ran = prepare(sources, out, *words)
+    assert ran.code == 2, ran.stderr
+    said_once = " ".join(ran.stderr.split())
+    assert (
+        "of the first 10 texts of tulu3 that writer rewrote, 0 can be used. Rejected: 10 only a thought."
+        in said_once
+    )
+    assert "tulu3-" in said_once
+    assert "Okay, the user wants another text." in said_once
+    assert "--set rewrite.accepted=0" in said_once
+    server.asked.clear()
+    server.answers = None
+    ran = prepare(sources, out, *words)
+    assert (ran.code, len(server.asked)) == (0, 20), ran.stderr
+
+
+def many(tmp_path: Path, count: int) -> list[str]:
+    with (tmp_path / "many.jsonl").open("w") as tulu:
+        for at in range(count):
+            asked = {"role": "user", "content": f"Question {at}, which is long enough to be rewritten?"}
+            tulu.write(json.dumps({"messages": [asked, {"role": "assistant", "content": OLD}]}) + "\n")
+    return ["data", "prepare", "tulu3", "--from", f"tulu3={tmp_path / 'many.jsonl'}"]
+
+
+def test_the_first_texts_decide_whether_it_goes_on(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rstar2.data.mixture.rewrite._IN_FLIGHT", 1)
+    server.write = lambda shown: (
+        ("Short.", "stop") if "Question 7," not in shown else (f"Better: {OLD}", "stop")
+    )
+    words = [*many(tmp_path, 400), "--output", tmp_path / "out", "--rewrite", server.url, "--model", "writer"]
+    ran = rstar2(*words)
+    assert ran.code == 2, ran.stderr
+    assert "of the first 50 texts of tulu3 that writer rewrote, 1 can be used" in " ".join(ran.stderr.split())
+    assert len(server.asked) == 50
+    (texts,) = (tmp_path / "out" / ".work").glob("rewrite-*.jsonl")
+    assert [json.loads(line)["fault"] for line in texts.read_text().splitlines()] == [""]
+    # The accepted text is asked for no more, and a share of 0 takes what there is.
+    server.asked.clear()
+    ran = rstar2(*words, "--set", "rewrite.accepted=0")
+    assert (ran.code, len(server.asked)) == (0, 399), ran.stderr
+    assert (
+        "1 answers rewritten by writer; left unchanged: 399 too short"
+        in (tmp_path / "out" / "card.md").read_text()
+    )
+
+
+def test_a_refused_request_is_an_example_with_the_words_of_the_server(
+    tmp_path: Path, server: Server, sources: list[str]
+) -> None:
+    server.answers = lambda body: None
+    ran = prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer")
+    text = " ".join(ran.stderr.split())
+    assert (ran.code, "10 refused by the server" in text, "Unrecognized request argument" in text) == (
+        2,
+        True,
+        True,
+    )
+
+
+ENGLISH = "You have to boil the water first, and then the pasta is in it for ten minutes. It is done when it is soft."
+FRENCH = "Il faut faire bouillir le sel dans une casserole, et les pâtes sont dans l'eau pour dix minutes avec du sel."
+GERMAN = "Das Wasser muss zuerst kochen, und dann sind die Nudeln für zehn Minuten in der Pfanne. Es ist nicht schwer."
+CHINESE = "首先把水烧开,然后把面条放进去煮十分钟。"
+JAPANESE = "まずお湯を沸かして、それからパスタを十分ゆでてください。"
+RUSSIAN = "Сначала вскипятите воду, потом варите макароны десять минут."
+LANGUAGES = [ENGLISH, FRENCH, GERMAN, CHINESE, JAPANESE, RUSSIAN]
+
+
+@pytest.mark.parametrize("old", LANGUAGES)
+def test_a_text_in_another_language_is_rejected(old: str) -> None:
+    settings = Rewrite(model="m", shortest=0, longest=99)
+    for new in LANGUAGES:
+        longer = f"{new} {new.lower()}"
+        assert fault_of(old, longer, "stop", settings) == ("" if new is old else "another language"), (
+            old,
+            new,
+        )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (ENGLISH, "Boil water. Add pasta; wait ten minutes."),
+        (ENGLISH, f"{ENGLISH} In Chinese, noodles are 面条."),
+        (ENGLISH, "```python\nde = la = el = 1\nprint(de, la, el)\n```"),
+        (
+            ENGLISH,
+            "The angles $\\alpha$, β and γ are equal, and the sum of α + β + γ is that of the triangle.",
+        ),
+        ("It is 42.", "42"),
+        ("Say hello in French.", "Bonjour à tous"),
+        (CHINESE, f"Python:{CHINESE}"),
+        ("面条", "把面条放进去"),
+    ],
+)
+def test_names_code_and_formulas_are_no_other_language(old: str, new: str) -> None:
+    assert fault_of(old, new, "stop", Rewrite(model="m", shortest=0, longest=99)) == ""
+
+
+def test_a_mixture_of_two_scripts_is_rejected() -> None:
+    mixed = f"{ENGLISH[:60]} {CHINESE}"
+    assert fault_of(ENGLISH, mixed, "stop", Rewrite(model="m")) == "another language"
+
+
 def test_a_stopped_rewriting_asks_for_no_text_twice_and_ends_in_the_same_bytes(
     tmp_path: Path, server: Server, sources: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +340,33 @@ def test_a_stopped_rewriting_asks_for_no_text_twice_and_ends_in_the_same_bytes(
     assert server.keys.count("Bearer resumed") == 20 - before
     for file in (tmp_path / "whole").iterdir():
         assert file.read_bytes() == (tmp_path / "out" / file.name).read_bytes()
+
+
+def test_a_killed_rewriting_of_a_thinking_model_asks_for_no_text_twice(
+    tmp_path: Path, server: Server
+) -> None:
+    model, hold = Qwen3(switch="ignored"), threading.Event()
+
+    def answer(body: dict[str, Any]) -> dict[str, Any] | None:
+        if len(server.asked) > 120:
+            hold.wait(TIMEOUT_S)
+        return model(body)
+
+    server.answers = answer
+    words = [*many(tmp_path, 200), "--output", tmp_path / "out", "--rewrite", server.url, "--model", "writer"]
+    command = [sys.executable, "-m", "rstar2", *map(str, words)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: len(server.asked) > 120)
+        process.kill()
+    hold.set()
+    (texts,) = (tmp_path / "out" / ".work").glob("rewrite-*.jsonl")
+    stored = texts.read_bytes().count(b"\n")
+    assert 80 <= stored < 200
+    server.asked.clear()
+    server.answers = Qwen3()
+    ran = rstar2(*words)
+    assert (ran.code, len(server.asked)) == (0, 200 - stored), ran.stderr
+    assert [last for _, last in said(tmp_path / "out", "tulu3")] == [f"Better: {OLD}"] * 200
 
 
 def test_a_text_that_is_not_taken_leaves_the_row_as_it_was_and_is_counted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rstar2.loop.trace import Trace, Turn
-from rstar2.loop.turns.tags import after_reasoning, find_calls, read_turn
+from rstar2.loop.turns.tags import after_leading_thought, after_reasoning, find_calls, read_turn
 from rstar2.train.group import Rollout
 
 MANY = 400_000
@@ -43,3 +43,23 @@ def test_closed_calls_are_found_up_to_the_last_end() -> None:
 )
 def test_what_follows_the_reasoning(text: str, rest: str) -> None:
     assert after_reasoning(text) == rest
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("<think>\nHm.\n</think>\n\nYes.", "Yes."),
+        ("\n <think></think>Yes.", "Yes."),
+        ("Hm.\n</think>\n\nYes.", "Yes."),
+        ("<reason>Hm.</reason>Yes.", "Yes."),
+        ("<think>A </reason> in it.</think>Yes.", "Yes."),
+        ("<think>Hm.</think>Yes, with </think> in it.", "Yes, with </think> in it."),
+        ("<think>Hm.</think>", ""),
+        ("Yes.", "Yes."),
+        ("Yes, <think>hm</think>.", "Yes, <think>hm</think>."),
+        ("<think>Hm. Yes.", None),
+        ("", ""),
+    ],
+)
+def test_what_follows_a_leading_thought(text: str, rest: str | None) -> None:
+    assert after_leading_thought(text) == rest
