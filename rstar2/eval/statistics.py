@@ -163,7 +163,7 @@ def paired_difference(a: Samples, b: Samples) -> PairedDifference:
     return paired_mean(_rates(b)[0] - _rates(a)[0])
 
 
-def paired_mean(differences: NDArray[np.float64]) -> PairedDifference:
+def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> PairedDifference:
     """The mean of the problems' differences [P], each in -1..1, with an interval clustered by problem.
 
     The interval leaves out zero if the paired t-test finds a difference. The test alone covers rare changes badly:
@@ -179,7 +179,7 @@ def paired_mean(differences: NDArray[np.float64]) -> PairedDifference:
     if not len(differences):
         raise ValueError("no problems")
     mean = float(differences.mean())
-    return _paired(mean, (differences - mean) / len(differences), differences)
+    return _paired(mean, (differences - mean) / len(differences), differences, doubt)
 
 
 def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -202,7 +202,7 @@ def _run_to_run(rates: NDArray[np.float64], sizes: NDArray[np.int64]) -> Interva
 
 
 def _paired(
-    difference: float, residuals: NDArray[np.float64], changes: NDArray[np.float64]
+    difference: float, residuals: NDArray[np.float64], changes: NDArray[np.float64], doubt: float = DOUBT
 ) -> PairedDifference:
     """The interval of `paired_mean` for a difference to whose error each problem adds a residual [P].
 
@@ -213,7 +213,7 @@ def _paired(
         return PairedDifference(difference, Interval(-1.0, 1.0), None)
     freedom = problems - 1
     quantile = float(special.stdtrit(freedom, 0.5 + LEVEL / 2))
-    change = _unseen_change(changes)
+    change = _unseen_change(changes, doubt)
     # As many unchanged problems as may be unseen keep the error above zero if all problems changed alike.
     unchanged = UNSEEN * difference**2 / ((problems + UNSEEN) * freedom)
     error = float(np.sqrt((residuals**2).sum() * problems / freedom + unchanged))
@@ -228,13 +228,13 @@ def _paired(
     return PairedDifference(difference, Interval(low, high), _detectable(freedom, error, change))
 
 
-def _unseen_change(changes: NDArray[np.float64]) -> float:
+def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
     """The size of a change that nobody saw: 1 if no problem differs, their root mean square if many do."""
     seen = changes[changes != 0]
     if not len(seen):
         return 1.0
     square = float((seen**2).mean())
-    return float(np.sqrt(square + (1 - square) * DOUBT ** len(seen)))
+    return float(np.sqrt(square + (1 - square) * doubt ** len(seen)))
 
 
 def _detectable(freedom: int, error: float, change: float) -> float | None:
