@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import special, stats
 
 from rstar2.eval import statistics
 from rstar2.eval.intervals import LEVEL, Interval
@@ -185,6 +185,19 @@ def print_small_shifts(rng: np.random.Generator, repetitions: int) -> None:
             print(f"| {problems} × {samples} | {100 * runs.difference:.1f} | {cells} |")
 
 
+def print_detectable(rng: np.random.Generator, repetitions: int) -> None:
+    """The median difference that `eval compare` says it could find, on rates from Beta(1/2, 1/2) that do not change."""
+    print("\nDetectable difference in points\n")
+    print(f"| problems | {' | '.join(f'n = {each}' for each in SAMPLES)} |\n|---|{'---|' * len(SAMPLES)}")
+    for problems in PROBLEMS:
+        cells = []
+        for samples in SAMPLES:
+            runs = small_shift(rng, repetitions, problems, samples, 0.0)
+            sizes = [statistics.paired_mean(row).detectable for row in runs.b - runs.a]
+            cells.append(f"{100 * np.median([1.0 if size is None else size for size in sizes]):.1f}")
+        print(f"| {problems} | {' | '.join(cells)} |")
+
+
 def print_flips(rng: np.random.Generator, repetitions: int) -> None:
     print(f"\nRare flips: coverage % / width in points / power %\n\n{heading('problems | flips')}")
     for problems in PROBLEMS:
@@ -193,6 +206,33 @@ def print_flips(rng: np.random.Generator, repetitions: int) -> None:
             cells = " | ".join(str(measure(method, runs)) for method in METHODS.values())
             mix = "all gains" if gains == 1 else f"{100 * gains:.0f} % gains"
             print(f"| {problems} | {expected:.0f}, {mix} | {cells} |")
+
+
+def print_worst_flips() -> None:
+    """The least coverage over 0.1 to 15 expected flips and all mixes of gains and losses, from exact chances."""
+    print(
+        "\nRare flips, exactly: least coverage %\n\n| problems | coverage | flips | gains % |\n|---|---|---|---|"
+    )
+    for problems in PROBLEMS:
+        most = min(problems, 45)  # of 15 expected flips, more than 45 come about once in 10^9
+        gains, losses = (counts.ravel() for counts in np.mgrid[: most + 1, : most + 1])
+        gains, losses = gains[gains + losses <= most], losses[gains + losses <= most]
+        same = problems - gains - losses
+        intervals = (
+            statistics.paired_mean(np.repeat([1.0, -1.0, 0.0], counts)).by_problem
+            for counts in zip(gains, losses, same, strict=True)
+        )
+        low, high = bounds(intervals)
+        worst = (1.0, 0.0, 0.0)
+        for expected in np.arange(1, 151) / 10:
+            for share in np.linspace(0.5, 1, 11):
+                chances = np.array([share, 1 - share, problems / expected - 1]) * expected / problems
+                difference = chances[0] - chances[1]
+                inside = (low - 1e-9 <= difference) & (difference <= high + 1e-9)
+                counts = np.stack([gains, losses, same], axis=1)
+                coverage = float(stats.multinomial.pmf(counts, problems, chances)[inside].sum())
+                worst = min(worst, (coverage, float(expected), float(share)))
+        print(f"| {problems} | {100 * worst[0]:.1f} | {worst[1]:.1f} | {100 * worst[2]:.0f} |")
 
 
 def heading(first: str) -> str:
@@ -289,6 +329,8 @@ def main() -> None:
     rng = np.random.default_rng(arguments.seed)
     for table in (print_small_shifts, print_flips, print_hidden_flips, print_single_runs):
         table(rng, arguments.repetitions)
+    print_worst_flips()
+    print_detectable(rng, arguments.repetitions)
 
 
 if __name__ == "__main__":
