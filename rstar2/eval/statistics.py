@@ -166,12 +166,13 @@ def paired_difference(a: Samples, b: Samples) -> PairedDifference:
 def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> PairedDifference:
     """The mean of the problems' differences [P], each in -1..1, with an interval clustered by problem.
 
-    The interval leaves out zero if the paired t-test finds a difference. The test alone covers rare changes badly:
-    if a share f of problems flips, none of P does with probability (1 - f)^P, and Student's interval is then a point.
-    So a mean beyond the measured one, or on the other side of zero, is taken to need changes that nobody saw. Each
-    such change is as large as those seen (`_unseen_change`), and adds its square to the variance at that mean. The
-    bounds are the means at which the measured one is just not rejected. With one sample per problem these are nearly
-    Tango's score interval, and if no problem differs they are -3/P and +3/P.
+    The interval leaves out zero if the paired t-test finds a difference (a few borderline cases aside). The test alone
+    covers rare changes badly: if a share f of problems flips, none of P does with probability (1 - f)^P, and Student's
+    interval is then a point. So a mean beyond the measured one, or on the other side of zero, is taken to need changes
+    that nobody saw. Each such change is as large as those seen (`_unseen_change`), and adds its square to the variance
+    at that mean. The bounds are the means at which the measured one is just not rejected. If few of the
+    problems flip, they are close to Tango's score interval. If none differs, they are -3/P and +3/P. `doubt` is
+    explained at `DOUBT`.
 
     Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at the mean in question; Miller, arXiv
     2411.00640, for the paired t-test and the detectable difference.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import optimize, stats
 
 from rstar2.eval.intervals import share
 from rstar2.eval.statistics import (
@@ -181,6 +181,29 @@ def test_each_bound_solves_its_equation_for_single_samples(gains, losses):
         )
     assert (found.difference - low) ** 2 == pytest.approx(student + 3 / problems * max(0.0, -low))
     assert (low > 0) == ((gains, losses) in {(4, 0), (30, 0)})
+
+
+def tango(gains, losses, problems):
+    """Tango's score interval of the difference of paired proportions, from its definition."""
+
+    def score(difference):
+        linear = (2 * problems - gains + losses) * difference - gains - losses
+        constant = -losses * difference * (1 - difference)
+        lost = (np.sqrt(linear**2 - 8 * problems * constant) - linear) / (4 * problems)
+        variance = problems * (2 * lost + difference * (1 - difference))
+        return (gains - losses - problems * difference) / np.sqrt(variance)
+
+    middle = (gains - losses) / problems
+    low = optimize.brentq(lambda x: score(x) - 1.959964, -0.9, middle - 1e-6)
+    return low, optimize.brentq(lambda x: score(x) + 1.959964, middle + 1e-6, 0.9)
+
+
+@pytest.mark.parametrize("problems", [30, 120, 500])
+@pytest.mark.parametrize(("gains", "losses"), [(1, 0), (2, 0), (4, 0), (1, 1)])
+def test_with_few_flips_the_bounds_are_within_one_flip_of_tangos(problems, gains, losses):
+    differences = np.repeat([1.0, -1.0, 0.0], [gains, losses, problems - gains - losses])
+    found = paired_mean(differences).by_problem
+    assert (found.low, found.high) == pytest.approx(tango(gains, losses, problems), abs=1 / problems)
 
 
 @given(
