@@ -250,13 +250,19 @@ def compare(
 ) -> None:
     """Compare two runs, paired by problem: the difference with its interval, and the problems that flipped.
 
-    A problem flips when one run gets it right in more than half of its samples and the other run does not. A
-    benchmark's own scores, such as BFCL's categories, are shown in a separate table.
+    A line below the table says how large a difference has to be for such a comparison to find it. A problem flips when
+    one run gets it right in more than half of its samples and the other run does not. A benchmark's own scores, such as
+    BFCL's categories, are shown in a separate table.
     """
     import json
 
     from rstar2.eval.compare import compare_runs
-    from rstar2.eval.terminal.tables import comparison_tables, flips_table, score_differences_table
+    from rstar2.eval.terminal.tables import (
+        comparison_tables,
+        detectable_line,
+        flips_table,
+        score_differences_table,
+    )
 
     found = compare_runs(run_a, run_b)
     if as_json:
@@ -265,6 +271,9 @@ def compare(
     out.print(f"A {run_a}\nB {run_b}\n", markup=False, soft_wrap=True)
     for table in comparison_tables(found, out):
         out.print(table)
+    out.print()
+    for each in found:
+        out.print(detectable_line(each), markup=False, highlight=False)
     for each in found:
         if each.scores:
             out.print()

@@ -57,6 +57,8 @@ class Comparison:
     difference: float
     interval: tuple[float, float]
     """95 %, clustered by problem."""
+    detectable: float | None
+    """The true difference that 80 % of comparisons like this one would find; None if they would find none."""
     pairs: list[Pair]
     unpaired: int
     """Problems that only one of the runs has, or that have another gold there."""
@@ -84,6 +86,7 @@ class Comparison:
             "b": self.b,
             "difference": self.difference,
             "interval_clustered": list(self.interval),
+            "detectable_difference": self.detectable,
             "problems": len(self.pairs),
             "unpaired": self.unpaired,
             "changed_settings": self.changed,
@@ -139,6 +142,7 @@ def _compare(name: str, a: Measurement, b: Measurement) -> Comparison:
         b=sum(pair.b for pair in pairs) / len(pairs),
         difference=found.difference,
         interval=(found.by_problem.low, found.by_problem.high),
+        detectable=found.detectable,
         pairs=pairs,
         unpaired=len(rows_a) + len(rows_b) - 2 * len(common),
         changed=changed_keys(a.results["settings"], b.results["settings"]),

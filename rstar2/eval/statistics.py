@@ -3,6 +3,7 @@
 A benchmark of P problems sampled n times each has two spreads. *Run-to-run*: how far the average would move
 if the same problems were sampled again. *Clustered by problem*: how far it would move on other problems like
 these. The second is the wider by far, and is the one to compare models with. Both are reported, by name.
+docs/evaluation.md has the coverage, width and power of the intervals; benchmarks/eval/intervals.py measures them.
 
 All functions are pure. Correctness is one row per problem and one entry per sample (bools or 0/1); rows may
 differ in length, and every problem weighs the same. Without problems, or with one that has no samples, they
@@ -24,6 +25,20 @@ from rstar2.eval.intervals import LEVEL, Interval
 
 Samples = Sequence[Sequence[bool | int | float]]
 """Correctness: one row per problem, one entry per sample."""
+
+UNSEEN = 3
+"""How many changes of problems a comparison may have missed: the rule of three.
+
+If none of P problems changed, a share of up to 3/P of all problems like these may still change (95 %).
+"""
+DOUBT = 0.8
+"""How fast the problems that differ show the size of a change: each leaves this much of the doubt.
+
+The doubt is that the next change is a whole flip, from never right to always right. At 0.8, ten problems with small
+differences leave a tenth of it. A larger value covers more flips that small differences hide, with wider intervals.
+"""
+POWER = 0.8
+"""Share of comparisons that find a difference of the detectable size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,8 @@ class PairedDifference:
 
     difference: float
     by_problem: Interval
+    detectable: float | None
+    """The true difference that a share `POWER` of such comparisons would find; None if they find none up to 1."""
 
 
 def avg_at_n(correct: Samples) -> AvgAtN:
@@ -60,12 +77,23 @@ def avg_at_n(correct: Samples) -> AvgAtN:
     samples in all); that gives Wilson's width where every sample agrees, so no interval has zero width. A
     problem with a single sample has no variance of its own and is given the binomial variance of the overall
     mean, which is an upper bound on average.
-    Clustered by problem: Student's t over the problems' means together with two pseudo-problems, one at 0 and
-    one at 1 (Agresti and Coull's device), which keeps the coverage of small or one-sided benchmarks.
+    Clustered by problem: `clustered_interval`.
     """
     rates, sizes = _rates(correct)
     mean = float(rates.mean())
-    return AvgAtN(mean=mean, run_to_run=_run_to_run(rates, sizes), by_problem=_by_problem(rates, (0.0, 1.0)))
+    return AvgAtN(mean=mean, run_to_run=_run_to_run(rates, sizes), by_problem=clustered_interval(rates))
+
+
+def clustered_interval(rates: NDArray[np.float64]) -> Interval:
+    """The interval, clustered by problem, of the mean of the problems' rates [P], each in 0..1.
+
+    Student's t over the rates together with two pseudo-problems, one at 0 and one at 1 (Agresti and Coull's device),
+    which keeps the coverage of small or one-sided benchmarks. A difference has no such ends that its problems often
+    reach, so `paired_mean` allows for unseen changes in another way.
+    """
+    padded = np.append(rates, (0.0, 1.0))
+    centre = float(padded.mean())
+    return _around(float(rates.mean()), centre, (padded - centre) / len(padded))
 
 
 def pooled_mean(entries: Sequence[Sequence[float]]) -> PooledMean:
@@ -75,22 +103,24 @@ def pooled_mean(entries: Sequence[Sequence[float]]) -> PooledMean:
     pseudo-problems of mean size at 0 and 1; so it is the interval of `avg_at_n` where rows are alike in length.
     ValueError without entries.
     """
-    found = _pooled(entries, (0.0, 1.0))
-    return PooledMean(found.mean, _around(found.mean, found.padded_mean, found.residuals, (0.0, 1.0)))
+    found = _pooled(entries, pseudo=(0.0, 1.0))
+    return PooledMean(found.mean, _around(found.mean, found.padded_mean, found.residuals))
 
 
 def pooled_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> PairedDifference:
     """How much larger the mean over B's entries is than over A's, row i of both being the same problem.
 
-    The interval is that of `pooled_mean`, over the differences of residuals, with pseudo-problems at -1 and +1.
-    ValueError where the numbers of problems differ, or one of the two has no entries.
+    The interval is that of `paired_mean`, over the linearised residuals of both (the ratio estimator of cluster
+    samples); so it is the interval of `paired_difference` if all rows are alike in length.
+
+    Raises:
+        ValueError: the numbers of problems differ, or one of the two has no entries.
     """
     if len(a) != len(b):
         raise ValueError(f"A has {len(a)} problems and B has {len(b)}; pair them first")
-    one, other = _pooled(a, (1.0, 0.0)), _pooled(b, (0.0, 1.0))
-    difference, padded = other.mean - one.mean, other.padded_mean - one.padded_mean
-    residuals = other.residuals - one.residuals
-    return PairedDifference(difference, _around(difference, padded, residuals, (-1.0, 1.0)))
+    one, other = _pooled(a), _pooled(b)
+    changes = [sum(y) / len(y) - sum(x) / len(x) for x, y in zip(a, b, strict=True) if x and y]
+    return _paired(other.mean - one.mean, other.residuals - one.residuals, np.array(changes))
 
 
 def pass_at_k(correct: Samples, k: int) -> list[float] | None:
@@ -121,19 +151,36 @@ def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[
 
 
 def paired_difference(a: Samples, b: Samples) -> PairedDifference:
-    """How much better B is than A on the same problems, with an interval clustered by problem.
+    """How much better B is than A on the same problems, with the interval of `paired_mean`.
 
-    Row i of both is the same problem; the number of samples may differ. The interval is Student's t over the
-    problems' differences together with two pseudo-problems at -1 and +1, so that it never has zero width and
-    covers rare large differences, which the plain interval does in 70 % of runs only.
+    Row i of both is the same problem; the number of samples may differ.
 
     Raises:
         ValueError: the numbers of problems differ, or are zero, or a problem has no samples.
     """
     if len(a) != len(b):
         raise ValueError(f"A has {len(a)} problems and B has {len(b)}; pair them first")
-    differences = _rates(b)[0] - _rates(a)[0]
-    return PairedDifference(float(differences.mean()), _by_problem(differences, (-1.0, 1.0)))
+    return paired_mean(_rates(b)[0] - _rates(a)[0])
+
+
+def paired_mean(differences: NDArray[np.float64], doubt: float = DOUBT) -> PairedDifference:
+    """The mean of the problems' differences [P], each in -1..1, with an interval clustered by problem.
+
+    The interval leaves out zero if the paired t-test finds a difference (a few borderline cases aside). The test alone
+    covers rare changes badly: if a share f of problems flips, none of P does with probability (1 - f)^P, and Student's
+    interval is then a point. So a mean beyond the measured one, or on the other side of zero, is taken to need changes
+    that nobody saw. Each such change is as large as those seen (`_unseen_change`), and adds its square to the variance
+    at that mean. The bounds are the means at which the measured one is just not rejected. If few of the
+    problems flip, they are close to Tango's score interval. If none differs, they are -3/P and +3/P. `doubt` is
+    explained at `DOUBT`.
+
+    Sources: Tango, Statistics in Medicine 17, 891 (1998), for the variance at the mean in question; Miller, arXiv
+    2411.00640, for the paired t-test and the detectable difference.
+    """
+    if not len(differences):
+        raise ValueError("no problems")
+    mean = float(differences.mean())
+    return _paired(mean, (differences - mean) / len(differences), differences, doubt)
 
 
 def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -155,42 +202,80 @@ def _run_to_run(rates: NDArray[np.float64], sizes: NDArray[np.int64]) -> Interva
     return Interval(max(0.0, mean - half), min(1.0, mean + half))
 
 
-def _by_problem(values: NDArray[np.float64], bounds: tuple[float, float]) -> Interval:
-    padded = np.append(values, bounds)
-    centre = float(padded.mean())
-    return _around(float(values.mean()), centre, (padded - centre) / len(padded), bounds)
+def _paired(
+    difference: float, residuals: NDArray[np.float64], changes: NDArray[np.float64], doubt: float = DOUBT
+) -> PairedDifference:
+    """The interval of `paired_mean` for a difference to whose error each problem adds a residual [P].
+
+    `changes` are the differences of the problems that both runs have.
+    """
+    problems = len(residuals)
+    if problems < 2:
+        return PairedDifference(difference, Interval(-1.0, 1.0), None)
+    freedom = problems - 1
+    quantile = float(special.stdtrit(freedom, 0.5 + LEVEL / 2))
+    change = _unseen_change(changes, doubt)
+    # As many unchanged problems as may be unseen keep the error above zero if all problems changed alike.
+    unchanged = UNSEEN * difference**2 / ((problems + UNSEEN) * freedom)
+    error = float(np.sqrt((residuals**2).sum() * problems / freedom + unchanged))
+    half, shift, distance = quantile * error, UNSEEN * change / problems / 2, abs(difference)
+    far = min(1.0, distance + shift + float(np.hypot(shift, half)))
+    if half < distance:
+        near = distance - half
+    else:
+        inner = shift - distance
+        near = max(-1.0, -inner - float(np.sqrt(inner**2 + half**2 - distance**2)))
+    low, high = (near, far) if difference >= 0 else (-far, -near)
+    return PairedDifference(difference, Interval(low, high), _detectable(freedom, error, change))
+
+
+def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
+    """The size of a change that nobody saw: 1 if no problem differs, their root mean square if many do."""
+    seen = changes[changes != 0]
+    if not len(seen):
+        return 1.0
+    square = float((seen**2).mean())
+    return float(np.sqrt(square + (1 - square) * doubt ** len(seen)))
+
+
+def _detectable(freedom: int, error: float, change: float) -> float | None:
+    """The difference that a share `POWER` of comparisons finds: by Student's t, but not by fewer than four changes.
+
+    The t-test finds four equal changes if no other problem differs, and not three.
+    """
+    quantiles = float(special.stdtrit(freedom, 0.5 + LEVEL / 2) + special.stdtrit(freedom, POWER))
+    four_changes = float(special.pdtri(3, 1 - POWER)) * change / (freedom + 1)
+    size = max(quantiles * error, four_changes)
+    return size if size <= 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Pooled:
-    """A pooled mean; and with two pseudo-problems, that mean and what each problem [P + 2] adds to its error."""
+    """A pooled mean; that mean with pseudo-problems added; and what each problem [P + pseudo] adds to its error."""
 
     mean: float
     padded_mean: float
     residuals: NDArray[np.float64]
 
 
-def _pooled(entries: Sequence[Sequence[float]], pseudo: tuple[float, float]) -> _Pooled:
+def _pooled(entries: Sequence[Sequence[float]], pseudo: tuple[float, ...] = ()) -> _Pooled:
     count = sum(map(len, entries))
     if not count:
         raise ValueError("no entries")
     size = count / len(entries)
-    sizes = np.array([*map(len, entries), size, size], dtype=np.float64)
+    sizes = np.array([*map(len, entries), *(size for _ in pseudo)], dtype=np.float64)
     totals = np.array([*map(sum, entries), *(size * value for value in pseudo)], dtype=np.float64)
     padded_mean = float(totals.sum() / sizes.sum())
     residuals = (totals - padded_mean * sizes) / sizes.sum()
     return _Pooled(sum(map(sum, entries)) / count, padded_mean, residuals)
 
 
-def _around(
-    mean: float, padded_mean: float, residuals: NDArray[np.float64], bounds: tuple[float, float]
-) -> Interval:
+def _around(mean: float, padded_mean: float, residuals: NDArray[np.float64]) -> Interval:
     """The interval of a padded mean by its residuals, widened where it leaves the mean out."""
     problems = len(residuals)
     error = float(np.sqrt((residuals**2).sum() * problems / (problems - 1)))
     half = float(special.stdtrit(problems - 1, 0.5 + LEVEL / 2)) * error
-    low, high = min(padded_mean - half, mean), max(padded_mean + half, mean)
-    return Interval(max(bounds[0], low), min(bounds[1], high))
+    return Interval(max(0.0, min(padded_mean - half, mean)), min(1.0, max(padded_mean + half, mean)))
 
 
 def _majority(names: Sequence[str | None], right: Sequence[bool | int | float]) -> float:

@@ -182,7 +182,9 @@ def test_paths_and_names_in_brackets_are_printed_as_they_are(tmp_path: Path) -> 
     for words, text in printed.items():
         ran = rstar2(*words)
         assert (ran.code, text in ran.stdout) == (0, True), (words, ran.stdout, ran.stderr)
-    assert "set[b]: left out 1 problem" in rstar2("eval", "compare", run, other).stderr
+    compared = rstar2("eval", "compare", run, other)
+    assert "set[b]: left out 1 problem" in compared.stderr
+    assert "set[b]: 5 problems are too few to find a difference of any size" in compared.stdout
     empty = tmp_path / "[/x]"
     empty.mkdir(parents=True)
     assert f"no runs below {empty}" in rstar2("runs", "list", "--root", empty).stdout

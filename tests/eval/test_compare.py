@@ -12,7 +12,12 @@ from rstar2.errors import UserError
 from rstar2.eval.compare import Pair, compare_runs
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.stored import measurements
-from rstar2.eval.terminal.tables import comparison_tables, score_differences_table, settings_lines
+from rstar2.eval.terminal.tables import (
+    comparison_tables,
+    detectable_line,
+    score_differences_table,
+    settings_lines,
+)
 from rstar2.files import write_json
 
 
@@ -43,6 +48,47 @@ def test_swapping_the_runs_turns_the_sign(tmp_path: Path) -> None:
     assert there.interval == pytest.approx((-back.interval[1], -back.interval[0]))
     assert {pair.id for pair in there.flipped} == {pair.id for pair in back.flipped}
     assert there.changed == ["samples"]
+
+
+def test_a_comparison_at_the_size_of_aime_finds_a_gain_of_eight_points(tmp_path: Path) -> None:
+    """30 problems × 16 samples: the interval with pseudo-problems at ±1 reached from -4.9 to 15.8 points."""
+    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1, lift=0.08)
+    (found,) = compare_runs(a, b)
+    assert 0.05 < found.difference < 0.09
+    assert found.shown
+    assert found.detectable is not None
+    assert 0.05 < found.detectable < 0.1
+
+
+def test_what_a_comparison_could_find_is_a_sentence_and_in_the_json(tmp_path: Path) -> None:
+    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1)
+    (found,) = compare_runs(a, b)
+    assert found.detectable is not None
+    size = f"{100 * found.detectable:.1f} points"
+    assert detectable_line(found).startswith("aime24: with 30 problems like these, a true difference of ")
+    assert size in detectable_line(found)
+    assert found.as_json()["detectable_difference"] == found.detectable
+    single = [made_run(tmp_path / name, problems=1) for name in ("c", "d")]
+    (found,) = compare_runs(*single)
+    assert found.interval == (-1.0, 1.0)
+    assert found.as_json()["detectable_difference"] is None
+    assert detectable_line(found) == "aime24: 1 problem is too few to find a difference of any size"
+
+
+def test_the_verdict_is_that_of_the_interval(tmp_path: Path) -> None:
+    verdicts = set()
+    console = Console(width=120)
+    for number, lift in enumerate((0.0, 0.05, 0.5, -0.5)):
+        a = made_run(tmp_path / f"a{number}", problems=12, samples=4)
+        b = made_run(tmp_path / f"b{number}", problems=12, samples=4, seed=1, lift=lift)
+        found = compare_runs(a, b)
+        low, high = found[0].interval
+        verdict = "B better" if low > 0 else "A better" if high < 0 else "nothing"
+        with console.capture() as captured:
+            console.print(*comparison_tables(found, console))
+        assert verdict in captured.get()
+        verdicts.add(verdict)
+    assert verdicts == {"B better", "A better", "nothing"}
 
 
 def test_flips_are_told_by_majority_and_the_largest_first(tmp_path: Path) -> None:

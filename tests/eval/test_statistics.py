@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import optimize, stats
 
 from rstar2.eval.intervals import share
 from rstar2.eval.statistics import (
     avg_at_n,
     maj_at_n,
     paired_difference,
+    paired_mean,
     pass_at_k,
     pooled_difference,
     pooled_mean,
@@ -19,6 +23,10 @@ from rstar2.eval.statistics import (
 
 SIMULATIONS = 600
 """The standard error of a coverage of 95 % is then 0.9 points, so that 92 % is more than three below."""
+
+
+BETA_GRID = np.sin(np.pi / 2 * (np.arange(20_000) + 0.5) / 20_000) ** 2
+"""Quantiles of Beta(1/2, 1/2), evenly spaced, for means over the population of problems."""
 
 
 def population_rates(rng, problems):
@@ -148,41 +156,198 @@ def test_a_paired_difference_is_narrower_than_two_separate_intervals():
     assert paired.by_problem.high - paired.by_problem.low < apart.high - apart.low
 
 
-def test_paired_intervals_cover_the_mean_difference():
-    rng = np.random.default_rng(9)
-    covered = 0
-    for _ in range(SIMULATIONS):
-        rates = 0.7 * population_rates(rng, 30)  # the better model gains 0..0.3, so 0.15 on average
-        better = rates + rng.uniform(0, 0.3, size=30)
-        found = paired_difference(sampled(rng, rates, 16), sampled(rng, better, 16)).by_problem
-        covered += found.low <= 0.15 <= found.high
-    assert covered / SIMULATIONS >= 0.92
+@pytest.mark.parametrize("problems", [30, 500])
+@pytest.mark.parametrize("samples", [1, 16])
+def test_if_no_problem_differs_the_interval_is_the_rule_of_three(problems, samples):
+    rows = [[1] * samples, [0] * samples] * (problems // 2)
+    found = paired_difference(rows, rows)
+    assert found.difference == 0
+    assert (found.by_problem.low, found.by_problem.high) == pytest.approx((-3 / problems, 3 / problems))
 
 
-def test_paired_intervals_cover_the_rare_large_difference():
-    rng = np.random.default_rng(10)
-    covered = 0
-    for _ in range(SIMULATIONS):
-        solved = rng.random(30) < 0.5
-        gained = solved | (rng.random(30) < 0.1)  # 0.05 on average: one or two problems, or none
-        found = paired_difference([[s] * 4 for s in solved], [[g] * 4 for g in gained]).by_problem
-        covered += found.low <= 0.05 <= found.high
-    assert covered / SIMULATIONS >= 0.92
+@pytest.mark.parametrize(("gains", "losses"), [(1, 0), (3, 0), (4, 0), (9, 3), (30, 0), (2, 2)])
+def test_each_bound_solves_its_equation_for_single_samples(gains, losses):
+    """The squared distance of a bound is Student's, plus 3/P for each unit that only unseen flips explain."""
+    problems = 30
+    differences = np.array([1.0] * gains + [-1.0] * losses + [0.0] * (problems - gains - losses))
+    found = paired_mean(differences)
+    padded = np.append(differences, np.zeros(3))  # three problems that did not change
+    squares = (padded**2).sum() - padded.sum() ** 2 / len(padded)
+    student = 2.045230**2 * squares / (problems * (problems - 1))
+    low, high = found.by_problem.low, found.by_problem.high
+    if high < 1:
+        assert (high - found.difference) ** 2 == pytest.approx(
+            student + 3 / problems * (high - found.difference)
+        )
+    assert (found.difference - low) ** 2 == pytest.approx(student + 3 / problems * max(0.0, -low))
+    assert (low > 0) == ((gains, losses) in {(4, 0), (30, 0)})
 
 
-def test_equal_runs_do_not_claim_certainty_and_swapping_flips_the_sign():
-    same = paired_difference([[1], [0]] * 15, [[1], [0]] * 15)
-    assert same.difference == 0
-    assert same.by_problem.low < 0 < same.by_problem.high
-    a, b = [[1, 0], [0, 0]], [[1, 1], [0, 1]]
+def tango(gains, losses, problems):
+    """Tango's score interval of the difference of paired proportions, from its definition."""
+
+    def score(difference):
+        linear = (2 * problems - gains + losses) * difference - gains - losses
+        constant = -losses * difference * (1 - difference)
+        lost = (np.sqrt(linear**2 - 8 * problems * constant) - linear) / (4 * problems)
+        variance = problems * (2 * lost + difference * (1 - difference))
+        return (gains - losses - problems * difference) / np.sqrt(variance)
+
+    middle = (gains - losses) / problems
+    low = optimize.brentq(lambda x: score(x) - 1.959964, -0.9, middle - 1e-6)
+    return low, optimize.brentq(lambda x: score(x) + 1.959964, middle + 1e-6, 0.9)
+
+
+@pytest.mark.parametrize("problems", [30, 120, 500])
+@pytest.mark.parametrize(("gains", "losses"), [(1, 0), (2, 0), (4, 0), (1, 1)])
+def test_with_few_flips_the_bounds_are_within_one_flip_of_tangos(problems, gains, losses):
+    differences = np.repeat([1.0, -1.0, 0.0], [gains, losses, problems - gains - losses])
+    found = paired_mean(differences).by_problem
+    assert (found.low, found.high) == pytest.approx(tango(gains, losses, problems), abs=1 / problems)
+
+
+@given(
+    st.lists(st.integers(-8, 8), min_size=2, max_size=40),
+    st.sampled_from([1.0, 8.0, 64.0]),
+)
+def test_a_difference_is_shown_only_if_the_paired_t_test_finds_it(counts, scale):
+    differences = np.clip(np.array(counts) / scale, -1, 1)
+    found = paired_mean(differences)
+    low, high = found.by_problem.low, found.by_problem.high
+    assert -1 <= low <= found.difference <= high <= 1
+    assert low < high
+    if low > 0 or high < 0:
+        with np.errstate(divide="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # scipy's, if all differences are equal
+            assert stats.ttest_1samp(differences, 0).pvalue < 0.05
+
+
+SHIFT_MEAN = {shift: np.mean(np.clip(BETA_GRID + shift, 0, 1) - BETA_GRID) for shift in (0.0, 0.05, 0.1)}
+
+
+def shifted(rng, problems, samples, shift, runs=2000):
+    """Differences [runs, P] of two models whose rates are U-shaped, the second better by `shift` up to 1."""
+    rates = rng.beta(0.5, 0.5, (runs, problems))
+    better = np.clip(rates + shift, 0, 1)
+    return (rng.binomial(samples, better) - rng.binomial(samples, rates)) / samples
+
+
+def covered(differences, mean):
+    intervals = [paired_mean(row).by_problem for row in differences]
+    return np.mean([each.low <= mean <= each.high for each in intervals])
+
+
+def found_share(differences):
+    intervals = [paired_mean(row).by_problem for row in differences]
+    return np.mean([each.low > 0 or each.high < 0 for each in intervals])
+
+
+def exactly_covered(problems, gained, lost):
+    """The exact chance that the interval covers, if a problem gains 1 with chance `gained` and loses 1 with `lost`."""
+    gains, losses = (counts.ravel() for counts in np.mgrid[: problems + 1, : problems + 1])
+    possible = gains + losses <= problems
+    counts = np.stack([gains, losses, problems - gains - losses], axis=1)[possible]
+    chances = stats.multinomial.pmf(counts, problems, [gained, lost, 1 - gained - lost])
+    total, mean = 0.0, gained - lost
+    for (up, down, same), chance in zip(counts, chances, strict=True):
+        if chance > 1e-6:
+            interval = paired_mean(np.repeat([1.0, -1.0, 0.0], [up, down, same])).by_problem
+            total += chance * (interval.low - 1e-9 <= mean <= interval.high + 1e-9)
+    return total
+
+
+@pytest.mark.parametrize("problems", [30, 60, 120, 500])
+@pytest.mark.parametrize("samples", [4, 16, 64])
+@pytest.mark.parametrize("shift", [0.0, 0.1])
+def test_paired_intervals_cover_small_shifts(problems, samples, shift):
+    rng = np.random.default_rng([9, problems, samples])
+    assert covered(shifted(rng, problems, samples, shift, runs=4000), SHIFT_MEAN[shift]) >= 0.94
+
+
+@pytest.mark.parametrize("problems", [30, 60, 120, 500])
+@pytest.mark.parametrize("shift", [0.0, 0.05, 0.1])
+def test_paired_intervals_cover_small_shifts_with_one_sample(problems, shift):
+    better = np.clip(BETA_GRID + shift, 0, 1)
+    gained, lost = np.mean(better * (1 - BETA_GRID)), np.mean(BETA_GRID * (1 - better))
+    assert exactly_covered(problems, gained, lost) >= 0.945
+
+
+@pytest.mark.parametrize("problems", [30, 60, 120, 500])
+@pytest.mark.parametrize("expected", [0.1, 1, 2.9, 3.1, 4.5, 6, 9])
+@pytest.mark.parametrize("gains", [1.0, 0.75, 0.5])
+def test_paired_intervals_cover_rare_flips_of_decided_problems(problems, expected, gains):
+    """All samples of a problem are right or all are wrong, so that their number makes no difference."""
+    share = expected / problems
+    assert exactly_covered(problems, share * gains, share * (1 - gains)) >= 0.945
+
+
+def test_one_odd_sample_does_not_hide_that_flips_are_rare():
+    """29 decided problems and one with a single sample apart: still an interval of nearly three flips."""
+    differences = np.zeros(30)
+    differences[0] = 1 / 16
+    interval = paired_mean(differences).by_problem
+    assert interval.low < -0.08
+    assert interval.high > 0.08
+
+
+@pytest.mark.parametrize("samples", [1, 4, 16, 64])
+@pytest.mark.parametrize("problems", [30, 120])
+def test_paired_intervals_find_what_the_paired_t_test_finds(problems, samples):
+    differences = shifted(np.random.default_rng([12, samples]), problems, samples, 0.1)
+    student = np.mean(stats.ttest_1samp(differences, 0, axis=1).pvalue < 0.05)
+    assert found_share(differences) >= 0.97 * student
+    if (problems, samples) == (30, 16):
+        assert student > 0.9  # two pseudo-problems at -1 and +1 found 16 % of these
+
+
+@pytest.mark.parametrize(("problems", "samples"), [(30, 16), (120, 4), (500, 1)])
+def test_the_detectable_difference_is_found_in_four_of_five_comparisons(problems, samples):
+    rng = np.random.default_rng([13, problems])
+    same = shifted(rng, problems, samples, 0.0, runs=200)
+    sizes = [paired_mean(row).detectable for row in same]
+    # A constant shift that no problem's rate cuts off, on problems whose noise is that of the others.
+    differences = shifted(rng, problems, samples, 0.0) + np.median(sizes)
+    assert found_share(differences) == pytest.approx(0.8, abs=0.04)
+
+
+def test_the_detectable_difference_of_decided_problems_is_four_flips_in_four_of_five_comparisons():
+    size = paired_mean(np.zeros(60)).detectable
+    assert size is not None
+    differences = (np.random.default_rng(14).random((2000, 60)) < size).astype(float)
+    assert found_share(differences) == pytest.approx(0.8, abs=0.04)
+
+
+def test_one_problem_says_nothing_and_two_say_little():
+    one = paired_difference([[0] * 16], [[1] * 16])
+    assert (one.difference, one.by_problem.low, one.by_problem.high) == (1.0, -1.0, 1.0)
+    assert one.detectable is None
+    two = paired_difference([[0], [0]], [[1], [1]])
+    assert two.by_problem.low < 0
+    assert two.detectable is None
+
+
+def test_problems_that_all_change_alike_do_not_claim_certainty():
+    found = paired_difference([[0] * 4] * 30, [[1] * 4] * 30).by_problem
+    assert 0.85 < found.low < 0.93
+    assert found.high == 1.0
+
+
+def test_swapping_the_runs_flips_the_sign_and_rows_may_differ_in_length():
+    a, b = [[1, 0], [0, 0], [1]], [[1, 1, 1], [0, 1], [1]]
     one, other = paired_difference(a, b), paired_difference(b, a)
-    assert one.difference == -other.difference
+    assert one.difference == -other.difference == pytest.approx(1 / 3)
     assert one.by_problem.low == pytest.approx(-other.by_problem.high)
+    assert one.by_problem.high == pytest.approx(-other.by_problem.low)
+    assert one.detectable == other.detectable
 
 
-def test_unpaired_runs_are_refused():
+def test_unpaired_runs_and_no_problems_are_refused():
     with pytest.raises(ValueError, match="A has 1 problems and B has 2"):
         paired_difference([[1]], [[1], [1]])
+    with pytest.raises(ValueError, match="no problems"):
+        paired_difference([], [])
+    with pytest.raises(ValueError, match="no problems"):
+        paired_mean(np.array([]))
 
 
 def test_share_is_wilsons_interval():

@@ -223,6 +223,18 @@ def _comparison_table(found: Sequence[Comparison], named: bool) -> Table:
     return table
 
 
+def detectable_line(each: Comparison) -> str:
+    """What difference this comparison could have found, in a sentence."""
+    count = len(each.pairs)
+    if each.detectable is None:
+        problems = "1 problem is" if count == 1 else f"{count} problems are"
+        return f"{each.name}: {problems} too few to find a difference of any size"
+    return (
+        f"{each.name}: with {count:,} problems like these, a true difference of {100 * each.detectable:.1f} points "
+        "is found in 80 % of comparisons, a smaller one less often"
+    )
+
+
 def _shows(bounds: Sequence[float]) -> str:
     low, high = bounds
     return "B better" if low > 0 else "A better" if high < 0 else "nothing"
