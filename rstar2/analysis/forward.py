@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ from rstar2.loop.trace import Trace
 
 LOGITS = 1 << 25
 """Logits held at a time, rows times positions times vocabulary; a batch's sequence is read in pieces of that."""
-BATCH_TOKENS = {"cpu": 1 << 12, "cuda": 1 << 15}
-"""Tokens that the sequences of one batch may have together, padding included, by the kind of device. On a CPU, what a
-layer passes on then stays in the cache, which halves the time of a small model."""
+BATCH_TOKENS = 1 << 15
+"""Tokens that the sequences of one batch may have together, padding included."""
+SMALL_MODEL = 10_000_000
+"""Parameters. With fewer, a CPU computes in one thread: its threads would wait for each other more than they compute,
+many times as long if other programs run too."""
+SMALL_BATCH_TOKENS = 1 << 12
+"""As BATCH_TOKENS, of a small model on a CPU: what its layers pass on then stays in the cache."""
 
 
 def load_model(folder: Path) -> Any:
@@ -53,14 +58,26 @@ def entropies(
         For each trace shape (M,): its tokens with mask 1, in order.
     """
     found: list[NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)] * len(traces)
+    small = model.device.type == "cpu" and model.num_parameters() < SMALL_MODEL
     lengths = [len(trace.prompt_ids) + len(trace.response_ids) for trace in traces]
-    for batch in _batches(lengths, BATCH_TOKENS[model.device.type]):
-        rows = _batch_entropies(model, [traces[i] for i in batch], temperature)
-        for i, row in zip(batch, rows, strict=True):
-            found[i] = row
-        if on_done is not None:
-            on_done(len(batch))
+    with _one_thread() if small else contextlib.nullcontext():
+        for batch in _batches(lengths, SMALL_BATCH_TOKENS if small else BATCH_TOKENS):
+            rows = _batch_entropies(model, [traces[i] for i in batch], temperature)
+            for i, row in zip(batch, rows, strict=True):
+                found[i] = row
+            if on_done is not None:
+                on_done(len(batch))
     return found
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _batches(lengths: list[int], most: int) -> list[list[int]]:

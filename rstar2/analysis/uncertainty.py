@@ -294,7 +294,8 @@ class Uncertainty:
     def words(self, prose: bool) -> list[Row]:
         """The words of the prose with the largest lift above 1: their share of the uncertain tokens over that of all.
 
-        Without `prose`, what else there is by name: numbers, signs, and the words of code, answers and markup.
+        A word's class is that of most of its uncertain tokens. Without `prose`, what else there is by name: numbers,
+        signs, and the words of code, answers and markup.
         """
         word_kind = KINDS.index("word")
         keys = [key for key in self._words if (key[1] == word_kind) == prose]
@@ -304,13 +305,12 @@ class Uncertainty:
             top[word, kind] += count
             reflection[word, kind] += count * bool(self._is_reflection(np.array(place)))
         usual, every = self._words.total(), top.total()
-        share = sum(reflection[key] for key in keys) / max(1, sum(top[key] for key in keys))
         rows: list[Row] = []
         for word, kind in keys:
             tokens, count, soon = self._words[word, kind], top[word, kind], reflection[word, kind]
             lift = count * usual / (every * tokens)
             if count >= _RARE and lift > 1:
-                name = "reflection" if soon > share * count else "forking"
+                name = "reflection" if 2 * soon > count else "forking"
                 named: Row = (word, name) if prose else (word, KINDS[kind])
                 rows.append((self.label, *named, tokens, count, ratio(soon, count), number(lift)))
         return sorted(rows, key=lambda row: (-float(row[-1] or 0), row[1]))[:_MOST_WORDS]
@@ -416,19 +416,22 @@ def charts(sets: list[Uncertainty], curves: Table) -> list[Chart]:
     """The curves around the replies and calls of each set, by what became of the call."""
     drawn = []
     for each in sets:
-        kinds = ("ok", *each.failures()[:_DRAWN_FAILURES])
+        failures = each.failures()[:_DRAWN_FAILURES]
         for around, names, title in (
             ("reply", GROUPS, "entropy after a tool reply"),
-            ("reply", kinds if len(kinds) > 2 else (), "entropy after a tool reply, by kind of failure"),
+            ("reply", ("ok", *failures), "entropy after a tool reply, by kind of failure"),
             ("call", GROUPS, "entropy from the start of a call"),
         ):
-            lines: list[tuple[str, list[list[Value]]]] = [
-                (name, _points(curves, (each.label, around, name))) for name in names
-            ]
-            if any(points for _, points in lines):
+            lines = {name: _points(curves, (each.label, around, name)) for name in names}
+            if any(lines.values()) and (names == GROUPS or _tells_more(lines, failures)):
                 x = "tokens " + title.removeprefix("entropy ").partition(",")[0]
-                drawn.append(chart(curves, f"{each.label}: {title}", x, "nats", lines))
+                drawn.append(chart(curves, f"{each.label}: {title}", x, "nats", list(lines.items())))
     return drawn
+
+
+def _tells_more(lines: dict[str, list[list[Value]]], failures: list[str]) -> bool:
+    """Whether a plot by kind of failure shows anything that one of all failures does not."""
+    return len(failures) > 1 and any(lines[name] for name in failures)
 
 
 def _points(curves: Table, about: Row) -> list[list[Value]]:
