@@ -132,7 +132,7 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
         tables=[*entropy_tables, _arms(with_entropy), steps, *call_tables, *behaviour_tables],
         charts=[
             *uncertainty.charts([one.uncertainty for one in with_entropy], entropy_tables[-1]),
-            *uncertainty.step_charts(steps),
+            *uncertainty.step_charts([one.uncertainty for one in with_entropy], steps, entropy_tables[-2]),
             *calls.charts([one.calls for one in measured], call_tables[-1]),
             *behaviour.charts([one.behaviour for one in measured], behaviour_tables[-1]),
         ],

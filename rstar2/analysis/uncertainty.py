@@ -38,6 +38,7 @@ _DRAWN_FAILURES = 3
 _RARE = 5
 """Uncertain tokens that a word needs to be listed."""
 _CLASSES = ("forking word", "reflection word")
+_DRAWN_KINDS = (*_CLASSES, "code", "number")
 _NO_REPLY = -1
 _NOT_TOP = -2
 _AFTER_FAILURE = REACH + 1
@@ -54,6 +55,8 @@ class Uncertainty:
         self.sums = Sums()
         self._groups: list[str] = []
         """The problem of each trace."""
+        self._steps: list[int | None] = []
+        """The training step of each trace."""
         self._top: list[NDArray[np.int16]] = []
         """Per trace, shape (M,): _NOT_TOP, or of uncertain tokens their place as `_places` has it."""
         self._kinds: list[NDArray[np.uint8]] = []
@@ -69,6 +72,7 @@ class Uncertainty:
     ) -> None:
         """Add a trace with the entropy of each token it wrote, shape (M,)."""
         self._groups.append(trace.problem_id)
+        self._steps.append(trace.step)
         if not len(entropy):
             self._top.append(np.zeros(0, dtype=np.int16))
             self._kinds.append(np.zeros(0, dtype=np.uint8))
@@ -79,10 +83,8 @@ class Uncertainty:
             self._add_mean(group, "gap", upper - entropy)
         top = top_tokens(entropy)
         counts = np.bincount(tokens.kind, minlength=len(KINDS))
-        top_counts = np.bincount(tokens.kind[top], minlength=len(KINDS))
         self.sums.add(group, "kinds", np.bincount(tokens.kind, entropy, len(KINDS)), counts)
         self.sums.add(group, "kind shares", counts, len(entropy))
-        self.sums.add(group, "top shares", top_counts, int(top.sum()))
         prose, words = tokens.kind < len(PROSE), tokens.kind == KINDS.index("word")
         after = after_reply(tokens, trace)
         away = (after < 0) | (after >= REACH)
@@ -135,6 +137,10 @@ class Uncertainty:
     def failures(self) -> list[str]:
         """The kinds of failures that the model saw replies to, the commonest first."""
         return [kind for kind, _ in self._replies.most_common() if kind not in ("any", *GROUPS)]
+
+    def named(self, group: str) -> str:
+        """A group with the number of its replies, as legends have it."""
+        return f"{group} ({self._replies[group]:,} replies)"
 
     def _after(self, group: str, window: int, of: str = "reply") -> Estimate:
         """The mean entropy of the first tokens after the replies of a group; `of` is "words" for the words of them."""
@@ -189,15 +195,24 @@ class Uncertainty:
             if each.count
         ]
 
-    def uncertain(self) -> dict[str, Estimate]:
-        """By kind of token, and for words by class: its share of the uncertain tokens."""
+    def uncertain(self, step: int | None = None) -> dict[str, Estimate]:
+        """By kind of token, and for words by class: its share of the uncertain tokens, of one training step or all."""
         sums = Sums()
-        for group, marks, top in zip(self._groups, self.marks, self._top, strict=True):
-            if len(marks):
-                counts = np.bincount(marks, minlength=REFLECTION + 1)[FORKING:]
-                sums.add(group, "classes", counts, int((top != _NOT_TOP).sum()))
-        classes = zip(_CLASSES, sums.curve("classes"), strict=False)
-        return {**dict(classes), **dict(zip(KINDS, self.sums.curve("top shares"), strict=False))}
+        for number, (group, marks, top) in enumerate(zip(self._groups, self.marks, self._top, strict=True)):
+            if len(marks) and step in (None, self._steps[number]):
+                kinds = self._kinds[number][top != _NOT_TOP]
+                classes = np.bincount(marks, minlength=REFLECTION + 1)[FORKING:]
+                counts = np.concatenate([classes, np.bincount(kinds, minlength=len(KINDS))])
+                sums.add(group, "uncertain", counts, len(kinds))
+        return dict(zip((*_CLASSES, *KINDS), sums.curve("uncertain"), strict=False))
+
+    def uncertain_steps(self) -> list[Row]:
+        """The shares of `uncertain` at each training step."""
+        return [
+            (self.label, step, kind, *share_interval(each))
+            for step in self.steps()
+            for kind, each in self.uncertain(step).items()
+        ]
 
     def summary_of_uncertain(self) -> Row:
         found = self.uncertain()
@@ -403,6 +418,13 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
             shown="page",
         ),
         Table(
+            "entropy_uncertain_steps",
+            "What the most uncertain 20 % of the tokens are, by training step",
+            ("traces of", "step", "kind", "share", "low share", "high share"),
+            [row for each in sets for row in each.uncertain_steps()],
+            shown="file",
+        ),
+        Table(
             "entropy_around",
             "Around calls and replies",
             ("traces of", "around", "call", "offset", "tokens", *span),
@@ -422,28 +444,32 @@ def charts(sets: list[Uncertainty], curves: Table) -> list[Chart]:
             ("reply", ("ok", *failures), "entropy after a tool reply, by kind of failure"),
             ("call", GROUPS, "entropy from the start of a call"),
         ):
-            lines = {name: _points(curves, (each.label, around, name)) for name in names}
-            if any(lines.values()) and (names == GROUPS or _tells_more(lines, failures)):
+            lines = {each.named(name): _points(curves, (each.label, around, name)) for name in names}
+            # Without a second kind of failure, or if none has points enough, the first plot shows all there is.
+            if any(lines.values()) and (
+                names == GROUPS or (len(failures) > 1 and any(list(lines.values())[1:]))
+            ):
                 x = "tokens " + title.removeprefix("entropy ").partition(",")[0]
                 drawn.append(chart(curves, f"{each.label}: {title}", x, "nats", list(lines.items())))
     return drawn
-
-
-def _tells_more(lines: dict[str, list[list[Value]]], failures: list[str]) -> bool:
-    """Whether a plot by kind of failure shows anything that one of all failures does not."""
-    return len(failures) > 1 and any(lines[name] for name in failures)
 
 
 def _points(curves: Table, about: Row) -> list[list[Value]]:
     return [[row[3], *row[5:]] for row in curves.rows if row[:3] == about and int(row[4] or 0) >= _FEW]
 
 
-def step_charts(steps: Table) -> list[Chart]:
-    """The mean entropy over the training steps of each set that has several."""
-    labels = dict.fromkeys(row[0] for row in steps.rows)
-    lines = [(str(label), [[row[1], *row[3:]] for row in steps.rows if row[0] == label]) for label in labels]
-    return [
-        chart(steps, f"{name}: entropy over training", "steps", "nats", [(name, points)])
-        for name, points in lines
-        if len(points) > 1
-    ]
+def step_charts(sets: list[Uncertainty], steps: Table, shares: Table) -> list[Chart]:
+    """For each set of several training steps: the mean entropy, and what the uncertain tokens are."""
+    drawn = []
+    for each in sets:
+        entropy: list[list[Value]] = [[row[1], *row[3:]] for row in steps.rows if row[0] == each.label]
+        if len(entropy) > 1:
+            title = f"{each.label}: entropy over training"
+            drawn.append(chart(steps, title, "steps", "nats", [(each.label, entropy)]))
+            lines: list[tuple[str, list[list[Value]]]] = [
+                (kind, [[row[1], *row[3:]] for row in shares.rows if (row[0], row[2]) == (each.label, kind)])
+                for kind in _DRAWN_KINDS
+            ]
+            title = f"{each.label}: what the uncertain tokens are"
+            drawn.append(chart(shares, title, "steps", "share", lines))
+    return drawn

@@ -169,7 +169,11 @@ def test_a_kind_of_failure_with_replies_enough_has_a_curve_of_its_own(
         found.add(trace, tokens, np.full(len(tokens.words), LOW, dtype=np.float32))
     drawn = uncertainty.charts([found], uncertainty.tables([found], {"made": "exact"})[-1])
     (by_kind,) = [each for each in drawn if "by kind of failure" in each["title"]]
-    assert [line["name"] for line in by_kind["series"]] == ["ok", "NameError", "ValueError"]
+    assert [line["name"] for line in by_kind["series"]] == [
+        "ok (12 replies)",
+        "NameError (12 replies)",
+        "ValueError (12 replies)",
+    ]
 
 
 def test_the_interval_of_a_difference_knows_how_few_problems_one_side_has() -> None:
@@ -221,7 +225,7 @@ def test_the_curve_has_each_offset_of_replies_and_calls_by_outcome(measured: Unc
         "made: entropy after a tool reply",
         "made: entropy from the start of a call",
     ]
-    assert [series["name"] for series in drawn[0]["series"]] == ["ok", "failed"]
+    assert [series["name"] for series in drawn[0]["series"]] == ["ok (24 replies)", "failed (12 replies)"]
 
 
 def test_words_have_their_lift_and_their_class(measured: Uncertainty) -> None:
@@ -473,3 +477,20 @@ def test_csv_files_and_plots_are_written(tmp_path: Path) -> None:
     assert file_names(alike) == names
     draw(alike, tmp_path)
     assert all((tmp_path / name).exists() for name in names)
+
+
+def test_what_uncertain_tokens_are_is_drawn_over_the_training_steps(measured: Uncertainty) -> None:
+    tables = {table.name: table for table in uncertainty.tables([measured], {"made": "exact"})}
+    shares = tables["entropy_uncertain_steps"]
+    by_step = {(row["step"], row["kind"]): row["share"] for row in _rows(shares)}
+    for step in range(1, 7):
+        assert by_step[step, "word"] == pytest.approx(
+            by_step[step, "forking word"] + by_step[step, "reflection word"], rel=1e-4
+        )
+        assert sum(by_step[step, kind] for kind in KINDS) == pytest.approx(1, rel=1e-4)
+    steps = Table("entropy_steps", "", ("traces of", "step", "tokens", "mean", "low", "high"),
+                  [("made", step, 1, 0.5, None, None) for step in (1, 2)])  # fmt: skip
+    _, drawn = uncertainty.step_charts([measured], steps, shares)
+    assert drawn["title"] == "made: what the uncertain tokens are"
+    assert [line["name"] for line in drawn["series"]] == ["forking word", "reflection word", "code", "number"]
+    assert [point[0] for point in drawn["series"][0]["points"]] == [1, 2, 3, 4, 5, 6]
