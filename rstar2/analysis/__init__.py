@@ -3,7 +3,8 @@
 ```
 sources       which files of traces there are, and which model wrote each
 entropy       per-token entropy: forward (a model here), server (a bound), or from what the traces kept
-tokens        what each token is: prose, code, tag; where it stands beside a tool reply
+kinds         what each character is: a word, a number or a sign of the prose, code, a tag
+tokens        the same of each token, and where it stands beside a tool reply
 stored        the entropies beside the traces, in a compact file
 uncertainty · calls · behaviour    the tables, each from traces one at a time
 estimates     means with intervals, clustered by problem

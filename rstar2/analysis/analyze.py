@@ -132,7 +132,7 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
         tables=[*entropy_tables, _arms(with_entropy), steps, *call_tables, *behaviour_tables],
         charts=[
             *uncertainty.charts([one.uncertainty for one in with_entropy], entropy_tables[-1]),
-            *uncertainty.step_charts(steps),
+            *uncertainty.step_charts([one.uncertainty for one in with_entropy], steps, entropy_tables[-2]),
             *calls.charts([one.calls for one in measured], call_tables[-1]),
             *behaviour.charts([one.behaviour for one in measured], behaviour_tables[-1]),
         ],
@@ -293,7 +293,7 @@ class _Set:
             self.kind = ""
         if not self.kind:
             return
-        marks = self.uncertainty.marks(self.uncertainty.window())
+        marks = self.uncertainty.marks
         start = 0
         for path, held in files:
             end = start + len(held.sizes)
@@ -374,17 +374,7 @@ def _arms(sets: list[_Set]) -> Table:
             ours, theirs = a.uncertainty.compared(), b.uncertainty.compared()
             for name in (name for name in ours if name in theirs):
                 difference = theirs[name].minus_independent(ours[name])
-                values = (number(ours[name].value), number(theirs[name].value))
-                rows.append((a.set.label, b.set.label, *name, *values, *interval(difference)))
-    columns = (
-        "first",
-        "second",
-        "what",
-        "first tokens",
-        "in first",
-        "in second",
-        "difference",
-        "low",
-        "high",
-    )
+                values = (ours[name].value, theirs[name].value, difference.value, difference.half)
+                rows.append((a.set.label, b.set.label, *name, *map(number, values)))
+    columns = ("first", "second", "what", "first tokens", "in first", "in second", "difference", "±")
     return Table("entropy_arms", "Two runs side by side", columns, rows)

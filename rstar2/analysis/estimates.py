@@ -23,19 +23,21 @@ class Estimate:
     """How many values were averaged; of a difference the smaller number."""
     influence: Floats
     """Shape (G,): how much each problem moves the value; the variance is that of their sum."""
+    problems: int
+    """How many problems have values; of a difference the smaller number."""
 
     @property
     def half(self) -> float:
-        """Half the width of the interval of confidence LEVEL; NaN with fewer than two problems.
+        """Half the width of the interval of confidence LEVEL; NaN with fewer than two problems, or if all are alike.
 
         The cluster-robust variance of a ratio of sums, with Student's t (Cochran, Sampling Techniques, 3rd edition,
-        section 6.3).
+        section 6.3). A difference has the degrees of freedom of the side with fewer problems: three replies say little,
+        however many they are compared with.
         """
-        moved = self.influence[self.influence != 0]
-        if len(moved) < 2:
+        if self.problems < 2 or not self.influence.any():
             return float("nan")
-        error = float(np.sqrt(len(moved) / (len(moved) - 1) * (moved**2).sum()))
-        return float(special.stdtrit(len(moved) - 1, 0.5 + LEVEL / 2)) * error
+        error = float(np.sqrt(self.problems / (self.problems - 1) * (self.influence**2).sum()))
+        return float(special.stdtrit(self.problems - 1, 0.5 + LEVEL / 2)) * error
 
     @property
     def low(self) -> float:
@@ -47,23 +49,24 @@ class Estimate:
 
     def __sub__(self, other: Estimate) -> Estimate:
         """The difference of two estimates over the same problems, in the same order."""
-        return Estimate(
-            self.value - other.value, min(self.count, other.count), self.influence - other.influence
-        )
+        return self._minus(other, self.influence - other.influence)
 
     def minus_independent(self, other: Estimate) -> Estimate:
         """The difference of two estimates from different runs."""
-        influence = np.concatenate([self.influence, -other.influence])
-        return Estimate(self.value - other.value, min(self.count, other.count), influence)
+        return self._minus(other, np.concatenate([self.influence, -other.influence]))
+
+    def _minus(self, other: Estimate, influence: Floats) -> Estimate:
+        count, problems = min(self.count, other.count), min(self.problems, other.problems)
+        return Estimate(self.value - other.value, count, influence, problems)
 
 
 def mean(sums: Floats, counts: Floats) -> Estimate:
     """The mean of values of which each problem has `counts` that sum to `sums`; both of shape (G,)."""
     total = float(counts.sum())
     if not total:
-        return Estimate(float("nan"), 0, np.zeros(len(sums)))
+        return Estimate(float("nan"), 0, np.zeros(len(sums)), 0)
     value = float(sums.sum()) / total
-    return Estimate(value, int(total), (sums - value * counts) / total)
+    return Estimate(value, int(total), (sums - value * counts) / total, int(np.count_nonzero(counts)))
 
 
 class Sums:
@@ -76,9 +79,11 @@ class Sums:
     def add(self, group: str, cell: str, values: ArrayLike, counts: ArrayLike = 1) -> None:
         """Add to a cell, of shape (K,) or a single value, from a trace of the problem `group`."""
         number = self._groups.setdefault(group, len(self._groups))
-        added = np.stack(np.broadcast_arrays(np.atleast_1d(values), counts)).astype(np.float64)
         rows = self._cells.setdefault(cell, {})
-        rows[number] = rows[number] + added if number in rows else added
+        if number not in rows:
+            rows[number] = np.zeros((2, np.size(values)))
+        rows[number][0] += values
+        rows[number][1] += counts
 
     def cells(self) -> list[str]:
         return list(self._cells)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ LOGITS = 1 << 25
 """Logits held at a time, rows times positions times vocabulary; a batch's sequence is read in pieces of that."""
 BATCH_TOKENS = 1 << 15
 """Tokens that the sequences of one batch may have together, padding included."""
+SMALL_MODEL = 10_000_000
+"""Parameters. With fewer, a CPU computes in one thread: its threads would wait for each other more than they compute,
+many times as long if other programs run too."""
+SMALL_BATCH_TOKENS = 1 << 12
+"""As BATCH_TOKENS, of a small model on a CPU: what its layers pass on then stays in the cache."""
 
 
 def load_model(folder: Path) -> Any:
@@ -52,20 +58,33 @@ def entropies(
         For each trace shape (M,): its tokens with mask 1, in order.
     """
     found: list[NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)] * len(traces)
-    for batch in _batches([len(trace.prompt_ids) + len(trace.response_ids) for trace in traces]):
-        rows = _batch_entropies(model, [traces[i] for i in batch], temperature)
-        for i, row in zip(batch, rows, strict=True):
-            found[i] = row
-        if on_done is not None:
-            on_done(len(batch))
+    small = model.device.type == "cpu" and model.num_parameters() < SMALL_MODEL
+    lengths = [len(trace.prompt_ids) + len(trace.response_ids) for trace in traces]
+    with _one_thread() if small else contextlib.nullcontext():
+        for batch in _batches(lengths, SMALL_BATCH_TOKENS if small else BATCH_TOKENS):
+            rows = _batch_entropies(model, [traces[i] for i in batch], temperature)
+            for i, row in zip(batch, rows, strict=True):
+                found[i] = row
+            if on_done is not None:
+                on_done(len(batch))
     return found
 
 
-def _batches(lengths: list[int]) -> list[list[int]]:
-    """Indices by length, in groups whose longest times their number is at most BATCH_TOKENS, or alone."""
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _batches(lengths: list[int], most: int) -> list[list[int]]:
+    """Indices by length, in groups whose longest times their number is at most `most`, or alone."""
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if not batches or (len(batches[-1]) + 1) * lengths[i] > BATCH_TOKENS:
+        if not batches or (len(batches[-1]) + 1) * lengths[i] > most:
             batches.append([])
         batches[-1].append(i)
     return batches

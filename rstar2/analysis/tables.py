@@ -64,7 +64,9 @@ def text_of(column: str, value: Value) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:.1%}" if column.endswith("share") else f"{value:.4g}"
+        if column.endswith("share"):
+            return f"{value:.1%}"
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
     return str(value)
 
 

@@ -1,36 +1,28 @@
-"""Says of each token that a model wrote what it is (prose, code, tag) and where it stands beside tool calls."""
+"""Says of each token that a model wrote what it is (a word, code, a tag) and where it stands beside tool calls."""
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rstar2.analysis.calls import failure_kind
+from rstar2.analysis.kinds import KINDS, kinds_of, words_of
 from rstar2.errors import UserError
 from rstar2.loop.trace import Trace, Turn
-from rstar2.loop.turns import tags
 
-KINDS = ("prose", "code", "call", "answer", "tag")
-"""call: the JSON around a call's code. answer: inside <answer>. tag: the tags themselves and the end of a turn."""
-NUMBER = "<number>"
 REACH = 64
 """Tokens looked at on each side of a call and of a reply."""
 
-_WORD = re.compile(r"[^\W\d_]+(?:[-'][^\W\d_]+)*|\d+|[^\w\s]|_+")
 _REPLACED = "\ufffd"
 """What a tokenizer gives for a part of a character."""
 _LONGEST_CHARACTER = 6
 """Tokens that one character, or several joined ones, may be spread over."""
 _MAY_DIFFER = 2
 """Turns that may read otherwise than their traces say, however few there are; of many a tenth."""
-
-Outcome = Literal["ok", "failed"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,7 @@ class WrittenTokens:
     A turn's first token also stands for what the chat template had written of the turn, where the text has that.
     """
     words: list[str]
-    """The word or sign that each token begins or is part of, in small letters; NUMBER; empty for white space."""
+    """The word or sign that each token begins or is part of, as `rstar2.analysis.kinds.words_of` names it."""
 
 
 class TokenReader:
@@ -57,7 +49,15 @@ class TokenReader:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._special = {
+            token_id: str(token)
+            for token_id, token in tokenizer.added_tokens_decoder.items()
+            if token.special
+        }
         self._texts: dict[int, str] = {}
+        """By token, its text inside a turn."""
+        self._first_texts: dict[int, str] = {}
+        """By token, its text at the beginning of a turn."""
         # Decoders drop the space before a text's first word: other tokens are decoded after this one.
         self._before = list(tokenizer.encode("a", add_special_tokens=False))[-1:]
         self._text_before = self._decode(self._before)
@@ -86,44 +86,43 @@ class TokenReader:
             turn=np.repeat(np.arange(len(turns), dtype=np.int32), sizes),
             place=np.concatenate([np.arange(n, dtype=np.int32) for n in sizes] or [np.zeros(0, np.int32)]),
             kind=np.concatenate([kinds for kinds, _, _ in turns] or [np.zeros(0, np.uint8)]),
-            characters=np.array([n for _, lengths, _ in turns for n in lengths], dtype=np.uint16),
+            characters=np.concatenate([lengths for _, lengths, _ in turns] or [np.zeros(0, np.uint16)]),
             words=[word for _, _, words in turns for word in words],
         )
 
-    def _turn(self, trace: Trace, turn: Turn) -> tuple[NDArray[np.uint8], list[int], list[str]]:
+    def _turn(self, trace: Trace, turn: Turn) -> tuple[NDArray[np.uint8], NDArray[np.uint16], list[str]]:
         """The kind, the characters and the word of each token of a turn."""
-        texts = self.texts(trace.response_ids[turn.start : turn.end])
+        ids = trace.response_ids[turn.start : turn.end]
+        texts, holders = self.texts(ids)
+        if not turn.tagged:
+            self._add_special(texts, ids, turn.text)
         text = "".join(texts)
         started = self._started(trace, text, turn.text)
-        ends = list(accumulate(map(len, texts)))
+        lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         # The first letter decides: a token may begin with the space before its word.
-        firsts = [
-            end - len(piece.lstrip()) if piece.strip() else end - len(piece)
-            for piece, end in zip(texts, ends, strict=True)
-        ]
-        spans = list(_spans(turn, started))
-        starts = [start for start, _ in spans]
-        kinds = np.array(
-            [spans[bisect_right(starts, first) - 1][1] if piece else KINDS.index("tag")
-             for first, piece in zip(firsts, texts, strict=True)],
-            dtype=np.uint8,
-        )  # fmt: skip
-        found = [(match.start(), match.end(), _named(match[0])) for match in _WORD.finditer(text)]
-        begins = [begin for begin, _, _ in found]
-        words = []
-        for first, piece in zip(firsts, texts, strict=True):
-            at = bisect_right(begins, first) - 1
-            inside = piece.strip() and at >= 0 and first < found[at][1]
-            words.append(found[at][2] if inside else "")
-        lengths = [len(piece) for piece in texts]
-        lengths[:1] = [started + length for length in lengths[:1]]
-        return kinds, lengths, words
+        spaces = [len(piece) - len(piece.lstrip()) if not piece.isspace() else 0 for piece in texts]
+        firsts = np.cumsum(lengths) - lengths + np.array(spaces, dtype=np.int64)
+        firsts, silent = firsts[holders], (lengths == 0)[holders]
+        kinds = np.append(kinds_of(turn)[started:], np.uint8(KINDS.index("tag")))
+        names, places = words_of(text)
+        word_of = np.append(places, np.int32(-1))[np.minimum(firsts, len(places))]
+        lengths[:1] += started
+        return (
+            np.where(silent, np.uint8(KINDS.index("tag")), kinds[np.minimum(firsts, len(kinds) - 1)]),
+            lengths.astype(np.uint16),
+            [names[place] for place in np.where(silent, -1, word_of).tolist()],
+        )
 
-    def texts(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token; special tokens have none, and a character over several tokens is the first one's."""
-        texts = [self._text(token_id) for token_id in token_ids]
+    def texts(self, token_ids: Sequence[int]) -> tuple[list[str], NDArray[np.int64]]:
+        """The text of each token; special tokens have none, and a character over several tokens is the first one's.
+
+        Also returns for each token which one holds its text: itself, or the first of those that spell a character.
+        """
+        known = self._texts
+        texts = [known[token_id] if token_id in known else self._text(token_id) for token_id in token_ids]
+        holders = np.arange(len(texts))
         first = next((i for i, text in enumerate(texts) if text), 0)
-        texts[first : first + 1] = [self._decode(token_ids[first : first + 1])]
+        texts[first : first + 1] = [self._first_text(token_id) for token_id in token_ids[first : first + 1]]
         for i, text in enumerate(texts):
             if _REPLACED not in text:
                 continue
@@ -131,13 +130,19 @@ class TokenReader:
                 joined = self._inside(token_ids[i:end]) if i > first else self._decode(token_ids[i:end])
                 if _REPLACED not in joined:
                     texts[i:end] = [joined, *[""] * (end - i - 1)]
+                    holders[i:end] = i
                     break
-        return texts
+        return texts, holders
 
     def _text(self, token_id: int) -> str:
         if token_id not in self._texts:
             self._texts[token_id] = self._inside([token_id])
         return self._texts[token_id]
+
+    def _first_text(self, token_id: int) -> str:
+        if token_id not in self._first_texts:
+            self._first_texts[token_id] = self._decode([token_id])
+        return self._first_texts[token_id]
 
     def _inside(self, token_ids: Sequence[int]) -> str:
         """The text of tokens that are not the first of a turn."""
@@ -145,6 +150,15 @@ class TokenReader:
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def _add_special(self, texts: list[str], token_ids: Sequence[int], written: str) -> None:
+        """Give special tokens their text, which a family's turn has, but not to those that end the turn."""
+        for place, token_id in enumerate(token_ids):
+            texts[place] = self._special.get(token_id, texts[place])
+        for place in reversed(range(len(texts))):
+            if token_ids[place] not in self._special or written.endswith(texts[place]):
+                return
+            texts[place] = ""
 
     def _started(self, trace: Trace, text: str, written: str) -> int:
         """The characters at the beginning of a turn that the chat template wrote, not the model."""
@@ -156,6 +170,17 @@ class TokenReader:
                 f"a turn of {trace.problem_id} as {text[:40]!r}, the trace says {written[:40]!r}"
             )
         return 0
+
+
+def outcome(turn: Turn) -> str:
+    """What became of a turn's calls: `ok`, `lost`, or how the first one failed (`failure_kind`); empty without calls.
+
+    A call that the judge lost says nothing about the model, so the whole turn counts as lost.
+    """
+    kinds = [failure_kind(call) for call in turn.calls]
+    if "lost" in kinds:
+        return "lost"
+    return next((kind for kind in kinds if kind != "ok"), "ok" if kinds else "")
 
 
 def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:
@@ -183,54 +208,24 @@ class Event:
     """The first token of the turn with the call."""
     last: int
     """One past the last token of the turn after the reply."""
-    outcome: Outcome
+    outcome: str
+    """`ok`, or how the call failed."""
 
 
 def events(tokens: WrittenTokens, trace: Trace) -> Iterator[Event]:
-    """The calls that the model saw a reply to; of several in a turn the first, failed where one of them did.
+    """The calls that the model saw a reply to; of several in a turn the first, with the `outcome` of all of them.
 
-    Calls that the judge lost are left out.
+    Turns with a call that the judge lost are left out.
     """
     ends = np.searchsorted(tokens.turn, np.arange(len(trace.turns)), side="right")
     for number, turn in enumerate(trace.turns[:-1]):
-        calls = [call for call in turn.calls if call.status != "lost"]
-        if not calls or len(calls) < len(turn.calls):
+        became = outcome(turn)
+        if became in ("", "lost"):
             continue
         first, reply, last = int(ends[number - 1]) if number else 0, int(ends[number]), int(ends[number + 1])
-        inside = np.isin(tokens.kind[first:reply], [KINDS.index("call"), KINDS.index("code")])
+        inside = tokens.kind[first:reply] == KINDS.index("call")
         # The tag before the call's JSON is its first token, unless one token holds both.
         begins = int(inside.argmax()) if inside.any() else reply - first
         if begins and tokens.kind[first + begins - 1] == KINDS.index("tag"):
             begins -= 1
-        outcome: Outcome = "failed" if any(call.failed for call in calls) else "ok"
-        yield Event(first + begins, reply, first, last, outcome)
-
-
-def _named(word: str) -> str:
-    return NUMBER if word.isdigit() else word.lower()
-
-
-def _spans(turn: Turn, started: int) -> Iterator[tuple[int, int]]:
-    """Where each stretch of a turn's text begins, in order, and its kind; what lies between two parts are tags.
-
-    Places are counted without the first `started` characters, which the chat template wrote.
-    """
-    yield 0, KINDS.index("tag")
-    calls = iter(turn.calls)
-    for kind, start, end in turn.read_parts():
-        begins, ends = max(start - started, 0), end - started
-        if ends <= 0:
-            continue
-        if kind != "call":
-            yield begins, KINDS.index("answer" if kind == "answer" else "prose")
-        else:
-            call = turn.text[start:end]
-            inside_start, inside_end = tags.inside_call(call)
-            yield begins, KINDS.index("tag")
-            yield begins + inside_start, KINDS.index("call")
-            record = next(calls, None)
-            if code := tags.code_span(call, record.code if record else None):
-                yield begins + code[0], KINDS.index("code")
-                yield begins + code[1], KINDS.index("call")
-            yield begins + inside_end, KINDS.index("tag")
-        yield ends, KINDS.index("tag")
+        yield Event(first + begins, reply, first, last, became)

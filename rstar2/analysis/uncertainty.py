@@ -1,67 +1,95 @@
 """The tables of entropy of one set of traces: by kind of token, around calls and replies, by verdict, word and step.
 
-The uncertain tokens of a trace are its top 20 % by entropy (arXiv 2508.20722, section on analysis). Those within k
-tokens after a tool reply are reflection tokens, the others forking tokens; k is found from the curve of the mean
-entropy after replies.
+The uncertain tokens of a trace are its top 20 % by entropy. The paper speaks of words (arXiv 2508.20722, section on
+analysis): uncertain words within k tokens after a tool reply are reflection words, all others forking words. k is found
+from the curve of the mean entropy after replies, once for calls that were right and once for those that failed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rstar2.analysis.estimates import Estimate, Sums
+from rstar2.analysis.kinds import KINDS, PROSE
 from rstar2.analysis.stored import FORKING, REFLECTION
-from rstar2.analysis.tables import Chart, Row, Table, chart, interval, number, ratio
-from rstar2.analysis.tokens import KINDS, REACH, WrittenTokens, after_reply, events
+from rstar2.analysis.tables import Chart, Row, Table, Value, chart, interval, number, ratio, share_interval
+from rstar2.analysis.tokens import REACH, WrittenTokens, after_reply, events, outcome
 from rstar2.loop.trace import Trace
 
 TOP_SHARE = 0.2
-OUTCOMES = ("ok", "failed")
+Group = Literal["ok", "failed"]
+GROUPS: tuple[Group, ...] = ("ok", "failed")
+"""Replies by what became of the call."""
 WINDOW = 8
 """Tokens after a reply that are compared beside the first one and the first k, which differs between sets."""
 _USUAL = 0.1
 """Share of the replies that must have a token at a place for the place to count in k."""
 _FEW = 10
-"""Tokens that a point of a drawn curve needs; the CSV file has all."""
+"""Replies that a group needs for a k of its own, and tokens that a point of a drawn curve needs."""
 _MOST_WORDS = 20
+_MOST_FAILURES = 8
+"""Kinds of failures whose replies a table lists for each set of traces."""
+_DRAWN_FAILURES = 3
 _RARE = 5
 """Uncertain tokens that a word needs to be listed."""
+_CLASSES = ("forking word", "reflection word")
+_DRAWN_KINDS = (*_CLASSES, "code", "number")
+_NO_REPLY = -1
 _NOT_TOP = -2
+_AFTER_FAILURE = REACH + 1
+"""Added to the place of a token after a failed reply, so that one number says both."""
 
 Numbers = NDArray[np.float32]
 
 
 class Uncertainty:
-    """Takes the traces of a set one at a time; the tables are those of all so far."""
+    """Takes the traces of a set one at a time; the tables are those of all, once they have all been added."""
 
     def __init__(self, label: str) -> None:
         self.label = label
         self.sums = Sums()
-        self._top: list[NDArray[np.int8]] = []
-        """Per trace, shape (M,): _NOT_TOP, or of uncertain tokens the place after a reply, at most REACH; else -1."""
+        self._groups: list[str] = []
+        """The problem of each trace."""
+        self._steps: list[int | None] = []
+        """The training step of each trace."""
+        self._top: list[NDArray[np.int16]] = []
+        """Per trace, shape (M,): _NOT_TOP, or of uncertain tokens their place as `_places` has it."""
+        self._kinds: list[NDArray[np.uint8]] = []
+        """Per trace, shape (M,)."""
         self._words: Counter[tuple[str, int]] = Counter()
         self._top_words: Counter[tuple[str, int, int]] = Counter()
-        """By word, kind and place after a reply."""
+        """By word, kind and place."""
+        self._replies: Counter[str] = Counter()
+        """By what became of the call."""
 
     def add(
         self, trace: Trace, tokens: WrittenTokens, entropy: Numbers, upper: Numbers | None = None
     ) -> None:
         """Add a trace with the entropy of each token it wrote, shape (M,)."""
+        self._groups.append(trace.problem_id)
+        self._steps.append(trace.step)
         if not len(entropy):
-            self._top.append(np.zeros(0, dtype=np.int8))
+            self._top.append(np.zeros(0, dtype=np.int16))
+            self._kinds.append(np.zeros(0, dtype=np.uint8))
             return
         group = trace.problem_id
-        after = after_reply(tokens, trace)
         self._add_mean(group, "all", entropy)
         if upper is not None:
             self._add_mean(group, "gap", upper - entropy)
-        for index, kind in enumerate(KINDS):
-            self._add_mean(group, f"kind {kind}", entropy[tokens.kind == index])
-        prose = tokens.kind == KINDS.index("prose")
-        self._add_mean(group, "elsewhere", entropy[prose & ((after < 0) | (after >= REACH))])
+        top = top_tokens(entropy)
+        counts = np.bincount(tokens.kind, minlength=len(KINDS))
+        self.sums.add(group, "kinds", np.bincount(tokens.kind, entropy, len(KINDS)), counts)
+        self.sums.add(group, "kind shares", counts, len(entropy))
+        prose, words = tokens.kind < len(PROSE), tokens.kind == KINDS.index("word")
+        after = after_reply(tokens, trace)
+        away = (after < 0) | (after >= REACH)
+        self._add_mean(group, "elsewhere", entropy[prose & away])
+        self._add_mean(group, "elsewhere words", entropy[words & away])
         verdict = "correct" if trace.correct else "not correct"
         if trace.verdict is not None:
             self._add_mean(group, f"verdict {verdict}", entropy)
@@ -71,68 +99,136 @@ class Uncertainty:
         begun = entropy[tokens.turn == 0][:REACH]
         missing = REACH - len(begun)
         self.sums.add(group, "start", np.pad(begun, (0, missing)), np.pad(np.ones_like(begun), (0, missing)))
-        self._add_curves(trace, tokens, entropy)
-        self._add_words(tokens, np.minimum(after, REACH), top_tokens(entropy))
+        self._add_curves(trace, tokens, entropy, words)
+        self._add_words(tokens, _places(tokens, trace, after), top)
 
     def _add_mean(self, group: str, cell: str, values: Numbers) -> None:
         if len(values):
             self.sums.add(group, cell, float(values.sum(dtype=np.float64)), len(values))
 
-    def _add_curves(self, trace: Trace, tokens: WrittenTokens, entropy: Numbers) -> None:
+    def _add_curves(
+        self, trace: Trace, tokens: WrittenTokens, entropy: Numbers, words: NDArray[np.bool_]
+    ) -> None:
         for event in events(tokens, trace):
+            groups = ("any", "ok") if event.outcome == "ok" else ("any", "failed", event.outcome)
+            self._replies.update(groups)
             for name, centre in (("call", event.call), ("reply", event.reply)):
                 low, high = max(event.first, centre - REACH), min(event.last, centre + REACH)
+                at = slice(low - centre + REACH, high - centre + REACH)
                 values, counts = np.zeros(2 * REACH), np.zeros(2 * REACH)
-                places = slice(low - centre + REACH, high - centre + REACH)
-                values[places], counts[places] = entropy[low:high], 1
-                self.sums.add(trace.problem_id, f"{name} {event.outcome}", values, counts)
-                self.sums.add(trace.problem_id, name, values, counts)
+                values[at], counts[at] = entropy[low:high], 1
+                for group in groups:
+                    self.sums.add(trace.problem_id, f"{name} {group}", values, counts)
+                if name == "reply":
+                    counts[at] = words[low:high]
+                    self.sums.add(trace.problem_id, f"words {groups[1]}", values * counts, counts)
 
-    def _add_words(self, tokens: WrittenTokens, after: NDArray[np.int32], top: NDArray[np.bool_]) -> None:
-        self._top.append(np.where(top, after, _NOT_TOP).astype(np.int8))
+    def _add_words(self, tokens: WrittenTokens, places: NDArray[np.int16], top: NDArray[np.bool_]) -> None:
+        self._top.append(np.where(top, places, np.int16(_NOT_TOP)))
+        self._kinds.append(tokens.kind)
         kinds = tokens.kind.tolist()
         self._words.update((word, kind) for word, kind in zip(tokens.words, kinds, strict=True) if word)
-        for i in np.flatnonzero(top).tolist():
-            if tokens.words[i]:
-                self._top_words[tokens.words[i], kinds[i], int(after[i])] += 1
+        self._top_words.update(
+            (tokens.words[i], kinds[i], place)
+            for i, place in zip(np.flatnonzero(top).tolist(), places[top].tolist(), strict=True)
+            if tokens.words[i]
+        )
 
-    def window(self) -> int:
-        """k: how many tokens after a reply are more uncertain than prose elsewhere; 0 where they are not.
+    def failures(self) -> list[str]:
+        """The kinds of failures that the model saw replies to, the commonest first."""
+        return [kind for kind, _ in self._replies.most_common() if kind not in ("any", *GROUPS)]
+
+    def named(self, group: str) -> str:
+        """A group with the number of its replies, as legends have it."""
+        return f"{group} ({self._replies[group]:,} replies)"
+
+    def _after(self, group: str, window: int, of: str = "reply") -> Estimate:
+        """The mean entropy of the first tokens after the replies of a group; `of` is "words" for the words of them."""
+        return self.sums.estimate(f"{of} {group}", slice(REACH, REACH + window))
+
+    @cached_property
+    def windows(self) -> dict[Group, int]:
+        """k by group: how many tokens after a reply are more uncertain than prose elsewhere; 0 if they are not.
 
         The number of first tokens whose excess over the mean elsewhere adds up to the most, as far as one reply in ten
-        still has tokens: the few that run on longer are not like the others.
+        still has tokens: the few that run on longer are not like the others. A group of fewer than _FEW replies has the
+        k of all of them together.
         """
+        return {group: self._window(group if self._replies[group] >= _FEW else "any") for group in GROUPS}
+
+    def _window(self, group: str) -> int:
         elsewhere = self.sums.estimate("elsewhere").value
-        curve = self.sums.curve("reply")[REACH:]
+        curve = self.sums.curve(f"reply {group}")[REACH:]
         usual = [each for each in curve if each.count >= max(1, _USUAL * curve[0].count)]
         total = np.cumsum([each.count * (each.value - elsewhere) for each in usual])
         return int(total.argmax()) + 1 if len(total) and total.max() > 0 else 0
 
-    def marks(self, k: int) -> list[NDArray[np.uint8]]:
-        """For each trace, shape (M,): FORKING, REFLECTION or 0."""
+    def _is_reflection(self, places: NDArray[np.int16]) -> NDArray[np.bool_]:
+        """Whether each of these places lies within k tokens after a reply."""
+        ok, failed = self.windows["ok"], self.windows["failed"]
+        after_ok = (places >= 0) & (places < ok)
+        return after_ok | ((places >= _AFTER_FAILURE) & (places < _AFTER_FAILURE + failed))
+
+    @cached_property
+    def marks(self) -> list[NDArray[np.uint8]]:
+        """For each trace, shape (M,): FORKING or REFLECTION for uncertain words, 0 for all other tokens."""
         return [
-            np.where(top == _NOT_TOP, 0, np.where((top >= 0) & (top < k), REFLECTION, FORKING)).astype(
-                np.uint8
+            np.where(
+                (top == _NOT_TOP) | (kinds != KINDS.index("word")),
+                np.uint8(0),
+                np.where(self._is_reflection(top), np.uint8(REFLECTION), np.uint8(FORKING)),
             )
-            for top in self._top
+            for top, kinds in zip(self._top, self._kinds, strict=True)
         ]
 
     def summary(self) -> Row:
-        """Mean entropy with its interval, the gap of a bound, k, and the share of reflection in uncertain tokens."""
-        k = self.window()
-        marks = self.marks(k)
-        reflection = sum(int((each == REFLECTION).sum()) for each in marks)
-        top = sum(int((each > 0).sum()) for each in marks)
+        """Mean entropy with its interval, the gap of a bound, and k after replies to ok and to failed calls."""
         every = self.sums.estimate("all")
         gap = number(self.sums.estimate("gap").value)
-        return (len(self._top), every.count, *interval(every), gap, k, ratio(reflection, top))
+        k = (self.windows[group] if self._replies[group] else None for group in GROUPS)
+        return (len(self._top), every.count, *interval(every), gap, *k)
 
     def kinds(self) -> list[Row]:
         return [
             (self.label, kind, each.count, *interval(each))
-            for kind in KINDS
-            if (each := self.sums.estimate(f"kind {kind}")).count
+            for kind, each in zip(KINDS, self.sums.curve("kinds"), strict=False)
+            if each.count
         ]
+
+    def uncertain(self, step: int | None = None) -> dict[str, Estimate]:
+        """By kind of token, and for words by class: its share of the uncertain tokens, of one training step or all."""
+        sums = Sums()
+        for number, (group, marks, top) in enumerate(zip(self._groups, self.marks, self._top, strict=True)):
+            if len(marks) and step in (None, self._steps[number]):
+                kinds = self._kinds[number][top != _NOT_TOP]
+                classes = np.bincount(marks, minlength=REFLECTION + 1)[FORKING:]
+                counts = np.concatenate([classes, np.bincount(kinds, minlength=len(KINDS))])
+                sums.add(group, "uncertain", counts, len(kinds))
+        return dict(zip((*_CLASSES, *KINDS), sums.curve("uncertain"), strict=False))
+
+    def uncertain_steps(self) -> list[Row]:
+        """The shares of `uncertain` at each training step."""
+        return [
+            (self.label, step, kind, *share_interval(each))
+            for step in self.steps()
+            for kind, each in self.uncertain(step).items()
+        ]
+
+    def summary_of_uncertain(self) -> Row:
+        found = self.uncertain()
+        return (self.label, *(number(found[kind].value) for kind in (*_CLASSES, *KINDS[1:])))
+
+    def shares(self) -> list[Row]:
+        """By kind of token, and for words by class: its share of all tokens and of the uncertain ones."""
+        usual = dict(zip(KINDS, self.sums.curve("kind shares"), strict=False))
+        rows: list[Row] = []
+        for kind, top in self.uncertain().items():
+            every = usual[kind].value if kind in usual else float("nan")
+            if every != 0:
+                rows.append(
+                    (self.label, kind, number(every), *share_interval(top), number(top.value / every))
+                )
+        return rows
 
     def verdicts(self) -> list[Row]:
         rows: list[Row] = []
@@ -149,29 +245,59 @@ class Uncertainty:
         """By what is compared and over how many tokens: the entropy after tool replies with that elsewhere."""
         compared: dict[tuple[str, int | None], Estimate] = {}
         elsewhere = self.sums.estimate("elsewhere")
-        for window in sorted({1, WINDOW, self.window() or WINDOW}):
-            after = slice(REACH, REACH + window)
-            ok, failed = (self.sums.estimate(f"reply {outcome}", after) for outcome in OUTCOMES)
-            start = self.sums.estimate("start", slice(window))
-            compared |= {
-                ("ok reply − elsewhere", window): ok - elsewhere,
-                ("failed reply − elsewhere", window): failed - elsewhere,
-                ("any reply − start of trace", window): self.sums.estimate("reply", after) - start,
-                ("failed reply − ok reply", window): failed - ok,
-            }
+        for group in GROUPS:
+            for window in sorted({1, WINDOW, self.windows[group] or WINDOW}):
+                compared[f"{group} reply − elsewhere", window] = self._after(group, window) - elsewhere
+        for window in sorted({1, WINDOW, self.windows["failed"] or WINDOW}):
+            compared["failed reply − ok reply", window] = self._after("failed", window) - self._after(
+                "ok", window
+            )
+        ok, failed = (self._after(group, WINDOW, "words") for group in GROUPS)
+        other = self.sums.estimate("elsewhere words")
+        start = self.sums.estimate("start", slice(WINDOW))
+        compared |= {
+            ("ok reply − elsewhere, words", WINDOW): ok - other,
+            ("failed reply − elsewhere, words", WINDOW): failed - other,
+            ("failed reply − ok reply, words", WINDOW): failed - ok,
+            ("any reply − start of trace", WINDOW): self._after("any", WINDOW) - start,
+        }
         return {name: each for name, each in compared.items() if each.count}
 
+    def outcomes(self) -> list[Row]:
+        """By what became of the call, each kind of failure apart: the first WINDOW tokens after the reply."""
+        elsewhere, ok = self.sums.estimate("elsewhere"), self._after("ok", WINDOW)
+        rows: list[Row] = []
+        kinds = self.failures()[:_MOST_FAILURES]
+        for name in (*GROUPS, *(kinds if len(kinds) > 1 else [])):
+            after = self._after(name, WINDOW)
+            over = [after - elsewhere, *([after - ok] if name != "ok" else [])]
+            columns = [(number(each.value), number(each.half)) for each in over]
+            if after.count:
+                row = (self.label, name, self._replies[name])
+                rows.append((*row, *columns[0], *(columns[1] if len(over) > 1 else (None, None))))
+        return rows
+
     def compared(self) -> dict[tuple[str, int | None], Estimate]:
-        """What is compared between two sets: the mean entropy of all tokens and of prose, and the contrasts."""
-        means = {"all tokens": self.sums.estimate("all"), "prose": self.sums.estimate("kind prose")}
-        return {**{(name, None): each for name, each in means.items() if each.count}, **self.contrasts()}
+        """What is compared between two sets: the mean entropy of all tokens and of prose, and the main contrasts."""
+        means = {
+            "all tokens": self.sums.estimate("all"),
+            "prose": self.sums.estimate("kinds", slice(len(PROSE))),
+        }
+        main = ("ok reply − elsewhere", "failed reply − elsewhere", "failed reply − ok reply")
+        contrasts = {
+            (name, first): each
+            for (name, first), each in self.contrasts().items()
+            if name in main and first in (1, WINDOW)
+        }
+        return {**{(name, None): each for name, each in means.items() if each.count}, **contrasts}
 
     def curves(self) -> list[Row]:
+        """The mean entropy at each place around calls and replies, by what became of the call."""
         return [
-            (self.label, around, outcome, place - REACH, each.count, *interval(each))
+            (self.label, around, name, place - REACH, each.count, *interval(each))
             for around in ("call", "reply")
-            for outcome in OUTCOMES
-            for place, each in enumerate(self.sums.curve(f"{around} {outcome}"))
+            for name in (*GROUPS, *self.failures())
+            for place, each in enumerate(self.sums.curve(f"{around} {name}"))
             if each.count
         ]
 
@@ -180,25 +306,41 @@ class Uncertainty:
         steps = sorted(int(cell.split()[1]) for cell in self.sums.cells() if cell.startswith("step "))
         return {step: self.sums.estimate(f"step {step}") for step in steps}
 
-    def words(self) -> list[Row]:
-        """The words with the largest lift above 1: their share in the uncertain tokens over their share in all."""
-        k = self.window()
+    def words(self, prose: bool) -> list[Row]:
+        """The words of the prose with the largest lift above 1: their share of the uncertain tokens over that of all.
+
+        A word's class is that of most of its uncertain tokens. Without `prose`, what else there is by name: numbers,
+        signs, and the words of code, answers and markup.
+        """
+        word_kind = KINDS.index("word")
+        keys = [key for key in self._words if (key[1] == word_kind) == prose]
         top: Counter[tuple[str, int]] = Counter()
         reflection: Counter[tuple[str, int]] = Counter()
         for (word, kind, place), count in self._top_words.items():
             top[word, kind] += count
-            reflection[word, kind] += count if 0 <= place < k else 0
+            reflection[word, kind] += count * bool(self._is_reflection(np.array(place)))
         usual, every = self._words.total(), top.total()
-        share = reflection.total() / max(1, every)
         rows: list[Row] = []
-        for key, count in top.items():
-            lift = (count / every) / (self._words[key] / usual)
+        for word, kind in keys:
+            tokens, count, soon = self._words[word, kind], top[word, kind], reflection[word, kind]
+            lift = count * usual / (every * tokens)
             if count >= _RARE and lift > 1:
-                word, kind = key
-                name = "reflection" if reflection[key] > share * count else "forking"
-                row = (self.label, word, KINDS[kind], name, self._words[key], count)
-                rows.append((*row, ratio(reflection[key], count), number(lift)))
+                name = "reflection" if 2 * soon > count else "forking"
+                named: Row = (word, name) if prose else (word, KINDS[kind])
+                rows.append((self.label, *named, tokens, count, ratio(soon, count), number(lift)))
         return sorted(rows, key=lambda row: (-float(row[-1] or 0), row[1]))[:_MOST_WORDS]
+
+
+def _places(tokens: WrittenTokens, trace: Trace, after: NDArray[np.int32]) -> NDArray[np.int16]:
+    """For each token its place after a tool reply, at most REACH, plus _AFTER_FAILURE if the call failed; or _NO_REPLY.
+
+    A token after a call that the judge lost counts as one after no reply. Shape (M,).
+    """
+    before = ["", *(outcome(turn) for turn in trace.turns)]
+    added = np.array([0 if each in ("", "ok", "lost") else _AFTER_FAILURE for each in before])
+    lost = np.array([each == "lost" for each in before])
+    places = np.minimum(after, REACH) + added[tokens.turn]
+    return np.where((after < 0) | lost[tokens.turn], _NO_REPLY, places).astype(np.int16)
 
 
 def top_tokens(entropy: Numbers) -> NDArray[np.bool_]:
@@ -213,82 +355,121 @@ def top_tokens(entropy: Numbers) -> NDArray[np.bool_]:
 def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
     """All tables of entropy; `sources` says by label where the entropies come from."""
     span = ("mean", "low", "high")
-    summary = Table(
-        "entropy",
-        "Entropy per token, in nats",
-        ("traces of", "source", "traces", "tokens", *span, "gap", "k", "reflection share"),
-        [(each.label, sources[each.label], *each.summary()) for each in sets],
-    )
-    columns: tuple[str, ...] = ("traces of", "kind", "tokens", *span)
-    kinds = Table(
-        "entropy_kinds",
-        "By kind of token",
-        columns,
-        [row for each in sets for row in each.kinds()],
-        shown="page",
-    )
-    columns = ("traces of", "what", "verdict", "tokens", *span)
-    verdicts = Table(
-        "entropy_verdicts",
-        "Right and wrong answers",
-        columns,
-        [row for each in sets for row in each.verdicts()],
-        shown="page",
-    )
-    columns = ("traces of", "around", "outcome", "offset", "tokens", *span)
-    curves = Table(
-        "entropy_around",
-        "Around calls and replies",
-        columns,
-        [row for each in sets for row in each.curves()],
-        shown="file",
-    )
-    columns = ("traces of", "word", "kind", "class", "tokens", "uncertain", "reflection share", "lift")
-    words = Table(
-        "entropy_words",
-        "Words that are uncertain more often than others",
-        columns,
-        [row for each in sets for row in each.words()],
-        shown="page",
-    )
-    contrasts = Table(
-        "entropy_contrasts",
-        "Does entropy rise after tool replies? The first tokens after one, against prose elsewhere",
-        ("traces of", "contrast", "first tokens", "difference", "low", "high"),
-        [(each.label, *name, *interval(found)) for each in sets for name, found in each.contrasts().items()],
-    )
-    return [summary, contrasts, kinds, verdicts, words, curves]
+    return [
+        Table(
+            "entropy",
+            "Entropy per token, in nats",
+            ("traces of", "source", "traces", "tokens", *span, "gap", "k after ok", "k after failed"),
+            [(each.label, sources[each.label], *each.summary()) for each in sets],
+        ),
+        Table(
+            "entropy_outcomes",
+            f"Does entropy rise after tool replies? The first {WINDOW} tokens after one, by what became of the call: "
+            "nats over prose elsewhere, and over replies to calls that were ok",
+            ("traces of", "call", "replies", "over prose", "± prose", "over ok", "± ok"),
+            [row for each in sets for row in each.outcomes()],
+        ),
+        Table(
+            "entropy_uncertain",
+            "What the most uncertain 20 % of the tokens are",
+            ("traces of", *(f"{kind} share" for kind in (*_CLASSES, *KINDS[1:]))),
+            [each.summary_of_uncertain() for each in sets],
+        ),
+        Table(
+            "entropy_contrasts",
+            "Entropy after tool replies: the first tokens, against prose elsewhere",
+            ("traces of", "contrast", "first tokens", "difference", "low", "high"),
+            [(each.label, *name, *interval(of)) for each in sets for name, of in each.contrasts().items()],
+            shown="page",
+        ),
+        Table(
+            "entropy_shares",
+            "Kinds of tokens: their share of all tokens and of the most uncertain 20 %",
+            ("traces of", "kind", "of all share", "of uncertain share", "low share", "high share", "lift"),
+            [row for each in sets for row in each.shares()],
+            shown="page",
+        ),
+        Table(
+            "entropy_kinds",
+            "By kind of token",
+            ("traces of", "kind", "tokens", *span),
+            [row for each in sets for row in each.kinds()],
+            shown="page",
+        ),
+        Table(
+            "entropy_verdicts",
+            "Right and wrong answers",
+            ("traces of", "what", "verdict", "tokens", *span),
+            [row for each in sets for row in each.verdicts()],
+            shown="page",
+        ),
+        Table(
+            "entropy_words",
+            "Words that are uncertain more often than other tokens",
+            ("traces of", "word", "class", "tokens", "uncertain", "reflection share", "lift"),
+            [row for each in sets for row in each.words(prose=True)],
+            shown="page",
+        ),
+        Table(
+            "entropy_others",
+            "Numbers, signs, code and markup that are uncertain more often than other tokens",
+            ("traces of", "token", "kind", "tokens", "uncertain", "soon after a reply share", "lift"),
+            [row for each in sets for row in each.words(prose=False)],
+            shown="page",
+        ),
+        Table(
+            "entropy_uncertain_steps",
+            "What the most uncertain 20 % of the tokens are, by training step",
+            ("traces of", "step", "kind", "share", "low share", "high share"),
+            [row for each in sets for row in each.uncertain_steps()],
+            shown="file",
+        ),
+        Table(
+            "entropy_around",
+            "Around calls and replies",
+            ("traces of", "around", "call", "offset", "tokens", *span),
+            [row for each in sets for row in each.curves()],
+            shown="file",
+        ),
+    ]
 
 
 def charts(sets: list[Uncertainty], curves: Table) -> list[Chart]:
-    """The curves around replies and calls of each set, by outcome."""
+    """The curves around the replies and calls of each set, by what became of the call."""
     drawn = []
     for each in sets:
-        for around, title in (("reply", "after a tool reply"), ("call", "from the start of a call")):
-            lines = [
-                (
-                    outcome,
-                    [
-                        [row[3], *row[5:]]
-                        for row in curves.rows
-                        if row[:3] == (each.label, around, outcome) and int(row[4] or 0) >= _FEW
-                    ],
-                )
-                for outcome in OUTCOMES
-            ]
-            if any(points for _, points in lines):
-                drawn.append(
-                    chart(curves, f"{each.label}: entropy {title}", "tokens " + title, "nats", lines)
-                )
+        failures = each.failures()[:_DRAWN_FAILURES]
+        for around, names, title in (
+            ("reply", GROUPS, "entropy after a tool reply"),
+            ("reply", ("ok", *failures), "entropy after a tool reply, by kind of failure"),
+            ("call", GROUPS, "entropy from the start of a call"),
+        ):
+            lines = {each.named(name): _points(curves, (each.label, around, name)) for name in names}
+            # Without a second kind of failure, or if none has points enough, the first plot shows all there is.
+            if any(lines.values()) and (
+                names == GROUPS or (len(failures) > 1 and any(list(lines.values())[1:]))
+            ):
+                x = "tokens " + title.removeprefix("entropy ").partition(",")[0]
+                drawn.append(chart(curves, f"{each.label}: {title}", x, "nats", list(lines.items())))
     return drawn
 
 
-def step_charts(steps: Table) -> list[Chart]:
-    """The mean entropy over the training steps of each set that has several."""
-    labels = dict.fromkeys(row[0] for row in steps.rows)
-    lines = [(str(label), [[row[1], *row[3:]] for row in steps.rows if row[0] == label]) for label in labels]
-    return [
-        chart(steps, f"{name}: entropy over training", "steps", "nats", [(name, points)])
-        for name, points in lines
-        if len(points) > 1
-    ]
+def _points(curves: Table, about: Row) -> list[list[Value]]:
+    return [[row[3], *row[5:]] for row in curves.rows if row[:3] == about and int(row[4] or 0) >= _FEW]
+
+
+def step_charts(sets: list[Uncertainty], steps: Table, shares: Table) -> list[Chart]:
+    """For each set of several training steps: the mean entropy, and what the uncertain tokens are."""
+    drawn = []
+    for each in sets:
+        entropy: list[list[Value]] = [[row[1], *row[3:]] for row in steps.rows if row[0] == each.label]
+        if len(entropy) > 1:
+            title = f"{each.label}: entropy over training"
+            drawn.append(chart(steps, title, "steps", "nats", [(each.label, entropy)]))
+            lines: list[tuple[str, list[list[Value]]]] = [
+                (kind, [[row[1], *row[3:]] for row in shares.rows if (row[0], row[2]) == (each.label, kind)])
+                for kind in _DRAWN_KINDS
+            ]
+            title = f"{each.label}: what the uncertain tokens are"
+            drawn.append(chart(shares, title, "steps", "share", lines))
+    return drawn

@@ -13,9 +13,10 @@ from rstar2.analysis.behaviour import Behaviour, repeated_share, verifies_itself
 from rstar2.analysis.calls import Calls, failure_kind, imported
 from rstar2.analysis.estimates import Sums, mean
 from rstar2.analysis.figures import draw, file_names
+from rstar2.analysis.kinds import KINDS
 from rstar2.analysis.stored import FORKING, REFLECTION
 from rstar2.analysis.tables import Table, chart, write_csv
-from rstar2.analysis.tokens import KINDS, TokenReader, after_reply
+from rstar2.analysis.tokens import TokenReader, after_reply
 from rstar2.analysis.uncertainty import WINDOW, Uncertainty, top_tokens
 from rstar2.loop.trace import ToolCall, Trace, Turn
 from rstar2.loop.turns.codec import ChatCodec
@@ -47,16 +48,146 @@ def measured(codec: ChatCodec, make_trace: Any) -> Uncertainty:
     return found
 
 
+def _table(of: Uncertainty, name: str) -> list[dict[str, Any]]:
+    (table,) = [each for each in uncertainty.tables([of], {of.label: "exact"}) if each.name == name]
+    return _rows(table)
+
+
 def test_k_is_the_number_of_uncertain_tokens_after_a_reply(measured: Uncertainty) -> None:
-    assert measured.window() == RISE
+    assert measured.windows == {"ok": RISE, "failed": RISE}
 
 
-def test_uncertain_tokens_soon_after_a_reply_are_reflection_and_others_forking(measured: Uncertainty) -> None:
-    for marks in measured.marks(RISE):
-        assert (marks > 0).sum() == int(0.2 * len(marks))
-        assert (marks == REFLECTION).sum() == RISE
-        assert (marks == FORKING).sum() == (marks > 0).sum() - RISE
-    assert all((marks != REFLECTION).all() for marks in measured.marks(0))
+def test_k_is_found_for_ok_and_failed_calls_apart(codec: ChatCodec, make_trace: Any) -> None:
+    """Only failures are followed by uncertain words; pooled with the more numerous ok replies, that was not seen."""
+    reader, found = TokenReader(codec.tokenizer), Uncertainty("made")
+    for number in range(40):
+        trace = make_trace(("error",) if number % 4 == 0 else ("ok",), problem=f"p{number}")
+        tokens = reader.read(trace)
+        after = after_reply(tokens, trace)
+        entropy = np.where(after >= 0, np.float32(LOW / 2), np.float32(LOW))
+        if number % 4 == 0:
+            entropy[(after >= 0) & (after < RISE)] = LOW * 1.5
+        found.add(trace, tokens, entropy)
+    assert found.windows == {"ok": 0, "failed": RISE}
+    failed = [(marks == REFLECTION).any() for marks in found.marks]
+    assert failed == [number % 4 == 0 for number in range(40)]
+
+
+def test_few_replies_have_the_k_of_all(codec: ChatCodec, make_trace: Any) -> None:
+    reader, found = TokenReader(codec.tokenizer), Uncertainty("made")
+    for number in range(20):
+        trace = make_trace(("error",) if number == 0 else ("ok",), problem=f"p{number}")
+        tokens = reader.read(trace)
+        after = after_reply(tokens, trace)
+        rise = 1 if number == 0 else RISE
+        found.add(trace, tokens, np.where((after >= 0) & (after < rise), HIGH, LOW).astype(np.float32))
+    assert found.windows == {"ok": RISE, "failed": RISE}
+
+
+def test_uncertain_words_soon_after_a_reply_are_reflection_and_others_forking(measured: Uncertainty) -> None:
+    for marks, top, kinds in zip(measured.marks, measured._top, measured._kinds, strict=True):
+        words = (kinds == KINDS.index("word")) & (top != -2)
+        assert ((marks > 0) == words).all()
+        assert 0 < (marks == REFLECTION).sum() <= RISE
+        assert (marks == FORKING).any()
+
+
+def test_code_numbers_and_markup_are_no_forking_words(codec: ChatCodec, make_trace: Any) -> None:
+    """All code and one word are the most uncertain; only the word is one where the model forks."""
+    reader, found = TokenReader(codec.tokenizer), Uncertainty("made")
+    for number in range(12):
+        trace = make_trace(problem=f"p{number}", last="But it is 4.</reason>\n<answer>\\boxed{4}</answer>")
+        tokens = reader.read(trace)
+        entropy = np.full(len(tokens.words), LOW, dtype=np.float32)
+        entropy[np.array(tokens.words) == "check"] = HIGH
+        entropy[tokens.kind == KINDS.index("code")] = HIGH
+        found.add(trace, tokens, entropy)
+    words = {row["word"] for row in _table(found, "entropy_words")}
+    assert words == {"check"}
+    others = {(row["token"], row["kind"]) for row in _table(found, "entropy_others")}
+    assert ("import", "code") in others
+    assert all(kind == "code" for _, kind in others)
+    (uncertain,) = _table(found, "entropy_uncertain")
+    shares = {row["kind"]: row for row in _table(found, "entropy_shares")}
+    assert uncertain["code share"] == shares["code"]["of uncertain share"] > 0.5
+    assert shares["code"]["lift"] > 1
+    assert 0 < uncertain["forking word share"] < 0.2
+    assert sum(float(share) for name, share in uncertain.items() if name != "traces of") == pytest.approx(1)
+    assert sum(row["of all share"] or 0 for row in shares.values()) == pytest.approx(1, rel=1e-5)
+    assert list(shares)[:2] == ["forking word", "reflection word"]
+
+
+def test_each_kind_of_failure_is_reported_apart(codec: ChatCodec, make_trace: Any) -> None:
+    reader, found = TokenReader(codec.tokenizer), Uncertainty("made")
+    outputs = {
+        "ok": "4.0",
+        "NameError": "NameError: name 'x'",
+        "ValueError": "ValueError: no",
+        "TypeError": "TypeError: no",
+    }
+    raised = {"ok": 0.0, "NameError": 0.0, "ValueError": 2.0, "TypeError": 3.0}
+    counts = {"ok": 12, "NameError": 6, "ValueError": 3, "TypeError": 1}
+    noise = np.random.default_rng(0)
+    for name, count in counts.items():
+        for number in range(count):
+            trace = make_trace(
+                ("ok" if name == "ok" else "error",), problem=f"{name}{number}", output=outputs[name]
+            )
+            tokens = reader.read(trace)
+            after = after_reply(tokens, trace)
+            entropy = np.full(len(after), LOW) + noise.uniform(0, 0.01, len(after))
+            entropy[after >= 0] += raised[name] + noise.normal(0, 0.2)
+            found.add(trace, tokens, entropy.astype(np.float32))
+    rows = {row["call"]: row for row in _table(found, "entropy_outcomes")}
+    assert list(rows) == ["ok", "failed", "NameError", "ValueError", "TypeError"]
+    assert {name: row["replies"] for name, row in rows.items()} == {**counts, "failed": 10}
+    assert rows["NameError"]["over ok"] == pytest.approx(0, abs=0.3)
+    assert rows["ValueError"]["over ok"] == pytest.approx(2.0, abs=0.4)
+    assert rows["failed"]["over ok"] == pytest.approx(0.9, abs=0.3)
+    # One reply has no interval, however many it is compared with; three have a wide one.
+    assert rows["TypeError"]["± ok"] is None
+    assert rows["ValueError"]["± ok"] > rows["ok"]["± prose"] > 0
+    assert rows["ok"]["over ok"] is None
+    curves = uncertainty.tables([found], {"made": "exact"})[-1]
+    drawn = uncertainty.charts([found], curves)
+    assert [each["title"] for each in drawn] == [
+        "made: entropy after a tool reply",
+        "made: entropy from the start of a call",
+    ]
+    names = {(row["around"], row["call"]) for row in _rows(curves)}
+    assert {("reply", "ValueError"), ("call", "NameError"), ("reply", "failed")} <= names
+
+
+def test_a_kind_of_failure_with_replies_enough_has_a_curve_of_its_own(
+    codec: ChatCodec, make_trace: Any
+) -> None:
+    reader, found = TokenReader(codec.tokenizer), Uncertainty("made")
+    for number in range(36):
+        kind = ("ok", "NameError", "ValueError")[number % 3]
+        trace = make_trace(("ok" if kind == "ok" else "error",), problem=f"p{number}", output=f"{kind}: x")
+        tokens = reader.read(trace)
+        found.add(trace, tokens, np.full(len(tokens.words), LOW, dtype=np.float32))
+    drawn = uncertainty.charts([found], uncertainty.tables([found], {"made": "exact"})[-1])
+    (by_kind,) = [each for each in drawn if "by kind of failure" in each["title"]]
+    assert [line["name"] for line in by_kind["series"]] == [
+        "ok (12 replies)",
+        "NameError (12 replies)",
+        "ValueError (12 replies)",
+    ]
+
+
+def test_the_interval_of_a_difference_knows_how_few_problems_one_side_has() -> None:
+    sums = Sums()
+    for problem in range(200):
+        sums.add(str(problem), "many", problem % 3)
+        if problem < 3:
+            sums.add(str(problem), "few", 1.0 + 0.1 * problem)
+    few = sums.estimate("few")
+    difference = few - sums.estimate("many")
+    assert difference.problems == 3
+    assert difference.half > few.half * 0.9 > 0.2
+    sums.add("0", "one", 1.0)
+    assert np.isnan((sums.estimate("one") - sums.estimate("many")).half)
 
 
 def test_the_top_tokens_are_a_fifth_and_at_least_one() -> None:
@@ -73,18 +204,17 @@ def test_the_top_tokens_are_a_fifth_and_at_least_one() -> None:
 
 
 def test_the_contrasts_are_the_rises_that_were_made(measured: Uncertainty) -> None:
-    (_, contrasts, *_) = uncertainty.tables([measured], {"made": "exact"})
-    found = {(row["contrast"], row["first tokens"]): row for row in _rows(contrasts)}
+    found = {(row["contrast"], row["first tokens"]): row for row in _table(measured, "entropy_contrasts")}
     assert found["failed reply − ok reply", RISE]["difference"] == pytest.approx(AFTER_FAILED - AFTER_OK)
     assert found["ok reply − elsewhere", RISE]["difference"] == pytest.approx(AFTER_OK - LOW)
     assert found["failed reply − elsewhere", RISE]["difference"] == pytest.approx(AFTER_FAILED - LOW)
-    for window in (RISE, WINDOW):
-        assert ("any reply − start of trace", window) in found
+    assert ("any reply − start of trace", WINDOW) in found
+    assert found["failed reply − ok reply, words", WINDOW]["difference"] > 0
 
 
 def test_the_curve_has_each_offset_of_replies_and_calls_by_outcome(measured: Uncertainty) -> None:
     curves = uncertainty.tables([measured], {"made": "exact"})[-1]
-    at = {(row["around"], row["outcome"], row["offset"]): row for row in _rows(curves)}
+    at = {(row["around"], row["call"], row["offset"]): row for row in _rows(curves)}
     assert at["reply", "ok", 0]["mean"] == pytest.approx(AFTER_OK)
     assert at["reply", "failed", RISE - 1]["mean"] == pytest.approx(AFTER_FAILED)
     assert at["reply", "ok", -1]["mean"] == pytest.approx(LOW)
@@ -95,11 +225,11 @@ def test_the_curve_has_each_offset_of_replies_and_calls_by_outcome(measured: Unc
         "made: entropy after a tool reply",
         "made: entropy from the start of a call",
     ]
-    assert [series["name"] for series in drawn[0]["series"]] == ["ok", "failed"]
+    assert [series["name"] for series in drawn[0]["series"]] == ["ok (24 replies)", "failed (12 replies)"]
 
 
 def test_words_have_their_lift_and_their_class(measured: Uncertainty) -> None:
-    words = {row["word"]: row for row in _rows(uncertainty.tables([measured], {"made": "exact"})[4])}
+    words = {row["word"]: row for row in _table(measured, "entropy_words")}
     assert words["but"]["class"] == "reflection"
     assert words["but"]["tokens"] == words["but"]["uncertain"] >= 36
     # All of them are uncertain, as a fifth of all tokens are: a lift of about five; some tokens spell no word.
@@ -118,21 +248,21 @@ def test_only_words_that_are_uncertain_more_often_than_others_are_listed(
         entropy = drawn.uniform(0, LOW, len(tokens.words)).astype(np.float32)
         entropy[np.array(tokens.words) == "but"] = HIGH
         found.add(trace, tokens, entropy, None)
-    first, *others = found.words()
+    first, *others = found.words(prose=True)
     assert first[1] == "but"
     assert [row for row in others if float(row[-1] or 0) <= 1] == []
 
 
 def test_kinds_verdicts_and_the_gap_of_a_bound_are_means(measured: Uncertainty) -> None:
-    summary, _, kinds, verdicts, *_ = uncertainty.tables([measured], {"made": "exact"})
-    (row,) = _rows(summary)
-    assert (row["traces"], row["source"], row["k"]) == (36, "exact", RISE)
+    (row,) = _table(measured, "entropy")
+    assert (row["traces"], row["source"]) == (36, "exact")
+    assert (row["k after ok"], row["k after failed"]) == (RISE, RISE)
     assert row["gap"] == pytest.approx(0.25)
-    by_kind = {row["kind"]: row for row in _rows(kinds)}
-    assert set(by_kind) == set(KINDS)
+    by_kind = {row["kind"]: row for row in _table(measured, "entropy_kinds")}
+    assert set(by_kind) == set(KINDS) - {"number"}
     assert by_kind["code"]["mean"] == pytest.approx(LOW)
     assert sum(each["tokens"] for each in by_kind.values()) == row["tokens"]
-    found = {(each["what"], each["verdict"]): each["mean"] for each in _rows(verdicts)}
+    found = {(each["what"], each["verdict"]): each["mean"] for each in _table(measured, "entropy_verdicts")}
     wanted = found["all tokens", "not correct"] - found["all tokens", "correct"]
     assert found["all tokens", "difference"] == pytest.approx(wanted)
     assert list(measured.steps()) == [1, 2, 3, 4, 5, 6]
@@ -347,3 +477,20 @@ def test_csv_files_and_plots_are_written(tmp_path: Path) -> None:
     assert file_names(alike) == names
     draw(alike, tmp_path)
     assert all((tmp_path / name).exists() for name in names)
+
+
+def test_what_uncertain_tokens_are_is_drawn_over_the_training_steps(measured: Uncertainty) -> None:
+    tables = {table.name: table for table in uncertainty.tables([measured], {"made": "exact"})}
+    shares = tables["entropy_uncertain_steps"]
+    by_step = {(row["step"], row["kind"]): row["share"] for row in _rows(shares)}
+    for step in range(1, 7):
+        assert by_step[step, "word"] == pytest.approx(
+            by_step[step, "forking word"] + by_step[step, "reflection word"], rel=1e-4
+        )
+        assert sum(by_step[step, kind] for kind in KINDS) == pytest.approx(1, rel=1e-4)
+    steps = Table("entropy_steps", "", ("traces of", "step", "tokens", "mean", "low", "high"),
+                  [("made", step, 1, 0.5, None, None) for step in (1, 2)])  # fmt: skip
+    _, drawn = uncertainty.step_charts([measured], steps, shares)
+    assert drawn["title"] == "made: what the uncertain tokens are"
+    assert [line["name"] for line in drawn["series"]] == ["forking word", "reflection word", "code", "number"]
+    assert [point[0] for point in drawn["series"][0]["points"]] == [1, 2, 3, 4, 5, 6]

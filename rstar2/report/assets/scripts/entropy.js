@@ -36,7 +36,7 @@ function entropySwitch(detail, parts) {
 function shadedNodes(detail) {
   const { source, entropy, characters, marks } = detail.shading;
   const marked = MARK_NAMES.slice(1).map((name) => element("span", { class: `token ${name}` }, name));
-  const about = `darker is more uncertain (${SOURCE_NAMES[source]}); the top 20 % are marked: `;
+  const about = `darker is more uncertain (${SOURCE_NAMES[source]}); words among the top 20 % are marked: `;
   const nodes = [element("p", { class: "muted" }, about, marked[0], ", or soon after a reply ", marked[1])];
   let token = 0;
   detail.turns.forEach((turn, number) => {
