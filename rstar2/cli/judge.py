@@ -21,6 +21,7 @@ from rstar2.cli.common import (
     out,
     show_logs,
 )
+from rstar2.terminal import harmless
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -412,18 +413,17 @@ def run(
         raise typer.Exit(1)
 
 
-def _encodable(text: str, stream: TextIO) -> str:
-    """A text with escapes in place of what a terminal's encoding lacks."""
-    encoding = stream.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+def _write(text: str, stream: TextIO) -> None:
+    """Write what a program printed: exactly as it is, but to a terminal without its control sequences."""
+    stream.write(harmless(text) if stream.isatty() else text)
+    stream.flush()
 
 
 def _show(result: RunResult) -> None:
-    sys.stdout.write(_encodable(result.stdout, sys.stdout))
+    _write(result.stdout, sys.stdout)
     if result.value is not None:
-        print(_encodable(result.value, sys.stdout))
-    sys.stdout.flush()
-    sys.stderr.write(_encodable(result.stderr, sys.stderr))
+        _write(f"{result.value}\n", sys.stdout)
+    _write(result.stderr, sys.stderr)
     seconds = f"{result.wall_s:.3f} s, {result.cpu_s:.3f} s CPU, {result.queue_s:.3f} s queued"
     during = f" while {result.ended_while}" if result.ended_while else ""
     err.print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from rstar2.data.rows import Kind
 from rstar2.data.source import Source
 from rstar2.data.sources import sources
 from rstar2.data.users import load_source, source_name
-from rstar2.errors import UserError
+from rstar2.errors import UserError, did_you_mean
 from rstar2.plugins import is_reference
 from rstar2.runs import json_digest
 
@@ -220,9 +219,8 @@ def _name_of(source: str) -> str:
 
 def _refuse_unknown(name: str, shipped: Iterable[str]) -> None:
     known = [*shipped, *sources()]
-    near = difflib.get_close_matches(name, known, n=1)
     raise UserError(
-        f"unknown source: {name}" + (f"; did you mean {near[0]}?" if near else ""),
+        f"unknown source: {name}{did_you_mean(name, known)}",
         f"Known: {', '.join(dict.fromkeys(known))}; or a .json, .jsonl or .parquet file of your own, "
         "module:object for a source of your own, or a .toml recipe.",
     )
@@ -263,7 +261,7 @@ def _origin(
         # A recipe's own name for a file that the user gives.
         return Origin(name, own_source(files[0]), files)
     raise UserError(
-        f"the recipe's source {name} is unknown",
+        f"the recipe's source {name} is unknown{did_you_mean(name, known)}",
         f"Give its file: --from {name}=FILE (.json, .jsonl or .parquet).",
     )
 
@@ -282,10 +280,8 @@ def _one_kind(names: Mapping[Kind, str]) -> Kind:
 def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
     for name in recipe.filters:
         if name not in NAMES:
-            near = difflib.get_close_matches(name, NAMES, n=1)
             raise UserError(
-                f"unknown filter: {name}" + (f"; did you mean {near[0]}?" if near else ""),
-                f"Known: {', '.join(NAMES)}.",
+                f"unknown filter: {name}{did_you_mean(name, NAMES)}", f"Known: {', '.join(NAMES)}."
             )
         if kind == "conversations" and name in OF_PROBLEMS:
             raise UserError(f"the filter {name} is for problems, not for conversations", "Leave it out.")
