@@ -1,10 +1,16 @@
-"""What text may become on a terminal: characters that its encoding has, and no control sequences of other programs."""
+"""What may be shown on a terminal: characters that its encoding has, no control sequences of others, whole tables."""
 
 from __future__ import annotations
 
 import codecs
+import copy
 import sys
 from io import TextIOWrapper
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, Group, RenderableType
+    from rich.table import Column, Table
 
 READABLE = "rstar2-readable"
 """The error handler of `write_readably`, as `str.encode` takes it."""
@@ -29,6 +35,9 @@ _ASCII = {
     "≤": "<=",
 }
 """What our own messages, tables, bars and curves use, as it is written if an encoding lacks it."""
+
+_FOLDED = 12
+"""The least width in which a column is shown whose words may be broken or whose cells may be cut."""
 
 
 def harmless(text: str) -> str:
@@ -59,3 +68,60 @@ def _replacement(error: UnicodeError) -> tuple[str, int]:
 def _escaped(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def fitting(table: Table, console: Console) -> Table | Group:
+    """Returns a table in which no word is broken and no column lost, or its rows as records if that is too wide.
+
+    By itself rich shrinks columns until words break, and leaves out the last columns. Here a column may break words
+    only if its overflow is `fold`, and cut cells only if it has `no_wrap` and a `max_width`.
+    """
+    widths = [_widths(column, console) for column in table.columns]
+    overhead = console.measure(table, options=_unbounded(console)).maximum - sum(most for _, most in widths)
+    spare = console.width - overhead - sum(least for least, _ in widths)
+    if spare < 0:
+        return _records(table)
+    # A caller may show the same table again in another width.
+    table = copy.copy(table)
+    table.columns = [copy.copy(column) for column in table.columns]
+    for column, (least, most) in zip(table.columns, widths, strict=True):
+        more = min(spare, most - least)
+        column.width, spare = least + more, spare - more
+    return table
+
+
+def _widths(column: Column, console: Console) -> tuple[int, int]:
+    """The least width of a column in which it can be read, and the most that it needs."""
+    options = _unbounded(console)
+    cells = [console.measure(cell, options=options) for cell in (column.header, *column.cells)]
+    most = max(cell.maximum for cell in cells)
+    least = most if column.no_wrap else max(cell.minimum for cell in cells)
+    if column.max_width is not None:
+        most = min(most, column.max_width)
+    if column.overflow == "fold" or (column.no_wrap and column.max_width is not None):
+        least = min(least, _FOLDED)
+    return min(max(least, column.min_width or 0), most), most
+
+
+def _unbounded(console: Console) -> ConsoleOptions:
+    return console.options.update(max_width=sys.maxsize)
+
+
+def _records(table: Table) -> Group:
+    """Each row as lines of its own: the first cell, and below it the others with their headings."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.styled import Styled
+    from rich.table import Table
+
+    lines: list[RenderableType] = [table.title] if table.title else []
+    first, *others = table.columns
+    for name, *cells in zip(first.cells, *(column.cells for column in others), strict=True):
+        record = Table.grid(padding=(0, 2))
+        record.add_column(style="dim", overflow="fold")
+        record.add_column(overflow="fold")
+        for column, cell in zip(others, cells, strict=True):
+            if cell:
+                record.add_row(column.header, cell)
+        lines += [Styled(name, "bold"), Padding(record, (0, 0, 0, 2))]
+    return Group(*lines)

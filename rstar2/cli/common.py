@@ -10,16 +10,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
 from rstar2.errors import Failure
-from rstar2.terminal import harmless
+from rstar2.terminal import fitting, harmless
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 class QuietConsole(Console):
     """Falls silent when its reader has gone, as in `rstar2 … | head`: the work continues as if it were read.
 
-    On a terminal, control sequences in texts of models and programs are shown and not obeyed. Raises Failure if
-    standard output cannot be written for another reason, such as a full disk.
+    On a terminal, control sequences in texts of models and programs are shown and not obeyed. A table that is too wide
+    is shown as records. Raises Failure if standard output cannot be written for another reason, such as a full disk.
     """
 
     _silent = False
@@ -48,6 +49,9 @@ class QuietConsole(Console):
         os.dup2(nowhere, (sys.stderr if self.stderr else sys.stdout).fileno())
         os.close(nowhere)
         self._silent = True
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*(fitting(each, self) if isinstance(each, Table) else each for each in objects), **how)
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         if self.is_terminal:
@@ -210,7 +214,9 @@ class RunGroup(TyperGroup):
         return [name for name in super().list_commands(ctx) if name != RUN]
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args[:1] and args[0] in self.commands else [RUN, *args])
+        # What is being completed may still become a command.
+        is_command = args[0] in self.commands if args else ctx.resilient_parsing
+        return super().parse_args(ctx, args if is_command else [RUN, *args])
 
     def shell_complete(self, ctx: Context, incomplete: str) -> list[CompletionItem]:
         found = super().shell_complete(ctx, incomplete)

@@ -100,10 +100,10 @@ def list_sources(as_json: AsJson = False) -> None:
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("source", no_wrap=True)
-    table.add_column("for, where on the hub, columns", min_width=22, overflow="fold")
-    table.add_column("rows; those the paper takes", max_width=16)
-    table.add_column("download; disk", max_width=14)
-    table.add_column("licence", max_width=16, overflow="fold")
+    table.add_column("for, where on the hub, columns", min_width=36, overflow="fold")
+    table.add_column("rows; those the paper takes", max_width=24)
+    table.add_column("download; disk", max_width=20)
+    table.add_column("licence", max_width=16)
     table.add_column("verb", max_width=12)
     for card in cards():
         gated = "gated: accept its terms on the hub" if card.gated else ""

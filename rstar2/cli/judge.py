@@ -21,7 +21,7 @@ from rstar2.cli.common import (
     out,
     show_logs,
 )
-from rstar2.terminal import harmless
+from rstar2.terminal import fitting, harmless
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -211,7 +211,7 @@ def _dashboard(url: str, status: dict[str, Any]) -> RenderableType:
         f"outcomes: {_counts(status['outcomes'])}; restarts: {_counts(status['restarts'])}",
         *(f"[yellow]not enforced: {escape(sentence)}[/]" for sentence in status["exceptions"]),
     ]
-    return Group(*lines, _worker_table(status["workers"]))
+    return Group(*lines, fitting(_worker_table(status["workers"]), out))
 
 
 def _times(times: dict[str, float]) -> str:
@@ -223,11 +223,13 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _worker_table(workers: list[dict[str, Any]]) -> Table:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from rstar2.judge.queue.liveness import DEAD_AFTER_S
 
-    table = Table("worker", "pid", "isolation", "done", "mean ms", "running s", "heartbeat")
+    table = Table(
+        Column("worker", overflow="fold"), "pid", "isolation", "done", "mean ms", "running s", "heartbeat"
+    )
     for worker in workers:
         table.add_row(
             escape(worker["name"]),
