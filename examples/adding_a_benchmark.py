@@ -42,4 +42,6 @@ def main(folder: Path, *options: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)  # it says what to give
     main(Path(sys.argv[1]), *sys.argv[2:])

@@ -29,4 +29,6 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)  # it says what to give
     asyncio.run(main(sys.argv[1]))

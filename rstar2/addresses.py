@@ -8,6 +8,15 @@ from urllib.parse import urlsplit
 
 from rstar2.errors import UserError
 
+_REDIS = re.compile(
+    r"""
+    (?: rediss? :// (?: [^\s/?\#@\[\]]* @ )? (?: [\w.-]+ | \[ [\da-fA-F:.]+ \] ) (?: : \d{1,5} )? (?: / \d* )?
+      | unix :// (?: [^\s/?\#@\[\]]* @ )? / [^\s?\#]* )
+    (?: \? [^\s\#]* )?
+    """,
+    re.VERBOSE,
+)
+"""A URL as redis-py reads it. Other characters in the password have to be percent-encoded."""
 _KEY = re.compile(r"[!-~]+")
 """What may stand after `Authorization: Bearer`: printable ASCII without spaces."""
 
@@ -23,6 +32,25 @@ def check_url(url: str, whose: str, example: str) -> None:
         fit = False
     if not fit or any(character.isspace() for character in url):
         raise UserError(f"not {whose} URL: {url}", f"Example: {example}")
+
+
+def check_redis_url(url: str) -> None:
+    """Raises UserError, which shows no part of the URL, if it is not the URL of a Redis server.
+
+    Of a URL whose password is not percent-encoded, nobody can say where the password ends.
+    """
+    if _REDIS.fullmatch(url) is None:
+        raise UserError(
+            "--redis is not the URL of a Redis server; it is not shown here, because it may hold a password",
+            "Write redis://:PASSWORD@HOST:PORT, rediss:// for TLS, or unix:///PATH. Percent-encode the password: "
+            "write @ as %40, / as %2F, ? as %3F, # as %23, [ as %5B, ] as %5D and % as %25.",
+        )
+
+
+def without_password(url: str) -> str:
+    """A URL that passed `check_redis_url`, without its user, password and query."""
+    scheme, _, rest = url.partition("?")[0].partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def is_loopback(url: str) -> bool:

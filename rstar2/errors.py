@@ -5,7 +5,7 @@ The CLI prints these without a traceback. Every other exception is a bug of ours
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 _NAMED = 5
@@ -71,6 +71,14 @@ def first_error(errors: BaseExceptionGroup[RStarError]) -> RStarError:
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     return first
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean NAME?` for the end of a message, with the most similar of the known names, else ""."""
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def first_few(names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -152,6 +153,27 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+"""What the system answers if a file cannot be written because of where it is, not because of what writes it."""
+
+
+def os_failure(error: OSError) -> Failure:
+    """Returns an error of the system as a Failure that names the file and, for a full disk, what to do."""
+    where = f" {error.filename}" if error.filename else ""
+    hint = "Make room there, or use a folder on another disk." if error.errno in DISK_ERRORS else ""
+    return Failure(f"cannot read or write{where}: {error.strerror or error}", hint)
+
+
+def no_room(path: Path) -> str:
+    """Returns a sentence if the disk that holds `path` has no room for this user, else an empty text.
+
+    For processes that ended without a line in their log, which a full disk prevents.
+    """
+    folder = next(each for each in (path.absolute(), *path.absolute().parents) if each.is_dir())
+    disk = os.statvfs(folder)
+    return f"no space left on the disk of {folder}" if disk.f_bavail == 0 else ""
+
+
 @contextmanager
 def output_file(path: Path) -> Iterator[TextIO]:
     """`whole_file` for a path from --output. Its folder is made if it does not exist.
@@ -209,6 +231,10 @@ def whole_path(path: Path) -> Iterator[Path]:
         with part.open("rb") as file:
             os.fsync(file.fileno())
         part.replace(path)
+    except OSError as error:
+        # A failed write does not say to which file.
+        error.filename = error.filename or str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
 

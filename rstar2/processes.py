@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -97,9 +98,13 @@ def start_module(
 def begin_module(settings: type[Settings]) -> Settings:
     """What a module that was started so calls first: log to standard error, and read the settings.
 
-    They travel on standard input: on the command line and in the environment other programs could read them. Unknown
+    All three standard streams become UTF-8, whatever the locale: what the parent reads and writes is. The settings
+    travel on standard input: on the command line and in the environment other programs could read them. Unknown
     fields are ignored, because the process that started this one may run a version of before an update.
     """
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace" if stream.writable() else None)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     # A log whose disk is full must do no harm.
     logging.raiseExceptions = False

@@ -11,18 +11,11 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from rstar2.chat.latex import BOX_END, BOX_START
+from rstar2.terminal import harmless
 
 _WORDS = re.compile(r"\n|[^\S\n]+|\S+")
 _HEAD, _TAIL = 24, 12
 """Lines of a long result that are shown, at its beginning and its end."""
-# What a program or a model writes must not move the cursor or change the title of the window.
-_SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
-_CONTROLS = str.maketrans(_SHOWN | dict.fromkeys(range(128, 160), " "))
-
-
-def harmless(text: str) -> str:
-    """A text whose control characters are shown and not obeyed."""
-    return text.replace("\r\n", "\n").translate(_CONTROLS)
 
 
 def folded(text: str) -> str:

@@ -13,12 +13,13 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from rstar2.chat.latex import FormulaStream
-from rstar2.chat.layout import CodeFrame, WrappedText, folded, harmless
+from rstar2.chat.layout import CodeFrame, WrappedText, folded
 from rstar2.loop.agent import checked_call
 from rstar2.loop.trace import ToolCall, Trace
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.loop.turns.stream import Kind, Piece
+from rstar2.terminal import harmless
 
 Thoughts = Literal["on", "off", "fold"]
 """on: thought is shown dimmed. fold: that there is one, and how long it is. off: not at all."""

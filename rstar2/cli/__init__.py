@@ -10,7 +10,8 @@ import typer
 
 from rstar2 import __version__
 from rstar2.cli.verbs import VerbGroup
-from rstar2.errors import RStarError, UserError
+from rstar2.errors import Failure, RStarError, UserError
+from rstar2.terminal import write_readably
 
 app = typer.Typer(
     name="rstar2",
@@ -51,6 +52,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _end)
+    write_readably()
     # For speed only: torch and transformers make hundreds of thousands of objects as they are imported, nearly all of
     # which stay. It is kept for the whole command, whose own objects are freed without a collection unless they form
     # cycles.
@@ -69,6 +71,13 @@ def main() -> None:
         hint = installation_for(next(iter(sys.argv[1:]), ""))
         _explain(UserError(f"this command needs {package}, which is not installed", hint))
         sys.exit(UserError.exit_code)
+    except OSError as error:
+        from rstar2.files import DISK_ERRORS, os_failure
+
+        if error.errno not in DISK_ERRORS:
+            raise
+        _explain(os_failure(error))
+        sys.exit(Failure.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 

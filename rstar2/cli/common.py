@@ -7,27 +7,32 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
 from rstar2.errors import Failure
+from rstar2.terminal import fitting, harmless
 
 if TYPE_CHECKING:
     from rich.status import Status
     from typer._click import Command, Context
+    from typer._click.shell_completion import CompletionItem
 
 
 class QuietConsole(Console):
     """Falls silent when its reader has gone, as in `rstar2 … | head`: the work continues as if it were read.
 
-    A Failure where standard output cannot be written for another reason, such as a full disk.
+    On a terminal, control sequences in texts of models and programs are shown and not obeyed. A table that is too wide
+    is shown as records. Raises Failure if standard output cannot be written for another reason, such as a full disk.
     """
 
     _silent = False
@@ -45,6 +50,15 @@ class QuietConsole(Console):
         os.close(nowhere)
         self._silent = True
 
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*(fitting(each, self) if isinstance(each, Table) else each for each in objects), **how)
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        if self.is_terminal:
+            # Segments with `control` are rich's own movements of the cursor.
+            buffer = [each if each.control else Segment(harmless(each.text), each.style) for each in buffer]
+        return super()._render_buffer(buffer)
+
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()
@@ -58,12 +72,55 @@ class QuietConsole(Console):
 out = QuietConsole(highlight=False, emoji=False)
 err = QuietConsole(stderr=True, highlight=False, emoji=False)
 
+
+Names = Callable[[str], list[str]]
+"""What typer calls with the beginning of a word to complete it."""
+
+
+def completed_by(read: Callable[[], Iterable[str]]) -> Names:
+    """Completes words by the names that `read` returns; by none if an extra that it needs is not installed."""
+
+    def names(incomplete: str) -> list[str]:
+        try:
+            return [name for name in read() if name.startswith(incomplete)]
+        except ModuleNotFoundError:
+            return []
+
+    return names
+
+
+def recipe_names() -> list[str]:
+    from rstar2.train.recipe_files import shipped_recipes
+
+    return [*shipped_recipes("stage"), *shipped_recipes("sft"), *shipped_recipes("demo")]
+
+
+def _profiles() -> list[str]:
+    from rstar2.train.recipe_files import shipped_recipes
+
+    return shipped_recipes("profile")
+
+
+def _formats() -> list[str]:
+    from rstar2.loop.formats.format import format_names
+
+    return format_names()
+
+
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")]
 RunFolder = Annotated[Path, typer.Option(help="The run's folder; use the same one to resume a killed run.")]
-Recipe = Annotated[str, typer.Option(help="A recipe file, or the name of a shipped recipe.")]
+Recipe = Annotated[
+    str,
+    typer.Option(
+        help="A recipe file, or the name of a shipped recipe.", autocompletion=completed_by(recipe_names)
+    ),
+]
 Profile = Annotated[
     str | None,
-    typer.Option(help="A hardware profile: laptop, 1xh200, 8xh100, 64xh100, 64xmi300x, or a file."),
+    typer.Option(
+        help="A hardware profile: laptop, 1xh200, 8xh100, 64xh100, 64xmi300x, or a file.",
+        autocompletion=completed_by(_profiles),
+    ),
 ]
 Change = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -92,6 +149,7 @@ Format = Annotated[
     typer.Option(
         help="A format's name or file, or a family of models such as qwen3.5; by default the model's own.",
         metavar="NAME|FILE",
+        autocompletion=completed_by(_formats),
     ),
 ]
 ForceFormat = Annotated[
@@ -156,7 +214,18 @@ class RunGroup(TyperGroup):
         return [name for name in super().list_commands(ctx) if name != RUN]
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args[:1] and args[0] in self.commands else [RUN, *args])
+        # What is being completed may still become a command.
+        is_command = args[0] in self.commands if args else ctx.resilient_parsing
+        return super().parse_args(ctx, args if is_command else [RUN, *args])
+
+    def shell_complete(self, ctx: Context, incomplete: str) -> list[CompletionItem]:
+        found = super().shell_complete(ctx, incomplete)
+        command = self.commands[RUN]
+        with typer.Context(command, parent=ctx) as inner:
+            if incomplete.startswith("-"):
+                return [*found, *command.shell_complete(inner, incomplete)]
+            first = next(param for param in command.params if param.param_type_name == "argument")
+            return [*found, *first.shell_complete(inner, incomplete)]
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from rstar2.cli import agree as agree_verb
-from rstar2.cli.common import AsJson, Change, ForceFormat, Format, err, examples, out
+from rstar2.cli.common import AsJson, Change, ForceFormat, Format, completed_by, err, examples, out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +36,32 @@ app = typer.Typer(
         ("what is in it", "rstar2 data inspect data/sft"),
     ),
 )
+
+
+def _mixtures_and_sources() -> list[str]:
+    from rstar2.data.mixture.recipe import mixtures
+    from rstar2.data.sources import sources
+
+    return [*mixtures(), *sources()]
+
+
+def _benchmarks() -> tuple[str, ...]:
+    from rstar2.data.benchmarks import NAMES
+
+    return NAMES
+
+
+def _filters(incomplete: str) -> list[str]:
+    """Completes the last of several filters that are separated by commas."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in completed_by(_filter_names)(last)]
+
+
+def _filter_names() -> tuple[str, ...]:
+    from rstar2.data.filters import NAMES
+
+    return tuple(NAMES)
+
 
 From = Annotated[
     list[str] | None,
@@ -76,10 +102,10 @@ def list_sources(as_json: AsJson = False) -> None:
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("source", no_wrap=True)
-    table.add_column("for, where on the hub, columns", min_width=22, overflow="fold")
-    table.add_column("rows; those the paper takes", max_width=16)
-    table.add_column("download; disk", max_width=14)
-    table.add_column("licence", max_width=16, overflow="fold")
+    table.add_column("for, where on the hub, columns", min_width=36, overflow="fold")
+    table.add_column("rows; those the paper takes", max_width=24)
+    table.add_column("download; disk", max_width=20)
+    table.add_column("licence", max_width=16)
     table.add_column("verb", max_width=12)
     for card in cards():
         gated = "gated: accept its terms on the hub" if card.gated else ""
@@ -124,6 +150,7 @@ def prepare(
         typer.Argument(
             metavar="MIXTURE | SOURCE…",
             help="A mixture (paper-rl, paper-sft, dapo, or a .toml file), or names of sources and files of your own.",
+            autocompletion=completed_by(_mixtures_and_sources),
         ),
     ],
     output: Annotated[Path, typer.Option(help="The folder to write; use the same one to resume.")],
@@ -132,12 +159,16 @@ def prepare(
         list[str] | None,
         typer.Option(
             help="Drop rows that share words with this benchmark, a name or a file (see grams.rule). Repeatable. "
-            "[default: the mixture's]"
+            "[default: the mixture's]",
+            autocompletion=completed_by(_benchmarks),
         ),
     ] = None,
     filters: Annotated[
         str | None,
-        typer.Option(help="Filters to apply, in order, separated by commas. [default: the mixture's]"),
+        typer.Option(
+            help="Filters to apply, in order, separated by commas. [default: the mixture's]",
+            autocompletion=_filters,
+        ),
     ] = None,
     agree: Annotated[
         Path | None,

@@ -10,7 +10,7 @@ import typer
 
 import rstar2.eval
 from rstar2.cli import common
-from rstar2.cli.common import RUN, RunGroup, counted, err, examples, out
+from rstar2.cli.common import RUN, RunGroup, completed_by, counted, err, examples, out
 from rstar2.data.benchmarks import NAMES
 
 GENERAL = tuple(
@@ -22,6 +22,11 @@ GENERAL = tuple(
 """The benchmarks beside mathematics, by their files, since help is to need none of their packages."""
 GROUPS = ("paper-math", "paper-general", "paper-all")
 
+
+def known_names() -> list[str]:
+    return [*dict.fromkeys((*NAMES, *GENERAL)), *GROUPS]
+
+
 app = typer.Typer(name="eval", cls=RunGroup, rich_markup_mode="rich", add_completion=False)
 
 
@@ -32,6 +37,7 @@ Benchmarks = Annotated[
         help=f"{', '.join(dict.fromkeys((*NAMES, *GENERAL)))}; {', '.join(GROUPS)}; or JSON lines with "
         "`problem`, `answer` and optionally `id`; or a `Benchmark` of your own module. `setup` makes a "
         "harness's environment, `compare` compares two runs.",
+        autocompletion=completed_by(known_names),
     ),
 ]
 Oracle = Annotated[
@@ -213,7 +219,11 @@ def run(
 def setup(
     benchmarks: Annotated[
         list[str],
-        typer.Argument(metavar="BENCHMARK|GROUP...", help="Benchmarks whose own harness scores the answers."),
+        typer.Argument(
+            metavar="BENCHMARK|GROUP...",
+            help="Benchmarks whose own harness scores the answers.",
+            autocompletion=completed_by(known_names),
+        ),
     ],
 ) -> None:
     """Make the Python environments of benchmark harnesses in the user's data folder. `rstar2 doctor` checks them.

@@ -21,6 +21,7 @@ from rstar2.cli.common import (
     out,
     show_logs,
 )
+from rstar2.terminal import fitting, harmless
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -210,7 +211,7 @@ def _dashboard(url: str, status: dict[str, Any]) -> RenderableType:
         f"outcomes: {_counts(status['outcomes'])}; restarts: {_counts(status['restarts'])}",
         *(f"[yellow]not enforced: {escape(sentence)}[/]" for sentence in status["exceptions"]),
     ]
-    return Group(*lines, _worker_table(status["workers"]))
+    return Group(*lines, fitting(_worker_table(status["workers"]), out))
 
 
 def _times(times: dict[str, float]) -> str:
@@ -222,11 +223,13 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _worker_table(workers: list[dict[str, Any]]) -> Table:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from rstar2.judge.queue.liveness import DEAD_AFTER_S
 
-    table = Table("worker", "pid", "isolation", "done", "mean ms", "running s", "heartbeat")
+    table = Table(
+        Column("worker", overflow="fold"), "pid", "isolation", "done", "mean ms", "running s", "heartbeat"
+    )
     for worker in workers:
         table.add_row(
             escape(worker["name"]),
@@ -412,18 +415,17 @@ def run(
         raise typer.Exit(1)
 
 
-def _encodable(text: str, stream: TextIO) -> str:
-    """A text with escapes in place of what a terminal's encoding lacks."""
-    encoding = stream.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+def _write(text: str, stream: TextIO) -> None:
+    """Write what a program printed: exactly as it is, but to a terminal without its control sequences."""
+    stream.write(harmless(text) if stream.isatty() else text)
+    stream.flush()
 
 
 def _show(result: RunResult) -> None:
-    sys.stdout.write(_encodable(result.stdout, sys.stdout))
+    _write(result.stdout, sys.stdout)
     if result.value is not None:
-        print(_encodable(result.value, sys.stdout))
-    sys.stdout.flush()
-    sys.stderr.write(_encodable(result.stderr, sys.stderr))
+        _write(f"{result.value}\n", sys.stdout)
+    _write(result.stderr, sys.stderr)
     seconds = f"{result.wall_s:.3f} s, {result.cpu_s:.3f} s CPU, {result.queue_s:.3f} s queued"
     during = f" while {result.ended_while}" if result.ended_while else ""
     err.print(

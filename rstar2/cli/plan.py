@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from rstar2.cli.common import AsJson, Change, Profile, err, examples, out
+from rstar2.cli.common import AsJson, Change, Profile, completed_by, err, examples, out, recipe_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -53,7 +53,8 @@ def command(
     recipe: Annotated[
         str,
         typer.Option(
-            help="A recipe by name, such as paper, release or 7b-8xh100, or a file used for every stage."
+            help="A recipe by name, such as paper, release or 7b-8xh100, or a file used for every stage.",
+            autocompletion=completed_by(recipe_names),
         ),
     ] = "paper",
     change: Change = None,

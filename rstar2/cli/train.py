@@ -14,10 +14,12 @@ from rstar2.cli.common import (
     Profile,
     RunFolder,
     checked_judge,
+    completed_by,
     counted,
     err,
     examples,
     out,
+    recipe_names,
 )
 from rstar2.cli.plan import warn_before_start
 from rstar2.cli.training import (
@@ -84,7 +86,8 @@ def command(
     recipe: Annotated[
         str,
         typer.Option(
-            help="A recipe by name, such as paper, release or 7b-8xh100, or a file used for every stage."
+            help="A recipe by name, such as paper, release or 7b-8xh100, or a file used for every stage.",
+            autocompletion=completed_by(recipe_names),
         ),
     ] = "paper",
     profile: Profile = None,

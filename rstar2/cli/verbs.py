@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
+from rstar2.errors import did_you_mean
+
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
 
@@ -73,10 +75,7 @@ class VerbGroup(TyperGroup):
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(args[0], known)
-            ctx.fail(f"No such verb: {args[0]}." + (f" Did you mean {' or '.join(near)}?" if near else ""))
+            ctx.fail(f"No such verb: {args[0]}{did_you_mean(args[0], known)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Context) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rstar2.data.parquet import PREPARED, read_rows
 from rstar2.data.problem import Problem
-from rstar2.errors import UserError
+from rstar2.errors import UserError, did_you_mean
 from rstar2.files import read_objects
 
 BUILTIN = "builtin"
@@ -118,7 +118,7 @@ def load_benchmark(
     """
     if data is not None and name not in NAMES:
         raise UserError(
-            f"unknown benchmark: {name}",
+            f"unknown benchmark: {name}{did_you_mean(name, NAMES)}",
             f"--data replaces the data of one of {', '.join(NAMES)}; or give the file in place of a benchmark.",
         )
     if data is not None:
@@ -133,7 +133,10 @@ def load_benchmark(
         return read_problems(Path(name))
     if (Path(name) / PREPARED).is_file():
         return _prepared(Path(name) / PREPARED)
-    raise UserError(f"unknown benchmark: {name}", f"Known: {', '.join(NAMES)}; or a .jsonl file.")
+    raise UserError(
+        f"unknown benchmark: {name}{did_you_mean(name, NAMES)}",
+        f"Known: {', '.join(NAMES)}; or a .jsonl file.",
+    )
 
 
 def read_problems(path: Path) -> list[Problem]:

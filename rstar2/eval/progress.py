@@ -7,11 +7,13 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from rstar2.eval import statistics
 from rstar2.eval.methods.agent import RetryingTools
 from rstar2.eval.results import Row
+from rstar2.files import no_room
 from rstar2.retry import Outages, RetryPolicy
 
 _WINDOW_S = 20.0
@@ -43,7 +45,7 @@ class Progress:
     """Clustered by problem."""
     eta_s: float | None
     trouble: str | None
-    """Why the engine, the judge or the judge model does not answer; None while all do."""
+    """Why the engine, the judge or the judge model does not answer, or that the disk is full; None if all is well."""
     outages: list[Outages]
     """How long each of these was away in this start, and why."""
 
@@ -74,10 +76,18 @@ class Services:
 
 
 class Meter:
-    """Reads a run's counters: `problems` are each problem's rows, as they fill, and how many it is to have."""
+    """Reads a run's counters.
 
-    def __init__(self, services: Services, problems: list[tuple[list[Row], int]]) -> None:
+    Args:
+        problems: each problem's rows, as they fill, and how many it is to have.
+        folders: where the run writes. A disk without room is a trouble that only the judge may have met yet.
+    """
+
+    def __init__(
+        self, services: Services, problems: list[tuple[list[Row], int]], folders: tuple[Path, ...] = ()
+    ) -> None:
         self._services = services
+        self._folders = folders
         self._problems = problems
         self._started = time.monotonic()
         self._resumed = self._count()
@@ -114,7 +124,7 @@ class Meter:
             accuracy=average.mean if average else None,
             interval=(average.by_problem.low, average.by_problem.high) if average else None,
             eta_s=elapsed * (total - done) / sampled if sampled else None,
-            trouble=self._services.retries.trouble,
+            trouble=self._services.retries.trouble or next(filter(None, map(no_room, self._folders)), None),
             outages=self._services.retries.outages,
         )
 

@@ -156,7 +156,8 @@ async def run_parts(
     """
     shared = _Shared(asyncio.Semaphore(in_flight), in_flight, stop or asyncio.Event())
     running = [_Benchmark(name, part, shared) for name, part in parts.items()]
-    meter = Meter(services, [(rows, part.samples) for part in running for rows in part.groups.values()])
+    counted = [(rows, part.samples) for part in running for rows in part.groups.values()]
+    meter = Meter(services, counted, tuple(part.out for part in parts.values()))
     ticker = asyncio.create_task(_tick(meter, on_progress)) if on_progress else None
     started = time.monotonic()
     try:

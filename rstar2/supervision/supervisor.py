@@ -14,6 +14,7 @@ from subprocess import SubprocessError
 from typing import IO
 
 from rstar2.errors import Failure, RStarError, UserError
+from rstar2.files import os_failure
 from rstar2.processes import stop_groups
 from rstar2.supervision.logs import Rotation
 from rstar2.supervision.part import Part
@@ -89,7 +90,8 @@ class Supervisor(ABC):
                 if self._silent:
                     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
                 self._watch()
-        except RStarError as error:
+        except (RStarError, OSError) as raised:
+            error = os_failure(raised) if isinstance(raised, OSError) else raised
             self.failed(error)
             user_error = isinstance(error, UserError)
             emit(Event(kind="failed", text=error.message, hint=error.hint, user_error=user_error))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rstar2.config import dotted, merged, read_toml, recipes_folder, resolve
-from rstar2.errors import UserError
+from rstar2.errors import UserError, did_you_mean
 from rstar2.plugins import search_in
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
 from rstar2.train.select import SelectSettings
@@ -29,9 +29,9 @@ def read_recipe(name: str, kind: RecipeKind) -> tuple[Path, dict[str, Any]]:
     if path.suffix != ".toml" or not path.is_file():
         path = shipped
     word = "profile" if kind == "profile" else "recipe"
-    hint = f"Give a .toml file or one of: {', '.join(_shipped(kind))}."
+    hint = f"Give a .toml file or one of: {', '.join(shipped_recipes(kind))}."
     if not path.is_file():
-        raise UserError(f"no {word} {name}", hint)
+        raise UserError(f"no {word} {name}{did_you_mean(name, shipped_recipes(kind))}", hint)
     if path != shipped:
         search_in(path.parent)
     values = read_toml(path)
@@ -47,7 +47,8 @@ def _kind(values: dict[str, Any]) -> RecipeKind:
     return "demo" if "rl" in values else "sft" if "epochs" in values else "stage"
 
 
-def _shipped(kind: RecipeKind) -> list[str]:
+def shipped_recipes(kind: RecipeKind) -> list[str]:
+    """The names of the shipped recipes of a kind."""
     files = sorted(recipes_folder().glob("*.toml"))
     return [PAPER] * (kind == "stage") + [file.stem for file in files if _kind(read_toml(file)) == kind]
 

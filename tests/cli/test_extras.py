@@ -81,6 +81,20 @@ def test_rows_are_graded_with_the_extra_for_it(environment: dict[str, str], tmp_
     assert "100.0%" in ran.stderr
 
 
+@pytest.mark.parametrize("environment", [""], indirect=True, ids=["base"])
+def test_without_the_extra_no_row_is_graded_and_one_line_says_why(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A missing package must not become a verdict."""
+    source = tmp_path / "rows.jsonl"
+    source.write_text(json.dumps({"gold": "\\frac{\\pi}{4}", "pred": "\\arctan 1"}) + "\n")
+    ran = _rstar2(environment, "grade", str(source))
+    assert (ran.returncode, ran.stdout) == (2, "")
+    error, hint = ran.stderr.splitlines()
+    assert error == "error: this command needs mpmath, which is not installed"
+    assert "[grade]" in hint
+
+
 @pytest.mark.parametrize("environment", ["", "judge"], indirect=True, ids=["base", "judge"])
 def test_a_verb_names_the_extra_for_all_of_it(environment: dict[str, str]) -> None:
     for words, extra in ((["demo"], "laptop"), (["eval", "builtin", "--oracle"], "eval")):

@@ -162,7 +162,7 @@ def test_a_paragraph_of_a_help_fills_the_lines_of_the_terminal(columns: int) -> 
 def test_a_verb_with_a_typing_error_is_met_with_the_right_one() -> None:
     shown = CliRunner().invoke(app, ["jugde"])
     assert shown.exit_code == 2
-    assert "Did you mean judge" in shown.output
+    assert "did you mean judge?" in shown.output
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
         (("status", "--url", "ftp://judge"), "not a judge's URL: ftp://judge"),
         (("down",), "no judge is running"),
         (("up", "--redis", "redis://127.0.0.1:1"), "no Redis server answers"),
-        (("up", "--redis", "nonsense"), "nonsense"),
+        (("up", "--redis", "nonsense"), "--redis is not the URL of a Redis server"),
         (("up", "--workers", "-3"), "Invalid value"),
         (
             ("up", "--host", "nonsense.invalid", "--token", "t"),
@@ -171,7 +171,7 @@ def test_output_that_the_terminal_cannot_show_is_escaped(judge: JudgeHandle, tmp
         timeout=600,
         check=False,
     )
-    assert (run.returncode, run.stdout) == (0, "\\xe9\n"), run.stderr
+    assert (run.returncode, run.stdout) == (0, "\\u00e9\n"), run.stderr
 
 
 def test_a_port_in_use_is_told(shell: Shell) -> None:

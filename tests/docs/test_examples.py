@@ -39,6 +39,19 @@ def test_each_is_short_says_what_it_shows_and_has_a_test() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "program",
+    [each for each in sorted(EXAMPLES.glob("*.py")) if "sys.argv" in each.read_text()],
+    ids=lambda each: each.stem,
+)
+def test_without_its_argument_an_example_says_what_to_give(program: Path) -> None:
+    ran = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 1
+    assert f"python examples/{program.name}" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.slow
 def test_judge_client(judge: JudgeHandle) -> None:
     assert _run("judge_client", judge.url) == [
         "one program: ok, stdout 'hello\\n', value 42",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from rstar2.data.rows import Kind
 from rstar2.data.source import Source
 from rstar2.data.sources import sources
 from rstar2.data.users import load_source, source_name
-from rstar2.errors import UserError
+from rstar2.errors import UserError, did_you_mean
 from rstar2.plugins import is_reference
 from rstar2.runs import json_digest
 
@@ -248,9 +247,8 @@ def _name_of(source: str) -> str:
 
 def _refuse_unknown(name: str, shipped: Iterable[str]) -> None:
     known = [*shipped, *sources()]
-    near = difflib.get_close_matches(name, known, n=1)
     raise UserError(
-        f"unknown source: {name}" + (f"; did you mean {near[0]}?" if near else ""),
+        f"unknown source: {name}{did_you_mean(name, known)}",
         f"Known: {', '.join(dict.fromkeys(known))}; or a .json, .jsonl or .parquet file of your own, "
         "module:object for a source of your own, or a .toml recipe.",
     )
@@ -291,7 +289,7 @@ def _origin(
         # A recipe's own name for a file that the user gives.
         return Origin(name, own_source(files[0]), files)
     raise UserError(
-        f"the recipe's source {name} is unknown",
+        f"the recipe's source {name} is unknown{did_you_mean(name, known)}",
         f"Give its file: --from {name}=FILE (.json, .jsonl or .parquet).",
     )
 
@@ -311,9 +309,8 @@ def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
     known = (*NAMES, *recipe.patterns)
     for name in recipe.filters:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
             raise UserError(
-                f"unknown filter: {name}" + (f"; did you mean {near[0]}?" if near else ""),
+                f"unknown filter: {name}{did_you_mean(name, known)}",
                 f"Known: {', '.join(known)}. [patterns.{name}] with a regex makes a filter of your own.",
             )
         if kind == "conversations" and name in OF_PROBLEMS:

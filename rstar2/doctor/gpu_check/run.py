@@ -19,7 +19,7 @@ from typing import Literal
 from rstar2.doctor.gpu_check.check import Check, Device, Result, Settings
 from rstar2.doctor.gpu_check.checks import CHECKS, ENVIRONMENT
 from rstar2.doctor.gpu_check.report import JSON_FILE, MARKDOWN_FILE, Report
-from rstar2.errors import Failure, UserError
+from rstar2.errors import Failure, UserError, did_you_mean
 from rstar2.files import read_json, write_json, write_text
 from rstar2.machine import gpu_names
 from rstar2.processes import start_bound, stop_group
@@ -64,7 +64,8 @@ def gpu_check(asked: Asked, say: Say) -> int:
     """
     unknown = [name for name in asked.checks if name not in CHECKS]
     if unknown:
-        raise UserError(f"no check {unknown[0]}", f"Checks: {', '.join(CHECKS)}.")
+        meant = did_you_mean(unknown[0], CHECKS)
+        raise UserError(f"no check {unknown[0]}{meant}", f"Checks: {', '.join(CHECKS)}.")
     checks = [
         check for name, check in CHECKS.items() if not asked.checks or name in (*asked.checks, ENVIRONMENT)
     ]

@@ -18,7 +18,7 @@ from typing import Any
 
 from rstar2.data import benchmarks as mathematics
 from rstar2.data.problem import Problem
-from rstar2.errors import UserError
+from rstar2.errors import UserError, did_you_mean
 from rstar2.eval.harnesses.environment import Harness
 from rstar2.eval.methods import Method
 from rstar2.eval.methods.agent import Agent, AgentMethod, Correct, function_name
@@ -150,9 +150,16 @@ def find(name: str) -> Benchmark:
         _check_functions(name, loaded)
         return replace(loaded, load=lambda given, settings: _problems_of(name, loaded, given, settings))
     if name not in mathematics.NAMES and not name.endswith(".jsonl") and not Path(name).exists():
-        known = ", ".join([*dict.fromkeys((*mathematics.NAMES, *NAMES)), *GROUPS])
-        raise UserError(f"unknown benchmark: {name}", f"Known: {known}; or a .jsonl file, or module:object.")
+        raise UserError(
+            f"unknown benchmark: {name}{did_you_mean(name, known_names())}",
+            f"Known: {', '.join(known_names())}; or a .jsonl file, or module:object.",
+        )
     return Benchmark(load=lambda given, settings: mathematics.load_benchmark(name, given.data, settings.seed))
+
+
+def known_names() -> list[str]:
+    """The names that `rstar2 eval` takes: benchmarks, then groups of them."""
+    return [*dict.fromkeys((*mathematics.NAMES, *NAMES)), *GROUPS]
 
 
 def _check_functions(name: str, benchmark: Benchmark) -> None:

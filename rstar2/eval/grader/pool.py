@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import rstar2
@@ -43,6 +44,8 @@ LEAST_WALL_S = 300.0
 _END_S = 60.0
 """How long a process may take to end that was killed, or has closed its output."""
 _PIPE_BYTES = 1 << 16
+_NEEDED = ("mpmath", "sympy")
+"""What workers import once a grading needs it."""
 log = logging.getLogger(__name__)
 
 
@@ -157,7 +160,7 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
     Use as a context manager; the processes end with it. A grading that passes its deadline comes back as
     `timeout`; one whose worker was killed from outside is graded again on a fresh worker. `outcomes.missed` tells
     such verdicts from wrong answers. ValueError for sizes that mean nothing; UserError if the environment holds a
-    secret of the run that is none.
+    secret of the run that is none; ModuleNotFoundError if a package that workers need is not installed.
     """
 
     def __init__(self, workers: int = 1, timeout_s: float = 1.5) -> None:
@@ -165,6 +168,10 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
             raise ValueError(
                 f"a grader pool needs workers >= 1 and timeout_s > 0, not {workers} and {timeout_s}"
             )
+        for module in _NEEDED:
+            # Otherwise each worker would end at its first formula, and a missing package become a verdict.
+            if find_spec(module) is None:
+                raise ModuleNotFoundError(f"No module named {module!r}", name=module)
         secret()  # made here if there is none, so that all workers have this process's
         self._timeout_s = timeout_s
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()

@@ -41,6 +41,8 @@ class LiveView(ABC):
         self._console = err
         self._live = Live(console=err, refresh_per_second=4, transient=True)
         self._printed_at = 0.0
+        self._trouble: str | None = None
+        """The trouble that was printed last, if the console is no terminal."""
 
     @abstractmethod
     def announce(self, plan: EvalPlan) -> None:
@@ -57,8 +59,12 @@ class LiveView(ABC):
         self.last = progress
         if self._console.is_terminal:
             self._live.update(self._layout(progress))
-        elif time.monotonic() - self._printed_at >= _PRINT_EVERY_S or progress.done == progress.total:
-            self._printed_at = time.monotonic()
+        elif (
+            time.monotonic() - self._printed_at >= _PRINT_EVERY_S
+            or progress.done == progress.total
+            or (progress.trouble and progress.trouble != self._trouble)
+        ):
+            self._printed_at, self._trouble = time.monotonic(), progress.trouble
             trouble = f"waiting: {progress.trouble}" if progress.trouble else ""
             shown = [*_facts(progress), _eta(progress), trouble]
             self._console.print(" · ".join(filter(None, shown)), soft_wrap=True, markup=False)

@@ -145,7 +145,7 @@ def paper_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table | None
 
 def problems_table(result: EvalResult) -> Table:
     """One row per problem."""
-    table = Table("problem", box=None, padding=(0, 3, 0, 0), title=escape(result.name), title_justify="left")
+    table = Table("problem", box=None, padding=(0, 2, 0, 0), title=escape(result.name), title_justify="left")
     for heading in ("correct", "mean tokens", "calls", "no answer", "truncated", "not verified"):
         table.add_column(heading, justify="right")
     table.add_column("gold", overflow="ellipsis", no_wrap=True, max_width=24)

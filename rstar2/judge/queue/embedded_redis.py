@@ -13,7 +13,9 @@ from urllib.parse import quote
 import redis
 
 from rstar2.errors import Failure, UserError
+from rstar2.files import no_room
 from rstar2.processes import free_port, start_bound, stop_group
+from rstar2.supervision.logs import tail
 
 START_S = 60.0
 STOP_S = 5.0
@@ -98,7 +100,11 @@ class EmbeddedRedis:
         return process
 
     def _failure(self) -> Failure:
-        return Failure("the embedded Redis server did not start", f"See {self.log}")
+        cause = no_room(self.folder)
+        if not cause:
+            last_lines = tail(self.log, 1) if self.log.exists() else []
+            cause = " ".join(last_lines) or "its log is empty"
+        return Failure(f"the embedded Redis server did not start: {cause}", f"See {self.log}")
 
     def _launch(self) -> subprocess.Popen[bytes] | None:
         """→ the process, or None if it does not answer."""

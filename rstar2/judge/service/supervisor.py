@@ -18,7 +18,9 @@ from typing import Any
 
 import redis
 
+from rstar2.addresses import check_redis_url, without_password
 from rstar2.errors import Failure, RStarError, UserError
+from rstar2.files import no_room
 from rstar2.judge.queue import requirements
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
@@ -36,6 +38,8 @@ from rstar2.supervision.supervisor import Supervisor
 START_S = 180.0
 """And a second for each worker."""
 POLL_S = 0.02
+WRITE_EVERY_S = 0.5
+"""How often a judge that starts checks whether its queue can be written to."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
 RESTARTS = Restarts(first_s=0.1, longest_s=5.0, stable_s=5.0, at_once=True)
@@ -172,13 +176,19 @@ class JudgeSupervisor(Supervisor):
             self.waves.append([restarted])
             self.redis_url, self.local_url = self.embedded.url, self.embedded.local_url
             return
+        check_redis_url(self.redis_url)
+        server = without_password(self.redis_url)
         try:
             with sync_client(self.redis_url) as probe:
                 self._check_address(probe.connection_pool.connection_kwargs)
                 probe.ping()
+        except (redis.AuthenticationError, redis.ResponseError) as error:
+            raise UserError(
+                f"the Redis server at {server} refuses this judge: {error}",
+                "Check the user and password in --redis; in a URL both are percent-encoded.",
+            ) from error
         except (redis.RedisError, ValueError) as error:
-            without_password = re.sub(r"//[^@/]*@", "//", self.redis_url)
-            message = f"no Redis server answers at {without_password}: {error}"
+            message = f"no Redis server answers at {server}: {error}"
             raise UserError(message, "Check --redis, or leave it out to start a queue here.") from error
 
     def _check_address(self, queue_at: Mapping[str, Any]) -> None:
@@ -238,9 +248,12 @@ class JudgeSupervisor(Supervisor):
 
     def _wait(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
-        trouble = ""
+        trouble, write_at = "", 0.0
         with sync_client(self.redis_url) as client:
             while time.monotonic() < deadline:
+                if time.monotonic() >= write_at:
+                    self._check_queue_takes_writes(client)
+                    write_at = time.monotonic() + WRITE_EVERY_S
                 for number, part in enumerate(self.workers):
                     if part.process.poll() is not None:
                         raise self._worker_failure(number)
@@ -251,6 +264,24 @@ class JudgeSupervisor(Supervisor):
                 if self.handle is not None or self.stopping(POLL_S):
                     return
         raise Failure(f"the judge did not answer within {wait_s:.0f} s{trouble}", f"See {self.logs}")
+
+    def _check_queue_takes_writes(self, client: redis.Redis) -> None:
+        """Raises Failure if Redis answers but refuses to store anything: its disk or memory is full, say.
+
+        Workers would try to register until the time is over, and only their logs would tell why.
+        """
+        try:
+            client.set(queue.WRITE_CHECK, "", px=1000)
+        except redis.ResponseError as error:
+            where = f"the judge's queue in {self.embedded.folder}" if self.embedded else "the queue"
+            raise Failure(
+                f"{where} cannot store anything: {error}",
+                "Make room on that disk, or use a folder on another one."
+                if self.embedded
+                else "See the log of its Redis server.",
+            ) from error
+        except redis.RedisError as error:
+            log.warning("the queue cannot be written to yet: %s", error)
 
     def _handle_if_ready(self, client: redis.Redis) -> JudgeHandle | None:
         states: list[Any] = client.hmget(queue.WORKERS, list(self.worker_names.values()))
@@ -293,7 +324,7 @@ class JudgeSupervisor(Supervisor):
 
     def _worker_failure(self, number: int) -> RStarError:
         log = self.logs / f"worker-{number}.log"
-        said = " ".join(tail(log, 2)).strip()
+        said = " ".join(tail(log, 2)).strip() or no_room(log) or "its log is empty"
         if self.workers[number].process.returncode == UserError.exit_code:
             return UserError(said, f"See {log}")
         return Failure(f"a judge worker ended while it was starting: {said}", f"See {log}")

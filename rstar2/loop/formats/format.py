@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from rstar2.config import Strict, resolve
-from rstar2.errors import UserError
+from rstar2.errors import UserError, did_you_mean
 from rstar2.files import write_json
 from rstar2.loop.formats.families import FAMILIES, TAG_PARSERS, Parsers
 from rstar2.loop.formats.replies import Layout
@@ -145,7 +145,10 @@ def read_format(named: str, own_template: str | None = None) -> Format:
         values["family"] = named
     if (family := values.get("family")) is not None:
         if family not in FAMILIES:
-            raise UserError(f"{path}: no family {family}", f"Families: {', '.join(FAMILIES)}.")
+            raise UserError(
+                f"{path}: no family {family}{did_you_mean(str(family), FAMILIES)}",
+                f"Families: {', '.join(FAMILIES)}.",
+            )
         if FAMILIES[family].one_call:
             values.setdefault("calls_per_turn", 1)
     template, tools = values.get("template", own_template), values.get("tools", [])
@@ -182,14 +185,22 @@ def _unused(fmt: Format) -> set[str]:
     return unused if fmt.tool_objects else unused | {"tool_objects"}
 
 
+def format_names() -> list[str]:
+    """The names that `--format` takes: shipped formats, then families of models."""
+    return [*sorted(file.stem for file in _HERE.glob("*.toml")), *FAMILIES]
+
+
 def _find(named: str) -> Path:
     path, shipped = Path(named), _HERE / f"{named}.toml"
     if path.suffix in (".toml", ".json"):
         return path
     if shipped.is_file():
         return shipped
-    known = ", ".join([*sorted(file.stem for file in _HERE.glob("*.toml")), *FAMILIES])
-    raise UserError(f"no format {named}", f"Give a .toml or .json file, or one of: {known}.")
+    known = format_names()
+    raise UserError(
+        f"no format {named}{did_you_mean(named, known)}",
+        f"Give a .toml or .json file, or one of: {', '.join(known)}.",
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -225,7 +236,10 @@ def _text(path: Path) -> str:
 def _implementation(name: str, reference: str | None) -> Tool[..., Any]:
     tool = shipped_tool(name) if reference is None else load_tool(reference)
     if tool is None:
-        raise UserError(f"there is no tool {name}", f"Tools: {', '.join(shipped_tools())}.")
+        raise UserError(
+            f"there is no tool {name}{did_you_mean(name, shipped_tools())}",
+            f"Tools: {', '.join(shipped_tools())}.",
+        )
     if name not in (tool.name, *tool.aliases):
         raise UserError(
             f"the format has a tool {name}, but {reference} is called {tool.name}",

@@ -1,0 +1,127 @@
+"""What may be shown on a terminal: characters that its encoding has, no control sequences of others, whole tables."""
+
+from __future__ import annotations
+
+import codecs
+import copy
+import sys
+from io import TextIOWrapper
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, Group, RenderableType
+    from rich.table import Column, Table
+
+READABLE = "rstar2-readable"
+"""The error handler of `write_readably`, as `str.encode` takes it."""
+
+# What a program or a model writes must not move the cursor or change the title of the window.
+_SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+_CONTROLS = str.maketrans(_SHOWN | dict.fromkeys(range(128, 160), " "))
+
+_ASCII = {
+    **dict.fromkeys("–—·─", "-"),
+    **dict.fromkeys("│", "|"),
+    **dict.fromkeys("✓┌┐└┘├┤┬┴┼╭╮╰╯", "+"),
+    **dict.fromkeys("✗×", "x"),
+    **dict.fromkeys("‘’", "'"),
+    **dict.fromkeys("“”", '"'),
+    **{chr(code): "#" for code in range(0x2580, 0x25A0)},
+    **{chr(code): "*" for code in range(0x2800, 0x2900)},
+    "…": "...",
+    "→": "->",
+    "←": "<-",
+    "≥": ">=",
+    "≤": "<=",
+}
+"""What our own messages, tables, bars and curves use, as it is written if an encoding lacks it."""
+
+_FOLDED = 12
+"""The least width in which a column is shown whose words may be broken or whose cells may be cut."""
+
+
+def harmless(text: str) -> str:
+    """Returns a text of a program or a model whose control characters are shown and not obeyed."""
+    return text.replace("\r\n", "\n").translate(_CONTROLS)
+
+
+def write_readably() -> None:
+    """Let standard output and error write every text, whatever their encoding lacks.
+
+    A terminal need not be UTF-8. A character that its encoding lacks becomes a similar one, or else an escape that JSON
+    reads too, such as `\\u03c0`.
+    """
+    codecs.register_error(READABLE, _replacement)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # None if it was closed
+            stream.reconfigure(errors=READABLE)
+
+
+def _replacement(error: UnicodeError) -> tuple[str, int]:
+    """The error handler: the characters that cannot be encoded, in ASCII, and where encoding goes on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_ASCII.get(character) or _escaped(character) for character in lacking), error.end
+
+
+def _escaped(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def fitting(table: Table, console: Console) -> Table | Group:
+    """Returns a table in which no word is broken and no column lost, or its rows as records if that is too wide.
+
+    By itself rich shrinks columns until words break, and leaves out the last columns. Here a column may break words
+    only if its overflow is `fold`, and cut cells only if it has `no_wrap` and a `max_width`.
+    """
+    widths = [_widths(column, console) for column in table.columns]
+    overhead = console.measure(table, options=_unbounded(console)).maximum - sum(most for _, most in widths)
+    spare = console.width - overhead - sum(least for least, _ in widths)
+    if spare < 0:
+        return _records(table)
+    # A caller may show the same table again in another width.
+    table = copy.copy(table)
+    table.columns = [copy.copy(column) for column in table.columns]
+    for column, (least, most) in zip(table.columns, widths, strict=True):
+        more = min(spare, most - least)
+        column.width, spare = least + more, spare - more
+    return table
+
+
+def _widths(column: Column, console: Console) -> tuple[int, int]:
+    """The least width of a column in which it can be read, and the most that it needs."""
+    options = _unbounded(console)
+    cells = [console.measure(cell, options=options) for cell in (column.header, *column.cells)]
+    most = max(cell.maximum for cell in cells)
+    least = most if column.no_wrap else max(cell.minimum for cell in cells)
+    if column.max_width is not None:
+        most = min(most, column.max_width)
+    if column.overflow == "fold" or (column.no_wrap and column.max_width is not None):
+        least = min(least, _FOLDED)
+    return min(max(least, column.min_width or 0), most), most
+
+
+def _unbounded(console: Console) -> ConsoleOptions:
+    return console.options.update(max_width=sys.maxsize)
+
+
+def _records(table: Table) -> Group:
+    """Each row as lines of its own: the first cell, and below it the others with their headings."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.styled import Styled
+    from rich.table import Table
+
+    lines: list[RenderableType] = [table.title] if table.title else []
+    first, *others = table.columns
+    for name, *cells in zip(first.cells, *(column.cells for column in others), strict=True):
+        record = Table.grid(padding=(0, 2))
+        record.add_column(style="dim", overflow="fold")
+        record.add_column(overflow="fold")
+        for column, cell in zip(others, cells, strict=True):
+            if cell:
+                record.add_row(column.header, cell)
+        lines += [Styled(name, "bold"), Padding(record, (0, 0, 0, 2))]
+    return Group(*lines)
