@@ -23,10 +23,11 @@ from rstar2.eval.stored import Measurement
 from rstar2.files import output_file
 from rstar2.loop.trace import Trace
 from rstar2.report.collect import RunPage, collect
-from rstar2.report.formulas import available, with_formulas
+from rstar2.report.formulas import with_formulas
 from rstar2.report.segments import turn_parts
 from rstar2.report.shading import Shading, shaded_traces
 
+_ASSETS = files("rstar2.report").joinpath("assets")
 _CHUNK_CHARACTERS = 1 << 19
 _END_OF_TITLE = " · rstar2</title>"
 """As page.html has it, within the first `_HEAD` bytes of every page, which tells a page from a user's other files."""
@@ -34,6 +35,7 @@ _HEAD = 4096
 _STYLES = ("theme.css", "page.css", "viewer.css", "entropy.css")
 _SCRIPTS = (
     "elements.js",
+    "formulas.js",
     "format.js",
     "plots.js",
     "training_plots.js",
@@ -96,7 +98,7 @@ def _is_page(file: Path) -> bool:
 def _write(page: RunPage, file: TextIO) -> None:
     head, _, tail = _asset("page.html").partition("<!-- data -->")
     head = head.replace("<!-- title -->", escape(page.title, quote=False))
-    file.write(head.replace("/* style */", "\n".join(_asset(f"styles/{name}") for name in _STYLES)))
+    file.write(head.replace("/* style */", _style()))
     index = _TraceIndex()
     for number, chunk in enumerate(_chunks(page, index)):
         file.write(_data_element(f"chunk-{number}", chunk))
@@ -122,10 +124,16 @@ def _write(page: RunPage, file: TextIO) -> None:
                 for stage in page.kept
             ),
         ],
-        "formulas": available(),
     }
     file.write(_data_element("about", _json(about)))
+    tail = tail.replace("/* library */", _asset("vendor/temml.min.js"))
     file.write(tail.replace("/* script */", script()))
+
+
+def _style() -> str:
+    font = base64.b64encode(_ASSETS.joinpath("vendor/Temml.woff2").read_bytes()).decode()
+    formulas = _asset("vendor/Temml-Local.css").replace("url('Temml.woff2')", f"url(data:font/woff2;base64,{font})")
+    return "\n".join((formulas, *(_asset(f"styles/{name}") for name in _STYLES)))
 
 
 def script() -> str:
@@ -253,4 +261,4 @@ def _data_element(name: str, value: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("rstar2.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return _ASSETS.joinpath(name).read_text(encoding="utf-8")
