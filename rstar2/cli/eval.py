@@ -10,7 +10,7 @@ import typer
 
 import rstar2.eval
 from rstar2.cli import common
-from rstar2.cli.common import RUN, RunGroup, completed_by, counted, err, examples, out
+from rstar2.cli.common import RUN, RunGroup, completed_by, counted, err, examples, out, write_page
 from rstar2.data.benchmarks import NAMES
 
 GENERAL = tuple(
@@ -178,7 +178,6 @@ def run(
     from rstar2.eval.target import Target
     from rstar2.eval.terminal.views import EvalView
     from rstar2.loop.turns.choose import FormatChoice
-    from rstar2.report import write_report
 
     if run_folder is not None and not (model or url or oracle):
         raise UserError(
@@ -207,7 +206,7 @@ def run(
         limit=limit,
         folder=run_folder,
     )
-    measure(request, EvalView(out, err, write_report, per_problem))
+    measure(request, EvalView(out, err, write_page, per_problem))
 
 
 @app.command(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
@@ -64,12 +64,16 @@ _COLUMNS = (
 )
 
 
-def write_report(run: Path, output: Path | None = None) -> Path:
+OnTraces = Callable[[int], None]
+
+
+def write_report(run: Path, output: Path | None = None, on_traces: OnTraces = lambda traces: None) -> Path:
     """Write the report page of a run or of prepared data.
 
     Args:
         run: the run's folder, or one that `rstar2 data prepare` made.
         output: the page's file; `run/report.html` by default.
+        on_traces: called with the number of traces written so far, once in a while.
 
     Returns:
         The page's file.
@@ -83,7 +87,7 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     if output.is_file() and output.stat().st_size and not _is_page(output):
         raise UserError(f"{output} is not a report page, so it is not replaced", "Name another --output.")
     with output_file(output) as file:
-        _write(page, file)
+        _write(page, file, on_traces)
     return output
 
 
@@ -95,13 +99,14 @@ def _is_page(file: Path) -> bool:
         return False
 
 
-def _write(page: RunPage, file: TextIO) -> None:
+def _write(page: RunPage, file: TextIO, on_traces: OnTraces) -> None:
     head, _, tail = _asset("page.html").partition("<!-- data -->")
     head = head.replace("<!-- title -->", escape(page.title, quote=False))
     file.write(head.replace("/* style */", _style()))
     index = _TraceIndex()
     for number, chunk in enumerate(_chunks(page, index)):
         file.write(_data_element(f"chunk-{number}", chunk))
+        on_traces(len(index))
     file.write(_data_element("index", _json(index.columns())))
     about = {
         "title": page.title,
@@ -126,11 +131,13 @@ def _write(page: RunPage, file: TextIO) -> None:
         ],
     }
     file.write(_data_element("about", _json(about)))
-    tail = tail.replace("/* library */", _asset("vendor/temml.min.js"))
+    library = f"/*\n{_asset('vendor/LICENSE.temml')}*/\n{_asset('vendor/temml.min.js')}"
+    tail = tail.replace("/* library */", library)
     file.write(tail.replace("/* script */", script()))
 
 
 def _style() -> str:
+    """The page's style sheet, with the font of temml's inside."""
     font = base64.b64encode(_ASSETS.joinpath("vendor/Temml.woff2").read_bytes()).decode()
     formulas = _asset("vendor/Temml-Local.css").replace("url('Temml.woff2')", f"url(data:font/woff2;base64,{font})")
     return "\n".join((formulas, *(_asset(f"styles/{name}") for name in _STYLES)))
@@ -190,6 +197,9 @@ class _TraceIndex:
         for name, value in row.items():
             self._columns[name].append(value)
         return asked == self._asked[problem]
+
+    def __len__(self) -> int:
+        return len(self._columns["section"])
 
     def columns(self) -> dict[str, Any]:
         """JSON-able: `problems` with id, text and gold, and `rows`, the columns by name."""

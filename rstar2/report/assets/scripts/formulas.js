@@ -14,6 +14,8 @@ const MATH_ATTRIBUTES = new RegExp(
 const COLOURS = ["color", "background-color"];
 const MAX_EM = 5;
 const MAX_PX = 80;
+/** Environments whose lines temml would number. */
+const NUMBERED = /\\(begin|end)\{(align|alignat|gather|equation)\}/g;
 const MATH_OPTIONS = { throwOnError: true, trust: false, wrap: "tex", maxExpand: 200, maxSize: [4, 48] };
 
 /** A formula between delimiters: whether it stands on lines of its own, and its LaTeX without them. */
@@ -30,7 +32,7 @@ function formulaNode(source) {
   const { isBlock, latex } = formulaParts(source);
   const node = element("span", { class: isBlock ? "formula block" : "formula", title: source });
   try {
-    temml.render(latex, node, { ...MATH_OPTIONS, displayMode: isBlock });
+    temml.render(latex.replace(NUMBERED, "\\$1{$2*}"), node, { ...MATH_OPTIONS, displayMode: isBlock });
   } catch {
     return null;
   }
