@@ -49,7 +49,21 @@ def formula(draw: random.Random) -> str:
 
 def paragraph(draw: random.Random, length: int) -> str:
     """Text of about this many characters, in which about every fifth word is followed by a formula."""
-    words = ("so", "the", "value", "of", "the", "remaining", "term", "is", "then", "bounded", "by", "which", "gives")
+    words = (
+        "so",
+        "the",
+        "value",
+        "of",
+        "the",
+        "remaining",
+        "term",
+        "is",
+        "then",
+        "bounded",
+        "by",
+        "which",
+        "gives",
+    )
     pieces: list[str] = []
     size = 0
     while size < length:
@@ -130,7 +144,9 @@ def show_browser(page: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--problems", type=int, default=500)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--size", type=int, default=6000, help="bytes of text in a trace")
@@ -139,7 +155,9 @@ def main() -> None:
         run = Path(name)
         make_run(run, options.problems, options.samples, options.size)
         traces = run / "math500" / "traces.jsonl"
-        print(f"{options.problems * options.samples} traces, traces.jsonl {traces.stat().st_size / 1e6:.0f} MB")
+        print(
+            f"{options.problems * options.samples} traces, traces.jsonl {traces.stat().st_size / 1e6:.0f} MB"
+        )
         started, wall = time.process_time(), time.perf_counter()
         page = write_report(run)
         print(

@@ -139,7 +139,9 @@ def _write(page: RunPage, file: TextIO, on_traces: OnTraces) -> None:
 def _style() -> str:
     """The page's style sheet, with the font of temml's inside."""
     font = base64.b64encode(_ASSETS.joinpath("vendor/Temml.woff2").read_bytes()).decode()
-    formulas = _asset("vendor/Temml-Local.css").replace("url('Temml.woff2')", f"url(data:font/woff2;base64,{font})")
+    formulas = _asset("vendor/Temml-Local.css").replace(
+        "url('Temml.woff2')", f"url(data:font/woff2;base64,{font})"
+    )
     return "\n".join((formulas, *(_asset(f"styles/{name}") for name in _STYLES)))
 
 

@@ -131,9 +131,7 @@ def test_a_formula_carries_no_link_colour_or_size_that_covers_the_page(page: Bro
 
 
 @pytest.mark.slow
-def test_only_the_formulas_of_the_open_trace_are_drawn(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_only_the_formulas_of_the_open_trace_are_drawn(browser: Browser, tmp_path: Path) -> None:
     run = made_run(tmp_path, problems=1, samples=3)
     path = run / "aime24" / "traces.jsonl"
     first, *others = read_traces(path)

@@ -88,7 +88,8 @@ def test_wide_tables_and_formulas_show_at_which_side_there_is_more(narrow: Brows
     shadows = narrow.run(
         "return [...document.querySelectorAll('main *')].filter((node) => node.checkVisibility() && "
         "node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).overflowX === 'auto')"
-        ".map((node) => [`${node.localName}.${node.getAttribute('class') ?? ''}`, getComputedStyle(node).backgroundAttachment])"
+        ".map((node) => [`${node.localName}.${node.getAttribute('class') ?? ''}`, "
+        "getComputedStyle(node).backgroundAttachment])"
     )
     assert {name for name, _ in shadows} >= {"math.tml-display", "div."}, "formulas, and the table in a fold"
     assert [name for name, attachment in shadows if attachment != "local, local, scroll, scroll"] == []
