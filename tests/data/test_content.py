@@ -73,6 +73,7 @@ NO_PROOFS = [
     "Prove that the limit exists. What is the limit?",
     "The proof of the theorem has 12 lines of 30 letters. Compute the number of letters.",
     "Compute $1 + 1$, then prove that you are right.",
+    "In order to show that $n$ is even, two lemmas were used. Their numbers were 3 and 4.",
 ]
 QUESTIONS = [
     "Let $f(x) = x^2$. (a) Find $f(2)$. (b) Find $f(3)$.",
@@ -207,6 +208,46 @@ def test_an_answer_that_only_occurs_in_the_problem_is_not_stated(text: str, answ
 def test_what_is_found_stands_in_the_details_of_the_drop() -> None:
     rows = pa.RecordBatch.from_pylist([{"problem": "So:\nprove that it holds", "answer": "7"}])
     assert list(ROW_FILTERS["proofs"](Inputs(FilterSettings(), {}, {}))(rows)) == [(0, {"text": "prove"})]
+
+
+@pytest.mark.parametrize("name", [*FAULTY, "stated-answer"])
+def test_a_garbled_text_is_looked_through_in_linear_time(name: str) -> None:
+    """A search that takes the square of a text's length would take far longer than a test may."""
+    pieces = (
+        *(
+            "\n",
+            " ",
+            ". ",
+            "=",
+            "*",
+            "a",
+            "....",
+            "the ",
+            "(a) ",
+            "(A) ",
+            "\n1. ",
+            "A. ",
+            "[asy]",
+            "![",
+            "\\boxed{",
+        ),
+        *(
+            "answer: ",
+            "answer **",
+            "Solution ",
+            "prove ",
+            "shown below ",
+            "the a shown",
+            "http",
+            "www.",
+            "&lt",
+            "<p ",
+            "<i>",
+        ),
+        *("$", "|", "\\begin{asy}", "#### ", "{"),
+    )
+    rows = pa.RecordBatch.from_pylist([{"problem": f"x {piece * 50_000}", "answer": "7"} for piece in pieces])
+    list(ROW_FILTERS[name](Inputs(FilterSettings(), {}, {}))(rows))
 
 
 # ── patterns ──

@@ -185,7 +185,7 @@ class Qwen3:
 def test_a_thinking_model_rewrites_without_its_thought(
     tmp_path: Path, server: Server, sources: list[str], form: str, switch: str
 ) -> None:
-    server.answers = model = Qwen3(form, switch)
+    server.answers = Qwen3(form, switch)
     out = tmp_path / "out"
     ran = prepare(sources, out, "--rewrite", server.url, "--model", "writer")
     assert ran.code == 0, ran.stderr
