@@ -370,6 +370,26 @@ def test_a_pattern_that_cannot_work_is_refused_before_a_row_is_read(
     assert not out.exists()
 
 
+def test_settings_that_are_not_used_are_not_in_the_card(tmp_path: Path) -> None:
+    """A set that an earlier version prepared, whose card lacks them, is then still the same set."""
+    recipe = own(tmp_path, "filters = ['figures']\n[sources.p]\n")
+    words = (
+        "data",
+        "prepare",
+        recipe,
+        "--from",
+        f"p={tmp_path / 'problems.jsonl'}",
+        "--output",
+        tmp_path / "out",
+    )
+    shown = json.loads(rstar2(*words, "--dry-run").stdout)
+    assert not {"figures", "patterns"} & shown.keys()
+    assert shown["rewrite"] == {"model": "", "shortest": 0.3, "longest": 3.0}
+    changed = ("--set", "figures.keep_drawn=true", "--set", "rewrite.accepted=0")
+    shown = json.loads(rstar2(*words, "--dry-run", *changed).stdout)
+    assert (shown["figures"], shown["rewrite"]["accepted"]) == ({"keep_drawn": True}, 0)
+
+
 def test_content_is_filtered_by_default_and_not_in_the_recipes_of_the_paper(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(
         "".join(

@@ -313,6 +313,15 @@ def test_names_code_and_formulas_are_no_other_language(old: str, new: str) -> No
     assert fault_of(old, new, "stop", Rewrite(model="m", shortest=0, longest=99)) == ""
 
 
+@pytest.mark.parametrize(
+    "piece", ["\\[", "\\(", "`", "```", "$", "$$", "the ", "de la el ", "\n", "面", "http://"]
+)
+def test_the_language_of_a_garbled_text_is_looked_for_in_linear_time(piece: str) -> None:
+    assert fault_of(ENGLISH, ENGLISH + piece * 50_000, "stop", Rewrite(model="m", longest=10_000)) in (
+        *("", "another language", "marks of a format"),
+    )
+
+
 def test_a_mixture_of_two_scripts_is_rejected() -> None:
     mixed = f"{ENGLISH[:60]} {CHINESE}"
     assert fault_of(ENGLISH, mixed, "stop", Rewrite(model="m")) == "another language"
