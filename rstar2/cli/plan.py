@@ -237,10 +237,11 @@ def _cluster_warnings(wanted: Iterable[Hardware]) -> list[str]:
 def _disk_warnings(needed: int, run: Path, may_keep_fewer: bool) -> Iterator[str]:
     import shutil
 
+    from rstar2.files import existing_folder
     from rstar2.train.estimate.fit import disk_warnings
 
-    there = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.is_dir())
-    return disk_warnings(max(0, needed - _stored(run)), shutil.disk_usage(there).free, may_keep_fewer)
+    free = shutil.disk_usage(existing_folder(run)).free
+    return disk_warnings(max(0, needed - _stored(run)), free, may_keep_fewer)
 
 
 def _stored(run: Path) -> int:
