@@ -164,12 +164,17 @@ def os_failure(error: OSError) -> Failure:
     return Failure(f"cannot read or write{where}: {error.strerror or error}", hint)
 
 
+def existing_folder(path: Path) -> Path:
+    """Returns the path if it is a folder, else the nearest one above it, whose disk will be written to."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.is_dir())
+
+
 def no_room(path: Path) -> str:
     """Returns a sentence if the disk that holds `path` has no room for this user, else an empty text.
 
     For processes that ended without a line in their log, which a full disk prevents.
     """
-    folder = next(each for each in (path.absolute(), *path.absolute().parents) if each.is_dir())
+    folder = existing_folder(path)
     disk = os.statvfs(folder)
     return f"no space left on the disk of {folder}" if disk.f_bavail == 0 else ""
 

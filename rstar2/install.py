@@ -5,21 +5,30 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rstar2
 
-_TRAINING = ("laptop", "gpu")
-_VERBS = {
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+_COMMANDS = {
     **dict.fromkeys(("demo", "sft", "train"), "laptop"),
-    **dict.fromkeys(("analyze", "chat", "data", "eval", "plan", "report", "runs", "serve", "watch"), "eval"),
     "grade": "grade",
     "judge": "judge",
+    "judge mcp": "mcp",
 }
-"""The extra that is enough for the common uses of a verb."""
-_MODULES = {"ray": "verl", "tensordict": "verl", "hydra": "verl", "omegaconf": "verl", "tokenizers": "transformers"}
+"""The extra that is enough for a verb, or for one of its commands. For the other verbs it is `eval`."""
+_MODULES = {
+    "ray": "verl",
+    "tensordict": "verl",
+    "hydra": "verl",
+    "omegaconf": "verl",
+    "tokenizers": "transformers",
+}
 """Modules of packages that no extra names, and the package that brings them."""
 
 
@@ -43,34 +52,37 @@ def install_command(extra: str) -> str:
     return pip_command(*tested, f"rstar2[{extra}]")
 
 
-def installation_for(module: str, verb: str = "") -> str:
+def installation_for(module: str, command: Sequence[str] = ()) -> str:
     """What to type to get a missing module.
 
-    It names the extra of the verb if that has the module, so that one installation is enough for the verb. Otherwise it
-    names the smallest extra that has it. The result is empty if no extra does.
+    It names the extra of the command if that has the module, so that one installation is enough for the command.
+    Otherwise it names the smallest extra that has it.
 
     Args:
-        module: its top-level name, as in `import NAME`.
-        verb: the command that needs it.
+        module: as in `import MODULE`; what follows a point does not count.
+        command: the words of the command that needs it, from its verb on.
     """
     packages = extras()
-    name = _normal(_MODULES.get(module, module))
-    having = [extra for extra, names in packages.items() if name in names]
-    if not having:
-        return ""
-    extra = _VERBS.get(verb, "")
-    if extra not in having:
-        extra = min(having, key=lambda each: len(packages[each]))
-    if extra in _TRAINING:
+    top = module.partition(".")[0]
+    name = _normal(_MODULES.get(top, top))
+    having = sorted(
+        (extra for extra, names in packages.items() if name in names), key=lambda each: len(packages[each])
+    )
+    words = [" ".join(command[:2]), *command[:1]]
+    extra = next((_COMMANDS[each] for each in words if each in _COMMANDS), "eval")
+    if having and extra not in having:
+        extra = having[0]
+    if extra == "laptop" and (not having or "gpu" in having):
         return f"Without a GPU: {install_command('laptop')}\nWith one: {install_command('gpu')}"
     return install_command(extra)
 
 
-def extras() -> dict[str, set[str]]:
-    """The packages of each extra for users, by their normal names, those of the extras that it includes among them.
+def extras() -> dict[str, dict[str, Requirement]]:
+    """What each extra for users installs, by the normal names of the packages.
 
-    This is what pyproject.toml says, as the installed package repeats it. Empty if it is not installed but only on the
-    Python path.
+    The packages of the extras that it includes are among them, and those that every installation has are not. This is
+    what pyproject.toml says, as the installed package repeats it. Empty if it is not installed but only on the Python
+    path.
     """
     from packaging.requirements import Requirement
 
@@ -80,19 +92,22 @@ def extras() -> dict[str, set[str]]:
         return {}
     required = [Requirement(text) for text in about.get_all("Requires-Dist") or []]
 
-    def names(extra: str) -> Iterator[str]:
+    def of(extra: str) -> Iterator[tuple[str, Requirement]]:
         for each in required:
-            if each.marker is None or not each.marker.evaluate({"extra": extra}):
+            if each.marker is None or each.marker.evaluate({"extra": ""}):
                 continue
-            if _normal(each.name) != "rstar2":
-                yield _normal(each.name)
-                if "vllm" in each.extras:  # VERL's, which asks for torch too
-                    yield from ("vllm", "torch")
-            for inner in each.extras if _normal(each.name) == "rstar2" else ():
-                yield from names(inner)
+            if not each.marker.evaluate({"extra": extra}):
+                continue
+            if _normal(each.name) == "rstar2":
+                for included in each.extras:
+                    yield from of(included)
+                continue
+            yield _normal(each.name), each
+            if "vllm" in each.extras:  # VERL's, which brings both
+                yield from (("vllm", Requirement("vllm")), ("torch", Requirement("torch")))
 
     provided = about.get_all("Provides-Extra") or []
-    return {extra: set(names(extra)) for extra in provided if extra not in ("dev", "docs")}
+    return {extra: dict(of(extra)) for extra in provided if extra not in ("dev", "docs")}
 
 
 def _normal(name: str) -> str:

@@ -245,8 +245,8 @@ def _refuse_other(record: Path, kind: str, config: dict[str, Any], compared: Com
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a folder's lock; a UserError where another process holds it, or the file system has no locks."""
+def locked(path: Path, wait_s: float = _READERS_S) -> Iterator[None]:
+    """Hold a folder's lock; a UserError if another process holds it for `wait_s` seconds, or the disk has no locks."""
     try:
         lock = (path / ".lock").open("w")
     except OSError as error:
@@ -255,7 +255,7 @@ def locked(path: Path) -> Iterator[None]:
         ) from error
     with lock:
         try:
-            _lock(lock)
+            _lock(lock, wait_s)
         except BlockingIOError as error:
             hint = "Wait until that process ends, or use another folder."
             raise UserError(f"{path} is in use by another process", hint) from error
@@ -269,9 +269,9 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _lock(lock: TextIO) -> None:
-    """Take a folder's lock; BlockingIOError where it stays taken."""
-    deadline = time.monotonic() + _READERS_S
+def _lock(lock: TextIO, wait_s: float) -> None:
+    """Take a folder's lock; BlockingIOError if it stays taken for `wait_s` seconds."""
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

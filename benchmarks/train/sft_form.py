@@ -40,7 +40,19 @@ SFT = (
     "hardware.update_tokens=1920",
     "hardware.hung_after_s=7200",
 )
-EVAL = ("--format", "rstar2", "-n", "1", "--temperature", "1.0", "--max-tokens", "192", "--max-turns", "3")
+EVAL = (
+    "--format",
+    "rstar2",
+    "--force-format",
+    "-n",
+    "1",
+    "--temperature",
+    "1.0",
+    "--max-tokens",
+    "192",
+    "--max-turns",
+    "3",
+)
 FUNCTIONS: tuple[tuple[str, str, dict[str, tuple[int, int]], str, str], ...] = (
     (
         "calculate_bmi",

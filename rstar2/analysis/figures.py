@@ -33,7 +33,6 @@ def file_names(charts: Sequence[Chart]) -> list[str]:
 def draw(charts: Sequence[Chart], folder: Path) -> None:
     """Write each chart, whole or not at all."""
     import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
@@ -62,5 +61,5 @@ def draw(charts: Sequence[Chart], folder: Path) -> None:
                 axes.legend(frameon=False)
             axes.spines[["top", "right"]].set_visible(False)
             drawn = io.StringIO()
-            FigureCanvasSVG(figure).print_svg(drawn, metadata={"Date": None})
+            figure.savefig(drawn, format="svg", metadata={"Date": None})
             write_text(folder / name, drawn.getvalue())

@@ -87,7 +87,7 @@ def _put_prose(kinds: NDArray[np.uint8], text: str, start: int, end: int) -> Non
             for number in _NUMBER.finditer(text, *match.span()):
                 kinds[slice(*number.span())] = KINDS.index("number")
         else:
-            kinds[slice(*match.span())] = KINDS.index(match.lastgroup)  # type: ignore[arg-type]
+            kinds[slice(*match.span())] = KINDS.index(match.lastgroup)
 
 
 def words_of(text: str) -> tuple[list[str], NDArray[np.int32]]:
@@ -95,7 +95,8 @@ def words_of(text: str) -> tuple[list[str], NDArray[np.int32]]:
 
     Also returns, for each character, the place of its word in the list: shape (C,); white space has the last one's.
     """
-    names, places = [], np.full(len(text), -1, dtype=np.int32)
+    names: list[str] = []
+    places = np.full(len(text), -1, dtype=np.int32)
     for match in _NAMED.finditer(text):
         places[slice(*match.span())] = len(names)
         names.append(NUMBER if match.lastgroup == "number" else match[0].lower())

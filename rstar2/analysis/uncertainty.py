@@ -198,9 +198,10 @@ class Uncertainty:
     def uncertain(self, step: int | None = None) -> dict[str, Estimate]:
         """By kind of token, and for words by class: its share of the uncertain tokens, of one training step or all."""
         sums = Sums()
-        for number, (group, marks, top) in enumerate(zip(self._groups, self.marks, self._top, strict=True)):
-            if len(marks) and step in (None, self._steps[number]):
-                kinds = self._kinds[number][top != _NOT_TOP]
+        traces = zip(self._groups, self._steps, self.marks, self._top, self._kinds, strict=True)
+        for group, of_step, marks, top, all_kinds in traces:
+            if len(marks) and step in (None, of_step):
+                kinds = all_kinds[top != _NOT_TOP]
                 classes = np.bincount(marks, minlength=REFLECTION + 1)[FORKING:]
                 counts = np.concatenate([classes, np.bincount(kinds, minlength=len(KINDS))])
                 sums.add(group, "uncertain", counts, len(kinds))
@@ -279,17 +280,15 @@ class Uncertainty:
 
     def compared(self) -> dict[tuple[str, int | None], Estimate]:
         """What is compared between two sets: the mean entropy of all tokens and of prose, and the main contrasts."""
-        means = {
-            "all tokens": self.sums.estimate("all"),
-            "prose": self.sums.estimate("kinds", slice(len(PROSE))),
+        compared: dict[tuple[str, int | None], Estimate] = {
+            ("all tokens", None): self.sums.estimate("all"),
+            ("prose", None): self.sums.estimate("kinds", slice(len(PROSE))),
         }
         main = ("ok reply − elsewhere", "failed reply − elsewhere", "failed reply − ok reply")
-        contrasts = {
-            (name, first): each
-            for (name, first), each in self.contrasts().items()
-            if name in main and first in (1, WINDOW)
-        }
-        return {**{(name, None): each for name, each in means.items() if each.count}, **contrasts}
+        for (name, first), each in self.contrasts().items():
+            if name in main and first in (1, WINDOW):
+                compared[name, first] = each
+        return {name: each for name, each in compared.items() if each.count}
 
     def curves(self) -> list[Row]:
         """The mean entropy at each place around calls and replies, by what became of the call."""

@@ -68,7 +68,7 @@ def main() -> None:
             raise
         from rstar2.install import installation_for
 
-        hint = installation_for(next(iter(sys.argv[1:]), ""))
+        hint = installation_for(package, sys.argv[1:])
         _explain(UserError(f"this command needs {package}, which is not installed", hint))
         sys.exit(UserError.exit_code)
     except OSError as error:

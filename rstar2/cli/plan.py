@@ -152,7 +152,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str,
         _warn(shortage)
         return
     expected, form = _encoded_conversations(model, recipe, conversations)
-    memory, disk = sft_memory(shape, recipe, expected), sft_disk(shape)
+    memory, disk = sft_memory(shape, recipe, expected), sft_disk(shape, recipe)
     checkpoint = sft_saving(shape, recipe, expected)
     table = _table(shape, recipe.hardware, ["SFT"])
     for name in ("weights", "gradients", "optimizer", "activations", "gathered"):
@@ -174,11 +174,10 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str,
 
 def warn_before_sft(plan: SftPlan, run: Path) -> None:
     """Say what is wrong before SFT starts: what the conversations would teach, memory, limits and disk."""
-    _warn(plan.form.warnings())
+    _warn(plan.split.data.form.warnings())
     shape = _shape(plan.model)
     if shape is not None:
-        lengths = [len(each.input_ids) for each in plan.conversations]
-        _warn(_sft_warnings(shape, plan.recipe, lengths, run))
+        _warn(_sft_warnings(shape, plan.recipe, plan.split.lengths.tolist(), run))
 
 
 def _sft_warnings(shape: ModelShape, recipe: SftRecipe, lengths: list[int], run: Path) -> Iterator[str]:
@@ -188,7 +187,7 @@ def _sft_warnings(shape: ModelShape, recipe: SftRecipe, lengths: list[int], run:
 
     memory, checkpoint = sft_memory(shape, recipe, lengths), sft_saving(shape, recipe, lengths)
     yield from sft_warnings(recipe, shape, memory, checkpoint)
-    yield from _disk_warnings(sft_disk(shape).total, run, may_keep_fewer=False)
+    yield from _disk_warnings(sft_disk(shape, recipe).total, run, may_keep_fewer=False)
 
 
 def _encoded_conversations(
@@ -237,10 +236,11 @@ def _cluster_warnings(wanted: Iterable[Hardware]) -> list[str]:
 def _disk_warnings(needed: int, run: Path, may_keep_fewer: bool) -> Iterator[str]:
     import shutil
 
+    from rstar2.files import existing_folder
     from rstar2.train.estimate.fit import disk_warnings
 
-    there = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.is_dir())
-    return disk_warnings(max(0, needed - _stored(run)), shutil.disk_usage(there).free, may_keep_fewer)
+    free = shutil.disk_usage(existing_folder(run)).free
+    return disk_warnings(max(0, needed - _stored(run)), free, may_keep_fewer)
 
 
 def _stored(run: Path) -> int:

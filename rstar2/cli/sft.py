@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from rstar2.cli.common import Change, Profile, Recipe, RunFolder, counted, err, examples, out
+from rstar2.cli.common import (
+    Change,
+    JudgeToken,
+    Profile,
+    Recipe,
+    RunFolder,
+    checked_judge,
+    counted,
+    err,
+    examples,
+    out,
+)
 from rstar2.cli.plan import warn_before_sft
 from rstar2.cli.training import (
     ProgressRows,
@@ -19,12 +30,22 @@ from rstar2.cli.training import (
     worker_environment_line,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rstar2.train.start_checks import SftPlan
+
 EPILOG = examples(
     ("the paper's stage 0", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --run runs/sft"),
     (
         "on a laptop, for a tiny model",
         "rstar2 sft --model runs/demo/base --data data/sft --profile laptop "
         "--set batch=16 --set lr=3e-3 --set epochs=1 --run runs/tiny",
+    ),
+    (
+        "measure it on problems every 200 steps, and return the step that solves most of them",
+        "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --run runs/sft "
+        "--set held_out.data=data/rl-held-out --set held_out.every=200",
     ),
     ("print what would run", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --dry-run"),
 )
@@ -46,6 +67,16 @@ def command(
     run: RunFolder = Path("runs/sft"),
     recipe: Recipe = "sft",
     profile: Profile = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RSTAR2_JUDGE",
+            callback=checked_judge,
+            help="URL of a running judge for the samples of held_out.data. [default: one is started for the run]",
+        ),
+    ] = None,
+    judge_token: JudgeToken = None,
+    judge_workers: Annotated[int, typer.Option(min=1, help="Workers of the judge that is started.")] = 2,
     change: Change = None,
     dry_run: Annotated[
         bool,
@@ -70,12 +101,16 @@ def command(
         show_sft(here, resolved, check_conversations(resolved, data), run)
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print_json(resolved.model_dump_json())
-        typer.echo(shell_lines(sft_command(resolved, run, here, data).argv))
+        typer.echo(
+            shell_lines(sft_command(resolved, run, here, run, validated=resolved.chosen_by != "last").argv)
+        )
         return
-    need_training_extra()
+    need_training_extra(rollouts_on=[resolved.hardware] if resolved.held_out.data else [])
     from rstar2.train.stopping import end_resumably
 
     end_resumably()
+    from rstar2.eval.settings import JudgeChoice
+    from rstar2.loop.judge_check import try_judge
     from rstar2.train.hardware import check_hardware
     from rstar2.train.machine_checks import check_folder, check_gpus, check_login, check_nodes
 
@@ -88,20 +123,20 @@ def command(
         check_login(resolved.trackers)
     from rstar2.train.start_checks import plan_sft
 
+    choice = JudgeChoice(judge, judge_token, judge_workers)
+    if judge is not None and resolved.held_out.data:
+        try_judge(judge, judge_token)
     folder = local_model(model)
-    with err.status(escape(f"encoding the conversations of {data}")):
-        plan = plan_sft(resolved, folder, data)
+    title = escape(f"encoding the conversations of {data}")
+    with err.status(title) as status:
+        plan = plan_sft(
+            resolved, folder, data, choice, lambda count: status.update(f"{title}: {count:,} conversations")
+        )
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan
 
-    if plan.too_long:
-        done = "left out" if resolved.too_long == "drop" else "cut"
-        number = counted(plan.too_long, "conversation")
-        out.print(f"{number} with more than {resolved.max_tokens} tokens: {done}")
-    if plan.cut_to_nothing:
-        out.print(
-            f"{counted(plan.cut_to_nothing, 'conversation')} left out: the cut comes before the first answer"
-        )
+    for line in split_lines(plan):
+        out.print(line, markup=False, soft_wrap=True)
     warn_before_sft(plan, run)
     with open_run(run, "sft", plan.config(), plan.compared) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
@@ -112,3 +147,22 @@ def command(
     same = f" --profile {profile}" if profile else ""
     next_line = f"rstar2 train --stage 1{same} --model {trained} --data data/rl"
     out.print(f"next     [cyan]{escape(next_line)}[/]", soft_wrap=True)
+
+
+def split_lines(plan: SftPlan) -> Iterator[str]:
+    """What becomes of the conversations: how many are left out and why, how many are trained on and measured."""
+    found, recipe = plan.split, plan.recipe
+    if found.too_long:
+        done = "left out" if recipe.too_long == "drop" else "cut"
+        yield f"{counted(found.too_long, 'conversation')} with more than {recipe.max_tokens} tokens: {done}"
+    if found.cut_to_nothing:
+        yield f"{counted(found.cut_to_nothing, 'conversation')} left out: the cut comes before the first answer"
+    if found.repeated:
+        yield (
+            f"{counted(found.repeated, 'conversation')} of {recipe.validation.data} left out: they ask nearly the same "
+            "as the training data"
+        )
+    measured = counted(len(found.validation), "other")
+    where = f"of {recipe.validation.data}" if recipe.validation.data else "held out"
+    ends = f"; the loss is measured on {measured}, {where}" if len(found.validation) else ""
+    yield f"{counted(len(found.train), 'conversation')} to train on{ends}"

@@ -34,11 +34,11 @@ def need_training_extra(rollouts_on: Iterable[Hardware] = ()) -> None:
         needed.append("vllm")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        from rstar2.install import install_command, installation_for
+        from rstar2.install import installation_for
 
         raise UserError(
             f"packages that training needs are not installed: {', '.join(missing)}",
-            f"Install them: {install_command('gpu')}" if on_gpus else installation_for("train"),
+            installation_for("vllm" if on_gpus else missing[0], ["train"]),
         )
 
 

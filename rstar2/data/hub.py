@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from rstar2.data.source import HubSet
 from rstar2.errors import Failure, UserError
+from rstar2.files import existing_folder
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import DatasetInfo
@@ -339,8 +340,8 @@ def check_disk(demands: Sequence[Demand], output: Path) -> None:
 
     needs: dict[int, tuple[Path, int]] = {}
     for folder, size in (
-        (_existing(Path(constants.HF_HUB_CACHE)), sum(each.download for each in demands)),
-        (_existing(output), sum(each.read for each in demands)),
+        (existing_folder(Path(constants.HF_HUB_CACHE)), sum(each.download for each in demands)),
+        (existing_folder(output), sum(each.read for each in demands)),
     ):
         device = folder.stat().st_dev
         needs[device] = (folder, needs.get(device, (folder, 0))[1] + size)
@@ -351,11 +352,6 @@ def check_disk(demands: Sequence[Demand], output: Path) -> None:
                 f"not enough disk: about {size_text(size)} are needed at {folder}, and {size_text(free)} are free",
                 "Make room, or use another disk: --output for the rows, HF_HOME for the hub's cache.",
             )
-
-
-def _existing(path: Path) -> Path:
-    """The path, or its nearest parent that exists."""
-    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
 def size_text(size: float) -> str:

@@ -133,9 +133,15 @@ def read_rows(path: Path, column: str | None = None) -> list[dict[str, Any]]:
 
 
 def iter_rows(path: Path, column: str | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a parquet file, of which some thousand are in memory at a time.
+    """The rows of a parquet file, of which some thousand are in memory at a time; a UserError as of `iter_batches`."""
+    for batch in iter_batches(path, _READ_TOGETHER, column):
+        yield from batch.to_pylist()
 
-    UserError where it is missing, is not parquet, has no rows or lacks the column.
+
+def iter_batches(path: Path, rows: int, column: str | None = None) -> Iterator[Any]:
+    """The record batches of a parquet file, of at most `rows` rows each.
+
+    UserError if it is missing, is not parquet, has no rows or lacks the column.
     """
     import pyarrow
     import pyarrow.parquet
@@ -149,12 +155,11 @@ def iter_rows(path: Path, column: str | None = None) -> Iterator[dict[str, Any]]
         raise UserError(f"cannot read {path}: No such file or folder", HOW_TO_PREPARE)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            rows = file.metadata.num_rows
-            if not rows or (column is not None and column not in file.schema_arrow.names):
-                what = f"no column {column}" if rows else "no rows"
+            count = file.metadata.num_rows
+            if not count or (column is not None and column not in file.schema_arrow.names):
+                what = f"no column {column}" if count else "no rows"
                 raise UserError(f"{path} has {what}", HOW_TO_PREPARE)
-            for batch in file.iter_batches(_READ_TOGETHER):
-                yield from batch.to_pylist()
+            yield from file.iter_batches(rows)
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}", HOW_TO_PREPARE) from error
 

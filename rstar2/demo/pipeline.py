@@ -6,7 +6,7 @@ What the demo adds to the folders of `rstar2.train.pipeline`:
 RUN/
   random/               the tiny model as it is made, like a published base model
   base/                 the same in the demo's format
-  data/                 encoded conversations for SFT
+  data/                 conversations for SFT
   plain/                stages and evaluations under plain GRPO (--compare)
   summary.json          the measurements of every phase, and where the time went
   report.html figure4.svg
@@ -15,6 +15,7 @@ RUN/
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -25,14 +26,15 @@ from rstar2.data.parquet import rl_rows
 from rstar2.demo.recipe import DemoPlan, DemoRecipe
 from rstar2.demo.tiny import make_base_model
 from rstar2.eval.settings import JudgeChoice
-from rstar2.files import whole_folder, write_json
+from rstar2.files import whole_file, whole_folder, write_json
 from rstar2.loop.turns.choose import load_codec
 from rstar2.runs import Run
-from rstar2.train.conversations import encode, write_encoded
+from rstar2.train.encoding import CodecOf, encoded_data
 from rstar2.train.pipeline import Pipeline, open_pipeline
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.records.timing import PhaseTimer, run_timing
 from rstar2.train.sampling import Evaluation
+from rstar2.train.split import split
 from rstar2.train.stages import PhaseProgress, SftInput, is_done, run_sft
 from rstar2.train.start_checks import with_format
 
@@ -92,15 +94,19 @@ def fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
     if not is_done(folder):
         # What this starts gets ready while the model and the data are made.
         pipeline.trainer_env(plan.sft.hardware)
-    count = plan.demo.traces.count
-    data = run.path / "data" / "sft.arrow"
     base = _base(plan.demo, run.path)
+    data = run.path / "data" / "sft.jsonl"
     if not data.exists():
-        conversations = builtin.traces(plan.demo.seed, count, plan.demo.traces.flaws.model_dump())
-        codec = load_codec(base)
-        write_encoded(data, (encode({"messages": messages}, codec) for messages in conversations))
+        data.parent.mkdir(exist_ok=True)
+        count, flaws = plan.demo.traces.count, plan.demo.traces.flaws.model_dump()
+        with whole_file(data) as file:
+            for messages in builtin.traces(plan.demo.seed, count, flaws):
+                file.write(json.dumps({"messages": messages}) + "\n")
+    encoded = encoded_data(data, CodecOf(None, base, load_codec(base).digest))
+    parts = split(plan.sft, encoded, None)
+    parts.write(folder)
     timer = PhaseTimer(folder, pipeline.timer)
-    inputs = SftInput(plan.sft, base, data, count)
+    inputs = SftInput(plan.sft, base, folder, len(parts.train), len(parts.validation))
     return run_sft(inputs, folder, run.logs, pipeline.progress, timer, pipeline.trainer_env)
 
 

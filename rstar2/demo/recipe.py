@@ -119,7 +119,7 @@ def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
 
 def commands(plan: DemoPlan, run: Path) -> list[tuple[str, Command]]:
     """What the demo would start in the folder `run`, by phase."""
-    sft = sft_command(plan.sft, run / "sft", run / "base", run / "data" / "sft.arrow")
+    sft = sft_command(plan.sft, run / "sft", run / "base", run / "sft")
     stages = stage_commands(plan.stages, run / "sft" / "model", run)
     return [("SFT", sft), *((f"stage {number}", command) for number, _, command in stages)]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from importlib import metadata
 
 from rstar2.doctor import hardware, isolation, software
 from rstar2.doctor.finding import Finding
+from rstar2.doctor.hub import hub_cache
 from rstar2.errors import UserError
-from rstar2.eval.benchmarks import harnesses
-from rstar2.eval.harnesses.environment import fault
-from rstar2.install import install_command
+from rstar2.install import install_command, installation_for
 
 
 def examine() -> list[Finding]:
@@ -24,11 +24,14 @@ def examine() -> list[Finding]:
         software.python(),
         hardware.processors(),
         hardware.memory(),
+        hardware.shared_memory(),
+        hardware.open_files(),
         hardware.disk(),
+        hub_cache(),
         hardware.gpus(),
-        *software.training_packages(),
-        software.vllm(),
-        software.redis_server(),
+        *software.installed_extras(),
+        *_checked("vLLM", software.vllm),
+        *_checked("Redis or Valkey", software.redis_server),
         isolation.namespaces(),
         isolation.landlock(),
         isolation.seccomp(),
@@ -36,11 +39,26 @@ def examine() -> list[Finding]:
     ]
 
 
+def _checked(name: str, check: Callable[[], Finding]) -> Iterator[Finding]:
+    """The finding of a check that needs packages of an extra; without them, that it was not made."""
+    try:
+        yield check()
+    except ModuleNotFoundError as error:
+        found = f"not checked: {error.name} is not installed"
+        commands = tuple(installation_for(error.name or "").splitlines())
+        yield Finding(name, found, "missing", False, commands=commands)
+
+
 def harness_environments() -> list[Finding]:
     """The environments of benchmark harnesses that were made on this machine.
 
-    One that was never made is left out: only its benchmarks need it.
+    One that was never made is left out: only its benchmarks need it. So are all if no benchmark can run here.
     """
+    try:
+        from rstar2.eval.benchmarks import harnesses
+        from rstar2.eval.harnesses.environment import fault
+    except ModuleNotFoundError:
+        return []
     findings = []
     for harness in harnesses():
         if not harness.folder.is_dir():

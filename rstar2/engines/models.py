@@ -13,7 +13,7 @@ from typing import Any
 from rstar2.engines.openai_server import MODELS_S, Served
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
-from rstar2.install import install_command
+from rstar2.install import installation_for
 from rstar2.loop.engine import Engine, EngineUnavailable
 from rstar2.loop.turns.choose import (
     MODELS_OWN,
@@ -122,7 +122,7 @@ def open_folder(
     except ImportError as error:
         raise UserError(
             f"running a model from a folder needs torch, which is not installed ({error.name})",
-            f"Install it ({install_command('laptop')}), or give a vLLM server with --url.",
+            f"{installation_for(error.name or 'torch')}\nOr give a vLLM server with --url.",
         ) from error
     return HFEngine(folder, codec.stop_ids, max_batch=max_batch), codec
 

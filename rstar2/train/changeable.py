@@ -34,6 +34,8 @@ MAY_CHANGE = frozenset(
         "checkpoint.keep_rollouts",
         "checkpoint_every",
         "checkpoint_every_minutes",
+        "validation.every",
+        "choose",
         "alarms",
         "keep_filter_traces",
         "traces_per_step",

@@ -21,8 +21,9 @@ from rstar2.runs import GRADER_SECRET
 from rstar2.train import attention
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+from rstar2.train.split import TRAIN, VALIDATION
 from rstar2.train.trainer import modes
-from rstar2.train.trainer.saving import SAVE_EVERY, STAGE_FOLDER
+from rstar2.train.trainer.saving import SAVE_EVERY, STAGE_FOLDER, STOP_AFTER
 from rstar2.train.trainer.tracking import run_name, tracker_environment, tracker_keys
 
 SECRETS_FILE = "worker_secrets.json"
@@ -144,13 +145,26 @@ def stage_command(
 
 
 def sft_command(
-    recipe: SftRecipe, folder: Path, model: Path | str, data: Path, metrics: str = FIRST_METRICS
+    recipe: SftRecipe,
+    folder: Path,
+    model: Path | str,
+    data: Path,
+    metrics: str = FIRST_METRICS,
+    validated: bool = False,
+    stop_after: int | None = None,
 ) -> Command:
-    """`python -m rstar2.train.verl.sft_trainer`, under torchrun if there is more than one rank; see `stage_command`."""
+    """`python -m rstar2.train.verl.sft_trainer`, under torchrun if there is more than one rank; see `stage_command`.
+
+    Args:
+        data: the folder with the files of `rstar2.train.split.Split.write`.
+        validated: whether there are conversations to measure the loss on.
+        stop_after: the step after which the trainer saves and ends, if that is not the last one.
+    """
     hardware = recipe.hardware
     overrides: dict[str, Any] = {
         **_HYDRAS_OWN,
-        "data.train_files": data,
+        "data.train_files": data / TRAIN,
+        "data.val_files": data / VALIDATION if validated else None,
         "data.train_batch_size": recipe.batch,
         "data.custom_cls.path": "pkg://rstar2.train.verl.sft_dataset",
         "data.custom_cls.name": "EncodedConversations",
@@ -173,7 +187,10 @@ def sft_command(
         "trainer.total_epochs": recipe.epochs,
         "trainer.save_freq": recipe.checkpoint_every,
         f"+trainer.{SAVE_EVERY}": 60 * recipe.checkpoint_every_minutes,
-        "trainer.max_ckpt_to_keep": SFT_KEEP,
+        f"+trainer.{STOP_AFTER}": stop_after,
+        # VERL would remove the one whose model is chosen in the end; we remove the others.
+        "trainer.max_ckpt_to_keep": None,
+        "trainer.test_freq": recipe.validation.every if validated else -1,
         "trainer.seed": recipe.seed,
         "trainer.default_local_dir": folder / "checkpoints",
         "trainer.resume_mode": "auto",

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Iterable, Iterator
-from itertools import accumulate, islice
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from rstar2.data.parquet import iter_rows
 from rstar2.data.taught import ANSWER_FORM, as_taught, tools_of
 from rstar2.errors import UserError
-from rstar2.files import read_objects, whole_path
-from rstar2.loop.turns.codec import ChatCodec, Encoded
+from rstar2.files import read_objects
+from rstar2.loop.turns.codec import ChatCodec, Encoded, Message
 from rstar2.loop.turns.tags import message_text
 
-_WRITTEN_TOGETHER = 1024
-"""Conversations in a record batch of the file for SFT."""
+HOW_A_ROW_LOOKS = (
+    f"A row must be {{messages: [{{role, content}}, …]}}, optionally with tools and {ANSWER_FORM}."
+)
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -26,20 +26,24 @@ def read_conversations(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises UserError if a row is not a conversation. The error names the row and what is wrong with it.
     """
-    hint = f"A row must be {{messages: [{{role, content}}, …]}}, optionally with tools and {ANSWER_FORM}."
+    hint = HOW_A_ROW_LOOKS
     is_parquet = path.suffix == ".parquet"
     rows = iter_rows(path, "messages") if is_parquet else (row for _, row in read_objects(path, hint))
     number = 0
     for number, row in enumerate(rows, 1):
-        fault = _fault(row.get("messages")) or ("" if _are_tools(row) else "tools is not a list of schemas")
-        if not isinstance(row.get(ANSWER_FORM), bool | None):
-            fault = fault or f"{ANSWER_FORM} is {row[ANSWER_FORM]!r}, not true or false"
-        fault = fault or ("" if _can_be_encoded(row) else "holds half a surrogate pair")
-        if fault:
+        if fault := conversation_fault(row):
             raise UserError(f"{path}, row {number}: {fault}", hint)
         yield row
     if not number:
         raise UserError(f"{path} is empty", "Give at least one conversation.")
+
+
+def conversation_fault(row: dict[str, Any]) -> str:
+    """What is wrong with a row of conversations; empty if nothing is."""
+    fault = _fault(row.get("messages")) or ("" if _are_tools(row) else "tools is not a list of schemas")
+    if not isinstance(row.get(ANSWER_FORM), bool | None):
+        fault = fault or f"{ANSWER_FORM} is {row[ANSWER_FORM]!r}, not true or false"
+    return fault or ("" if _can_be_encoded(row) else "holds half a surrogate pair")
 
 
 def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
@@ -48,37 +52,15 @@ def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
     return codec.training_sample(taught.messages, taught.tools)
 
 
-def write_encoded(path: Path, conversations: Iterable[Encoded]) -> None:
-    """Write what `rstar2.train.verl.sft_dataset` reads: an Arrow file, 5 bytes a token, whole or absent."""
-    import pyarrow
+def question_of(messages: Sequence[Message], around: tuple[str, str]) -> str:
+    """What a conversation asks at first: what stands before the assistant's first message, system texts left out.
 
-    columns = {"input_ids": pyarrow.int32(), "loss_mask": pyarrow.int8()}
-    schema = pyarrow.schema([(name, pyarrow.list_(kind)) for name, kind in columns.items()])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rest = iter(conversations)
-    with (
-        whole_path(path) as part,
-        pyarrow.OSFile(str(part), "wb") as file,
-        pyarrow.ipc.new_file(file, schema) as writer,
-    ):
-        while group := list(islice(rest, _WRITTEN_TOGETHER)):
-            ends = accumulate((len(each.input_ids) for each in group), initial=0)
-            offsets = pyarrow.array(list(ends), type=pyarrow.int32())
-            lists = [
-                pyarrow.ListArray.from_arrays(offsets, _joined([getattr(each, name) for each in group], kind))
-                for name, kind in columns.items()
-            ]
-            writer.write_batch(pyarrow.record_batch(lists, schema=schema))
-
-
-def _joined(parts: list[array[int]], kind: Any) -> Any:
-    """An Arrow array of all parts, one after another."""
-    import pyarrow
-
-    values = array(parts[0].typecode)
-    for part in parts:
-        values.extend(part)
-    return pyarrow.Array.from_buffers(kind, len(values), [None, pyarrow.py_buffer(values)])
+    `around` is the text that a format puts around a problem, which is left out too.
+    """
+    before = takewhile(lambda message: message["role"] != "assistant", messages)
+    asked = [message.get("content") or "" for message in before if message["role"] != "system"]
+    first, last = around
+    return "\n".join(text.removeprefix(first).removesuffix(last) for text in asked)
 
 
 def _are_tools(row: dict[str, Any]) -> bool:

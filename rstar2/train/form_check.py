@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rstar2.data.taught import FormCounts, count_form
@@ -10,23 +11,30 @@ from rstar2.loop.turns import tags
 from rstar2.loop.turns.demands import Demands, Wording
 
 
+@dataclass(frozen=True)
 class FormCheck:
-    """Counts the turns of conversations that keep the form that they are asked for."""
+    """How many turns of some conversations keep the form that they are asked for."""
 
-    def __init__(self, wording: Wording) -> None:
-        self._wording = wording
-        self.counts = FormCounts()
-        self._first: int | None = None
-        """The number of the first conversation with a turn that does not keep the form, from 1."""
+    counts: FormCounts = field(default_factory=FormCounts)
+    first_fault: int | None = None
+    """The number of the first conversation with a turn that does not keep the form, from 1."""
+    rewarded: Demands = field(default_factory=Demands)
+    """What RL rewards in a final turn."""
 
-    def over(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The rows themselves, counted on their way."""
-        for number, row in enumerate(rows, 1):
-            counts = count_form(row, self._wording)
-            self.counts += counts
-            if counts.kept < counts.asked and self._first is None:
-                self._first = number
-            yield row
+    def __add__(self, other: FormCheck) -> FormCheck:
+        faults = [each for each in (self.first_fault, other.first_fault) if each is not None]
+        return FormCheck(
+            self.counts + other.counts, min(faults, default=None), self.rewarded | other.rewarded
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The check as JSON, see `of_json`."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, stored: Mapping[str, Any]) -> FormCheck:
+        """The check that `as_json` wrote."""
+        return cls(FormCounts(**stored["counts"]), stored["first_fault"], Demands(**stored["rewarded"]))
 
     def warnings(self) -> Iterator[str]:
         """What SFT would teach against the system text or the reward, and what to do about it."""
@@ -34,16 +42,26 @@ class FormCheck:
         if counts.kept < counts.asked:
             yield (
                 f"{counts.asked - counts.kept:,} of {counts.asked:,} turns do not keep the form that their own system "
-                f"text or question asks for, the first in conversation {self._first}: the model would learn to ignore "
-                "that text. Take the text out of these conversations, or write their turns as it asks."
+                f"text or question asks for, the first in conversation {self.first_fault}: the model would learn to "
+                "ignore that text. Take the text out of these conversations, or write their turns as it asks."
             )
-        rewarded = self._wording.opening | self._wording.question
-        if rewarded and not counts.answers:
+        if self.rewarded and not counts.answers:
             yield (
                 f"none of the {counts.conversations:,} conversations ends in the form that RL rewards, "
-                f"{_described(rewarded)}: the model would have to find it in RL. Prepare the data with a share of "
+                f"{_described(self.rewarded)}: the model would have to find it in RL. Prepare the data with a share of "
                 "conversations in this form (rstar2 data prepare … --set answer_form=0.5), or add some of your own."
             )
+
+
+def check_form(rows: Iterable[Mapping[str, Any]], wording: Wording, first: int = 1) -> FormCheck:
+    """Check conversations that SFT would teach with a format's wording; `first` is the number of the first one."""
+    total, fault = FormCounts(), None
+    for number, row in enumerate(rows, first):
+        counts = count_form(row, wording)
+        total += counts
+        if counts.kept < counts.asked and fault is None:
+            fault = number
+    return FormCheck(total, fault, wording.opening | wording.question)
 
 
 def _described(demands: Demands) -> str:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rstar2.errors import RStarError, Unavailable, UserError
-from rstar2.install import install_command
+from rstar2.install import installation_for
 from rstar2.machine import gpu_names
 from rstar2.model_shape import weight_bytes
 from rstar2.train.recipe import Hardware
@@ -97,7 +97,7 @@ def _gpus_by_node(address: str) -> list[float]:
     if find_spec("ray") is None:
         raise UserError(
             "RAY_ADDRESS names a Ray cluster, but Ray is not installed",
-            f"Unset it, or install the training stack:\n{install_command('gpu')}",
+            f"Unset it, or install the training stack:\n{installation_for('ray')}",
         )
     command = [sys.executable, "-m", "rstar2.train.verl.cluster", address]
     try:

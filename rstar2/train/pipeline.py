@@ -26,15 +26,16 @@ from typing import Any
 
 from rstar2.engines.models import open_folder
 from rstar2.eval.progress import Progress
-from rstar2.eval.settings import JudgeChoice
+from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.files import write_json
 from rstar2.judge.service.start import running_judge
 from rstar2.loop.turns.choose import load_codec
 from rstar2.runs import Run
 from rstar2.train import sampling, stages
 from rstar2.train.answers import write_left_out
+from rstar2.train.choose import held_out_folder, measured_at
 from rstar2.train.command import stage_command
-from rstar2.train.conversations import write_encoded
+from rstar2.train.filter.engines import CPU_BATCH, open_engines
 from rstar2.train.filter.unsolved import StageFilter, counted, unsolved, unsolved_as_counted
 from rstar2.train.launch import fork_server
 from rstar2.train.recipe import Hardware, StageRecipe
@@ -109,7 +110,7 @@ class Pipeline:
         timer = PhaseTimer(out, self.timer)
         engine, codec = open_folder(model, evaluation.settings.in_flight)
         shown = self._sampling_progress(row, timer, _accuracy)
-        numbers = sampling.sample(engine, codec, evaluation, self.judge, out, shown).summary
+        numbers = sampling.sample([engine], codec, evaluation, self.judge, out, shown).summary
         self.progress.finish(row, f"accuracy {numbers['accuracy']:.1%}")
         self.timer.save()
         return {
@@ -119,6 +120,26 @@ class Pipeline:
             **{key: numbers[key] for key in _SHOWN},
             "wall_s": read_timing(root / name).wall_s + read_timing(out).wall_s,
         }
+
+    def measure_step(self, plan: SftPlan, step: int, model: Path) -> None:
+        """Sample the held-out problems of an SFT with the model of a step, on all of its hardware."""
+        held_out, hardware = plan.recipe.held_out, plan.recipe.hardware
+        each = CPU_BATCH if hardware.device == "cpu" else hardware.sequences_in_flight
+        settings = EvalSettings(
+            samples=held_out.samples,
+            temperature=held_out.temperature,
+            max_tokens=held_out.tokens,
+            max_turns=held_out.max_turns,
+            in_flight=each * hardware.engines,
+            seed=plan.recipe.seed,
+        )
+        row, out = f"sft held-out, step {step}", held_out_folder(self.run.path, step)
+        wanted = len(plan.problems) * settings.samples
+        self.progress.start(row, f"  held-out problems, step {step}", wanted)
+        shown = self._sampling_progress(row, self.timer, _accuracy)
+        with open_engines(model, hardware, self.run.logs) as (engines, codec):
+            sampling.sample(engines, codec, Evaluation(plan.problems, settings), self.judge, out, shown)
+        self.progress.finish(row, measured_at(self.run.path, step).text())
 
     def _train_stage(self, stage: _StageRun) -> Path:
         """Train a stage, or find it done. Returns its model's folder."""
@@ -252,16 +273,23 @@ def _open_judge(
 def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 sft` in a run's folder; returns the model's folder."""
     folder = run.path
-    base, data = plan.model, folder / "data.arrow"
-    count = len(plan.conversations)
+    base = plan.model
     if not is_done(folder):
         base = with_format(plan.model, plan.format, folder / "base")
-        write_encoded(data, plan.conversations)
-        # Training takes long, and what reads them from here on is the trainer.
-        plan.conversations.clear()
-    timer = PhaseTimer(folder)
-    inputs = stages.SftInput(plan.recipe, base, data, count)
-    return stages.run_sft(inputs, folder, run.logs, progress, timer)
+        plan.split.write(folder)
+    inputs = stages.SftInput(plan.recipe, base, folder, len(plan.split.train), len(plan.split.validation))
+    if not plan.problems or is_done(folder):
+        return stages.run_sft(inputs, folder, run.logs, progress, PhaseTimer(folder))
+    with open_pipeline(run, progress, plan.judge) as pipeline:
+        return stages.run_sft(
+            inputs,
+            folder,
+            run.logs,
+            progress,
+            pipeline.timer,
+            pipeline.trainer_env,
+            functools.partial(pipeline.measure_step, plan),
+        )
 
 
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:

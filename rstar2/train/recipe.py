@@ -481,6 +481,42 @@ class StageRecipe(Strict):
         return self
 
 
+class ValidationSettings(Strict):
+    """Conversations that SFT does not train on. Their loss is measured while it runs."""
+
+    data: str | None = None
+    """A file of conversations, or a folder from `rstar2 data prepare`. Those that ask nearly the same as one of the
+    training data are left out. If unset or empty, `share` of the training data is held out."""
+    share: float = Field(0.01, ge=0, lt=1)
+    """Share of the training data to hold out, drawn at random with `seed`. Conversations whose first questions are
+    equal or near duplicates stay on one side. 0: none, so the loss is not measured."""
+    most: int = Field(1000, ge=1)
+    """Limit for the number of conversations that `share` holds out."""
+    every: int = Field(100, ge=1)
+    """Steps between two measurements. Steps whose model could be chosen are measured besides, see `choose`."""
+
+
+class SftHeldOutSettings(Strict):
+    """Problems on which the model is sampled while SFT runs, as `rstar2 eval` does: pass@k and mean length."""
+
+    data: str | None = None
+    """Problems in a file from `rstar2 data prepare`, or its folder. If unset or empty, nothing is sampled."""
+    every: int = Field(500, ge=1)
+    """Steps between two evaluations; the last step is always evaluated. For each, training saves and ends, the model is
+    made and sampled on all the hardware, and training continues from the checkpoint."""
+    samples: int = Field(4, ge=1)
+    """Samples per problem: the largest k of pass@k."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    tokens: int = Field(8192, ge=1)
+    """Token budget of a sample after its prompt, tool output included."""
+    max_turns: int = Field(10, ge=1)
+    """Limit for the model's turns in a sample."""
+
+
+Choose = Literal["auto", "held_out", "validation", "last"]
+
+
 class SftRecipe(Strict):
     """Stage 0: supervised fine-tuning on tool-use conversations."""
 
@@ -500,6 +536,13 @@ class SftRecipe(Strict):
     """Limit for a conversation, as the model sees it."""
     too_long: Literal["drop", "cut"] = "drop"
     """Conversations with more than `max_tokens`. drop: left out. cut: cut at their end. Either way they are counted."""
+    validation: ValidationSettings = ValidationSettings()
+    held_out: SftHeldOutSettings = SftHeldOutSettings()
+    choose: Choose = "auto"
+    """Which step's model SFT returns. held_out: the one with the highest accuracy on `held_out.data`, of the steps that
+    are evaluated. validation: the one with the lowest validation loss, of the multiples of `checkpoint_every` and the
+    last step. last: the last step. auto: held_out if problems are named, else validation if the loss is measured, else
+    last. Of equal ones the earliest is chosen."""
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
     """Steps between checkpoints; the last step is always saved."""
@@ -513,6 +556,15 @@ class SftRecipe(Strict):
     folder and needs no server; docs/training.md has the table."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """VERL's own keys, dotted, for settings that have no key here."""
+
+    @property
+    def chosen_by(self) -> Choose:
+        """`choose`, with `auto` resolved; validation that has no conversations measures nothing."""
+        if self.choose != "auto":
+            return self.choose
+        if self.held_out.data:
+            return "held_out"
+        return "validation" if self.validation.data or self.validation.share else "last"
 
     @property
     def update_tokens(self) -> int:
@@ -530,6 +582,19 @@ class SftRecipe(Strict):
     @model_validator(mode="after")
     def _verl_reads_its_keys(self) -> SftRecipe:
         _check_model_config(self.verl)
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_chosen(self) -> SftRecipe:
+        if self.choose == "held_out" and not self.held_out.data:
+            raise ValueError(
+                'choose = "held_out" needs problems to sample: name their file with held_out.data'
+            )
+        if self.choose == "validation" and not (self.validation.data or self.validation.share):
+            raise ValueError(
+                'choose = "validation" needs conversations to measure on: set validation.share above 0, or '
+                "validation.data"
+            )
         return self
 
     @model_validator(mode="after")

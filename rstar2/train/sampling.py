@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rstar2.data.problem import Problem
+from rstar2.engines.pool import EnginePool
 from rstar2.errors import UserError
 from rstar2.eval.grader import GraderPool
-from rstar2.eval.progress import Progress
-from rstar2.eval.run import EvalResult, evaluate
+from rstar2.eval.methods.agent import Agent, AgentMethod, RetryingTools
+from rstar2.eval.progress import Progress, Services
+from rstar2.eval.run import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings
 from rstar2.judge.client import JudgeClient
 from rstar2.loop.engine import Engine
 from rstar2.loop.toolbox import Toolbox
 from rstar2.loop.turns.codec import ChatCodec
+from rstar2.retry import RetryPolicy
 
 JudgeAddress = tuple[str, str | None]
 """A judge's URL and token."""
@@ -37,31 +40,34 @@ class Evaluation:
 
 
 def sample(
-    engine: Engine,
+    engines: Sequence[Engine],
     codec: ChatCodec,
     evaluation: Evaluation,
     judge: JudgeAddress,
     out: Path,
     on_progress: OnProgress,
 ) -> EvalResult:
-    """Sample every problem `settings.samples` times, and close the engine.
+    """Sample every problem `settings.samples` times with engines of one model, and close them.
 
     Traces and results are written to `out`, from which a killed call resumes. A Failure where the engine or judge no
     longer answers; finished samples are kept.
     """
 
+    settings = evaluation.settings
+
     async def work() -> EvalResult:
         with GraderPool(workers=1) as grader:
-            async with aclosing(engine), JudgeClient(*judge) as client:
-                (result,) = await evaluate(
-                    {out.name: (evaluation.problems, out)},
-                    engine=engine,
-                    codec=codec,
-                    tools=Toolbox(client, codec.format),
-                    grader=grader,
-                    settings=evaluation.settings,
-                    on_progress=on_progress,
-                )
+            async with AsyncExitStack() as stack:
+                for engine in engines:
+                    await stack.enter_async_context(aclosing(engine))
+                client = await stack.enter_async_context(JudgeClient(*judge))
+                retries = RetryPolicy(settings.wait_s)
+                pool = EnginePool(engines, retries, settings.turn_timeout_s)
+                tools = RetryingTools(Toolbox(client, codec.format), retries)
+                method = AgentMethod(Agent(pool, tools, codec, grader), settings)
+                part = Part(evaluation.problems, out, method)
+                services = Services(retries, (pool,), tools)
+                (result,) = await run_parts({out.name: part}, settings.in_flight, services, on_progress)
                 return result
 
     return asyncio.run(work())

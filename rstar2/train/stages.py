@@ -20,6 +20,10 @@ FOLDER/
   worker_secrets.json   while the trainer runs: keys and tokens for workers on other nodes, for this user alone
   timing.json           see `rstar2.train.records.timing`
   steps_before.json     how many steps the stages before it have, see `rstar2.train.records.steps` (RL only)
+  train.npy train.arrow validation.npy validation.arrow
+                        the conversations, and which are trained on and measured, see `rstar2.train.split` (SFT only)
+  held_out/step-500/ …  samples of held-out problems by the models of some steps, see `rstar2.train.choose` (SFT only)
+  chosen.json           which step's model is returned, and why (SFT only)
   models/step-20/ …     models of earlier steps, where the recipe asks for them
   model/                appears, whole, when the stage is done; a stage that has one is not run again
 ```
@@ -28,9 +32,10 @@ FOLDER/
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +49,7 @@ from rstar2.loop.model_folder import write_format
 from rstar2.loop.turns.choose import load_codec
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.answers import readable_rows
+from rstar2.train.choose import best_so_far, choose, held_out_steps, results_of
 from rstar2.train.command import (
     ROUTER_FILE,
     SFT_KEEP,
@@ -58,7 +64,7 @@ from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, Sft
 from rstar2.train.records import finished_rollouts
 from rstar2.train.records.final_error import FINAL_ERROR_FILE
 from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, FaultWarner
-from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, with_nan
+from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, VALIDATION_METRIC, with_nan
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
 from rstar2.train.sampling import JudgeAddress, Rows
 from rstar2.train.trainer.checkpoints import (
@@ -115,6 +121,8 @@ class Start:
     """For the terminal and the log; see `warner`."""
     keeps_rollouts: bool = False
     """Whether finished rollouts are kept for the next start, see `rstar2.train.records.finished_rollouts`."""
+    spared: Callable[[], Collection[int]] | None = None
+    """Steps whose checkpoint stays although it is old. If given, VERL itself removes no checkpoints."""
 
     @property
     def checkpoints(self) -> Path:
@@ -126,11 +134,15 @@ def warner(progress: PhaseProgress, log: Path) -> Callable[[str], None]:
 
     def warn(text: str) -> None:
         progress.warn(text)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as file:
-            file.write(f"rstar2: warning: {text}\n")
+        _write_log(log, f"warning: {text}")
 
     return warn
+
+
+def _write_log(log: Path, text: str) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"rstar2: {text}\n")
 
 
 @dataclass(frozen=True)
@@ -140,9 +152,15 @@ class SftInput:
     recipe: SftRecipe
     model: Path
     data: Path
-    """A file of `rstar2.train.conversations.write_encoded`."""
+    """The folder with the files of `rstar2.train.split.Split.write`."""
     conversations: int
-    """How many the file holds."""
+    """How many are trained on."""
+    validation: int = 0
+    """How many the loss is measured on."""
+
+
+EvaluateStep = Callable[[int, Path], None]
+"""Samples the held-out problems with the model of an SFT step, given the step and the model's folder."""
 
 
 def run_sft(
@@ -152,10 +170,12 @@ def run_sft(
     progress: PhaseProgress,
     timer: PhaseTimer,
     trainer_env: Callable[[Hardware], Mapping[str, str]] | None = None,
+    evaluate: EvaluateStep | None = None,
 ) -> Path:
-    """Stage 0: fine-tune a model. Returns the new model's folder. Raises Failure if the trainer fails.
+    """Stage 0: fine-tune a model. Returns the folder of the chosen step's model, see `rstar2.train.choose`.
 
-    The trainer prints to `logs`; `trainer_env` is that of `rstar2.train.pipeline.Pipeline`.
+    The trainer prints to `logs`; `trainer_env` is that of `rstar2.train.pipeline.Pipeline`. For each step that
+    `evaluate` is called for, the trainer saves and ends, and continues afterwards. Raises Failure if the trainer fails.
     """
     recipe = inputs.recipe
     steps = inputs.conversations // recipe.batch * recipe.epochs
@@ -165,20 +185,66 @@ def run_sft(
         return folder / "model"
 
     def on_step(step: int, metrics: dict[str, float]) -> None:
-        progress.update("sft", step, f"loss {metrics['train/loss']:.3f}")
+        measured = metrics.get(VALIDATION_METRIC)
+        beside = "" if measured is None else f", validation loss {measured:.3f}"
+        progress.update("sft", step, f"loss {metrics['train/loss']:.3f}{beside}")
 
-    command = sft_command(recipe, folder, inputs.model, inputs.data, next_metrics(folder))
-    if trainer_env:
-        command.env.update(trainer_env(recipe.hardware))
+    log = logs / "sft.log"
+    warn = warner(progress, log)
     saved = CheckpointSettings(
         every=recipe.checkpoint_every, every_minutes=recipe.checkpoint_every_minutes, keep=SFT_KEEP
     )
-    log = logs / "sft.log"
-    warn = warner(progress, log)
-    start = Start(command, folder, steps, inputs.model, log, recipe.hardware, saved, timer, warn)
-    trained = train(start, on_step)
-    progress.finish("sft", f"{inputs.conversations} conversations, {steps} steps")
-    return trained
+
+    def spared() -> list[int]:
+        best = best_so_far(recipe, folder, steps) if recipe.chosen_by == "validation" else None
+        return [] if best is None else [best]
+
+    def start_until(step: int) -> Start:
+        command = sft_command(
+            recipe, folder, inputs.model, inputs.data, next_metrics(folder), bool(inputs.validation),
+            stop_after=step if step < steps else None,
+        )  # fmt: skip
+        if trainer_env:
+            command.env.update(trainer_env(recipe.hardware))
+        return Start(
+            command, folder, step, inputs.model, log, recipe.hardware, saved, timer, warn, spared=spared
+        )
+
+    with _disk_faults(folder):
+        for step in held_out_steps(recipe, steps) if evaluate else ():
+            if evaluate and results_of(folder, step) is None:
+                start = start_until(step)
+                model = _model_of(start, step)
+                _export(start, _trained(start, on_step), model)
+                evaluate(step, model)
+                _keep_best_model(recipe, folder, steps)
+        start = start_until(steps)
+        _trained(start, on_step)
+        choice = choose(recipe, folder, steps)
+        _write_log(log, f"the model is that of {choice.text}")
+        _take(start, choice.step)
+    progress.finish(
+        "sft", f"{inputs.conversations} conversations, {steps} steps; the model is that of {choice.text}"
+    )
+    return folder / "model"
+
+
+def _keep_best_model(recipe: SftRecipe, folder: Path, steps: int) -> None:
+    """Remove the models of evaluated steps, but for the one that would be chosen now."""
+    best = best_so_far(recipe, folder, steps) if recipe.chosen_by == "held_out" else None
+    for model in (folder / "models").glob("step-*"):
+        if model.name != f"step-{best}":
+            shutil.rmtree(model)
+
+
+def _take(start: Start, step: int) -> None:
+    """Make the chosen step's model that of the stage; it may have been made for an evaluation."""
+    made = _model_of(start, step)
+    if made.is_dir():
+        made.rename(start.folder / "model")
+    else:
+        _export(start, start.checkpoints / f"global_step_{step}", start.folder / "model")
+    shutil.rmtree(start.folder / "models", ignore_errors=True)
 
 
 def write_stage_inputs(
@@ -247,7 +313,8 @@ def train(start: Start, on_step: OnStep) -> Path:
     made; one of an earlier step that cannot be made is a warning. A UserError if the next checkpoint has no room.
     """
     with _disk_faults(start.folder):
-        return _train(start, on_step)
+        _export(start, _trained(start, on_step), start.folder / "model")
+    return start.folder / "model"
 
 
 @contextmanager
@@ -262,7 +329,8 @@ def _disk_faults(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _train(start: Start, on_step: OnStep) -> Path:
+def _trained(start: Start, on_step: OnStep) -> Path:
+    """Train up to the start's last step, unless that was done before. Returns the checkpoint of that step."""
     folder, checkpoints = start.folder, start.checkpoints
     choose_checkpoint(checkpoints, start.warn)
     folder.mkdir(parents=True, exist_ok=True)
@@ -304,9 +372,12 @@ def _train(start: Start, on_step: OnStep) -> Path:
     last = last_checkpoint(checkpoints)
     if last is None:
         raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {start.log}")
+    if last != checkpoints / f"global_step_{start.steps}":
+        raise Failure(
+            f"the trainer ended with {last.name}, before step {start.steps}", f"Its log: {start.log}"
+        )
     finished_rollouts.forget(folder)
-    _export(start, last, folder / "model")
-    return folder / "model"
+    return last
 
 
 def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
@@ -315,7 +386,7 @@ def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
     It does so if it keeps more than one, and only with those that it saved itself since its start at `resumed_from`.
     """
     keep = start.checkpoint.keep
-    if keep == 1 or start.checkpoint.export_every:
+    if keep == 1 or start.checkpoint.export_every or start.spared is not None:
         return []
     saved = [step for step in finished_steps(start.checkpoints) if step > resumed_from]
     return [
@@ -345,7 +416,8 @@ def _tend_checkpoints(start: Start, failed: set[int]) -> None:
             start.warn(f"{failure.message}; step {step} has no model")
     finished_rollouts.remove_up_to(start.folder, max(finished_steps(start.checkpoints), default=0))
     # Asked again: the trainer may have saved more while a model was made.
-    prune(start.checkpoints, start.checkpoint.keep, _steps_without_model(start, failed))
+    spared = [*_steps_without_model(start, failed), *(start.spared() if start.spared else ())]
+    prune(start.checkpoints, start.checkpoint.keep, spared)
 
 
 def _steps_without_model(start: Start, failed: set[int]) -> list[int]:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.addresses import is_loopback
+from rstar2.data.benchmarks import fingerprint
 from rstar2.data.parquet import prepared_file
+from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import whole_folder
@@ -18,16 +20,17 @@ from rstar2.loop.formats.format import FORMAT_FILE, Format
 from rstar2.loop.judge_check import require, try_judge
 from rstar2.loop.model_folder import write_format
 from rstar2.loop.turns.choose import codec_for, differences, load_tokenizer, model_format, named_format
-from rstar2.loop.turns.codec import ChatCodec, Encoded
 from rstar2.model_shape import weight_files
 from rstar2.train.answers import UnreadableAnswer, readable_rows
 from rstar2.train.attention import check_attention
 from rstar2.train.changeable import compared
 from rstar2.train.conversations import encode, read_conversations
+from rstar2.train.encoding import CodecOf, OnRows, encoded_data, taught_codec
 from rstar2.train.filter.unsolved import check_counted, counted
-from rstar2.train.form_check import FormCheck
+from rstar2.train.form_check import check_form
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import JudgeAddress, Rows, problems_of
+from rstar2.train.split import Split, split
 from rstar2.train.stages import check_enough, last_actor, prompt_lengths
 from rstar2.train.trainer.tracking import check_trackers
 
@@ -79,19 +82,21 @@ class SftPlan:
     model: Path
     data: Path
     format: Format
-    conversations: list[Encoded]
-    too_long: int
-    """How many conversations of the data have more tokens than the recipe allows."""
-    cut_to_nothing: int
-    """How many of them were cut before the first answer, and are left out."""
-    form: FormCheck
-    """Whether they agree with the system text that they are shown with, and with what RL rewards."""
+    split: Split
+    problems: list[Problem] = field(default_factory=list)
+    """On which the model is sampled while it is trained; none if the recipe names none."""
+    judge: JudgeChoice = field(default_factory=JudgeChoice)
+    """Which judge runs the programs of these samples."""
 
     def config(self) -> dict[str, Any]:
         """What the run's folder keeps, so that nothing else resumes it; see `compared`."""
+        held_out = {"validation_sha256": self.split.held_out.digest} if self.recipe.validation.data else {}
+        if self.problems:
+            held_out["problems"] = fingerprint(self.problems)
         return {
             "recipe": self.recipe.model_dump(mode="json"),
             **_source(self.model, self.data),
+            **held_out,
             "format": self.format.digest,
         }
 
@@ -227,48 +232,90 @@ def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
     return fmt
 
 
-def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
-    """Check what can be checked before SFT; a UserError where model, format or data cannot be used, or are too few."""
+def plan_sft(
+    recipe: SftRecipe,
+    model: Path,
+    data: Path,
+    judge: JudgeChoice | None = None,
+    on_rows: OnRows = lambda count: None,
+) -> SftPlan:
+    """Check what can be checked before SFT, and encode the conversations unless an earlier run has done so.
+
+    Args:
+        judge: runs the programs of the samples of held-out problems; None for one that is started for the run.
+        on_rows: called with the number of conversations that were encoded.
+
+    Raises:
+        UserError: model, format or data cannot be used, or the data has too few conversations.
+        Failure: the disk is full, or a process died.
+    """
     check_model(model)
     check_attention(recipe.hardware.attention, model)
     check_trackers(recipe.trackers, sft=True)
+    problems = _problems(recipe, judge or JudgeChoice())
     codec = taught_codec(recipe.format, model)
     data = prepared_file(data)
-    form = FormCheck(codec.wording)
-    # One after another: the texts of all would be several times as large as their token ids.
-    conversations = [encode(row, codec) for row in form.over(read_conversations(data))]
-    fitting = [each for each in conversations if len(each.input_ids) <= recipe.max_tokens]
-    kept = fitting if recipe.too_long == "drop" else [each.cut(recipe.max_tokens) for each in conversations]
-    teaching = [each for each in kept if any(each.loss_mask)]
-    cut_to_nothing, kept = len(kept) - len(teaching), teaching
-    limit = f" of at most {recipe.max_tokens} tokens" if len(kept) < len(conversations) else ""
-    _check_batch(recipe, data, len(kept), limit)
-    too_long = len(conversations) - len(fitting)
-    return SftPlan(recipe, model, data, codec.format, kept, too_long, cut_to_nothing, form)
-
-
-def _check_batch(recipe: SftRecipe, data: Path, conversations: int, limit: str = "") -> None:
-    if conversations < recipe.batch:
+    how = CodecOf(recipe.format, model, codec.digest)
+    encoded = encoded_data(data, how, on_rows)
+    held_out = None
+    if recipe.validation.data:
+        file = prepared_file(Path(recipe.validation.data))
+        held_out = encoded_data(file, how, on_rows)
+        if held_out.digest == encoded.digest:
+            raise UserError(
+                f"validation.data = {recipe.validation.data} is the training data",
+                "Name another file, or leave it out: validation.share then holds out a part of the training data.",
+            )
+    found = split(recipe, encoded, held_out)
+    _check_batch(recipe, data, found)
+    if recipe.validation.data and not len(found.validation):
         raise UserError(
-            f"{data} has {conversations} conversations{limit}, but a batch needs {recipe.batch}",
-            "Lower batch" + (", or raise max_tokens." if limit else "."),
+            f"validation.data = {recipe.validation.data} has no conversation that can be measured: "
+            f"{found.repeated} ask nearly the same as one of the training data",
+            "Name other conversations, or leave it out.",
         )
+    return SftPlan(recipe, model, data, codec.format, found, problems, judge or JudgeChoice())
+
+
+def _problems(recipe: SftRecipe, judge: JudgeChoice) -> list[Problem]:
+    """The problems that SFT samples; a UserError if they cannot be used, or no judge can be started."""
+    if not recipe.held_out.data:
+        return []
+    if judge.url is None:
+        server_binary()
+    rows, _ = readable_rows(Path(recipe.held_out.data), recipe.held_out.samples)
+    return problems_of(rows)
+
+
+def _check_batch(recipe: SftRecipe, data: Path, found: Split) -> None:
+    left = len(found.train)
+    if left >= recipe.batch:
+        return
+    held_out = len(found.validation) if not recipe.validation.data else 0
+    limit = f" of at most {recipe.max_tokens} tokens" if found.too_long and recipe.too_long == "drop" else ""
+    beside = f" beside the {held_out} that validation.share holds out" if held_out else ""
+    raise _too_few(recipe, data, left, f"{limit}{beside}", bool(limit))
+
+
+def _too_few(recipe: SftRecipe, data: Path, count: int, which: str, too_long: bool) -> UserError:
+    return UserError(
+        f"{data} has {count} conversations{which}, but a batch needs {recipe.batch}",
+        "Lower batch" + (", or raise max_tokens." if too_long else "."),
+    )
 
 
 def check_conversations(recipe: SftRecipe, data: Path) -> list[dict[str, Any]]:
     """The conversations to train on, not encoded yet; a UserError where they cannot be used, or are too few."""
     file = prepared_file(data)
     rows = list(read_conversations(file))
-    _check_batch(recipe, file, len(rows))
+    if len(rows) < recipe.batch:
+        raise _too_few(recipe, file, len(rows), "", too_long=False)
     return rows
 
 
 def form_warnings(recipe: SftRecipe, model: Path, rows: list[dict[str, Any]]) -> list[str]:
     """What conversations would teach against their system text or the reward; a UserError without a tokenizer."""
-    form = FormCheck(taught_codec(recipe.format, model).wording)
-    for _ in form.over(rows):
-        pass
-    return list(form.warnings())
+    return list(check_form(rows, taught_codec(recipe.format, model).wording).warnings())
 
 
 def conversation_lengths(recipe: SftRecipe, model: Path, rows: list[dict[str, Any]]) -> list[int]:
@@ -278,15 +325,6 @@ def conversation_lengths(recipe: SftRecipe, model: Path, rows: list[dict[str, An
     tokens = [len(encode(row, codec).input_ids) for row in sample]
     limit = recipe.max_tokens
     return [min(each, limit) for each in tokens if each <= limit or recipe.too_long == "cut"]
-
-
-def taught_codec(named: str | None, model: Path) -> ChatCodec:
-    """The codec of the format that SFT teaches a model: the one that is named, else of its format file, else ours."""
-    tokenizer = load_tokenizer(model)
-    own, source = model_format(model, tokenizer)
-    if named:
-        return codec_for(tokenizer, named_format(named, own, source), named)
-    return codec_for(tokenizer, own, source) if source == FORMAT_FILE else codec_for(tokenizer)
 
 
 def rl_format(named: str | None, model: Path) -> Format:

@@ -68,6 +68,36 @@ def test_the_forward_pass_agrees_with_the_definition_and_with_verl(
     assert np.concatenate(found).std() > 0.1
 
 
+def test_a_small_model_computes_in_one_thread_and_the_others_come_back(
+    model: Any, traces: list[Trace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from rstar2.analysis import forward
+
+    threads = torch.get_num_threads()
+    used: list[int] = []
+    batches = []
+    direct = forward._batch_entropies
+
+    def spied(model: Any, batch: list[Trace], temperature: float) -> Any:
+        used.append(torch.get_num_threads())
+        batches.append(len(batch))
+        return direct(model, batch, temperature)
+
+    monkeypatch.setattr(forward, "_batch_entropies", spied)
+    small = forward.entropies(model, traces)
+    monkeypatch.setattr(forward, "SMALL_BATCH_TOKENS", 1)
+    alone = forward.entropies(model, traces)
+    assert (batches, set(used)) == ([4, 1, 1, 1, 1], {1})
+    monkeypatch.setattr(forward, "SMALL_MODEL", 0)
+    large = forward.entropies(model, traces)
+    assert used[-1] == torch.get_num_threads() == threads
+    for one, two, three in zip(small, alone, large, strict=True):
+        assert np.abs(one - two).max() < 1e-4
+        assert np.abs(one - three).max() < 1e-4
+
+
 def test_the_temperature_is_that_of_the_distribution(model: Any, traces: list[Trace]) -> None:
     from rstar2.analysis import forward
 

@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from support.small_disk import small_disk
 from typer.testing import CliRunner, Result
 
 import rstar2
 from rstar2 import machine
 from rstar2.cli import app
-from rstar2.doctor import software
+from rstar2.doctor import hardware, software
 from rstar2.doctor.finding import Finding, laptop_ready
-from rstar2.doctor.software import package
-from rstar2.install import install_command
+from rstar2.doctor.hub import hub_cache
+from rstar2.install import extras, install_command
 from rstar2.machine import memory_bytes, usable_cores
 from rstar2.serve import install_commands
 from rstar2.serve import vllm as serve_vllm
@@ -70,8 +71,10 @@ def gpu_path(tmp_path: Path) -> str:
 def test_the_table_shows_every_finding_and_json_says_the_same(ran: Result, gpu_path: str) -> None:
     table = _doctor(COLUMNS="200", PATH=gpu_path)
     findings = _findings(ran)
-    assert {"Python", "processors", "memory", "disk", "GPU", "vLLM", "Landlock", "seccomp"} <= set(findings)
-    assert {"torch", "verl", "transferqueue"} <= {name.lower() for name in findings}
+    assert {"Python", "processors", "memory", "GPU", "vLLM", "Landlock", "seccomp"} <= set(findings)
+    assert {"/dev/shm", "open files", "hub cache", "disk for runs"} <= set(findings)
+    assert {f"extra {name}" for name in extras()} <= set(findings)
+    assert len(findings) < 25, "a line for each extra, not for each package"
     for name in findings:
         assert name in table.stdout
     assert table.exit_code == ran.exit_code
@@ -92,9 +95,9 @@ def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(
     monkeypatch.syspath_prepend(_installed(tmp_path, "verl", "0.1.0"))
     ran = _doctor("--json", PATH=gpu_path)
     assert ran.exit_code == 1
-    verl = _findings(ran)["verl"]
-    assert (verl["state"], verl["commands"]) == ("missing", [install_command("laptop")])
-    assert verl["found"].startswith("0.1.0, needs ==")
+    laptop = _findings(ran)["extra laptop"]
+    assert (laptop["state"], laptop["commands"]) == ("missing", [install_command("laptop")])
+    assert "missing: verl 0.1.0 (needs ==" in laptop["found"]
     table = _doctor(PATH=gpu_path, COLUMNS="80")
     assert table.exit_code == 1
     assert "cannot run yet" in table.stdout
@@ -129,17 +132,15 @@ def test_a_training_stack_is_installed_in_the_versions_that_were_tested(
     assert "-c" not in shlex.split(install_command("eval"))
 
 
-def test_where_vllm_for_gpus_is_installed_the_packages_are_those_of_the_extra_for_gpus(
+def test_where_vllm_for_gpus_is_installed_the_laptop_path_needs_the_extra_for_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the laptop's, doctor would call the torch that vLLM needs a missing package."""
-    asked = {each.name for each in software.training_packages()}
-    assert "torch" in asked
+    needed = {each.name: each.laptop for each in software.installed_extras()}
+    assert (needed["extra laptop"], needed["extra gpu"]) == (True, False)
     monkeypatch.syspath_prepend(_installed(tmp_path, "vllm", "0.24.0"))
-    monkeypatch.syspath_prepend(_installed(tmp_path, "verl", "0.1.0"))
-    found = {each.name: each for each in software.training_packages()}
-    assert "torch" not in found
-    assert found["verl"].commands == (install_command("gpu"),)
+    needed = {each.name: each.laptop for each in software.installed_extras()}
+    assert (needed["extra laptop"], needed["extra gpu"]) == (False, True)
 
 
 def test_vllm_for_processors_is_installed_without_what_models_of_text_do_not_need(
@@ -239,9 +240,72 @@ def test_only_what_the_laptop_path_needs_and_lacks_stops_it(state: Any, laptop: 
     assert laptop_ready([fine, Finding("b", "", state, laptop)]) is ready
 
 
-def test_a_package_that_is_not_there_is_missing() -> None:
-    found = package(Requirement("no-such-package-at-all>=3"), "laptop")
-    assert (found.state, found.found) == ("missing", "not installed, needs no-such-package-at-all>=3")
+def test_an_extra_names_what_is_missing_of_it() -> None:
+    absent = Requirement("no-such-package-at-all>=3")
+    some = software.extra("eval", [absent, Requirement("rich>=999"), Requirement("typer")], laptop=False)
+    assert (some.state, some.laptop, some.commands) == ("missing", False, (install_command("eval"),))
+    assert some.found.startswith("2 of 3 missing: no-such-package-at-all, rich ")
+    assert some.found.endswith("(needs >=999)")
+    assert software.extra("eval", [absent], laptop=True).found == "not installed"
+    assert software.extra("eval", [Requirement("typer")], laptop=True).state == "ok"
+
+
+def test_every_extra_says_what_it_is_for() -> None:
+    assert set(software.FOR) == set(extras())
+
+
+@pytest.mark.parametrize(
+    ("variables", "said", "state"),
+    [
+        ({"HF_HUB_CACHE": "{}/cache"}, "{}/cache: 2 models and data sets", None),
+        ({"HF_HOME": "{}"}, "{}/hub: 0 models and data sets", None),
+        ({"HF_HUB_CACHE": "{}/cache", "HF_HUB_OFFLINE": "1"}, "offline by HF_HUB_OFFLINE", None),
+        ({"HF_HOME": "{}", "TRANSFORMERS_OFFLINE": "true"}, "offline by TRANSFORMERS_OFFLINE", "scarce"),
+        ({"HF_HOME": "{}", "HF_ENDPOINT": "https://mirror"}, "https://mirror", None),
+    ],
+)
+def test_the_hub_cache_and_whether_the_hub_is_asked(
+    variables: dict[str, str], said: str, state: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "HF_HOME",
+        "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(tmp_path))
+    for kept in ("models--Qwen--Qwen3-4B", "datasets--a--b"):
+        (tmp_path / "cache" / kept).mkdir(parents=True)
+    found = hub_cache()
+    assert said.format(tmp_path) in found.found
+    assert state in (None, found.state)
+
+
+def test_the_disk_is_the_one_that_runs_go_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"free in {tmp_path}" in hardware.disk().found
+    with small_disk(tmp_path / "runs", 1 << 20):
+        found = hardware.disk()
+        assert f"free in {tmp_path}/runs" in found.found
+        assert found.state == "scarce"
+
+
+def test_a_small_shared_memory_and_few_open_files_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "shm", 64 << 20) as disk:
+        monkeypatch.setattr(hardware, "SHM", disk)
+        shared = hardware.shared_memory()
+    assert (shared.found, shared.state) == ("0.1 of 0.1 GiB free", "scarce")
+    code = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))\n"
+        "from rstar2.doctor.hardware import open_files\nfound = open_files()\nprint(found.state, found.found)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert ran.stdout == "scarce 256 now, 1,024 at most\n", ran.stderr
 
 
 def test_cores_and_memory_are_those_this_process_may_use() -> None:

@@ -6,10 +6,10 @@ import json
 import shutil
 import subprocess
 import sys
-from array import array
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import Result
 from support.train.trainer_metrics import write_steps
@@ -21,10 +21,10 @@ from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.loop.formats.format import ours
-from rstar2.loop.turns.demands import wording_of
-from rstar2.train.conversations import Encoded
+from rstar2.train.encoding import EncodedData
 from rstar2.train.form_check import FormCheck
 from rstar2.train.recipe_files import sft_recipe, stage_recipe
+from rstar2.train.split import Split
 from rstar2.train.start_checks import SftPlan, TrainPlan
 
 QWEN3_14B: dict[str, Any] = {
@@ -250,9 +250,16 @@ def test_sft_that_starts_says_what_its_dry_run_says(
     dry_run = rstar2(
         "sft", "--model", model, "--data", "sft.parquet", "--profile", "8xh100", "--dry-run", *words
     ).stdout
-    encoded = [Encoded(array("i", range(200)), array("i", [1] * 200))] * 128
     recipe, run = sft_recipe("8xh100", changes), Path("runs") / "sft"
-    plan = SftPlan(recipe, model, Path("sft.parquet"), ours(), encoded, 0, 0, FormCheck(wording_of(ours())))
+    data = Path("encoded")
+    data.mkdir()
+    np.savez(data / "index.npz", lengths=[200] * 128)
+    (data / "record.json").write_text(json.dumps({"form": FormCheck().as_json()}))
+    encoded = EncodedData(data, "digest")
+    parts = Split(
+        encoded, np.arange(128), encoded, np.arange(0), too_long=0, cut_to_nothing=0, max_tokens=16384
+    )
+    plan = SftPlan(recipe, model, Path("sft.parquet"), ours(), parts)
     warn_before_sft(plan, run)
     for said in (dry_run, capsys.readouterr().out):
         warnings = [line for line in said.splitlines() if line.startswith("!")]

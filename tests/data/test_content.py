@@ -73,6 +73,7 @@ NO_PROOFS = [
     "Prove that the limit exists. What is the limit?",
     "The proof of the theorem has 12 lines of 30 letters. Compute the number of letters.",
     "Compute $1 + 1$, then prove that you are right.",
+    "In order to show that $n$ is even, two lemmas were used. Their numbers were 3 and 4.",
 ]
 QUESTIONS = [
     "Let $f(x) = x^2$. (a) Find $f(2)$. (b) Find $f(3)$.",
@@ -209,6 +210,46 @@ def test_what_is_found_stands_in_the_details_of_the_drop() -> None:
     assert list(ROW_FILTERS["proofs"](Inputs(FilterSettings(), {}, {}))(rows)) == [(0, {"text": "prove"})]
 
 
+@pytest.mark.parametrize("name", [*FAULTY, "stated-answer"])
+def test_a_garbled_text_is_looked_through_in_linear_time(name: str) -> None:
+    """A search that takes the square of a text's length would take far longer than a test may."""
+    pieces = (
+        *(
+            "\n",
+            " ",
+            ". ",
+            "=",
+            "*",
+            "a",
+            "....",
+            "the ",
+            "(a) ",
+            "(A) ",
+            "\n1. ",
+            "A. ",
+            "[asy]",
+            "![",
+            "\\boxed{",
+        ),
+        *(
+            "answer: ",
+            "answer **",
+            "Solution ",
+            "prove ",
+            "shown below ",
+            "the a shown",
+            "http",
+            "www.",
+            "&lt",
+            "<p ",
+            "<i>",
+        ),
+        *("$", "|", "\\begin{asy}", "#### ", "{"),
+    )
+    rows = pa.RecordBatch.from_pylist([{"problem": f"x {piece * 50_000}", "answer": "7"} for piece in pieces])
+    list(ROW_FILTERS[name](Inputs(FilterSettings(), {}, {}))(rows))
+
+
 # ── patterns ──
 
 
@@ -327,6 +368,26 @@ def test_a_pattern_that_cannot_work_is_refused_before_a_row_is_read(
     ran = rstar2("data", "prepare", file, "--from", f"p={tmp_path / 'problems.jsonl'}", "--output", out)
     assert (ran.code, message in ran.stderr, "Traceback" in ran.stderr) == (2, True, False), ran.stderr
     assert not out.exists()
+
+
+def test_settings_that_are_not_used_are_not_in_the_card(tmp_path: Path) -> None:
+    """A set that an earlier version prepared, whose card lacks them, is then still the same set."""
+    recipe = own(tmp_path, "filters = ['figures']\n[sources.p]\n")
+    words = (
+        "data",
+        "prepare",
+        recipe,
+        "--from",
+        f"p={tmp_path / 'problems.jsonl'}",
+        "--output",
+        tmp_path / "out",
+    )
+    shown = json.loads(rstar2(*words, "--dry-run").stdout)
+    assert not {"figures", "patterns"} & shown.keys()
+    assert shown["rewrite"] == {"model": "", "shortest": 0.3, "longest": 3.0}
+    changed = ("--set", "figures.keep_drawn=true", "--set", "rewrite.accepted=0")
+    shown = json.loads(rstar2(*words, "--dry-run", *changed).stdout)
+    assert (shown["figures"], shown["rewrite"]["accepted"]) == ({"keep_drawn": True}, 0)
 
 
 def test_content_is_filtered_by_default_and_not_in_the_recipes_of_the_paper(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -13,12 +14,12 @@ from rstar2.demo.recipe import DemoPlan, demo_plan
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.loop.formats.format import ours
-from rstar2.loop.turns.demands import wording_of
 from rstar2.runs import load_config, open_run
 from rstar2.train.changeable import MAY_CHANGE
-from rstar2.train.form_check import FormCheck
+from rstar2.train.encoding import EncodedData
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.recipe_files import sft_recipe, stage_recipes
+from rstar2.train.split import Split
 from rstar2.train.start_checks import SftPlan, TrainPlan
 
 Plan = TrainPlan | SftPlan | DemoPlan
@@ -45,9 +46,10 @@ def planned(kind: str, data: Path, *changes: str) -> Plan:
     if kind == "demo":
         return demo_plan("demo", None, [*changes])
     if kind == "sft":
-        return SftPlan(
-            sft_recipe(None, [*changes]), data.parent, data, ours(), [], 0, 0, FormCheck(wording_of(ours()))
-        )
+        none = np.arange(0)
+        whole = EncodedData(data.parent, "digest")
+        parts = Split(whole, none, whole, none, too_long=0, cut_to_nothing=0)
+        return SftPlan(sft_recipe(None, [*changes]), data.parent, data, ours(), parts)
     recipes = stage_recipes([1, 2], None, [*changes])
     return TrainPlan(recipes, data.parent, data, ours(), [], None, JudgeChoice(), {}, {})
 
@@ -74,6 +76,8 @@ def started(run: Path, kind: str, plan: Plan) -> dict[str, Any]:
         ("train", 'trackers=["console","tensorboard"]'),
         ("sft", "hardware.hung_after_s=7200"),
         ("sft", "checkpoint_every=50"),
+        ("sft", "choose=last"),
+        ("sft", "validation.every=7"),
         ("demo", "rl.hardware.hung_after_s=7200"),
         ("demo", "stage2.judge.stop_after_s=7200"),
         ("demo", "sft.hardware.export_timeout_s=7200"),
@@ -100,6 +104,7 @@ def test_what_only_decides_how_it_runs_may_change(kind: str, change: str, data: 
         ("train", "stage1.verl.trainer.test_freq=7", "recipes.1.verl.trainer.test_freq"),
         ("train", "stage1.rollout.prompts=7", "recipes.1.rollout.prompts"),
         ("sft", "lr=1", "recipe.lr"),
+        ("sft", "validation.share=0.5", "recipe.validation.share"),
         ("demo", "stage2.rollout.tokens=50", "demo.stage2.rollout.tokens, stage2.rollout.tokens"),
         ("demo", "eval.temperature=0.5", "demo.eval.temperature"),
     ],

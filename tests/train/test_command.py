@@ -94,7 +94,7 @@ def test_verl_accepts_the_recipes_of_others(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("profile", [None, "laptop"])
 def test_verl_accepts_sft_on_every_profile(profile: str | None, tmp_path: Path) -> None:
     recipe = sft_recipe(profile, ["batch=32"])
-    command = sft_command(recipe, tmp_path / "sft", tmp_path / "m", tmp_path / "d.parquet")
+    command = sft_command(recipe, tmp_path / "sft", tmp_path / "m", tmp_path)
     argv = command.argv[command.argv.index("rstar2.train.verl.sft_trainer") + 1 :]
     config = composed("sft_trainer_engine", argv)
     assert config.data.train_batch_size == 32
@@ -243,13 +243,13 @@ def test_torchrun_starts_the_ranks_and_hands_every_override_on(nodes: int, tmp_p
 
     odd = tmp_path / "it's a 'model', k=v $HOME ${env} --nnodes=9 日本"
     recipe = sft_recipe(None, [f"hardware.nodes={nodes}", "hardware.gpus_per_node=4"])
-    argv = sft_command(recipe, tmp_path / "sft", odd, odd / "data.parquet").argv
+    argv = sft_command(recipe, tmp_path / "sft", odd, odd).argv
     assert argv[:3] == [sys.executable, "-m", "torch.distributed.run"]
     read = parse_args(argv[3:])
     assert (read.nnodes, read.nproc_per_node, read.standalone) == (str(nodes), "4", nodes == 1)
     assert (read.module, read.training_script) == (True, "rstar2.train.verl.sft_trainer")
     config = composed("sft_trainer_engine", read.training_script_args)
-    assert (config.model.path, config.data.train_files) == (str(odd), str(odd / "data.parquet"))
+    assert (config.model.path, config.data.train_files) == (str(odd), str(odd / "train.npy"))
     assert config.trainer.n_gpus_per_node == 4
 
 

@@ -568,11 +568,22 @@ def test_a_model_that_cannot_be_made_at_the_start_is_a_warning_and_its_checkpoin
     whole_checkpoints(monkeypatch)
     saved(tmp_path, 2, 3)
     monkeypatch.setattr(stages, "run_export", fails)
-    start, warned = phase(tmp_path, "raise SystemExit", 4, keep=1, export_every=2)
+    start, warned = phase(tmp_path, "raise SystemExit", 3, keep=1, export_every=2)
     with pytest.raises(Failure, match="the reason"):
         train(start, lambda step, metrics: None)
     assert [text.rpartition("; ")[2] for text in warned] == ["step 2 has no model"]
     assert kept(tmp_path) == [3]
+
+
+def test_a_trainer_that_ends_too_early_makes_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_checkpoints(monkeypatch)
+    saved(tmp_path, 2, 3)
+    start, _ = phase(tmp_path, "raise SystemExit", 4)
+    with pytest.raises(Failure, match="ended with global_step_3, before step 4"):
+        train(start, lambda step, metrics: None)
+    assert not is_done(tmp_path)
 
 
 def test_verl_removes_no_checkpoint_whose_model_is_still_to_be_made(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.optional import needs
 from support.waiting import TIMEOUT_S
@@ -18,8 +19,9 @@ from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
 from rstar2.loop.formats.format import FORMAT_FILE, ours, read_format, save_format
 from rstar2.loop.turns.choose import codec_for, load_codec
-from rstar2.loop.turns.codec import ChatCodec
-from rstar2.train.conversations import Encoded, encode, read_conversations, write_encoded
+from rstar2.loop.turns.codec import ChatCodec, Encoded
+from rstar2.train.conversations import encode, read_conversations
+from rstar2.train.encoding import batch_of, taught_codec, write_batches
 from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.start_checks import (
     SftPlan,
@@ -29,7 +31,6 @@ from rstar2.train.start_checks import (
     form_warnings,
     plan_sft,
     rl_format,
-    taught_codec,
     with_format,
 )
 
@@ -88,13 +89,13 @@ def test_long_conversations_are_counted_at_the_start_and_dropped_or_cut(
         return plan_sft(sft_recipe("laptop", ["max_tokens=100", "batch=2", *changes]), tmp_path, data)
 
     dropped, cut = planned(), planned("too_long=cut")
-    assert (dropped.too_long, cut.too_long) == (1, 1)
-    assert [len(plan.conversations) for plan in (dropped, cut)] == [2, 3]
-    assert planned("max_tokens=2000").too_long == 0
+    assert (dropped.split.too_long, cut.split.too_long) == (1, 1)
+    assert [len(plan.split.train) for plan in (dropped, cut)] == [2, 3]
+    assert planned("max_tokens=2000").split.too_long == 0
     question = [{"role": "user", "content": "so " * 200}, GOOD[-1]]
     data = lines(tmp_path / "y.jsonl", {"messages": GOOD}, {"messages": question}, {"messages": GOOD})
     cut = planned("too_long=cut")
-    assert (cut.too_long, cut.cut_to_nothing, len(cut.conversations)) == (1, 1, 2)
+    assert (cut.split.too_long, cut.split.cut_to_nothing, len(cut.split.train)) == (1, 1, 2)
     with pytest.raises(UserError, match="has 2 conversations of at most 100 tokens, but a batch needs 3"):
         planned("batch=3")
 
@@ -108,9 +109,9 @@ def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, to
     data = lines(tmp_path / "x.jsonl", *rows)
 
     def told(*changes: str) -> tuple[float, int]:
-        recipe = sft_recipe("laptop", ["batch=2", "max_tokens=2000", *changes])
+        recipe = sft_recipe("laptop", ["batch=2", "max_tokens=2000", "validation.share=0", *changes])
         sample = conversation_lengths(recipe, tmp_path, rows)
-        every = [len(each.input_ids) for each in plan_sft(recipe, tmp_path, data).conversations]
+        every = plan_sft(recipe, tmp_path, data).split.lengths.tolist()
         assert set(sample) <= set(every)
         assert sum(sample) / len(sample) == pytest.approx(sum(every) / len(every), rel=0.02)
         assert max(sample) >= 0.98 * max(every)
@@ -234,19 +235,21 @@ def test_verls_trainer_gets_the_same_ids_and_mask(tmp_path: Path, codec: ChatCod
     from rstar2.train.verl.sft_dataset import EncodedConversations
 
     rows = [encode({"messages": messages}, codec) for messages in [CALLING, GOOD] * 700]
-    write_encoded(tmp_path / "x.arrow", rows[:3])
-    write_encoded(tmp_path / "y.arrow", iter(rows[3:]))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.arrow", "y.arrow"]
-    files = [str(tmp_path / name) for name in ("x.arrow", "y.arrow")]
-    for read in (made := EncodedConversations(parquet_files=files), pickle.loads(pickle.dumps(made))):
-        assert len(read) == len(rows)
-        for given, row in zip(read, rows, strict=True):
+    write_batches(tmp_path / "x.arrow", map(batch_of, (rows[:3], rows[3:])))
+    numbers = [2, 3, 0, *range(4, len(rows))]
+    np.save(tmp_path / "x.npy", numbers)
+    most = len(encode({"messages": CALLING}, codec).input_ids) - 1
+    made = EncodedConversations(str(tmp_path / "x.npy"), {"max_length": most})
+    for read in (made, pickle.loads(pickle.dumps(made))):
+        assert len(read) == len(numbers)
+        for given, number in zip(read, numbers, strict=True):
+            row = rows[number].cut(most)
             for name, wanted in (("input_ids", row.input_ids), ("loss_mask", row.loss_mask)):
                 assert given[name].dtype == torch_int64()
                 assert given[name].tolist() == wanted.tolist()
             assert given["position_ids"].tolist() == list(range(len(row.input_ids)))
     with pytest.raises(IndexError):
-        made[len(rows)]
+        made[len(numbers)]
 
 
 def torch_int64() -> Any:
@@ -266,7 +269,7 @@ def own_bytes() -> int:
         return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Anonymous:"))
 
 
-rows = EncodedConversations(sys.argv[1])
+rows = EncodedConversations(sys.argv[1], {"max_length": 4000})
 # What torch makes for its first tensors is there before.
 tokens = sum(len(rows[number]["input_ids"]) for number in range(100))
 before = own_bytes()
@@ -280,10 +283,11 @@ print(tokens, own_bytes() - before)
 def test_a_rank_holds_the_conversations_in_memory_that_all_ranks_share(tmp_path: Path) -> None:
     tokens = 4000
     row = Encoded(array("i", range(tokens)), array("b", [1] * tokens))
-    write_encoded(tmp_path / "x.arrow", (row for _ in range(5000)))
+    write_batches(tmp_path / "x.arrow", (batch_of([row] * 500) for _ in range(10)))
+    np.save(tmp_path / "x.npy", np.arange(5000))
     assert (tmp_path / "x.arrow").stat().st_size < 5.2 * 5000 * tokens
     ran = subprocess.run(
-        [sys.executable, "-c", _RANK, str(tmp_path / "x.arrow")],
+        [sys.executable, "-c", _RANK, str(tmp_path / "x.npy")],
         capture_output=True, text=True, timeout=TIMEOUT_S, check=True,
     )  # fmt: skip
     read, own = map(int, ran.stdout.split())

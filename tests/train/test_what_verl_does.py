@@ -52,7 +52,7 @@ def trainer(recipe: StageRecipe, root: Path) -> Any:
 
 def sft_trainer(root: Path, profile: str, *changes: str) -> Any:
     """VERL's config of SFT."""
-    argv = sft_command(sft_recipe(profile, list(changes)), root / "sft", root / "m", root / "d.parquet").argv
+    argv = sft_command(sft_recipe(profile, list(changes)), root / "sft", root / "m", root).argv
     return composed("sft_trainer_engine", argv[argv.index("rstar2.train.verl.sft_trainer") + 1 :])
 
 
@@ -318,7 +318,7 @@ def test_a_checkpoint_holds_all_that_a_resumed_run_needs(profile: str, tmp_path:
         assert manager.should_load_optimizer
         assert manager.should_load_extra
     assert (rl.trainer.save_freq, rl.trainer.max_actor_ckpt_to_keep) == (5, 3)
-    assert (sft.trainer.save_freq, sft.trainer.max_ckpt_to_keep) == (50, 2)
+    assert (sft.trainer.save_freq, sft.trainer.max_ckpt_to_keep) == (50, None)
     assert rl.trainer.resume_mode == sft.trainer.resume_mode == "auto"
     kept_by_us = trainer(stage_recipe(1, profile, ["checkpoint.export_every=10"]), tmp_path)
     assert kept_by_us.trainer.max_actor_ckpt_to_keep is None

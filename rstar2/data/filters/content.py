@@ -53,13 +53,22 @@ _REFERS_TO_FIGURE = re.compile(
     r"|(?:see|in) fig(?:ure|\.) ?\d|\bsee (?:figure|diagram)\b)",
     re.IGNORECASE,
 )
+_FIGURE_STEMS = (
+    *("figure", "fig.", "diagram", "illustrat", "pictur", "shown", "drawn", "drawing", "sketch", "depict"),
+    *("image", "graph", "chart", "grid", "map"),
+)
+"""One of them is in every text that refers to a figure; to look for them takes a tenth of the time."""
 _THEN_TEXT = re.compile(
     r"[^\\$|]{0,80}?(?:\\\[|\$\$)|.*?(?:\\begin\{(?:array|tabular|[bpv]?matrix)|^[^|\n]*\|[^|\n]*\|)",
     re.DOTALL | re.MULTILINE,
 )
 """A formula or a table that follows 'shown below': it is what is shown."""
 
-_STARTS = r"(?:\A\W*|[.!?:;\n]\s*|[$)\]*]\s+|,\s+|\b(?:then|and|please|hence|also|or|to)\s+)"
+_GAP = r"\s{1,4}"
+"""White space between words. Longer runs are no gap, so that no search looks through a run again and again."""
+_STARTS = (
+    rf"(?:\A\W{{0,9}}|[.!?:;\n]\s{{0,4}}|[$)\]*]{_GAP}|,{_GAP}|\b(?:then|and|please|hence|also|or|to){_GAP})"
+)
 _ASKS_PROOF = re.compile(
     rf"{_STARTS}(?P<verb>(?:dis)?prove\b(?! (?:to|himself|herself|themselves|it(?:self)? to)\b)"
     r"|(?:show|demonstrate|verify|establish|deduce|justify)(?:,[^,.]{1,40},)? (?:that|why)\b"
@@ -70,7 +79,7 @@ _PROOF_WORD = re.compile(r"(?:[Pp]ro[vo]|[Ss]how|[Dd]emonstr|[Vv]erif|[Ee]stabl|
 """One of the verbs above; it is searched for quickly."""
 _NOT_AN_ORDER = re.compile(
     r"\b(?:can|could|may|must|should|will|would|needs?|wants?|wish(?:es)?|tr(?:y|ies|ied|ying)|able|has|have|had|used|"
-    r"order|enough|suffices|possible|easy|not|we|they|you|I|he|she) (?:to )?\Z",
+    r"order|enough|suffices|possible|easy|not|we|they|you|I|he|she)(?: to)?\Z",
     re.IGNORECASE,
 )
 """Words before 'show that' that make it no task."""
@@ -81,7 +90,7 @@ _ORDER = (
 _ASKS_VALUE = re.compile(rf"\?|{_STARTS}(?:\w+ly )?{_ORDER}\b(?! a (?:\w+ )?proof\b)", re.IGNORECASE)
 
 _PART_ASKS = re.compile(
-    rf"\?|\A[\s.:)*]*(?:\w+ly,? )?"
+    rf"\?|\A[\s.:)*]{{0,9}}(?:\w+ly,? )?"
     rf"(?:{_ORDER}|(?:dis)?prove|show|demonstrate|verify|sketch|draw|explain|derive|write)\b",
     re.IGNORECASE,
 )
@@ -93,7 +102,7 @@ _LABELS: tuple[tuple[str, ...], ...] = (
 _LABELLED: tuple[re.Pattern[str], ...] = tuple(
     re.compile(
         rf"\((?<![\w\\$^)}}\]=+*/<>-].)({each})\)|(?:^|(?<=[\s.;?]))({each})\)(?=\s)"
-        rf"|^[ \t]*({each})\.(?=\s)",
+        rf"|^[ \t]{{0,8}}({each})\.(?=\s)",
         re.MULTILINE,
     )
     for each in map("|".join, _LABELS)
@@ -114,14 +123,16 @@ _MAX_SMALL_OPTION_CHARS = 80
 _LINK = re.compile(r"(?:\bhttps?://|\bwww\.)[^\s\])}>\"']+", re.IGNORECASE)
 
 _ANNOUNCED = re.compile(
-    r"(?:\b(?:final |correct |the )*(?:answer|ans|result)(?: is)?\**\s*(?::|=|\bis\b|->|→|⇒)|\banswer:?\s*\n|####"
-    r"|\(ans\.?)\s*\**\s*(\$[^$\n]{1,80}\$|[^\s.;\n)][^.;\n)]{0,60}?(?:\.\d+)?)\s*\**(?=[.;)\n]|\Z)",
+    r"(?:\b(?:answer|ans|result)(?: is)?\*{0,2} {0,4}(?::|=|\bis\b|->|→|⇒)|\banswer:?\s{0,4}\n|####|\(ans\.?)"
+    r"\s{0,4}\*{0,2}\s{0,4}(\$[^$\n]{1,80}\$|[^\s.;\n)][^.;\n)]{0,60}?(?:\.\d{1,20})?)\s{0,4}\*{0,2}(?=[.;)\n]|\Z)",
     re.IGNORECASE,
 )
 """An answer that the text announces. A value that goes on in words is read as a whole, and is then no value."""
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
+_ANSWER_SIGNS = ("answer", "ans", "result", "####", "boxed", "fbox", "solution")
+"""One of them is in every text that states an answer."""
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{((?:[^{}]|\{(?:[^{}]|\{[^{}]{0,80}+\}){0,80}+\}){0,80}+)\}")
 _SOLUTION = re.compile(
-    r"^[\s#*]*(?:solution|answer)\b[^\n\w]{0,5}(?:\n|:|\.\s)", re.IGNORECASE | re.MULTILINE
+    r"^[ \t#*]{0,8}(?:solution|answer)\b[^\n\w]{0,5}(?:\n|:|\.\s)", re.IGNORECASE | re.MULTILINE
 )
 """A heading of a solution."""
 
@@ -163,6 +174,9 @@ class Figures:
             return image[0]
         if drawing := _DRAWING.search(text):
             return None if self.keep_drawn else drawing[0]
+        lower = text.lower()
+        if not any(stem in lower for stem in _FIGURE_STEMS):
+            return None
         for found in _REFERS_TO_FIGURE.finditer(text):
             shows_text = re.search(_NEAR, found[0], re.IGNORECASE) and _THEN_TEXT.match(text, found.end())
             if not shows_text:
@@ -209,7 +223,7 @@ def choices(text: str) -> str | None:
         re.search(r"\w", option) and len(option) <= _MAX_SMALL_OPTION_CHARS for option in small
     ):
         first = _SMALL_IN_PARENTHESES.search(words)
-        if first and _BEFORE_SMALL.search(words[: first.start()]):
+        if first and _BEFORE_SMALL.search(words[max(0, first.start() - 40) : first.start()]):
             return " | ".join(" ".join(option.split())[:24] for option in small)
     following = _OF_THE_FOLLOWING.search(words)
     return following[0] if following else None
@@ -234,6 +248,9 @@ def stated_answer(text: str, answer: str) -> str | None:
     answer that only occurs among the numbers of the problem is not stated.
     """
     words = without_drawings(text)
+    lower = words.lower()
+    if not any(sign in lower for sign in _ANSWER_SIGNS):
+        return None
     for expression in (_ANNOUNCED, _BOX):
         for found in expression.finditer(words):
             if same_answer(found[1].strip("$ *"), answer):

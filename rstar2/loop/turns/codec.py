@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
@@ -63,6 +65,20 @@ class ChatCodec(ABC):
     def stop_ids(self) -> list[int]:
         """All tokens that may end a turn, `end_id` first."""
         return [self.end_id]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the vocabulary, of how text becomes tokens, and of the format.
+
+        Codecs of one digest write the same token ids. Which tokens count as special is left out, because training
+        changes that: it names the token that ends a turn.
+        """
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        rules = json.loads(backend.to_str()) if backend is not None else {}
+        for key in ("added_tokens", "padding", "truncation"):
+            rules.pop(key, None)
+        about = [self.tokenizer.get_vocab(), rules, self.format.digest]
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
     @abstractmethod
     def prompt(self, messages: Sequence[Message], tools: list[Message] | None = None) -> list[int]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from rstar2.errors import UserError
-from rstar2.install import install_command
+from rstar2.install import installation_for
 from rstar2.loop.formats.families import FAMILIES, PROMPT_DATE
 from rstar2.loop.formats.format import Format
 from rstar2.loop.turns import tags
@@ -468,7 +468,7 @@ def _renderer(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
     except ImportError as error:
         raise UserError(
             f"turns of the family {family} need the package renderers, which is not installed ({error.name})",
-            f"Install it: {install_command('eval')}",
+            f"Install it: {installation_for('renderers')}",
         ) from error
     config = _config_class_for(family)(**{**FAMILIES[family].options, **options})
     said = f"{tokenizer.name_or_path or 'the tokenizer'} cannot be used with the format {family}"
@@ -485,7 +485,7 @@ def _renderer(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
                 "Use it once with a network, or set TIKTOKEN_ENCODINGS_BASE to a folder with the vocabulary's files.",
             ) from error
         raise UserError(
-            f"{said}: {_reason(error)}", f"Install its parts again: {install_command('eval')}"
+            f"{said}: {_reason(error)}", f"Install its parts again: {installation_for('renderers')}"
         ) from error
 
 

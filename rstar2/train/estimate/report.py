@@ -282,13 +282,14 @@ def sft_saving(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> S
     given = Assumptions()
     mean = sum(sample) / len(sample) if sample else recipe.max_tokens
     step_s = sft_step_s(shape, recipe, mean, given)
-    checkpoint = sft_disk(shape).checkpoint
+    checkpoint = sft_disk(shape, recipe).checkpoint
     return saving(recipe.checkpoint_every, recipe.checkpoint_every_minutes, step_s, checkpoint, given)
 
 
-def sft_disk(shape: ModelShape) -> Disk:
-    """The disk of SFT's checkpoints and model."""
-    return stage_disk(shape, SFT_KEEP)
+def sft_disk(shape: ModelShape, recipe: SftRecipe) -> Disk:
+    """The disk of SFT's checkpoints and model: the best step's checkpoint or model stays beside the last ones."""
+    by = recipe.chosen_by
+    return stage_disk(shape, SFT_KEEP + (by == "validation"), models=1 + bool(recipe.held_out.data))
 
 
 def sft_warnings(recipe: SftRecipe, shape: ModelShape, memory: Memory, checkpoint: Saving) -> Iterator[str]:

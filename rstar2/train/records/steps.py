@@ -27,6 +27,7 @@ STEPS_BEFORE_FILE = "steps_before.json"
 leaves no line of its step, which is not repeated."""
 MAIN_METRIC = "rstar2/pass_rate"
 SFT_METRIC = "train/loss"
+VALIDATION_METRIC = "val/loss"
 _STAGES = (1, 2, 3)
 
 Metrics = dict[str, Any]
@@ -262,6 +263,11 @@ def sft_metrics(folder: Path) -> dict[int, Metrics]:
 def sft_losses(folder: Path) -> list[float]:
     """The loss of each step of SFT."""
     return [float(step[SFT_METRIC]) for step in sft_metrics(folder).values()]
+
+
+def validation_losses(folder: Path) -> dict[int, float]:
+    """The validation loss of each step of SFT that was measured, in nats per taught token."""
+    return {step: float(row[VALIDATION_METRIC]) for step, row in _by_step(folder, VALIDATION_METRIC).items()}
 
 
 def run_steps(root: Path) -> list[Step]:

@@ -14,6 +14,8 @@ STAGE_FOLDER = "RSTAR2_STAGE_FOLDER"
 """Environment variable of VERL's processes with the folder of the stage."""
 SAVE_EVERY = "rstar2_save_every_s"
 """Added to VERL's table `trainer`: seconds between two checkpoints."""
+STOP_AFTER = "rstar2_stop_after"
+"""Added to SFT's table `trainer`: the step after which the trainer saves and ends; null for the last one."""
 STOP_FILE = "stop_after_step"
 """In a stage's folder: the trainer is to save after the present step and then end."""
 

@@ -1,28 +1,47 @@
-"""VERL's SFT trainer, which saves also when time is up, and saves and ends when it is asked to.
+"""VERL's SFT trainer with our own decision on when to save and to end, and our own measurement of the validation loss.
 
 `python -m rstar2.train.verl.sft_trainer KEY=VALUE…` takes the keys of `verl.trainer.sft_trainer`.
 
 VERL 0.9.1 saves every `trainer.save_freq` steps only. After each step this trainer sets the two numbers by which VERL
 decides what to do next: `save_freq`, and for the last step the number of steps.
+
+VERL's validation leaves out the rows that do not fill a batch, all of them if they are fewer than a batch, and averages
+over batches. Here every row counts, and the loss is the mean over all taught tokens.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed
 from verl.trainer import sft_trainer
+from verl.utils import tensordict_utils as tu
 
-from rstar2.train.trainer.saving import AtStepEnd, SaveTiming
+from rstar2.train.records.steps import VALIDATION_METRIC
+from rstar2.train.trainer.saving import STOP_AFTER, AtStepEnd, SaveTiming
 
 
 class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
-    """VERL's trainer with another decision on when to save."""
+    """VERL's trainer with another decision on when to save, and another validation."""
+
+    def _build_dataset(self) -> None:
+        super()._build_dataset()
+        self._validation = self.val_dataset
+        self.val_dataset = None
 
     def _build_engine(self) -> None:
         super()._build_engine()
         self._train_batch = self.training_client.train_batch
         self.training_client.train_batch = self._train_and_decide
+
+    def _init_engine(self) -> None:
+        super()._init_engine()
+        self._measure_every: int = self.test_freq
+        self.test_freq = -1
+        self._last_step: int = self.total_training_steps
+        self._steps_done = 0
+        """Of this start."""
 
     def _build_ckpt_handler(self) -> None:
         super()._build_ckpt_handler()
@@ -30,14 +49,65 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         self._timing = SaveTiming.of_config(self.config.trainer)
         self._save = self.ckpt_handler.save_checkpoint
         self.ckpt_handler.save_checkpoint = self._save_and_note
+        self._load_place = self.ckpt_handler._load_dataloader_state
+        self.ckpt_handler._load_dataloader_state = self._load_place_in_epoch
 
     def _train_and_decide(self, data: Any) -> Any:
         output = self._train_batch(data=data)
+        self._steps_done += 1
+        step = self.resume_global_step + self._steps_done
+        if self._is_measured(step):
+            loss = self._validation_loss()
+            if output is not None:
+                metrics = {**tu.get(output, "metrics"), VALIDATION_METRIC: loss}
+                tu.assign_non_tensor(output, metrics=metrics)
         now = self._decision()
-        self.save_freq = 1 if now.save else self._every
-        if now.stop:
+        stop = now.stop or step == self.config.trainer[STOP_AFTER]
+        self.save_freq = 1 if now.save or stop else self._every
+        if stop:
             self.total_training_steps = 0  # fewer than there were: this step is the last
         return output
+
+    def _is_measured(self, step: int) -> bool:
+        """Whether the loss is measured after a step: regularly, and if the model of the step could be chosen."""
+        if not self._validation:
+            return False
+        at_stop = step in (self._last_step, self.config.trainer[STOP_AFTER])
+        return at_stop or step % self._measure_every == 0 or step % self._every == 0
+
+    def _validation_loss(self) -> float:
+        """Nats per taught token, over all validation conversations and ranks."""
+        ranks, rank = self.engine.get_data_parallel_size(), self.engine.get_data_parallel_rank()
+        together = self.train_batch_size_per_dp * ranks
+        loss, tokens = 0.0, 0
+        for start in range(0, len(self._validation), together):
+            rows = [self._validation[at] for at in range(start, min(start + together, len(self._validation)))]
+            taught = sum(int(row["loss_mask"].sum()) for row in rows)
+            # Every rank needs the same number of rows: those that are missing count nothing.
+            while len(rows) % ranks:
+                rows.append({**rows[0], "loss_mask": torch.zeros_like(rows[0]["loss_mask"])})
+            batch = tu.get_tensordict(
+                tensor_dict=self.collate_fn(rows[rank::ranks]), non_tensor_dict=self._batch_settings()
+            )
+            output = self.training_client.infer_batch(batch)
+            if self.engine.is_mp_src_rank_with_outputs():
+                loss += taught * tu.get(output, "metrics")["loss"]
+            tokens += taught
+        return loss / tokens
+
+    def _batch_settings(self) -> dict[str, Any]:
+        """What VERL's `fit` says of a batch beside its tensors."""
+        data = self.config.data
+        return {
+            "use_remove_padding": self.config.model.use_remove_padding,
+            "use_dynamic_bsz": data.use_dynamic_bsz,
+            "max_token_len_per_gpu": data.max_token_len_per_gpu,
+            "micro_batch_size_per_gpu": data.micro_batch_size_per_gpu,
+            "temperature": 1.0,
+            "global_batch_size": self.global_batch_size,
+            "pad_mode": data.pad_mode,
+            "pad_token_id": self.model_config.tokenizer.pad_token_id,
+        }
 
     def _decision(self) -> AtStepEnd:
         """Returns the first rank's decision: saving is a collective operation, so all ranks have to do the same."""
@@ -46,6 +116,14 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         [now] = decision
         assert now is not None
         return now
+
+    def _load_place_in_epoch(self, checkpoint: str) -> None:
+        """Continue within an epoch where the checkpoint was saved.
+
+        One of an epoch's last step says that all batches were handed out: with it VERL would skip the next epoch.
+        """
+        if self.ckpt_handler.resume_global_step % self.steps_per_epoch:
+            self._load_place(checkpoint)
 
     def _save_and_note(self, step: int) -> None:
         self._save(step=step)

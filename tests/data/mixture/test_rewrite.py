@@ -185,7 +185,7 @@ class Qwen3:
 def test_a_thinking_model_rewrites_without_its_thought(
     tmp_path: Path, server: Server, sources: list[str], form: str, switch: str
 ) -> None:
-    server.answers = model = Qwen3(form, switch)
+    server.answers = Qwen3(form, switch)
     out = tmp_path / "out"
     ran = prepare(sources, out, "--rewrite", server.url, "--model", "writer")
     assert ran.code == 0, ran.stderr
@@ -311,6 +311,15 @@ def test_a_text_in_another_language_is_rejected(old: str) -> None:
 )
 def test_names_code_and_formulas_are_no_other_language(old: str, new: str) -> None:
     assert fault_of(old, new, "stop", Rewrite(model="m", shortest=0, longest=99)) == ""
+
+
+@pytest.mark.parametrize(
+    "piece", ["\\[", "\\(", "`", "```", "$", "$$", "the ", "de la el ", "\n", "面", "http://"]
+)
+def test_the_language_of_a_garbled_text_is_looked_for_in_linear_time(piece: str) -> None:
+    assert fault_of(ENGLISH, ENGLISH + piece * 50_000, "stop", Rewrite(model="m", longest=10_000)) in (
+        *("", "another language", "marks of a format"),
+    )
 
 
 def test_a_mixture_of_two_scripts_is_rejected() -> None:

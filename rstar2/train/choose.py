@@ -1,0 +1,180 @@
+"""What was measured of an SFT's steps while it ran, and which step's model it returns.
+
+```
+RUN/
+  metrics-1.jsonl …          `val/loss` of the steps whose validation loss was measured
+  held_out/step-500/ …       what the model of a step makes of the held-out problems, see `rstar2.eval.run`
+  chosen.json                the chosen step, the reason, and all measurements
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.files import read_json, write_json
+from rstar2.train.recipe import Choose, SftRecipe
+from rstar2.train.records.steps import validation_losses
+
+CHOSEN = "chosen.json"
+HELD_OUT = "held_out"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of the model of one step; None for what was not measured."""
+
+    step: int
+    validation_loss: float | None = None
+    """Nats per taught token."""
+    accuracy: float | None = None
+    """On the held-out problems, as are the next two."""
+    pass_at_k: dict[str, float] | None = None
+    """By k."""
+    mean_tokens: float | None = None
+    """Of a sample after its prompt."""
+
+    def text(self) -> str:
+        """For people."""
+        parts = []
+        if self.validation_loss is not None:
+            parts.append(f"validation loss {self.validation_loss:.4g}")
+        if self.accuracy is not None:
+            parts.append(f"accuracy {self.accuracy:.1%}")
+        if self.pass_at_k and len(self.pass_at_k) > 1:
+            most = max(self.pass_at_k, key=int)
+            parts.append(f"pass@{most} {self.pass_at_k[most]:.1%}")
+        if self.mean_tokens is not None:
+            parts.append(f"{self.mean_tokens:.0f} tokens")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The step whose model an SFT returns."""
+
+    step: int
+    by: Choose
+    reason: str
+    measured: list[Measured]
+    """All measurements, by step."""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"step {self.step}: {self.reason}"
+
+
+def measurements(folder: Path) -> list[Measured]:
+    """What was measured of the steps of an SFT, by step."""
+    losses = validation_losses(folder)
+    sampled = {step: results_of(folder, step) for step in _sampled_steps(folder)}
+    return [
+        Measured(step, losses.get(step), **_numbers(sampled.get(step)))
+        for step in sorted({*losses, *(step for step, results in sampled.items() if results)})
+    ]
+
+
+def measured_at(folder: Path, step: int) -> Measured:
+    """What was measured of one step."""
+    return next((each for each in measurements(folder) if each.step == step), Measured(step))
+
+
+def held_out_folder(folder: Path, step: int) -> Path:
+    return folder / HELD_OUT / f"step-{step}"
+
+
+def results_of(folder: Path, step: int) -> dict[str, Any] | None:
+    """The numbers of a step's model on the held-out problems; None if it was not evaluated, or not to the end."""
+    results = read_json(held_out_folder(folder, step) / "results.json")
+    return results["summary"] if results and results["complete"] else None
+
+
+def _sampled_steps(folder: Path) -> list[int]:
+    names = (path.name.removeprefix("step-") for path in (folder / HELD_OUT).glob("step-*"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _numbers(summary: dict[str, Any] | None) -> dict[str, Any]:
+    if summary is None:
+        return {}
+    return {
+        "accuracy": summary["accuracy"],
+        "pass_at_k": summary.get("pass@k"),
+        "mean_tokens": summary.get("mean_tokens"),
+    }
+
+
+def held_out_steps(recipe: SftRecipe, steps: int) -> list[int]:
+    """The steps whose model is sampled on the held-out problems, in order."""
+    if not recipe.held_out.data:
+        return []
+    return [*range(recipe.held_out.every, steps, recipe.held_out.every), steps]
+
+
+def may_be_chosen(recipe: SftRecipe, steps: int) -> list[int]:
+    """The steps whose model may be returned, in order. They do not depend on when a run was killed."""
+    match recipe.chosen_by:
+        case "held_out":
+            return held_out_steps(recipe, steps)
+        case "validation":
+            return [*range(recipe.checkpoint_every, steps, recipe.checkpoint_every), steps]
+        case _:
+            return [steps]
+
+
+def best_so_far(recipe: SftRecipe, folder: Path, steps: int) -> int | None:
+    """The best step of those that were measured; None before the first."""
+    best = _best(recipe.chosen_by, _candidates(recipe, measurements(folder), steps))
+    return None if best is None else best.step
+
+
+def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
+    """Choose the step whose model is returned, and keep the choice in the run's folder."""
+    measured, by = measurements(folder), recipe.chosen_by
+    candidates = _candidates(recipe, measured, steps)
+    best = _best(by, candidates)
+    if best is None:
+        reason = (
+            "the last step" if by == "last" else f"the last step, since none was measured for choose = {by}"
+        )
+        choice = Choice(steps, by, reason, measured)
+    else:
+        what = "highest accuracy on the held-out problems" if by == "held_out" else "lowest validation loss"
+        others = (
+            f"of the {len(candidates)} steps that could be chosen" if len(candidates) > 1 else "the only one"
+        )
+        choice = Choice(best.step, by, f"{what} ({best.text()}), {others}", measured)
+    write_json(folder / CHOSEN, asdict(choice))
+    return choice
+
+
+def read_choice(folder: Path) -> Choice | None:
+    """The choice that a run's folder holds; None before the end of training, and of earlier versions."""
+    held = read_json(folder / CHOSEN)
+    if held is None:
+        return None
+    return Choice(**{**held, "measured": [Measured(**each) for each in held["measured"]]})
+
+
+def _candidates(recipe: SftRecipe, measured: Sequence[Measured], steps: int) -> list[Measured]:
+    may_be = set(may_be_chosen(recipe, steps))
+    return [each for each in measured if each.step in may_be and _cost(recipe.chosen_by, each) is not None]
+
+
+def _best(by: Choose, candidates: Sequence[Measured]) -> Measured | None:
+    """The candidate of the least cost, of equal ones the earliest."""
+    return min(candidates, key=lambda each: (_cost(by, each), each.step), default=None)
+
+
+def _cost(by: Choose, measured: Measured) -> float | None:
+    if by == "held_out":
+        return None if measured.accuracy is None else -measured.accuracy
+    if by == "validation":
+        loss = measured.validation_loss
+        return loss if loss is not None and math.isfinite(loss) else None
+    return None

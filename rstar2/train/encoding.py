@@ -1,0 +1,360 @@
+"""Encodes the conversations of SFT once, in all of the machine's processes, and keeps them for later runs.
+
+```
+data/sft/.rstar2-encoded/           beside the data; in the user's cache if that folder cannot be written to
+  data.parquet-0f3a…/               of one tokenizer and format
+    data.arrow                      token ids and loss masks: an Arrow file, 5 bytes a token
+    index.npz                       of each conversation: its tokens, and where its first taught token is
+    questions.arrow                 what each conversation asks, to tell which are near duplicates
+    groups-….npy                    which conversations ask nearly the same, once that was computed
+    record.json                     the data's name and SHA-256, and how many turns keep the form they are asked for
+```
+A folder appears by rename when it is whole. A process that waits for another's encoding uses its result. Everything
+that decides the token ids is in the folder's name, the code that makes them included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import shutil
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+import rstar2
+from rstar2.data import answer_form, taught
+from rstar2.data.candidates import Candidates, encoded, schema_of
+from rstar2.data.filters.near import near_duplicates
+from rstar2.data.filters.settings import Near
+from rstar2.data.parquet import iter_batches
+from rstar2.data.reading import sha256
+from rstar2.data.workers import mapped
+from rstar2.errors import Failure, UserError
+from rstar2.files import home_folder, read_json, whole_folder, whole_path, write_json
+from rstar2.loop import turns
+from rstar2.loop.formats.format import FORMAT_FILE
+from rstar2.loop.turns.choose import codec_for, load_tokenizer, model_format, named_format
+from rstar2.loop.turns.codec import ChatCodec, Encoded
+from rstar2.runs import json_digest, locked
+from rstar2.train import conversations, form_check
+from rstar2.train.conversations import (
+    HOW_A_ROW_LOOKS,
+    conversation_fault,
+    encode,
+    question_of,
+    read_conversations,
+)
+from rstar2.train.form_check import FormCheck, check_form
+
+STORE = ".rstar2-encoded"
+"""The folder beside the data."""
+DATA = "data.arrow"
+PIECE_ROWS = 128
+"""Conversations that a process encodes at a time."""
+_INDEX = "index.npz"
+_QUESTIONS = "questions.arrow"
+_RECORD = "record.json"
+
+Numbers = npt.NDArray[np.int64]
+OnRows = Callable[[int], None]
+"""Called with the number of conversations that were encoded in all."""
+
+
+@dataclass(frozen=True)
+class EncodedData:
+    """The encoded conversations of one file."""
+
+    folder: Path
+    digest: str
+    """SHA-256 of the file that was encoded."""
+
+    @cached_property
+    def _index(self) -> dict[str, Numbers]:
+        with np.load(self.folder / _INDEX) as index:
+            return {name: index[name].astype(np.int64) for name in index.files}
+
+    @property
+    def lengths(self) -> Numbers:
+        """The tokens of each conversation."""
+        return self._index["lengths"]
+
+    @property
+    def first_taught(self) -> Numbers:
+        """The place of each conversation's first taught token."""
+        return self._index["first_taught"]
+
+    @cached_property
+    def form(self) -> FormCheck:
+        """Whether the conversations agree with the system texts that they are shown with, and with what RL rewards."""
+        record = read_json(self.folder / _RECORD)
+        if record is None:
+            raise Failure(f"{self.folder / _RECORD} is gone", "Start the same command again.")
+        return FormCheck.of_json(record["form"])
+
+    def copy_to(self, file: Path) -> None:
+        """Have the conversations in a run's folder too, by a hard link if both are on one disk."""
+        if file.exists():
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_path(file) as part:
+            try:
+                os.link(self.folder / DATA, part)
+            except OSError:  # another disk, or one without hard links
+                shutil.copyfile(self.folder / DATA, part)
+
+
+def taught_codec(named: str | None, model: Path) -> ChatCodec:
+    """The codec of the format that SFT teaches a model: the one that is named, else of its format file, else ours."""
+    tokenizer = load_tokenizer(model)
+    own, source = model_format(model, tokenizer)
+    if named:
+        return codec_for(tokenizer, named_format(named, own, source), named)
+    return codec_for(tokenizer, own, source) if source == FORMAT_FILE else codec_for(tokenizer)
+
+
+@dataclass(frozen=True)
+class CodecOf:
+    """A codec of `taught_codec`, for processes that load it themselves."""
+
+    named: str | None
+    """The format that the recipe names."""
+    model: Path
+    digest: str
+    """`ChatCodec.digest`."""
+
+    def load(self) -> ChatCodec:
+        """The codec; each process loads it once."""
+        return _loaded(self)
+
+
+@lru_cache(maxsize=1)
+def _loaded(how: CodecOf) -> ChatCodec:
+    return taught_codec(how.named, how.model)
+
+
+def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: None) -> EncodedData:
+    """The encoded conversations of a file: those of an earlier run, or encoded now.
+
+    Raises:
+        UserError: a row is not a conversation.
+        Failure: the disk is full, or a process died.
+    """
+    content = sha256(data)
+    about = {"data": content, "codec": codec.digest, "code": _code_digest()}
+    with _store(data) as store:
+        folder = store / f"{data.name}-{json_digest(about, 16)}"
+        if (folder / _RECORD).exists():
+            return EncodedData(folder, content)
+        # What a killed process left, and what is of a file that was replaced by now.
+        for stale in store.iterdir():
+            record = read_json(stale / _RECORD) if stale.is_dir() else None
+            replaced = record is not None and (record["file"], record["data"]) != (data.name, content)
+            if stale.suffix == ".part" or (replaced and record["file"] == data.name):
+                shutil.rmtree(stale, ignore_errors=True)
+        try:
+            with whole_folder(folder) as part:
+                form = _encode(data, content, codec, part, on_rows)
+                write_json(part / _RECORD, {"file": data.name, **about, "form": form.as_json()})
+        except OSError as error:
+            raise Failure(
+                f"cannot write to {folder}: {error.strerror or error}",
+                "Make room, then start the same command again.",
+            ) from error
+        return EncodedData(folder, content)
+
+
+def groups_of(parts: list[EncodedData]) -> Numbers:
+    """Which conversations of some files ask nearly the same: of each, the number of the first one of its group.
+
+    Conversations are numbered through all files. Two ask nearly the same by the stricter rule of the filter
+    `near-duplicates` (`rstar2.data.filters.near`) over their first questions, which compares sets of words: to hold out
+    one that is different costs less than to measure on one that is trained on.
+    """
+    names = [part.folder.name for part in parts]
+    file = parts[0].folder / f"groups-{json_digest(names, 16)}.npy"
+    if not file.exists():
+        rows = Candidates("conversations", [(part.digest, part.folder / _QUESTIONS) for part in parts])
+        starts = {part.digest: int(start) for part, start in zip(parts, rows.starts, strict=False)}
+        groups = np.arange(rows.starts[-1])
+        scratch = file.with_suffix(f".{os.getpid()}.scratch")
+        for later, found in near_duplicates(rows, Near(words=1), scratch):
+            digest, _, number = found["near"].partition(":")
+            groups[later] = starts[digest] + int(number)
+        with whole_path(file) as part_file, part_file.open("wb") as opened:
+            np.save(opened, groups)
+    found_groups: Numbers = np.load(file)
+    return found_groups
+
+
+@contextmanager
+def _store(data: Path) -> Iterator[Path]:
+    """The folder with the encodings of a file, locked: another process that encodes is waited for."""
+    store = data.absolute().parent / STORE
+    if not os.access(store if store.is_dir() else store.parent, os.W_OK):
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "rstar2" / "encoded"
+        store = cache / hashlib.sha256(str(store).encode()).hexdigest()[:16]
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make {store}, which is for the encoded conversations: {error.strerror}",
+            "Set XDG_CACHE_HOME to a folder that you may write to.",
+        ) from error
+    with locked(store, wait_s=math.inf):
+        yield store
+
+
+def _code_digest() -> str:
+    """A digest of the code that makes token ids of conversations, and of the version of the tokenizers' library."""
+    import tokenizers
+
+    found = hashlib.sha256(f"{rstar2.__version__} {tokenizers.__version__}".encode())
+    modules = (answer_form, taught, conversations, form_check)
+    for file in (
+        *sorted(Path(turns.__file__).parent.glob("*.py")),
+        *(Path(module.__file__) for module in modules),
+        Path(__file__),
+    ):
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Conversations of a file that follow each other."""
+
+    file: Path
+    first: int
+    """The number of its first row, from 1."""
+    rows: Any
+    """A record batch, or a list of rows that were checked."""
+
+
+@dataclass(frozen=True)
+class _EncodedPiece:
+    """What becomes of a piece in the process that encodes it; `rstar2.data.candidates.encoded` writes the bytes."""
+
+    conversations: bytes
+    questions: bytes
+    form: FormCheck
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """Encodes a piece; raises a UserError that names the row which is not a conversation."""
+
+    codec: CodecOf
+    content: str
+    """SHA-256 of the file."""
+
+    def __call__(self, piece: _Piece) -> _EncodedPiece:
+        codec = self.codec.load()
+        rows = piece.rows if isinstance(piece.rows, list) else _checked(piece)
+        around = codec.format.around_problem
+        asked = [
+            {
+                "id": f"{self.content}:{number}",
+                "messages": [{"role": "user", "content": question_of(row["messages"], around)}],
+                "characters": 0,
+            }
+            for number, row in enumerate(rows, piece.first - 1)
+        ]
+        questions = pa.RecordBatch.from_pylist(asked, schema=schema_of("conversations"))
+        samples = batch_of([encode(row, codec) for row in rows])
+        form = check_form(rows, codec.wording, piece.first)
+        return _EncodedPiece(encoded(samples), encoded(questions), form)
+
+
+def _checked(piece: _Piece) -> list[dict[str, Any]]:
+    """The rows of a record batch; a UserError for one that is not a conversation."""
+    rows: list[dict[str, Any]] = piece.rows.to_pylist()
+    for number, row in enumerate(rows, piece.first):
+        if fault := conversation_fault(row):
+            raise UserError(f"{piece.file}, row {number}: {fault}", HOW_A_ROW_LOOKS)
+    return rows
+
+
+def _pieces(data: Path) -> Iterator[_Piece]:
+    first = 1
+    if data.suffix == ".parquet":
+        for batch in iter_batches(data, PIECE_ROWS, "messages"):
+            yield _Piece(data, first, batch)
+            first += batch.num_rows
+        return
+    rows: list[dict[str, Any]] = []
+    for row in read_conversations(data):
+        rows.append(row)
+        if len(rows) == PIECE_ROWS:
+            yield _Piece(data, first, rows)
+            first, rows = first + len(rows), []
+    if rows:
+        yield _Piece(data, first, rows)
+
+
+def _encode(data: Path, content: str, codec: CodecOf, folder: Path, on_rows: OnRows) -> FormCheck:
+    """Write the encoding of a file to `folder`, and return what its turns teach.
+
+    What is in memory does not grow with the file's texts.
+    """
+    encoder, form = _Encoder(codec, content), FormCheck()
+    lengths, first_taught = array("i"), array("i")
+
+    def batches() -> Iterator[Any]:
+        nonlocal form
+        with (folder / _QUESTIONS).open("wb") as questions:
+            for piece in mapped(encoder, _pieces(data)):
+                questions.write(piece.questions)
+                form += piece.form
+                batch = pa.ipc.open_stream(piece.conversations).read_next_batch()
+                for mask in batch.column("loss_mask"):
+                    taught = mask.values.to_numpy()
+                    lengths.append(len(taught))
+                    first_taught.append(int(taught.argmax()))
+                on_rows(len(lengths))
+                yield batch
+
+    write_batches(folder / DATA, batches())
+    with (folder / _INDEX).open("wb") as index:
+        np.savez(index, lengths=np.array(lengths), first_taught=np.array(first_taught))
+    return form
+
+
+_COLUMNS = {"input_ids": pa.int32(), "loss_mask": pa.int8()}
+_SCHEMA = pa.schema([(name, pa.list_(kind)) for name, kind in _COLUMNS.items()])
+
+
+def batch_of(samples: Sequence[Encoded]) -> Any:
+    """A record batch with the token ids and masks of some conversations."""
+    ends = accumulate((len(each.input_ids) for each in samples), initial=0)
+    offsets = pa.array(list(ends), type=pa.int32())
+    lists = [
+        pa.ListArray.from_arrays(offsets, _joined([getattr(each, name) for each in samples], kind))
+        for name, kind in _COLUMNS.items()
+    ]
+    return pa.record_batch(lists, schema=_SCHEMA)
+
+
+def write_batches(file: Path, batches: Iterable[Any]) -> None:
+    """Write record batches of `batch_of` to a file that `rstar2.train.verl.sft_dataset` reads."""
+    with pa.OSFile(str(file), "wb") as opened, pa.ipc.new_file(opened, _SCHEMA) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def _joined(parts: list[array[int]], kind: Any) -> Any:
+    """An Arrow array of all parts, one after another."""
+    values = array(parts[0].typecode)
+    for part in parts:
+        values.extend(part)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])

@@ -1,0 +1,184 @@
+"""Conversations are encoded once, whatever the number of processes, and kept for later runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.waiting import TIMEOUT_S
+
+from rstar2.data import workers
+from rstar2.data.parquet import write_parquet
+from rstar2.errors import UserError
+from rstar2.train import encoding
+from rstar2.train.conversations import encode
+from rstar2.train.encoding import DATA, STORE, CodecOf, EncodedData, encoded_data, groups_of, taught_codec
+
+
+def conversation(number: int) -> dict[str, Any]:
+    return {
+        "messages": [
+            {"role": "user", "content": f"What is the square of {number}?"},
+            {"role": "assistant", "content": f"It is {number**2}."},
+        ]
+    }
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def how(tmp_path: Path, tokenizer: Any) -> CodecOf:
+    tokenizer.save_pretrained(tmp_path / "model")
+    return CodecOf(None, tmp_path / "model", taught_codec(None, tmp_path / "model").digest)
+
+
+def written(data: EncodedData) -> list[tuple[list[int], list[int]]]:
+    with pa.ipc.open_file(data.folder / DATA) as reader:
+        table = reader.read_all()
+    return list(
+        zip(table.column("input_ids").to_pylist(), table.column("loss_mask").to_pylist(), strict=True)
+    )
+
+
+ROWS = [conversation(number) for number in range(1100)]
+
+
+def test_processes_write_what_one_writes(
+    tmp_path: Path, how: CodecOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parquet(tmp_path / "x.parquet", ROWS)
+    files = [lines(tmp_path / "x.jsonl", ROWS), tmp_path / "x.parquet"]
+    counts: list[int] = []
+    several = [encoded_data(file, how, counts.append) for file in files]
+    assert counts[-1] == len(ROWS)
+    assert counts == sorted(counts[: len(counts) // 2]) * 2
+    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda _: {0})
+    (tmp_path / "alone").mkdir()
+    one = encoded_data(lines(tmp_path / "alone" / "x.jsonl", ROWS), how)
+    codec = how.load()
+    wanted = [(each.input_ids.tolist(), each.loss_mask.tolist()) for each in (encode(r, codec) for r in ROWS)]
+    for each in (one, *several):
+        assert written(each) == wanted
+        assert each.lengths.tolist() == [len(ids) for ids, _ in wanted]
+        assert each.first_taught.tolist() == [mask.index(1) for _, mask in wanted]
+
+
+def test_a_second_run_encodes_nothing(tmp_path: Path, how: CodecOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = lines(tmp_path / "x.jsonl", ROWS[:10])
+    first = encoded_data(data, how)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("encodes again")
+
+    monkeypatch.setattr(encoding, "encode", refuse)
+    assert encoded_data(data, how).folder == first.folder
+    for other in (CodecOf(how.named, how.model, "another tokenizer"),):
+        with pytest.raises(AssertionError, match="encodes again"):
+            encoded_data(data, other)
+    with pytest.raises(AssertionError, match="encodes again"):
+        encoded_data(lines(tmp_path / "x.jsonl", ROWS[:11]), how)
+    assert [each.name for each in (tmp_path / STORE).iterdir()] == [".lock"], "the replaced file's is removed"
+
+
+def test_another_format_has_another_digest_and_training_leaves_a_tokenizers_digest(
+    tmp_path: Path, how: CodecOf
+) -> None:
+    from rstar2.loop.model_folder import write_format
+
+    codec = taught_codec(None, how.model)
+    assert taught_codec("listed-tools", how.model).digest != how.digest
+    (tmp_path / "model" / "config.json").write_text("{}")
+    write_format(codec, tmp_path / "model", tmp_path / "model")
+    assert taught_codec(None, how.model).digest == how.digest
+
+
+def test_the_bad_row_is_named_from_whatever_process(tmp_path: Path, how: CodecOf) -> None:
+    rows = [*ROWS, {"messages": [{"role": "user", "content": "?"}]}, *ROWS[:200]]
+    write_parquet(tmp_path / "x.parquet", rows)
+    for file in (tmp_path / "x.parquet", lines(tmp_path / "x.jsonl", rows)):
+        with pytest.raises(UserError, match=r"row 1101: no assistant message"):
+            encoded_data(file, how)
+    assert [each.name for each in (tmp_path / STORE).iterdir()] == [".lock"]
+
+
+_ENCODES = """
+import sys
+from pathlib import Path
+from rstar2.train.encoding import CodecOf, encoded_data
+encoded_data(Path(sys.argv[1]), CodecOf(None, Path(sys.argv[2]), sys.argv[3]), lambda count: print(count, flush=True))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_encoding_leaves_nothing_half_written(tmp_path: Path, how: CodecOf) -> None:
+    data = lines(tmp_path / "x.jsonl", ROWS * 20)
+    words = [sys.executable, "-c", _ENCODES, str(data), str(how.model), how.digest]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as killed:
+        assert killed.stdout is not None
+        assert int(killed.stdout.readline()) < len(ROWS) * 20
+        os.killpg(killed.pid, signal.SIGKILL)
+    left = [each.name for each in (tmp_path / STORE).iterdir() if each.name != ".lock"]
+    assert all(name.endswith(".part") for name in left)
+    # A process that waits for the other's encoding uses it.
+    with (
+        subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as one,
+        subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other,
+    ):
+        outs = [each.communicate(timeout=TIMEOUT_S)[0].split() for each in (one, other)]
+    assert (one.returncode, other.returncode) == (0, 0)
+    assert sorted(map(bool, outs)) == [False, True], "only one encodes"
+    [folder] = [each for each in (tmp_path / STORE).iterdir() if each.name != ".lock"]
+    assert len(written(EncodedData(folder, ""))) == len(ROWS) * 20
+
+
+def test_where_the_datas_folder_cannot_be_written_the_users_cache_is_used(
+    tmp_path: Path, how: CodecOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = lines(tmp_path / "x.jsonl", ROWS[:3])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(encoding.os, "access", lambda *_: False)
+    found = encoded_data(data, how)
+    assert found.folder.is_relative_to(tmp_path / "cache" / "rstar2" / "encoded")
+    assert not (tmp_path / STORE).exists()
+
+
+def test_conversations_that_ask_nearly_the_same_are_one_group(tmp_path: Path, how: CodecOf) -> None:
+    long = (
+        "A farmer sells all of his apples on the market and buys pears for the money; how many does he get?"
+    )
+    asked = [
+        long,
+        "Hello",
+        long.replace("market", "market today"),
+        "hello!",
+        long.replace("pears", "plums"),
+        "Bye",
+    ]
+    rows = [
+        {
+            "messages": [
+                {"role": "system", "content": f"{number}"},
+                {"role": "user", "content": text},
+                *CLOSING,
+            ]
+        }
+        for number, text in enumerate(asked)
+    ]
+    first = encoded_data(lines(tmp_path / "x.jsonl", rows), how)
+    second = encoded_data(lines(tmp_path / "y.jsonl", rows[::-1][:2]), how)
+    assert groups_of([first]).tolist() == [0, 1, 0, 1, 0, 5]
+    assert groups_of([first, second]).tolist() == [0, 1, 0, 1, 0, 5, 5, 0]
+    assert groups_of([first, second]).tolist() == [0, 1, 0, 1, 0, 5, 5, 0]
+
+
+CLOSING = [{"role": "assistant", "content": "!"}]

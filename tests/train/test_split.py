@@ -1,0 +1,142 @@
+"""Which conversations SFT trains on and measures on, and which step's model it returns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rstar2.errors import UserError
+from rstar2.train.choose import choose, measurements, read_choice
+from rstar2.train.recipe_files import sft_recipe
+from rstar2.train.start_checks import SftPlan, plan_sft
+
+ANIMALS = ("apple", "bear", "cat", "dog", "eel", "fox", "goat", "hen", "ibis", "jay")
+OTHERS = ("moon", "sun", "sea", "hill", "road", "tree", "house", "stone", "cloud", "river")
+
+
+@pytest.fixture
+def model(tmp_path: Path, tokenizer: Any) -> Path:
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").touch()
+    return tmp_path / "model"
+
+
+def row(asked: str, said: str = "!") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
+
+
+def questions(copies: int) -> list[dict[str, Any]]:
+    """A hundred questions, each with as many answers."""
+    asked = [f"Tell me of the {one} and then of the {other}" for one in ANIMALS for other in OTHERS]
+    return [row(text, str(copy)) for copy in range(copies) for text in asked]
+
+
+def planned(model: Path, rows: list[dict[str, Any]], *changes: str) -> SftPlan:
+    data = model.parent / "x.jsonl"
+    data.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    return plan_sft(sft_recipe("laptop", ["batch=2", *changes]), model, data)
+
+
+def test_all_answers_to_a_question_are_on_one_side(model: Path) -> None:
+    rows = questions(3)
+    found = planned(model, rows, "validation.share=0.1").split
+    asked = [each["messages"][0]["content"] for each in rows]
+    trained, measured = ({asked[at] for at in numbers} for numbers in (found.train, found.validation))
+    assert not trained & measured
+    assert len(found.validation) == 30
+    assert sorted([*found.train, *found.validation]) == list(range(300))
+    again, other = (
+        planned(model, rows, "validation.share=0.1"),
+        planned(model, rows, "validation.share=0.1", "seed=2"),
+    )
+    assert np.array_equal(again.split.validation, found.validation)
+    assert not np.array_equal(other.split.validation, found.validation)
+
+
+def test_what_is_held_out_is_bounded_and_may_be_nothing(model: Path) -> None:
+    rows = questions(3)
+    assert len(planned(model, rows, "validation.most=4").split.validation) == 3
+    assert len(planned(model, rows, "validation.share=0.5", "validation.most=31").split.validation) == 30
+    assert not len(planned(model, rows[:99]).split.validation), "one percent of 99 is none"
+    assert not len(planned(model, rows, "validation.share=0").split.validation)
+    with pytest.raises(UserError, match="has 150 conversations beside the 150 that validation"):
+        planned(model, rows, "validation.share=0.5", "batch=151")
+
+
+def test_of_a_validation_file_what_is_trained_on_is_left_out(model: Path) -> None:
+    file = model.parent / "y.jsonl"
+    new = [row("What is quite another matter?"), row("Who wrote it, and when?")]
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in [*questions(1)[:5], *new]))
+    changes = [f"validation.data={file}"]
+    plan = planned(model, questions(2), *changes)
+    assert (len(plan.split.train), plan.split.repeated) == (200, 5)
+    assert plan.split.validation.tolist() == [5, 6]
+    plan.split.write(model.parent / "run")
+    assert np.load(model.parent / "run" / "validation.npy").tolist() == [5, 6]
+    names = {"train.npy", "train.arrow", "validation.npy", "validation.arrow"}
+    assert {each.name for each in (model.parent / "run").iterdir()} == names
+    before = plan.config()
+    file.write_text(json.dumps(new[0]) + "\n")
+    assert planned(model, questions(2), *changes).config() != before, "another file resumes no run"
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in questions(1)[:5]))
+    with pytest.raises(UserError, match="no conversation that can be measured: 5 ask nearly the same"):
+        planned(model, questions(2), *changes)
+
+
+def measured(folder: Path, losses: dict[int, float | None], accuracies: dict[int, float]) -> None:
+    """What a run writes of its steps."""
+    lines = [
+        json.dumps({"step": step, "data": {"train/loss": 1.0, "val/loss": loss}})
+        for step, loss in losses.items()
+    ]
+    (folder / "metrics-1.jsonl").write_text("\n".join(lines) + "\n")
+    for step, accuracy in accuracies.items():
+        out = folder / "held_out" / f"step-{step}"
+        out.mkdir(parents=True)
+        summary = {"accuracy": accuracy, "pass@k": {"1": accuracy, "4": 2 * accuracy}, "mean_tokens": 80.0}
+        (out / "results.json").write_text(json.dumps({"complete": True, "summary": summary}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "reason"),
+    [
+        ([], 20, "lowest validation loss (validation loss 0.4), of the 3 steps that could be chosen"),
+        (["choose=last"], 30, "the last step"),
+        (["checkpoint_every=50"], 30, "lowest validation loss (validation loss 0.5, accuracy 25.0%"),
+        (["validation.share=0"], 30, "the last step"),
+        (
+            ["held_out.data=x", "held_out.every=15"],
+            15,
+            "highest accuracy on the held-out problems (accuracy 25.0%, pass@4 50.0%, 80 tokens), of the 2 steps that "
+            "could be chosen",
+        ),
+        (["held_out.data=x", "choose=validation"], 20, "lowest validation loss"),
+    ],
+)
+def test_the_recipe_says_which_measure_chooses(
+    tmp_path: Path, changes: list[str], step: int, reason: str
+) -> None:
+    # Step 25 is the best, but it is not saved; of equal ones the earliest is chosen.
+    measured(tmp_path, {5: 0.9, 10: 0.6, 20: 0.4, 25: 0.1, 30: 0.5}, {15: 0.25, 30: 0.25})
+    choice = choose(sft_recipe("laptop", ["checkpoint_every=10", *changes]), tmp_path, 30)
+    assert choice.step == step
+    assert choice.reason.startswith(reason)
+    assert read_choice(tmp_path) == choice
+    assert [each.step for each in choice.measured] == [5, 10, 15, 20, 25, 30]
+
+
+def test_a_loss_that_is_no_number_is_not_chosen(tmp_path: Path) -> None:
+    measured(tmp_path, {10: None, 20: 0.4}, {})
+    recipe = sft_recipe("laptop", ["checkpoint_every=10"])
+    assert choose(recipe, tmp_path, 20).step == 20
+    measured(tmp_path, {10: None}, {})
+    assert (
+        choose(recipe, tmp_path, 20).reason
+        == "the last step, since none was measured for choose = validation"
+    )
+    assert [each.step for each in measurements(tmp_path)] == [10]
