@@ -99,7 +99,12 @@ Wait = Annotated[
     ),
 ]
 RunFolder = Annotated[
-    Path | None, typer.Option("--run", help="The run's folder; by default one named after the settings.")
+    Path | None,
+    typer.Option(
+        "--run",
+        help="The run's folder; by default one named after the settings. A later start with the same folder may add "
+        "samples (-n), problems (--limit) and benchmarks.",
+    ),
 ]
 
 
@@ -114,6 +119,10 @@ RunFolder = Annotated[
         (
             "several benchmarks at once",
             "rstar2 eval aime24 aime25 math500 --url http://gpu:8000 --run runs/night",
+        ),
+        (
+            "two more samples of each problem",
+            "rstar2 eval aime24 --url http://gpu:8000 --run runs/night -n 18",
         ),
         (
             "a model behind any OpenAI-compatible endpoint",
