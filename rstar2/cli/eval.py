@@ -280,9 +280,7 @@ def ctl(
     ] = "status",
     value: Annotated[
         str,
-        typer.Argument(
-            metavar="VALUE", help="N of in-flight, or the sample that cancel ends, as status lists it."
-        ),
+        typer.Argument(metavar="VALUE", help="N, or the sample to cancel as status lists it."),
     ] = "",
 ) -> None:
     """Control an evaluation that is running: pause, samples at once, cancel a sample.

@@ -1,7 +1,7 @@
 """Controls a running evaluation from outside: how many samples run at once, pause, and cancelling a sample.
 
-`rstar2 eval ctl` writes a request into a folder of the run, and the run answers beside it. Files work wherever the run's
-folder can be seen: over ssh, under nohup, and on another machine with the same file system.
+`rstar2 eval ctl` writes a request into a folder of the run, and the run answers beside it. Files work wherever the
+run's folder can be seen: over ssh, under nohup, and on another machine with the same file system.
 """
 
 from __future__ import annotations
@@ -145,11 +145,10 @@ async def answer_requests(folder: Path, control: Control, stop: asyncio.Event) -
 
     A run that stops ends its pause, since samples that wait for a slot could not see it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     while True:
         if stop.is_set():
             await control.end_pause()
-        for path in sorted(folder.glob(f"*{_REQUEST}")):
+        for path in _requests(folder):
             try:
                 request = read_json(path)
                 answer = {"state": await control.apply(request["action"], request["value"])}
@@ -160,6 +159,11 @@ async def answer_requests(folder: Path, control: Control, stop: asyncio.Event) -
                 write_json(path.with_name(path.name.removesuffix(_REQUEST) + _ANSWER), answer)
                 path.unlink(missing_ok=True)
         await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _requests(folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    return sorted(folder.glob(f"*{_REQUEST}"))
 
 
 def ask(run: Path, action: str, value: str = "") -> dict[str, Any]:
