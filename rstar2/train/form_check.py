@@ -24,21 +24,21 @@ class FormCheck:
         for number, row in enumerate(rows, 1):
             counts = count_form(row, self._wording)
             self.counts += counts
-            if counts.kept < counts.asked and self._first is None:
+            if counts.compliant_turns < counts.demanded_turns and self._first is None:
                 self._first = number
             yield row
 
     def warnings(self) -> Iterator[str]:
         """What SFT would teach against the system text or the reward, and what to do about it."""
         counts = self.counts
-        if counts.kept < counts.asked:
+        if ignoring := counts.demanded_turns - counts.compliant_turns:
             yield (
-                f"{counts.asked - counts.kept:,} of {counts.asked:,} turns do not keep the form that their own system "
-                f"text or question asks for, the first in conversation {self._first}: the model would learn to ignore "
-                "that text. Take the text out of these conversations, or write their turns as it asks."
+                f"{ignoring:,} of {counts.demanded_turns:,} turns do not keep the form that their own system text or "
+                f"question asks for, the first in conversation {self._first}: the model would learn to ignore that "
+                "text. Take the text out of these conversations, or write their turns as it asks."
             )
-        rewarded = self._wording.opening | self._wording.question
-        if rewarded and not counts.answers:
+        rewarded = self._wording.rewarded
+        if rewarded and not counts.rewarded_endings:
             yield (
                 f"none of the {counts.conversations:,} conversations ends in the form that RL rewards, "
                 f"{_described(rewarded)}: the model would have to find it in RL. Prepare the data with a share of "
