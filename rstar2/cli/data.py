@@ -332,8 +332,11 @@ def _print_card(card: Card, output: Path) -> None:
     out.print(f"what was dropped, and why: [cyan]{written}[/]", soft_wrap=True)
 
 
-def _print_form(forms: Mapping[str, Mapping[str, int]]) -> None:
-    """A table of how many turns keep the form that they are asked for, by source, and what is wrong with it."""
+def _print_form(forms: Mapping[str, Mapping[str, int]], rewarded: bool = True) -> None:
+    """A table of how many turns keep the form that they are asked for, by source, and what is wrong with it.
+
+    `rewarded`: the format asks for a form of answers, which RL rewards.
+    """
     from rich import box
     from rich.table import Table
 
@@ -342,10 +345,10 @@ def _print_form(forms: Mapping[str, Mapping[str, int]]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     columns = {
         "marked": "in answer form",
-        "answers": "boxed",
+        "rewarded_endings": "boxed",
         "turns": "turns",
-        "asked": "asked",
-        "kept": "keep it",
+        "demanded_turns": "asked for a form",
+        "compliant_turns": "keep it",
     }
     for head in ("source", *columns.values()):
         table.add_column(head, justify="left" if head == "source" else "right")
@@ -353,12 +356,10 @@ def _print_form(forms: Mapping[str, Mapping[str, int]]) -> None:
         table.add_row(escape(name), *(f"{form[key]:,}" for key in columns))
     out.print(table)
     for name, form in forms.items():
-        if form["kept"] < form["asked"]:
-            broken = (
-                f"{form['asked'] - form['kept']:,} turns do not keep the form that their system text asks for"
-            )
+        if ignoring := form["demanded_turns"] - form["compliant_turns"]:
+            broken = f"{ignoring:,} turns do not keep the form that their system text asks for"
             err.print(f"[yellow]{escape(name)}[/]: {broken}", soft_wrap=True)
-    if not any(form["answers"] for form in forms.values()):
+    if rewarded and not any(form["rewarded_endings"] for form in forms.values()):
         err.print(
             "[yellow]no conversation ends in the form that RL rewards[/]: raise answer_form, or add sources whose "
             "replies give a value",
@@ -392,6 +393,8 @@ def inspect(
 
     from rstar2.data.mixture.look import by_source, count_tokens, form_by_source, open_prepared
     from rstar2.errors import UserError
+    from rstar2.loop.formats.format import ours
+    from rstar2.loop.turns.demands import wording_of
 
     if tokenizer is None and (format is not None or force_format):
         raise UserError(
@@ -407,7 +410,11 @@ def inspect(
     out.print(table)
     codec = _codec(tokenizer, format, force_format) if tokenizer else None
     if prepared.kind == "conversations":
-        _print_form(form_by_source(prepared, codec.wording if codec else None))
+        wording = codec.wording if codec else wording_of(ours())
+        forms = form_by_source(prepared, wording)
+        _print_form(forms, bool(wording.rewarded))
+        if (counted := sum(form["conversations"] for form in forms.values())) < prepared.rows:
+            out.print(f"turns counted in {counted:,} of the {prepared.rows:,} rows", style="dim")
     tokens_of = _tokens_of(codec) if codec else None
     for row in prepared.sample(rows, seed):
         tokens = f", {tokens_of([row])[0]} tokens" if tokens_of else ""

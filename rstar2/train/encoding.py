@@ -97,9 +97,7 @@ class EncodedData:
     @cached_property
     def form(self) -> FormCheck:
         """Whether the conversations agree with the system texts that they are shown with, and with what RL rewards."""
-        record = read_json(self.folder / _RECORD)
-        if record is None:
-            raise Failure(f"{self.folder / _RECORD} is gone", "Start the same command again.")
+        record: dict[str, Any] = read_json(self.folder / _RECORD) or {}
         return FormCheck.of_json(record["form"])
 
     def copy_to(self, file: Path) -> None:
@@ -221,11 +219,8 @@ def _code_digest() -> str:
 
     found = hashlib.sha256(f"{rstar2.__version__} {tokenizers.__version__}".encode())
     modules = (answer_form, taught, conversations, form_check)
-    for file in (
-        *sorted(Path(turns.__file__).parent.glob("*.py")),
-        *(Path(module.__file__) for module in modules),
-        Path(__file__),
-    ):
+    files = [Path(module.__file__) for module in modules if module.__file__]
+    for file in (*sorted(Path(turns.__file__).parent.glob("*.py")), *files, Path(__file__)):
         found.update(file.read_bytes())
     return found.hexdigest()
 
