@@ -6,7 +6,7 @@ import functools
 import re
 from typing import Any
 
-from rstar2.report.formulas import FORMULA
+from rstar2.loop.turns.formulas import FORMULA
 
 BOX_START, BOX_END = "\ue000", "\ue001"
 """Stand around what was in `\\boxed{}`; of Unicode's private use, so that no text has them."""

@@ -7,6 +7,8 @@ import re
 from html import unescape
 from typing import TYPE_CHECKING, Any
 
+from rstar2.loop.turns.formulas import FORMULA
+
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
@@ -14,18 +16,6 @@ RichText = str | list[Any]
 """JSON-able: a text; or, where it has formulas, a list of texts and of [source, tree], where `source` is the LaTeX
 with its delimiters and `tree` its MathML as [tag, {attribute: value}, child, ...] and a child is a tree or a text."""
 
-_CHARACTER = r"(?:\\.|[^$\\\n]|\n(?!\s*\n))"
-_BOXED = r"\{(?:\\.|[^{}\\]|" * 5 + r"(?!)" + r")*+\}" * 5
-# Possessive, and no alternative begins where another one can: the time is linear in the length of a text, which a
-# model wrote and may be hostile. Each begins with its letters, by which the search skips the rest quickly.
-FORMULA = re.compile(
-    rf"\$\$(?<!\\\$\$)(?P<dollars>{_CHARACTER}++)\$\$"
-    rf"|\$(?<![\\$]\$)(?=\S)(?P<inline>{_CHARACTER}++)(?<!\s)\$(?!\d)"
-    r"|\\\[(?<!\\\\\[)(?P<brackets>(?:\\\\|\\(?![\[\]])|[^\\])++)\\\]"
-    r"|\\\((?<!\\\\\()(?P<parentheses>(?:\\\\|\\(?![()])|[^\\])++)\\\)"
-    rf"|\\(?P<boxed>boxed{_BOXED})",
-    re.DOTALL,
-)
 _LONGEST = 2000
 _DEEPEST = 60
 
