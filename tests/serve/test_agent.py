@@ -17,13 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.optional import needs
 from support.servers import openai_client as openai
+from support.servers.scripted_agent import QUESTION, make_model, scripted, served_agent
 from support.servers.serving import served
 from support.servers.vllm_standin import StandIn, serving
-from support.tools import patient
 from support.waiting import TIMEOUT_S, wait_until
 
-from rstar2.data import builtin
-from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits
 from rstar2.loop.turns.choose import codec_for, load_codec
@@ -37,16 +35,11 @@ from rstar2.serve.plan import AgentServerSettings
 
 pytestmark = [needs("torch"), pytest.mark.slow]
 
-CALL = '{"name": "python_code_with_standard_io", "arguments": {"code": "print(6 * 7)", "input": ""}}'
-FIRST = f"I multiply.</reason>\n<tool_call>\n{CALL}\n</tool_call>"
-SECOND = "It is 42.</reason>\n<answer>\\boxed{42}</answer>"
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny") / "model"
-    tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
-    make_tiny_model(path, tiny, builtin.traces(1, 60, {}), patient(builtin.FORMAT), seed=1)
+    make_model(path)
     return path
 
 
@@ -57,30 +50,14 @@ def codec(folder: Path) -> ChatCodec:
 
 @pytest.fixture(scope="module")
 def standin(folder: Path, codec: ChatCodec) -> Iterator[StandIn]:
-    response = codec.tokenizer.convert_tokens_to_ids("<tool_response>")
-
-    def write(prompt: list[int]) -> list[int]:
-        return codec.turn(SECOND if response in prompt else FIRST)
-
-    standin = StandIn(write)
-    standin.root = str(folder)
+    standin = scripted(folder, codec)
     with serving(standin):
         yield standin
 
 
 @pytest.fixture(scope="module")
 def url(standin: StandIn, folder: Path, judge: JudgeHandle) -> Iterator[str]:
-    from rstar2.serve.openai.agent_server import create_app, open_model
-
-    settings = AgentServerSettings(
-        engine_url=standin.url,
-        model=str(folder),
-        host="127.0.0.1",
-        port=1,
-        api_key="secret",
-        max_tokens=4096,
-    )
-    with served(create_app(settings, open_model(settings), (judge.url, judge.token))) as url:
+    with served_agent(standin.url, folder, judge) as url:
         yield url
 
 
@@ -90,7 +67,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-MESSAGES = [{"role": "user", "content": "What is 6 * 7?"}]
+MESSAGES = [{"role": "user", "content": QUESTION}]
 ASKED: dict[str, Any] = {"model": "scripted", "messages": MESSAGES}
 
 
@@ -518,12 +495,7 @@ def test_one_model_is_named_by_its_id_and_another_is_not_there(client: openai.Op
 def test_a_named_model_is_asked_for_by_that_name_and_one_in_a_folder_by_its_path(
     folder: Path, judge: JudgeHandle, local: tuple[str, Any]
 ) -> None:
-    from rstar2.serve.openai.agent_server import create_app, open_model
-
-    settings = AgentServerSettings(
-        engine_url=None, model=str(folder), name="demo", host="127.0.0.1", port=1, max_model_len=400
-    )
-    with served(create_app(settings, open_model(settings), (judge.url, judge.token))) as url:
+    with served_agent(None, folder, judge, key=None, name="demo", max_model_len=400) as url:
         for base, name in ((url, "demo"), (local[0], str(folder))):
             with openai.OpenAI(
                 base_url=f"{base}/v1", api_key="x", max_retries=0, timeout=TIMEOUT_S
@@ -540,17 +512,7 @@ ORIGIN = "http://localhost:3000"
 def test_web_pages_may_ask_if_their_origin_is_named(
     standin: StandIn, folder: Path, judge: JudgeHandle
 ) -> None:
-    from rstar2.serve.openai.agent_server import create_app, open_model
-
-    settings = AgentServerSettings(
-        engine_url=standin.url,
-        model=str(folder),
-        host="127.0.0.1",
-        port=1,
-        api_key="secret",
-        origins=[ORIGIN],
-    )
-    with served(create_app(settings, open_model(settings), (judge.url, judge.token))) as url:
+    with served_agent(standin.url, folder, judge, origins=[ORIGIN]) as url:
         path = f"{url}/v1/chat/completions"
         with httpx.Client(trust_env=False, timeout=TIMEOUT_S) as http:
 

@@ -30,7 +30,7 @@ class _Generation(Extension):
 
 
 def free_variables(template: str) -> set[str]:
-    """The names that a chat template reads where neither it nor Transformers has set them; none if it cannot be read."""
+    """The names that a template reads where neither it nor Transformers has set them; none if it cannot be read."""
     environment = Environment(extensions=[_Generation, "jinja2.ext.loopcontrols"])
     try:
         names = meta.find_undeclared_variables(environment.parse(template))
