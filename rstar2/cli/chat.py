@@ -129,6 +129,11 @@ def command(
     question = _given(prompt, as_json)
     say = _Notices()
     with asyncio.Runner() as runner, ExitStack() as stack:
+        if question is None:
+            from rstar2.chat.line_editor import keys_unseen
+
+            # What is typed while the model loads is shown by the prompt, not by the terminal too.
+            stack.enter_context(keys_unseen())
         if judge is not None:
             # Before an engine is started, which takes minutes.
             runner.run(refuse_wrong_token(judge, judge_token))

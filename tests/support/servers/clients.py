@@ -101,7 +101,7 @@ def inspect_ai(url: str, key: str, model: str, folder: Path) -> dict[str, Any]:
     message = sample.output.message
     parts = message.content if isinstance(message.content, list) else []
     thought = "".join(part.reasoning for part in parts if part.type == "reasoning")
-    return {"whole": message.text, "right": sample.scores["includes"].value == "C", "reasoning": thought}
+    return {"whole": message.text, "right": str(sample.scores["includes"].value) == "C", "reasoning": thought}
 
 
 def lm_eval(url: str, key: str, model: str, folder: Path) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def lm_eval(url: str, key: str, model: str, folder: Path) -> dict[str, Any]:
     [sample] = found["samples"]["six"]
     return {
         "whole": sample["resps"][0][0],
-        "right": found["results"]["six"]["exact_match,number"] == 1.0,
+        "right": float(found["results"]["six"]["exact_match,number"]) == 1.0,
     }
 
 
