@@ -35,7 +35,10 @@ EPILOG = examples(
         "rstar2 chat --url http://127.0.0.1:8000/v1 --api chat --model-name scripted",
     ),
     ("save the chat, and continue it next time", "rstar2 chat --run runs/demo --transcript chats/lamps"),
-    ("one question, one answer", 'rstar2 chat --model runs/demo --prompt "Compute 37 * 91."'),
+    (
+        "one question, one answer",
+        'rstar2 chat --model runs/demo --prompt "Find a * b, where a = 37 and b = 91."',
+    ),
     (
         "the question from a pipe, the answer as JSON",
         "cat problem.txt | rstar2 chat --model runs/demo --json",
