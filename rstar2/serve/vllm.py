@@ -55,6 +55,10 @@ class ServeSettings:
     """A model folder or a hub id."""
     host: str = "127.0.0.1"
     port: int = 8000
+    name: str | None = None
+    """What clients call the model; None for `model`."""
+    origins: tuple[str, ...] = ()
+    """Web pages of these origins may ask; `*` means every page."""
     tp: int = 1
     """GPUs that share one copy of the model."""
     max_model_len: int | None = None
@@ -143,6 +147,10 @@ def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[s
         command = [vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", settings.model]
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_gib)
     command += ["--host", settings.host, "--port", str(settings.port)]
+    # By default vLLM answers every page that the user's browser opens.
+    command += ["--allowed-origins", json.dumps(settings.origins)]
+    if settings.name is not None:
+        command += ["--served-model-name", settings.name]
     if settings.parsers.tool_calls is not None:
         command += ["--enable-auto-tool-choice", "--tool-call-parser", settings.parsers.tool_calls]
     if settings.parsers.reasoning is not None:

@@ -49,6 +49,8 @@ from rstar2.train.scheduler.metrics import Reading, read_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 CONTEXT = 512
+NAMED = "tiny"
+"""What clients call the served model."""
 SAMPLED = Sampling(temperature=0.5, max_tokens=24, seed=7)
 GREEDY = Sampling(temperature=0.0, max_tokens=24)
 
@@ -85,6 +87,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     port = free_port()
     env = {**os.environ, "RSTAR2_STATE": str(tmp_path_factory.mktemp("state"))}
     words = f"--with-tools --port {port} --max-model-len {CONTEXT} --kv-gib 1 --ready-s 3000 --detach".split()
+    words += ["--name", NAMED, "--cors", "http://localhost:3000"]
     extra = ["--", "--enforce-eager", "--dtype", "float32"]
     try:
         ran = _command("serve", str(model), *words, *extra, env=env)
@@ -105,6 +108,29 @@ def _command(*words: str, env: dict[str, str], stdin: str = "") -> subprocess.Co
 @pytest.fixture(scope="module")
 def url(server: Server) -> str:
     return server.engine
+
+
+def test_structured_output_names_and_pages_are_as_the_page_says(server: Server) -> None:
+    """An enumeration, because a model with random weights may write white space for ever between parts of an object."""
+    schema = {"name": "colour", "schema": {"type": "string", "enum": ["red", "green"]}}
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Which colour?"}],
+        "response_format": {"type": "json_schema", "json_schema": schema},
+        "max_tokens": 32,
+    }
+    with openai.OpenAI(base_url=f"{server.engine}/v1", api_key="x", max_retries=0, timeout=600) as client:
+        [card] = client.models.list().data
+        assert card.id == NAMED
+        answer = client.chat.completions.create(model=NAMED, **asked).choices[0].message.content
+    assert json.loads(answer or "") in ("red", "green")
+    with openai.OpenAI(base_url=f"{server.agent}/v1", api_key="x", max_retries=0, timeout=600) as client:
+        assert client.models.retrieve(NAMED).id == NAMED
+        with pytest.raises(openai.BadRequestError, match="without --with-tools"):
+            client.chat.completions.create(model=NAMED, **asked)
+    before = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+    for url, allowed in ((server.engine, False), (server.agent, True)):
+        answered = httpx.options(f"{url}/v1/chat/completions", headers=before, trust_env=False)
+        assert ("access-control-allow-origin" in answered.headers) == allowed
 
 
 async def _say(

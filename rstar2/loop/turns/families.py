@@ -60,6 +60,7 @@ class FamilyCodec(ChatCodec):
         super().__init__(tokenizer, fmt, source)
         assert fmt.family is not None
         self._renderer = _renderer(tokenizer, fmt.family, fmt.family_options)
+        self._named_source = source
         self.thoughts = _THOUGHTS[getattr(self._renderer, "effective_thinking_retention", "template")]
         self.source = f"{source} (family {fmt.family}; thoughts of earlier turns {self.thoughts})"
         stops = [int(token) for token in self._renderer.get_stop_token_ids()]
@@ -76,6 +77,17 @@ class FamilyCodec(ChatCodec):
 
     def prompt(self, messages: Sequence[Message], tools: list[Message] | None = None) -> list[int]:
         return self._render(self._plain(messages), self._shown(tools), generation=True)
+
+    def with_variables(self, variables: Mapping[str, Any]) -> FamilyCodec:
+        family = self.format.family
+        fmt = self.format.model_copy(update={"family_options": {**self.format.family_options, **variables}})
+        try:
+            return FamilyCodec(self.tokenizer, fmt, self._named_source)
+        except ValueError as error:  # pydantic's
+            names = ", ".join(variables)
+            raise UserError(
+                f"{names} is not supported as sent: {family} takes no such value ({_reason(error)})"
+            ) from error
 
     def bridge(
         self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message]

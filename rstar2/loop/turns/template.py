@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rstar2.errors import UserError
@@ -30,8 +31,15 @@ class TemplateCodec(ChatCodec):
         UserError: the template cannot be rendered, drops tools or their replies, or ends turns with what is no token.
     """
 
-    def __init__(self, tokenizer: Any, fmt: Format, source: str = OURS) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        fmt: Format,
+        source: str = OURS,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         super().__init__(tokenizer, fmt, source)
+        self._variables = dict(variables)
         # Nothing foreign is rendered until these are known.
         self._in_turns = self._in_questions = self._in_replies = Breaker(())
         after = self._after_turn([], generation=False)
@@ -50,6 +58,18 @@ class TemplateCodec(ChatCodec):
     def prompt(self, messages: Sequence[Message], tools: list[Message] | None = None) -> list[int]:
         shown = self.format.shown_tools if tools is None else tools or None
         return self._encode(self._render(messages, shown, generation=True))
+
+    def with_variables(self, variables: Mapping[str, Any]) -> TemplateCodec:
+        from rstar2.loop.turns.variables import free_variables  # loads Jinja
+
+        known = free_variables(self.format.template)
+        for name in variables:
+            if name not in known:
+                raise UserError(
+                    f"{name} is not supported: the model's chat template does not know it",
+                    f"It knows: {', '.join(sorted(known)) or 'no such variable'}.",
+                )
+        return TemplateCodec(self.tokenizer, self.format, self.source, variables)
 
     def between(self, messages: Sequence[Message]) -> list[int]:
         """Token ids between the end of a turn of the model, `end_id`, and its next turn."""
@@ -152,6 +172,7 @@ class TemplateCodec(ChatCodec):
                 chat_template=self.format.template,
                 tokenize=False,
                 add_generation_prompt=generation,
+                **self._variables,
             )
         except Exception as error:  # a template can raise anything
             raise self._fault(f"cannot be rendered: {error}") from error
