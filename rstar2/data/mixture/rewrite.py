@@ -21,7 +21,9 @@ from pydantic import Field
 
 from rstar2.config import Strict
 from rstar2.data.candidates import Candidates, Numbers
-from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
+from rstar2.engines.completions import Choice
+from rstar2.engines.openai_server import OpenAIServer, Wording
+from rstar2.engines.refusals import AccessRefused, MalformedAnswer, Refused
 from rstar2.errors import RStarError, UserError, first_error
 from rstar2.files import LineWriter, whole_lines
 from rstar2.loop.engine import EngineError
@@ -184,20 +186,27 @@ class Rewriter:
         """The new text, and what is wrong with it."""
         messages = [{"role": "system", "content": ask}, {"role": "user", "content": shown}]
         body = {"model": self._settings.model, "messages": messages}
+        choices: list[Choice] = []
+
+        async def attempt() -> str:
+            choices.clear()
+            ended = await server.complete("chat/completions", body, None, choices.append, stream=False)
+            return ended.finish
+
         try:
-            answer = await self._service.call(lambda: server.post("/v1/chat/completions", body))
-            choice = answer["choices"][0]
-            content, finish = choice["message"]["content"], choice.get("finish_reason")
-        except Refused as refused:
+            finish = await self._service.call(attempt)
+        except AccessRefused as refused:
             _refuse_key(refused)
+            raise
+        except Refused as refused:
             if refused.status == 404:
                 raise UserError(refused.message, "Choose one of its models with --model.") from refused
             return "", "refused by the server"
-        except (LookupError, TypeError, AttributeError):
+        except MalformedAnswer:
+            return "", "not a completion"
+        if finish in ("refusal", "content_filter"):
             return "", "refused by the server"
-        if not isinstance(content, str | None):
-            return "", "not text"
-        text = (content or "").strip()
+        text = "".join(choice.said.content for choice in choices).strip()
         return text, fault_of(old, text, finish, self._settings)
 
 
