@@ -204,7 +204,7 @@ class ChatEngine(VLLMEngine):
         return len(prompt_ids) + len(plain_ids(json.dumps(self._tools)))
 
     def _count(self, ids: Sequence[int], usage: Usage, turn: _Turn) -> None:
-        """Remember a conversation's tokens as the server counts them, less the last thought, which is not sent again."""
+        """Remember a conversation's tokens as the server counts them, less the last thought, which is never sent."""
         if not usage.prompt_tokens:
             return
         thought = usage.reasoning_tokens

@@ -53,6 +53,8 @@ MODELS_S = 30.0
 """Seconds the list of models may take: a server that is busy, or on a slow machine, needs several."""
 _MAX_REDUCTIONS = 3
 """How often a request may be sent again with the number of tokens that the server's message leaves it."""
+_WITHOUT_EFFECT = frozenset({"stream_options"})
+"""Fields that do not change a reply."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """The two names of the field that limits the tokens of a reply."""
 
@@ -169,7 +171,8 @@ class OpenAIServer:
         self._taken = _Taken(fields or {})
         self._proxy = proxy_of(url)
         self.on_left_out: OnLeftOut | None = None
-        """Called once for each field that is left out of requests because the server does not take it."""
+        """Called once for each field that is left out of requests because the server does not take it, if the field has
+        an effect on the reply."""
         try:
             transport = OneConnectionEach(self._base.scheme, self._proxy)
         except (ValueError, ImportError) as error:
@@ -299,7 +302,7 @@ class OpenAIServer:
         if self._taken.request(body, room) == sent:
             raise refused
         if self.on_left_out is not None:
-            for name in self._taken.left_out.keys() - known:
+            for name in self._taken.left_out.keys() - known - _WITHOUT_EFFECT:
                 self.on_left_out(name, refused.message)
 
     async def _send(self, method: str, path: str, hint: str = "", **options: Any) -> httpx.Response:

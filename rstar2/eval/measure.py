@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar2.engines.pool import EnginePool
+from rstar2.engines.vllm import VLLMEngine
 from rstar2.eval.benchmarks import Resources
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.methods.agent import Agent, RetryingTools
@@ -121,6 +122,7 @@ class _Measurement:
         plan, interrupt = self.plan, _Interrupt(self.view)
         async with contextlib.AsyncExitStack() as stack:
             resources, services = await self._resources(judge, grader, stack)
+            self._tell_left_out(resources, about)
             parts = {}
             for name, each in plan.benchmarks.items():
                 method = each.benchmark.opened(resources, each.settings, plan.request.files)
@@ -166,6 +168,19 @@ class _Measurement:
             await stack.enter_async_context(contextlib.aclosing(judge_model))
         resources = Resources(chat, agent, judge_model, self.folder.logs, self.folder.path)
         return resources, Services(retries, tuple(models), tools)
+
+    def _tell_left_out(self, resources: Resources, about: dict[str, Any]) -> None:
+        """Say at once, and in the results, which fields of requests the model's server does not take."""
+
+        def left_out(field: str, words: str) -> None:
+            fields = about.setdefault("fields_left_out", {})
+            if field not in fields:
+                fields[field] = words
+                self.view.warn([f"not exact: {field} is left to the server's default, because {words}"])
+
+        for asked in (self.plan.opened.engine, resources.chat):
+            if isinstance(asked, VLLMEngine | ServerChat):
+                asked.when_left_out(left_out)
 
 
 class _Interrupt:

@@ -25,11 +25,13 @@ from support.servers.public_endpoint import (
 from support.tools import SharedTools
 from support.waiting import TIMEOUT_S
 
+from rstar2.addresses import proxy_of
 from rstar2.data.problem import Problem
 from rstar2.engines.chat_api import ChatEngine, open_chat_api
 from rstar2.engines.models import ServerModel
 from rstar2.engines.pool import RetryingEngine
 from rstar2.engines.refusals import Asked, KeyRefused, QuotaExhausted, Refused, refusal, requested_pause_s
+from rstar2.engines.request_fields import request_fields
 from rstar2.errors import RateLimited, UserError
 from rstar2.eval.grader import Verdict
 from rstar2.eval.methods.chat import ServerChat
@@ -39,6 +41,7 @@ from rstar2.loop.agent import Limits, rollout
 from rstar2.loop.engine import EngineError, EngineRateLimited, EngineUnavailable, Generation, Sampling
 from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.trace import ToolCall, read_traces
+from rstar2.processes import free_port
 from rstar2.retry import RetryPolicy, ServiceGone
 
 PROBLEMS = [Problem(id=f"p{number}", problem=f"Compute {number}.", answer="42") for number in range(15)]
@@ -529,7 +532,7 @@ def _mistral(body: Body) -> Sent | None:
         (NO_MAX_TOKENS, "max_tokens", set()),
         (NO_TEMPERATURE, "temperature", {"temperature"}),
         (_mistral, "seed", {"seed"}),
-        (_refuses("stream_options", "Unrecognized request argument: stream_options"), "stream_options", {"stream_options"}),
+        (_refuses("stream_options", "Unknown argument: stream_options"), "stream_options", set()),
         (_refuses("top_p", "`temperature` and `top_p` cannot both be specified for this model."), "top_p", {"top_p"}),
     ],
     ids=["max_tokens", "temperature", "seed", "stream_options", "top_p"],
@@ -589,6 +592,36 @@ async def test_a_field_of_the_users_is_never_left_out(endpoint: PublicEndpoint) 
         with pytest.raises(Refused, match="top_k"):
             await generated(model)
     assert [body["top_k"] for body in endpoint.asked] == [5]
+
+
+def test_fields_of_a_request_are_read_from_the_command_line() -> None:
+    texts = [
+        "reasoning.effort=high",
+        "chat_template_kwargs.enable_thinking=false",
+        'stop=["a=b"]',
+        "reasoning.n=2",
+    ]
+    assert request_fields(texts) == {
+        "reasoning": {"effort": "high", "n": 2},
+        "chat_template_kwargs": {"enable_thinking": False},
+        "stop": ["a=b"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["effort"], "is not key=value"),
+        (["a..b=1"], "is not key=value"),
+        (["stream=true"], "rstar2 sets this field itself"),
+        (["temperature=1"], "has an option of its own"),
+        (["a=1", "a.b=2"], "a is set to a value that has no fields"),
+        (["a=1", "a=2"], "set twice"),
+    ],
+)
+def test_a_field_that_is_not_the_users_to_set_is_a_clear_message(texts: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        request_fields(texts)
 
 
 async def test_fields_of_the_users_are_in_every_request(endpoint: PublicEndpoint) -> None:
@@ -700,6 +733,81 @@ def test_an_error_of_any_shape_becomes_one_message(text: str) -> None:
     assert isinstance(error, Refused)
     assert "HTTP 400" in error.message
     assert len(error.message) < 700
+
+
+# Proxies
+
+
+@asynccontextmanager
+async def proxy_to(endpoint: PublicEndpoint) -> AsyncIterator[tuple[str, list[str]]]:
+    """A company's proxy, before which the endpoint is at api.example: its URL, and what it was asked."""
+    targets: list[str] = []
+    host, port = endpoint.url.removeprefix("http://").removesuffix("/v1").split(":")
+
+    async def serve(client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
+        line = (await client.readline()).decode()
+        method, target, version = line.split()
+        targets.append(target)
+        server, ask = await asyncio.open_connection(host, int(port))
+        ask.write(
+            f"{method} {target.removeprefix('http://api.example')} {version}\r\nConnection: close\r\n".encode()
+        )
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                sink.write(data)
+            sink.close()
+
+        await asyncio.gather(pump(client, ask), pump(server, answer))
+
+    proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}", targets
+    finally:
+        proxy.close()
+
+
+async def test_an_address_that_is_not_local_is_reached_by_the_proxy_of_the_environment(
+    endpoint: PublicEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with proxy_to(endpoint) as (proxy, targets):
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+        engine = ChatEngine("http://api.example/v1", None, [])
+        assert (await engine.generate([3, 4, 5], Sampling(max_tokens=9))).finish == "stop"
+        await engine.aclose()
+    assert targets == ["http://api.example/v1/models", "http://api.example/v1/chat/completions"]
+
+
+async def test_a_proxy_that_is_away_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@127.0.0.1:{free_port()}")
+    engine = ChatEngine("http://api.example/v1", "m", [])
+    with pytest.raises(EngineUnavailable, match=r"through the proxy http://127\.0\.0\.1:") as away:
+        await engine.generate([3, 4, 5], Sampling(max_tokens=9))
+    await engine.aclose()
+    assert "secret" not in str(away.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "goes"),
+    [
+        ("https://api.example/v1", True),
+        ("http://api.example/v1", True),
+        ("http://127.0.0.1:8000", False),
+        ("http://10.1.2.3:8000", False),
+        ("http://[::1]:8000", False),
+        ("http://gpu:8000", False),
+        ("http://localhost:8000", False),
+        ("http://gpu.local:8000", False),
+        ("http://inside.example:8000", False),
+    ],
+)
+def test_local_addresses_and_those_of_no_proxy_go_without_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, url: str, goes: bool
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "inside.example")
+    assert proxy_of(url) == ("http://proxy.example:3128" if goes else None)
 
 
 def test_a_wrong_proxy_is_a_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
