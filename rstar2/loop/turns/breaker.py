@@ -59,6 +59,16 @@ class Breaker:
             text = text.replace(token, token[0] + " " + token[1:])
         return text
 
+    def within(self, value: Any) -> Any:
+        """A JSON value with no token in any text of it, keys included."""
+        if isinstance(value, str):
+            return self.broken_up(value)
+        if isinstance(value, list | tuple):
+            return [self.within(each) for each in value]
+        if isinstance(value, dict):
+            return {self.within(key): self.within(each) for key, each in value.items()}
+        return value
+
 
 def control_markup(tokenizer: Any, own_text: str) -> set[str]:
     """Markup that is a single token, though perhaps not a special one, such as `</tool_response>` of Qwen3.
