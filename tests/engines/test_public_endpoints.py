@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from support.clock import Clock, policies_on
@@ -15,12 +16,18 @@ from support.servers.public_endpoint import (
     ANSWER,
     CONTEXT_WORDINGS,
     DONE,
+    NO_MAX_TOKENS,
+    NO_TEMPERATURE,
+    PROVIDERS,
     Body,
     PublicEndpoint,
     Rate,
     Sent,
     Tokens,
     event,
+    no_seed_422,
+    refuses,
+    stand_in,
 )
 from support.tools import SharedTools
 from support.waiting import TIMEOUT_S
@@ -493,47 +500,14 @@ async def test_a_server_that_is_no_api_is_named_as_what_it_is(
 # Requests
 
 
-def _refuses(field: str, message: str, **more: Any) -> Callable[[Body], Sent | None]:
-    error = {"message": message, "type": "invalid_request_error", **more}
-    return lambda body: Sent({"error": error}, 400) if field in body else None
-
-
-NO_MAX_TOKENS = _refuses(
-    "max_tokens",
-    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
-    param="max_tokens",
-    code="unsupported_parameter",
-)
-NO_TEMPERATURE = _refuses(
-    "temperature",
-    "Unsupported value: 'temperature' does not support 0.6 with this model. Only the default (1) value is supported.",
-    param="temperature",
-    code="unsupported_value",
-)
-
-
-def _mistral(body: Body) -> Sent | None:
-    if "seed" not in body:
-        return None
-    detail = [
-        {
-            "type": "extra_forbidden",
-            "loc": ["body", "seed"],
-            "msg": "Extra inputs are not permitted",
-            "input": 1,
-        }
-    ]
-    return Sent({"detail": detail}, 422)
-
-
 @pytest.mark.parametrize(
     ("checks", "absent", "left_out"),
     [
         (NO_MAX_TOKENS, "max_tokens", set()),
         (NO_TEMPERATURE, "temperature", {"temperature"}),
-        (_mistral, "seed", {"seed"}),
-        (_refuses("stream_options", "Unknown argument: stream_options"), "stream_options", set()),
-        (_refuses("top_p", "`temperature` and `top_p` cannot both be specified for this model."), "top_p", {"top_p"}),
+        (no_seed_422, "seed", {"seed"}),
+        (refuses("stream_options", "Unknown argument: stream_options"), "stream_options", set()),
+        (refuses("top_p", "`temperature` and `top_p` cannot both be specified for this model."), "top_p", {"top_p"}),
     ],
     ids=["max_tokens", "temperature", "seed", "stream_options", "top_p"],
 )  # fmt: skip
@@ -578,7 +552,7 @@ async def test_a_cap_on_completion_tokens_is_kept_to(endpoint: PublicEndpoint, m
 
 
 async def test_a_model_without_tools_says_which_option_helps(endpoint: PublicEndpoint) -> None:
-    endpoint.checks = _refuses("tools", "m does not support tools")
+    endpoint.checks = refuses("tools", "m does not support tools")
     async with opened(endpoint) as model:
         with pytest.raises(Refused, match="does not support tools") as refused:
             await generated(model)
@@ -587,7 +561,7 @@ async def test_a_model_without_tools_says_which_option_helps(endpoint: PublicEnd
 
 
 async def test_a_field_of_the_users_is_never_left_out(endpoint: PublicEndpoint) -> None:
-    endpoint.checks = _refuses("top_k", "Unrecognized request argument supplied: top_k")
+    endpoint.checks = refuses("top_k", "Unrecognized request argument supplied: top_k")
     async with opened(endpoint, more={"top_k": 5}) as model:
         with pytest.raises(Refused, match="top_k"):
             await generated(model)
@@ -733,6 +707,33 @@ def test_an_error_of_any_shape_becomes_one_message(text: str) -> None:
     assert isinstance(error, Refused)
     assert "HTTP 400" in error.message
     assert len(error.message) < 700
+
+
+# Providers
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+async def test_the_stand_in_of_each_provider_is_measured(name: str) -> None:
+    """It is asked after a refusal for the rate, for more tokens than it gives, and until the context is full."""
+    provider = PROVIDERS[name]
+    with stand_in(name).serving() as endpoint:
+        async with opened(endpoint, "m") as model:
+            text, generation = await generated(model, budget=30_000)
+            assert (text.partition("</think>")[2].strip() or text, generation.finish) == (ANSWER, "stop")
+            assert ("<think>Hm.</think>" in text) == ("Hm." in json.dumps(provider.message("")))
+            refused = Sent(*reversed(CONTEXT_WORDINGS[provider.wording](Tokens(8192, 9000, 1))))
+            endpoint.checks = lambda body: refused
+            assert (await generated(model))[1] == Generation([], None, "length")
+
+
+def test_the_table_of_providers_has_those_that_were_tried() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    rows = page.partition("| provider or server |")[2].partition("\n\n")[0].splitlines()[2:]
+    cells = {row.split("|")[1].strip(): row.split("|")[2].strip().strip("`") for row in rows}
+    assert cells.keys() == PROVIDERS.keys()
+    for name, address in cells.items():
+        path = urlsplit(address).path.rstrip("/") or "/v1"
+        assert path == PROVIDERS[name].base
 
 
 # Proxies

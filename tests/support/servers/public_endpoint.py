@@ -91,6 +91,8 @@ class PublicEndpoint:
         self.answer: Callable[[Body], str | Body] = lambda body: ANSWER
         """The text or the message of an answer."""
         self.finish = "stop"
+        self.before: Sequence[str] = ()
+        """Lines of a stream before the first event."""
         self.usage: Callable[[Body], Body | None] = lambda body: None
         routes = [
             Route(f"{base}/models", self._models),
@@ -127,6 +129,8 @@ class PublicEndpoint:
         return JSONResponse({"choices": [choice], "usage": self.usage(body)})
 
     async def _stream(self, message: Body, usage: Body | None) -> AsyncIterator[str]:
+        for line in self.before:
+            yield f"{line}\n"
         yield event({"role": "assistant"}) + "\n"
         yield event(message) + "\n"
         yield event({}, self.finish) + "\n"
@@ -366,3 +370,201 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
     ),
 }
 """How servers word that a conversation, or it and its reply, does not fit the context."""
+
+
+# Providers
+
+
+@dataclass(frozen=True)
+class Provider:
+    """What the stand-in of one provider does, as its documentation and its users' reports describe the provider."""
+
+    base: str
+    """The path of its API."""
+    wording: str
+    """How it says that a context is full, of `CONTEXT_WORDINGS`."""
+    models: list[Body] | None
+    limited: Sent
+    """A request that exceeds the rate."""
+    checks: Callable[[Body], Sent | None] = lambda body: None
+    """Requests that it refuses."""
+    message: Callable[[str], Body] = lambda text: {"content": text}
+    """A piece of a message with this text."""
+    finish: str = "stop"
+    before: Sequence[str] = ()
+    """Lines of a stream before the first event."""
+
+
+def _limited(headers: dict[str, str] | None = None, status: int = 429, **error: Any) -> Sent:
+    return Sent({"error": {"message": "Rate limit reached", **error}}, status, headers or {})
+
+
+def refuses(field: str, message: str, status: int = 400, **more: Any) -> Callable[[Body], Sent | None]:
+    """Refuses requests with a field."""
+    error = {"message": message, "type": "invalid_request_error", **more}
+    return lambda body: Sent({"error": error}, status) if field in body else None
+
+
+def _first(*checks: Callable[[Body], Sent | None]) -> Callable[[Body], Sent | None]:
+    return lambda body: next(filter(None, (check(body) for check in checks)), None)
+
+
+NO_MAX_TOKENS = refuses(
+    "max_tokens",
+    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+    param="max_tokens",
+    code="unsupported_parameter",
+)
+NO_TEMPERATURE = refuses(
+    "temperature",
+    "Unsupported value: 'temperature' does not support 0.6 with this model. Only the default (1) value is supported.",
+    param="temperature",
+    code="unsupported_value",
+)
+
+
+def no_seed_422(body: Body) -> Sent | None:
+    """Refuses a seed as FastAPI does."""
+    if "seed" not in body:
+        return None
+    detail = [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]
+    return Sent({"detail": detail}, 422)
+
+
+def _cap(most: int, message: str) -> Callable[[Body], Sent | None]:
+    def check(body: Body) -> Sent | None:
+        asked = body.get("max_tokens", body.get("max_completion_tokens", 0))
+        text = message.format(asked=asked, most=most)
+        return (
+            Sent({"error": {"message": text, "type": "invalid_request_error"}}, 400) if asked > most else None
+        )
+
+    return check
+
+
+_OPENAI = _first(
+    NO_MAX_TOKENS, NO_TEMPERATURE, refuses("top_p", "Unsupported parameter: 'top_p'", param="top_p")
+)
+_ONE: list[Body] = [{"id": "m", "object": "model"}]
+PROVIDERS: dict[str, Provider] = {
+    "OpenAI, reasoning models": Provider(
+        "/v1",
+        "OpenAI, no numbers",
+        _ONE,
+        _limited({"retry-after-ms": "20", "x-ratelimit-remaining-requests": "0"}, code="rate_limit_exceeded"),
+        _OPENAI,
+    ),
+    "Azure OpenAI": Provider(
+        "/openai/v1", "OpenAI, prompt", None, _limited({"Retry-After": "0"}, code="429"), _OPENAI
+    ),
+    "Anthropic": Provider(
+        "/v1",
+        "Anthropic",
+        [{"type": "model", "id": "m", "display_name": "M"}],
+        _limited({"retry-after": "0"}, type="rate_limit_error"),
+        refuses("top_p", "`temperature` and `top_p` cannot both be specified for this model."),
+    ),
+    "Google Gemini": Provider(
+        "/v1beta/openai",
+        "Google",
+        [{"id": "models/m", "owned_by": "google"}],
+        Sent(
+            [
+                {
+                    "error": {
+                        "code": 429,
+                        "message": "Quota",
+                        "status": "RESOURCE_EXHAUSTED",
+                        "retryDelay": "0.02s",
+                    }
+                }
+            ],
+            429,
+        ),
+        refuses("seed", 'Invalid JSON payload received. Unknown name "seed": Cannot find field.'),
+    ),
+    "Groq": Provider(
+        "/openai/v1",
+        "Groq",
+        [{"id": "m", "context_window": 131072, "max_completion_tokens": 8192}],
+        _limited({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}),
+        _cap(8192, "`max_tokens` must be less than or equal to `{most}`, the maximum value for `max_tokens`"),
+        lambda text: {"reasoning": "Hm.", "content": text},
+    ),
+    "OpenRouter": Provider(
+        "/api/v1",
+        "OpenRouter",
+        [{"id": "m", "context_length": 131072, "top_provider": {"max_completion_tokens": None}}],
+        _limited({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1790000000000"}, code=429),
+        message=lambda text: {"reasoning": "Hm.", "content": text, "reasoning_details": []},
+        before=(": OPENROUTER PROCESSING", "", ": OPENROUTER PROCESSING", ""),
+    ),
+    "Together": Provider(
+        "/v1", "TGI", [{"id": "m", "context_length": 131072}], _limited(type="rate_limit"), finish="eos"
+    ),
+    "Fireworks": Provider("/inference/v1", "Fireworks", _ONE, _limited()),
+    "DeepSeek": Provider(
+        "/v1",
+        "OpenAI, prompt and completion",
+        _ONE,
+        _limited(status=503),
+        _cap(8192, "Invalid max_tokens value, the valid range of max_tokens is [1, {most}]"),
+        lambda text: {"reasoning_content": "Hm.", "content": text},
+    ),
+    "Mistral": Provider(
+        "/v1",
+        "Mistral",
+        [{"id": "m", "max_context_length": 131072}],
+        Sent({"object": "error", "message": "Requests rate limit exceeded", "type": "rate_limited"}, 429),
+        no_seed_422,
+        lambda text: {
+            "content": [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+                {"type": "text", "text": text},
+            ]
+        },
+    ),
+    "xAI": Provider(
+        "/v1", "xAI", _ONE, _limited(), message=lambda text: {"reasoning_content": "Hm.", "content": text}
+    ),
+    "Cerebras": Provider("/v1", "Cerebras", _ONE, _limited({"x-ratelimit-remaining-requests-day": "9"})),
+    "Moonshot": Provider("/v1", "Moonshot", _ONE, _limited(type="rate_limit_reached_error")),
+    "Alibaba DashScope": Provider(
+        "/compatible-mode/v1",
+        "DashScope",
+        None,
+        _limited(code="rate_limit_exceeded"),
+        _cap(8192, "Range of max_tokens should be [1, {most}]"),
+    ),
+    "Zhipu": Provider("/api/paas/v4", "OpenAI, no numbers", None, _limited(code="1302")),
+    "llama.cpp": Provider(
+        "/v1", "llama.cpp", [{"id": "m", "meta": {"n_ctx_train": 8192}}], _limited(status=503)
+    ),
+    "SGLang": Provider("/v1", "SGLang, total", [{"id": "m", "max_model_len": 131072}], _limited(status=503)),
+    "TGI": Provider(
+        "/v1",
+        "TGI",
+        None,
+        Sent({"error": "Model is overloaded", "error_type": "overloaded"}, 429),
+        message=lambda text: {"role": "assistant", "content": text, "tool_calls": None},
+        finish="eos_token",
+    ),
+    "vLLM": Provider("/v1", "vLLM, max_tokens", [{"id": "m", "owned_by": "vllm"}], _limited(status=503)),
+    "Ollama": Provider(
+        "/v1", "OpenAI, no numbers", [{"id": "m", "owned_by": "library"}], _limited(status=503)
+    ),
+}
+"""By the name in docs/evaluation.md."""
+
+
+def stand_in(name: str) -> PublicEndpoint:
+    """The stand-in of a provider, whose first answer is that of a rate exceeded."""
+    provider = PROVIDERS[name]
+    endpoint = PublicEndpoint(provider.base)
+    endpoint.models = provider.models
+    endpoint.script = [provider.limited]
+    endpoint.finish = provider.finish
+    endpoint.before = provider.before
+    endpoint.checks = provider.checks
+    endpoint.answer = lambda body: provider.message(ANSWER)
+    return endpoint
