@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -342,27 +342,29 @@ class OpenAIServer:
                     text = (await answer.aread()).decode(errors="replace")
                     self._check(answer, text, sent, "")
                     return self._read_whole(text, sent, on_choice)
-                async for event in self._events(answer):
-                    if event.is_error:
-                        raise error_in_answer(self._asked(sent), event.data, event.text)
-                    if event.data is None:
-                        done = True
-                        continue
-                    with self._read():
-                        turn.add(read_completion(event.data))
+                async with contextlib.aclosing(self._events(answer)) as events:
+                    async for event in events:
+                        if event.is_error:
+                            raise error_in_answer(self._asked(sent), event.data, event.text)
+                        if event.data is None:
+                            done = True
+                            continue
+                        with self._read():
+                            turn.add(read_completion(event.data))
             if not turn.ended(done):
                 raise httpx.RemoteProtocolError("the stream ended early")
         except httpx.TransportError as error:
             raise self._unavailable(error) from error
         return turn.completed(done)
 
-    async def _events(self, answer: httpx.Response) -> AsyncIterator[Event]:
+    async def _events(self, answer: httpx.Response) -> AsyncGenerator[Event]:
         reader = EventReader()
-        async for line in _lines(answer):
-            with self._read():
-                events = list(reader.events(line))
-            for event in events:
-                yield event
+        async with contextlib.aclosing(_lines(answer)) as lines:
+            async for line in lines:
+                with self._read():
+                    events = list(reader.events(line))
+                for event in events:
+                    yield event
         with self._read():
             reader.end()
 
@@ -469,7 +471,7 @@ def _streams(answer: httpx.Response) -> bool:
     return not kind.startswith(("application/json", "text/html"))
 
 
-async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
+async def _lines(answer: httpx.Response) -> AsyncGenerator[str]:
     """The lines of a body. httpx would also end them at separators that may stand in a JSON text, such as U+2028."""
     rest = b""
     async for part in answer.aiter_bytes():

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rstar2.engines.openai_server import OnLeftOut
 from rstar2.engines.pool import EnginePool
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.eval.benchmarks import Resources
@@ -170,17 +171,26 @@ class _Measurement:
         return resources, Services(retries, tuple(models), tools)
 
     def _tell_left_out(self, resources: Resources, about: dict[str, Any]) -> None:
-        """Say at once, and in the results, which fields of requests the model's server does not take."""
+        """Say at once, and in the results, which fields of requests a model's server does not take."""
 
-        def left_out(field: str, words: str) -> None:
-            fields = about.setdefault("fields_left_out", {})
-            if field not in fields:
-                fields[field] = words
-                self.view.warn([f"not exact: {field} is left to the server's default, because {words}"])
+        def telling(whose: str, entry: str) -> OnLeftOut:
+            def left_out(field: str, words: str) -> None:
+                fields = about.setdefault(entry, {})
+                if field not in fields:
+                    fields[field] = words
+                    self.view.warn(
+                        [f"not exact: {field} of {whose} is left to its server's default: {words}"]
+                    )
 
-        for asked in (self.plan.opened.engine, resources.chat):
-            if isinstance(asked, VLLMEngine | ServerChat):
-                asked.when_left_out(left_out)
+            return left_out
+
+        measured = telling("the model", "fields_left_out")
+        if isinstance(self.plan.opened.engine, VLLMEngine):
+            self.plan.opened.engine.when_left_out(measured)
+        if isinstance(resources.chat, ServerChat):
+            resources.chat.when_left_out(measured)
+        if isinstance(resources.judge_model, ServerChat):
+            resources.judge_model.when_left_out(telling("the judge model", "judge_fields_left_out"))
 
 
 class _Interrupt:

@@ -52,7 +52,7 @@ def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results
         words += ["--tools-in-text", "--request-body", "reasoning.effort=low", "--judge", judge.url]
         ran = _eval(*words)
     assert ran.exit_code == 0, ran.output
-    assert "not exact: temperature is left to the server's default" in ran.output
+    assert "not exact: temperature of the model is left to its server's default: the server at" in ran.output
     results = _results(run)
     assert results["summary"]["accuracy"] == 1.0
     assert results["summary"]["calls_per_trace"] == 1.0
