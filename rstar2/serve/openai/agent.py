@@ -28,7 +28,14 @@ from rstar2.serve.openai.answers import ChatAnswer, Usage
 from rstar2.serve.openai.http import ApiError, no_such_model, streamed, while_connected
 from rstar2.serve.openai.requests import ChatRequest
 
-_FINISH = {"answer": "stop", "max_tokens": "length", "max_turns": "length", "format": "length"}
+_FINISH = {
+    "answer": "stop",
+    "refusal": "stop",
+    "content_filter": "content_filter",
+    "max_tokens": "length",
+    "max_turns": "length",
+    "format": "length",
+}
 
 
 @dataclass(frozen=True)
