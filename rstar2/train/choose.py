@@ -139,9 +139,8 @@ def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
     candidates = _candidates(recipe, measured, steps)
     best = _best(by, candidates)
     if best is None:
-        reason = (
-            "the last step" if by == "last" else f"the last step, since none was measured for choose = {by}"
-        )
+        why = {"held_out": ": no step was sampled", "validation": ": no validation loss was measured"}
+        reason = f"the last step{why.get(by, '')}"
         choice = Choice(steps, by, reason, measured)
     else:
         what = "highest accuracy on the held-out problems" if by == "held_out" else "lowest validation loss"

@@ -41,7 +41,7 @@ from rstar2.data.mixture.recipe import MixturePlan
 from rstar2.data.mixture.rewrite import WAIT_S, Rewriter, Rewritten, Texts, check_server
 from rstar2.data.parquet import PREPARED
 from rstar2.data.reading import Origin, ReadCounts, hub_demand, read_source, sha256
-from rstar2.data.rows import SCHEMAS, Kind, as_json
+from rstar2.data.rows import SCHEMAS, TOKENS, Kind, as_json
 from rstar2.data.workers import ahead, mapped, start_server
 from rstar2.errors import Failure, UserError
 from rstar2.files import whole_file, whole_path, write_json
@@ -305,7 +305,8 @@ class _Preparation:
 
     def _write_data(self, rows: Candidates, texts: dict[str, Texts]) -> str:
         """Write the chosen rows, some of them with new texts. → the file's SHA-256."""
-        schema = SCHEMAS[rows.kind]
+        token_ids = any(origin.source.token_ids for origin in self._plan.origins)
+        schema = pa.schema([*SCHEMAS[rows.kind], *([TOKENS] if token_ids else [])])
         file = self._output / PREPARED
         with whole_path(file) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
             waiting: list[Any] = []
