@@ -64,7 +64,7 @@ def _read_conversation(row: Row) -> dict[str, Any]:
 
 
 def _read_written(row: Row) -> dict[str, Any]:
-    """A conversation as `rstar2 data from-traces` writes it, whose messages stay as they are; others as usual."""
+    """A conversation that a model wrote (`rstar2.train.rejection`): its messages stay as they are; others as usual."""
     tokens = row.get("tokens")
     if tokens is None:
         return _read_conversation(row)
