@@ -434,6 +434,65 @@ def inspect(
 app.command("agree", epilog=agree_verb.EPILOG)(agree_verb.command)
 
 
+@app.command(
+    "from-traces",
+    epilog=examples(
+        (
+            "of an evaluation over training problems",
+            "rstar2 data from-traces runs/eval --output data/traces --against aime24 --against aime25",
+        ),
+        (
+            "two traces of a problem, with at most one failed call each",
+            "rstar2 data from-traces runs/rl --output data/traces --per-problem 2 --failed-calls 1",
+        ),
+        ("beside another source", "rstar2 data prepare data/traces/data.parquet toolace --output data/sft"),
+        ("train on them", "rstar2 sft --model runs/rl --data data/traces --run runs/again"),
+    ),
+)
+def from_traces(
+    run: Annotated[
+        Path,
+        typer.Argument(help="An evaluation, an SFT or a training run, a folder in one, or a file of traces."),
+    ],
+    output: Annotated[Path, typer.Option(help="The folder to write; use the same one to resume.")],
+    per_problem: Annotated[
+        int, typer.Option(min=1, help="Most traces of a problem: those that RoC's penalty likes best.")
+    ] = 4,
+    failed_calls: Annotated[int, typer.Option(min=0, help="Most failed calls in a trace.")] = 0,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that wrote the traces: its folder, or that of a run. [default: the run's]"
+        ),
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Drop conversations that share words with this benchmark, a name or a file. Repeatable."
+        ),
+    ] = None,
+    change: Change = None,
+) -> None:
+    """Make an SFT set of a run's correct, clean traces (rejection sampling), with a data card.
+
+    A trace is taken if its answer is correct and in the format that RL rewards, it was not cut off, and no more calls
+    failed than allowed. Its rows keep the model's own token ids.
+    """
+    from rstar2.data.mixture.prepare import prepare
+    from rstar2.train.rejection import Selection, measured_benchmarks, plan_traces
+
+    for name in measured_benchmarks(run):
+        err.print(
+            f"[yellow]these are traces of the benchmark {name}[/]: a model that learns from them cannot be measured on "
+            "it",
+            soft_wrap=True,
+        )
+    plan = plan_traces(run, Selection(per_problem, failed_calls), model, against or (), change or ())
+    with _Steps() as steps:
+        card = prepare(plan, output, steps)
+    _print_card(card, output)
+
+
 @app.command(epilog=examples(("compare two preparations", "rstar2 data diff data/rl data/rl2")))
 def diff(
     first: Annotated[Path, typer.Argument(help="A prepared folder.")],

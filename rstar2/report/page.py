@@ -109,6 +109,7 @@ def _write(page: RunPage, file: TextIO) -> None:
         "summary": page.summary,
         "charts": page.charts,
         "training": page.training,
+        "chosen": page.chosen,
         "analysis": page.analysis,
         "card": page.card,
         "paper": _beside_paper(page),

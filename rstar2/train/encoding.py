@@ -157,8 +157,8 @@ def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: Non
         # What a killed process left, and what is of a file that was replaced by now.
         for stale in store.iterdir():
             record = read_json(stale / _RECORD) if stale.is_dir() else None
-            replaced = record is not None and (record["file"], record["data"]) != (data.name, content)
-            if stale.suffix == ".part" or (replaced and record["file"] == data.name):
+            replaced = record and record["file"] == data.name and record["data"] != content
+            if stale.suffix == ".part" or replaced:
                 shutil.rmtree(stale, ignore_errors=True)
         try:
             with whole_folder(folder) as part:
