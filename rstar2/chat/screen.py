@@ -52,6 +52,8 @@ class Screen:
         """Of the thought."""
         self._answer = MarkdownStream(out, self._text)
         self._kind: Kind = "text"
+        self._begun = False
+        """Whether the thought or the answer has begun, of which nothing may be written yet."""
         self._frame: CodeFrame | None = None
         self._thought = ""
         """The thought that is folded."""
@@ -99,11 +101,13 @@ class Screen:
                 self._code(piece.content)
             elif piece.kind == "thought" and self._thoughts != "on":
                 self._folded(piece.content)
-            elif piece.content.strip() or not self._text.at_margin:
+            elif piece.content.strip() or self._begun or not self._text.at_margin:
+                self._begun = True
                 self._write(piece.content)
 
     def _close(self) -> None:
         """End the piece that was shown last."""
+        self._begun = False
         if self._kind == "thought" and (left := self._formulas.end()):
             self._text.write(left, "dim")
         elif self._kind == "text":

@@ -12,6 +12,8 @@ from rich.console import Console
 
 from rstar2.chat.layout import WrappedText
 from rstar2.chat.markdown import MarkdownStream
+from rstar2.chat.screen import Screen
+from rstar2.loop.turns.codec import ChatCodec
 
 BOLD, ITALIC, CODE, OFF = "\x1b[1m", "\x1b[3m", "\x1b[36m", "\x1b[0m"
 
@@ -125,3 +127,14 @@ def test_any_text_comes_to_an_end_and_loses_no_letter_or_digit(text: str, size: 
     assume("```" not in text and "~~~" not in text)  # More than a word after a fence is left out.
     came = shown(*(text[at : at + size] for at in range(0, len(text), size)), columns=20)
     assert (came.count("a"), came.count("1")) == (text.count("a"), text.count("1"))
+
+
+def test_an_answer_that_comes_token_by_token_loses_no_space(codec: ChatCodec) -> None:
+    out = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    screen = Screen(codec, out, out)
+    written = "It costs $5 or  \\(6\\)</reason>\n<answer>- one\n- **two  three** `f (x)`\n\n# Four</answer>"
+    for letter in written:
+        screen.tokens(codec.tokenizer.encode(letter, add_special_tokens=False))
+    screen.stop()
+    assert isinstance(out.file, io.StringIO)
+    assert out.file.getvalue() == "It costs $5 or  6\n• one\n• two  three f (x)\n\nFour\n"
