@@ -22,7 +22,7 @@ from rstar2.loop.turns import tags
 from rstar2.retry import RetryPolicy
 
 INEXACT = (
-    "token counts and budgets: four bytes of text count as a token; the room in the context is the server's own count",
+    "token counts and budgets: four bytes of text count as a token",
     "the prompt's tokens: the server renders the messages with its own template, what the model wrote included",
     "thought in earlier turns: it is not sent again",
     "log-probabilities: none",
