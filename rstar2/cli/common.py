@@ -262,6 +262,25 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield show
 
 
+_PAGE_NOTE_S = 2.0
+
+
+def write_page(run: Path, output: Path | None = None) -> Path:
+    """Write the report page of a run, as `rstar2.report.write_report`, and show every two seconds how far it is."""
+    from rstar2.report import write_report
+
+    shown_at = time.monotonic()
+    with progress() as show:
+
+        def on_traces(traces: int) -> None:
+            nonlocal shown_at
+            if time.monotonic() - shown_at >= _PAGE_NOTE_S:
+                shown_at = time.monotonic()
+                show(f"writing the report page: {counted(traces, 'trace')}")
+
+        return write_report(run, output, on_traces)
+
+
 def counted(count: int, noun: str) -> str:
     """`1 row`, `2 rows`."""
     return f"{count} {noun}{'s' * (count != 1)}"

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.markup import escape
 
-from rstar2.cli.common import Change, Recipe, examples, out
+from rstar2.cli.common import Change, Recipe, examples, out, write_page
 from rstar2.cli.training import ProgressRows, need_training_extra, shell_lines, timing_table
 
 EPILOG = examples(
@@ -78,7 +78,6 @@ def command(
     from rstar2.demo.pipeline import run_demo
     from rstar2.demo.show import plot, table, write_figure
     from rstar2.eval.settings import JudgeChoice
-    from rstar2.report import write_report
     from rstar2.runs import open_run
     from rstar2.train.records.timing import run_timing
 
@@ -88,7 +87,7 @@ def command(
         with ProgressRows() as progress:
             summary = run_demo(plan, opened, compare, progress, JudgeChoice(isolation=isolation))
         write_figure(folder)
-        page = write_report(folder)
+        page = write_page(folder)
     out.print(table(summary))
     out.print(plot(folder, summary))
     out.print(timing_table(run_timing(folder)))

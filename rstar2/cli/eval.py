@@ -10,7 +10,7 @@ import typer
 
 import rstar2.eval
 from rstar2.cli import common
-from rstar2.cli.common import RUN, RunGroup, completed_by, counted, err, examples, out
+from rstar2.cli.common import RUN, RunGroup, completed_by, counted, err, examples, out, write_page
 from rstar2.data.benchmarks import NAMES
 
 GENERAL = tuple(
@@ -117,7 +117,12 @@ Wait = Annotated[
     ),
 ]
 RunFolder = Annotated[
-    Path | None, typer.Option("--run", help="The run's folder; by default one named after the settings.")
+    Path | None,
+    typer.Option(
+        "--run",
+        help="The run's folder; by default one named after the settings. A later start with the same folder may add "
+        "samples (-n), problems (--limit) and benchmarks.",
+    ),
 ]
 
 
@@ -132,6 +137,10 @@ RunFolder = Annotated[
         (
             "several benchmarks at once",
             "rstar2 eval aime24 aime25 math500 --url http://gpu:8000 --run runs/night",
+        ),
+        (
+            "two more samples of each problem",
+            "rstar2 eval aime24 --url http://gpu:8000 --run runs/night -n 18",
         ),
         (
             "a model behind any OpenAI-compatible endpoint",
@@ -205,7 +214,6 @@ def run(
     from rstar2.eval.target import Target
     from rstar2.eval.terminal.views import EvalView
     from rstar2.loop.turns.choose import FormatChoice
-    from rstar2.report import write_report
 
     if run_folder is not None and not (model or url or oracle):
         raise UserError(
@@ -246,7 +254,7 @@ def run(
         limit=limit,
         folder=run_folder,
     )
-    measure(request, EvalView(out, err, write_report, per_problem))
+    measure(request, EvalView(out, err, write_page, per_problem))
 
 
 @app.command(

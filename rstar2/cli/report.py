@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rstar2.cli.common import RunArgument, examples, out
+from rstar2.cli.common import RunArgument, examples, out, write_page
 
 EPILOG = examples(
     ("the page of a run, in its folder", "rstar2 report runs/demo"),
@@ -24,7 +24,5 @@ def command(
 
     The page has the numbers, the plots and every trace, and needs no network.
     """
-    from rstar2.report import write_report
-
-    page = write_report(run, output)
+    page = write_page(run, output)
     out.print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)", markup=False, soft_wrap=True)

@@ -162,7 +162,25 @@ def fingerprint(problems: Iterable[Problem]) -> str:
     """A digest of all that problems hold: two runs with the same one measured the same problems."""
     digest = hashlib.sha256()
     for problem in problems:
-        digest.update(json.dumps(astuple(problem)).encode())
+        _add(digest, problem)
+    return _short(digest)
+
+
+def begins_with(problems: Iterable[Problem], fingerprint_of_first: str) -> bool:
+    """Whether the first problems, one or more, are those of a `fingerprint`."""
+    digest = hashlib.sha256()
+    for problem in problems:
+        _add(digest, problem)
+        if _short(digest) == fingerprint_of_first:
+            return True
+    return False
+
+
+def _add(digest: hashlib._Hash, problem: Problem) -> None:
+    digest.update(json.dumps(astuple(problem)).encode())
+
+
+def _short(digest: hashlib._Hash) -> str:
     return digest.hexdigest()[:16]
 
 

@@ -21,6 +21,7 @@ from rstar2.engines.openai_server import OnLeftOut
 from rstar2.engines.pool import EnginePool
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.eval.benchmarks import Resources
+from rstar2.eval.extension import extended_config
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.methods.agent import Agent, RetryingTools
 from rstar2.eval.methods.chat import JUDGE_MODEL, ServerChat
@@ -46,7 +47,9 @@ def measure(request: EvalRequest, view: LiveView) -> None:
     """
     retries = RetryPolicy(request.wait_s)
     plan = plan_evaluation(request, retries)
-    with open_run(plan.folder, request.kind, plan.config) as run:
+    problems = {name: each.problems for name, each in plan.benchmarks.items()}
+    config, compared = extended_config(plan.folder, request.kind, plan.config, problems)
+    with open_run(plan.folder, request.kind, config, compared) as run:
         view.announce(plan)
         refused: SamplesRefused | None = None
         try:

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.pool import EnginePool
 from rstar2.engines.refusals import access_refusal
 from rstar2.errors import Failure, RStarError, UserError, first_error
+from rstar2.eval.extension import keep_settings
 from rstar2.eval.methods import Method
 from rstar2.eval.methods.agent import Agent, AgentMethod, Grader, RetryingTools
 from rstar2.eval.progress import Meter, Progress, Services
@@ -98,7 +98,8 @@ class Part:
     """Whether the paper's number may stand beside the result, once it is complete."""
     unreadable: Unreadable = field(default_factory=Unreadable)
     identity: Mapping[str, Any] | None = None
-    """What settings.json holds, and what a later start must have the same. None: the settings and the problems."""
+    """What settings.json holds, and what a later start must have the same. None: the settings and the problems, as of
+    `rstar2.eval.extension.keep_settings`, which a later start may extend."""
 
 
 async def evaluate(
@@ -234,11 +235,10 @@ class _Benchmark:
         if len(self.groups) != len(part.problems):
             raise UserError(f"{name or part.out}: two problems share an id", "Give each an id of its own.")
         part.out.mkdir(parents=True, exist_ok=True)
-        identity: Mapping[str, Any] = part.identity or {
-            **self._protocol,
-            "problems": fingerprint(part.problems),
-        }
-        refuse_changed(part.out / "settings.json", dict(identity))
+        if part.identity is None:
+            keep_settings(part.out, self._protocol, part.problems)
+        else:
+            refuse_changed(part.out / "settings.json", dict(part.identity))
         self._done = set(self._count_stored())
         self._ungraded = {(trace.problem_id, trace.sample): trace for trace in self._held()}
         """Samples made and not yet graded."""

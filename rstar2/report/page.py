@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
@@ -23,10 +23,11 @@ from rstar2.eval.stored import Measurement
 from rstar2.files import output_file
 from rstar2.loop.trace import Trace
 from rstar2.report.collect import RunPage, collect
-from rstar2.report.formulas import available, with_formulas
+from rstar2.report.formulas import with_formulas
 from rstar2.report.segments import turn_parts
 from rstar2.report.shading import Shading, shaded_traces
 
+_ASSETS = files("rstar2.report").joinpath("assets")
 _CHUNK_CHARACTERS = 1 << 19
 _END_OF_TITLE = " · rstar2</title>"
 """As page.html has it, within the first `_HEAD` bytes of every page, which tells a page from a user's other files."""
@@ -34,6 +35,7 @@ _HEAD = 4096
 _STYLES = ("theme.css", "page.css", "viewer.css", "entropy.css")
 _SCRIPTS = (
     "elements.js",
+    "formulas.js",
     "format.js",
     "plots.js",
     "training_plots.js",
@@ -62,12 +64,16 @@ _COLUMNS = (
 )
 
 
-def write_report(run: Path, output: Path | None = None) -> Path:
+OnTraces = Callable[[int], None]
+
+
+def write_report(run: Path, output: Path | None = None, on_traces: OnTraces = lambda traces: None) -> Path:
     """Write the report page of a run or of prepared data.
 
     Args:
         run: the run's folder, or one that `rstar2 data prepare` made.
         output: the page's file; `run/report.html` by default.
+        on_traces: called with the number of traces written so far, once in a while.
 
     Returns:
         The page's file.
@@ -81,7 +87,7 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     if output.is_file() and output.stat().st_size and not _is_page(output):
         raise UserError(f"{output} is not a report page, so it is not replaced", "Name another --output.")
     with output_file(output) as file:
-        _write(page, file)
+        _write(page, file, on_traces)
     return output
 
 
@@ -93,13 +99,14 @@ def _is_page(file: Path) -> bool:
         return False
 
 
-def _write(page: RunPage, file: TextIO) -> None:
+def _write(page: RunPage, file: TextIO, on_traces: OnTraces) -> None:
     head, _, tail = _asset("page.html").partition("<!-- data -->")
     head = head.replace("<!-- title -->", escape(page.title, quote=False))
-    file.write(head.replace("/* style */", "\n".join(_asset(f"styles/{name}") for name in _STYLES)))
+    file.write(head.replace("/* style */", _style()))
     index = _TraceIndex()
     for number, chunk in enumerate(_chunks(page, index)):
         file.write(_data_element(f"chunk-{number}", chunk))
+        on_traces(len(index))
     file.write(_data_element("index", _json(index.columns())))
     about = {
         "title": page.title,
@@ -123,10 +130,20 @@ def _write(page: RunPage, file: TextIO) -> None:
                 for stage in page.kept
             ),
         ],
-        "formulas": available(),
     }
     file.write(_data_element("about", _json(about)))
+    library = f"/*\n{_asset('vendor/LICENSE.temml')}*/\n{_asset('vendor/temml.min.js')}"
+    tail = tail.replace("/* library */", library)
     file.write(tail.replace("/* script */", script()))
+
+
+def _style() -> str:
+    """The page's style sheet, with the font of temml's inside."""
+    font = base64.b64encode(_ASSETS.joinpath("vendor/Temml.woff2").read_bytes()).decode()
+    formulas = _asset("vendor/Temml-Local.css").replace(
+        "url('Temml.woff2')", f"url(data:font/woff2;base64,{font})"
+    )
+    return "\n".join((formulas, *(_asset(f"styles/{name}") for name in _STYLES)))
 
 
 def script() -> str:
@@ -183,6 +200,9 @@ class _TraceIndex:
         for name, value in row.items():
             self._columns[name].append(value)
         return asked == self._asked[problem]
+
+    def __len__(self) -> int:
+        return len(self._columns["section"])
 
     def columns(self) -> dict[str, Any]:
         """JSON-able: `problems` with id, text and gold, and `rows`, the columns by name."""
@@ -254,4 +274,4 @@ def _data_element(name: str, value: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("rstar2.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return _ASSETS.joinpath(name).read_text(encoding="utf-8")

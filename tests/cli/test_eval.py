@@ -148,6 +148,32 @@ def test_a_changed_setting_is_refused_by_name_and_nothing_is_touched(
     assert stable(tmp_path / "r" / "numbers") == before
 
 
+def test_a_run_is_extended_by_samples_problems_and_benchmarks(
+    problems: Path, tmp_path: Path, judge: JudgeHandle
+) -> None:
+    others = problems.with_name("others.jsonl")
+    others.write_text("".join(problems.read_text().splitlines(keepends=True)[:3]))
+    words = ("--oracle", "--run", "r", "--judge", judge.url)
+    assert run(problems, "-n", 1, "--limit", 4, *words)[0] == 0
+    code, _, err = run(problems, "-n", 2, *words)
+    assert code == 0, err
+    assert "4 samples are done, 44 to go" in err
+    code, _, err = run(others, "-n", 1, *words)  # the first benchmark's samples stay, too
+    assert code == 0, err
+    folder = tmp_path / "r"
+    assert [lines(folder / name / "traces.jsonl") for name in ("numbers", "others")] == [48, 3]
+    config = json.loads((folder / "config.json").read_text())["config"]
+    assert list(config["problems"]) == ["numbers", "others"]
+    assert {name: own["samples"] for name, own in config["settings"].items()} == {"numbers": 2, "others": 1}
+    for name in ("numbers", "others"):
+        assert json.loads((folder / name / "results.json").read_text())["complete"]
+    assert rstar2("runs", "show", "r").stdout.count("others") == 1
+
+    code, _, err = run(problems, others, "-n", 1, *words, "--seed", 3)
+    assert code == 2
+    assert "other settings: settings.numbers.samples, settings.numbers.seed, settings.others.seed" in err
+
+
 def _complete_the_rest_once_it_stops(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the stand-in answer what it holds back once a Ctrl-C has been noted."""
     note = LiveView.note

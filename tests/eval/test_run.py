@@ -18,11 +18,12 @@ from rstar2.data.problem import Problem
 from rstar2.engines.oracle import OracleEngine, byte_codec
 from rstar2.engines.refusals import KeyRefused
 from rstar2.errors import Failure, UserError
+from rstar2.eval.extension import keep_settings
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress, Services
 from rstar2.eval.run import EvalResult, Part, SamplesRefused, evaluate, run_parts
 from rstar2.eval.settings import EvalSettings, sample_seed
-from rstar2.eval.stored import VERDICTS
+from rstar2.eval.stored import VERDICTS, measurements
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import WrongToken
 from rstar2.judge.service.start import JudgeHandle
@@ -243,6 +244,57 @@ async def test_changed_settings_and_problems_refuse_to_mix_and_are_named(run: Ru
     with pytest.raises(UserError, match="problems"):
         await run(tmp_path, problems=PROBLEMS[:3])
     await run(tmp_path, settings=SETTINGS.model_copy(update={"in_flight": 2}))
+
+
+async def test_a_run_is_extended_by_samples_and_problems_and_asks_only_for_these(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    def samples(count: int) -> EvalSettings:
+        return SETTINGS.model_copy(update={"samples": count})
+
+    whole = await run(tmp_path / "whole", settings=samples(6))
+    engine.asked = 0
+    await run(tmp_path / "grown", settings=samples(4), problems=PROBLEMS[:5])
+    await run(tmp_path / "grown", settings=samples(6), problems=PROBLEMS[:5])
+    await run(tmp_path / "grown", settings=samples(6))
+    assert engine.asked == 6 * len(PROBLEMS)
+    assert await run(tmp_path / "grown", settings=samples(6)) == whole
+    assert stable(tmp_path / "grown") == stable(tmp_path / "whole")
+
+
+async def test_nothing_else_is_extended(run: Run, engine: SeededEngine, tmp_path: Path) -> None:
+    await run(tmp_path, problems=PROBLEMS[:5])
+    before, engine.asked = stable(tmp_path), 0
+    fewer = SETTINGS.model_copy(update={"samples": 3})
+    with pytest.raises(UserError, match=r"(?m)other settings: samples$") as refused:
+        await run(tmp_path, problems=PROBLEMS[:5], settings=fewer)
+    assert "samples: 4 → 3" in refused.value.hint
+    more_and_warmer = SETTINGS.model_copy(update={"samples": 6, "temperature": 1.0})
+    with pytest.raises(UserError, match=r"(?m)other settings: temperature$"):
+        await run(tmp_path, problems=PROBLEMS, settings=more_and_warmer)
+    changed = [Problem("p0", "Say #0#!", "0"), *PROBLEMS[1:]]
+    for others in (PROBLEMS[:4], PROBLEMS[1:], list(reversed(PROBLEMS)), changed):
+        with pytest.raises(UserError, match=r"(?m)other settings: problems$"):
+            await run(tmp_path, problems=others)
+    assert engine.asked == 0
+    assert stable(tmp_path) == before
+
+
+async def test_an_extension_that_is_killed_leaves_no_results_that_look_complete(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    await run(tmp_path, problems=PROBLEMS[:5])
+    engine.dies_after = engine.asked + 10
+    with pytest.raises(ServiceGone):
+        await run(tmp_path, settings=SETTINGS.model_copy(update={"wait_s": 0.2}))
+    # As a kill leaves it, which writes no results.
+    lines = (tmp_path / "traces.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "traces.jsonl").write_bytes(b"".join(lines[:22]))
+    keep_settings(tmp_path, SETTINGS.model_copy(update={"samples": 5}).protocol(), PROBLEMS)
+    (measured,) = measurements(tmp_path)
+    assert not measured.results["complete"]
+    assert measured.results["missing"] == 5 * len(PROBLEMS) - 22
+    assert measured.results["summary"]["samples"] == 22
 
 
 async def test_two_problems_of_one_id_are_refused_before_anything_is_written(

@@ -80,3 +80,16 @@ def test_no_page_scrolls_sideways_on_a_telephone(
         assert narrow.run("return document.documentElement.scrollWidth") <= WIDTH, wide
         assert narrow.run(CUT) == []
     assert narrow.errors() == []
+
+
+def test_wide_tables_and_formulas_show_at_which_side_there_is_more(narrow: Browser, tmp_path: Path) -> None:
+    open_report(narrow, wide_run(tmp_path / "night"))
+    narrow.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
+    shadows = narrow.run(
+        "return [...document.querySelectorAll('main *')].filter((node) => node.checkVisibility() && "
+        "node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).overflowX === 'auto')"
+        ".map((node) => [`${node.localName}.${node.getAttribute('class') ?? ''}`, "
+        "getComputedStyle(node).backgroundAttachment])"
+    )
+    assert {name for name, _ in shadows} >= {"math.tml-display", "div."}, "formulas, and the table in a fold"
+    assert [name for name, attachment in shadows if attachment != "local, local, scroll, scroll"] == []

@@ -132,6 +132,27 @@ def test_the_other_benchmark_is_one_click_away(page: Browser) -> None:
     assert page.errors() == []
 
 
+def test_right_and_wrong_differ_by_a_sign_and_stripes_too(page: Browser) -> None:
+    sign = "getComputedStyle(node, '::before').content"
+    signs = page.run(
+        "return Object.fromEntries([...document.querySelectorAll('.row')]"
+        f".map((row) => {{ const node = row.querySelector('.dot'); return [row.dataset.tone, {sign}]; }}))"
+    )
+    assert signs["correct"] == '"✓"'
+    assert signs["wrong"] == '"✗"'
+    assert len(set(signs.values())) == len(signs)
+    for selector in (".chips button[data-tone=wrong]", ".trace .verdict strong"):
+        assert page.run(f"const node = document.querySelector(arguments[0]); return {sign}", selector) in {
+            '"✓"',
+            '"✗"',
+        }
+    striped = page.run(
+        "return [...document.querySelectorAll('.plots svg')].map((plot) => plot.querySelectorAll"
+        "('[fill=\"url(#stripes)\"]').length === plot.querySelectorAll('[fill=\"var(--series-2)\"]').length)"
+    )
+    assert striped == [False, True, True]  # in the first, wrong is the rest of each bar
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_words_are_readable_in_light_and_dark(page: Browser, run: Path, theme: str) -> None:
     page.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])

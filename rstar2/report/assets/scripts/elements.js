@@ -15,35 +15,6 @@ function svgElement(tag, attributes = {}, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-/** The same for MathML, from a tree [tag, attributes, child, ...] where a child is a tree or a text. */
-function mathElement([tag, attributes, ...children]) {
-  const nodes = children.map((child) => typeof child === "string" ? child : mathElement(child));
-  return fill(document.createElementNS("http://www.w3.org/1998/Math/MathML", tag), attributes, nodes);
-}
-
-/** Nodes of a text, which is a string or a list of strings and formulas [source, tree]. */
-function textNodes(text) {
-  if (typeof text === "string") return [text];
-  const isBlock = (piece) => Array.isArray(piece) && piece[1][1].display === "block";
-  return text.map((piece, number) => {
-    if (typeof piece === "string") {
-      // A formula on lines of its own has its margins; the ends of those lines would be empty lines.
-      const begun = isBlock(text[number - 1]) ? piece.replace(/^[ \t]*\n/, "") : piece;
-      return isBlock(text[number + 1]) ? begun.replace(/\n[ \t]*$/, "") : begun;
-    }
-    const [source, tree] = piece;
-    const math = mathElement(tree);
-    math.setAttribute("alttext", source);
-    return element("span", { class: isBlock(piece) ? "formula block" : "formula", title: source }, math);
-  });
-}
-
-/** A text as it was written. */
-const sourceText = (text) =>
-  typeof text === "string"
-    ? text
-    : text.map((piece) => typeof piece === "string" ? piece : piece[0]).join("");
-
 function fill(node, attributes, children) {
   const present = (value) => value !== undefined && value !== null;
   for (const [name, value] of Object.entries(attributes)) {

@@ -1,11 +1,11 @@
 // The whole page: head, curves, one tab per benchmark, configuration.
 //
 // The page carries two values. `index` is described in viewer.js. `about` is {title, kind, models, config, summary,
-// charts, training, analysis, card, paper, sections, formulas}: config.json and summary.json of the run, the charts of
-// linePlot, what the steps of training measured (or null), what `rstar2 analyze` wrote (or null), the data card of
-// prepared data (or null), the rows of paperPanels, whether LaTeX was turned into formulas, and sections. A section
-// is a benchmark's results.json with its `name` and `quoted` (its one number, {label, value, interval}, or null), or
-// {name, folder}: a stage of training that kept rollouts in a folder.
+// charts, training, analysis, card, paper, sections}: config.json and summary.json of the run, the charts of linePlot,
+// what the steps of training measured (or null), what `rstar2 analyze` wrote (or null), the data card of prepared data
+// (or null), the rows of paperPanels, and sections. A section is a benchmark's results.json with its `name` and
+// `quoted` (its one number, {label, value, interval}, or null), or {name, folder}: a stage of training that kept
+// rollouts in a folder.
 
 /** A section's nodes and its viewer. */
 function sectionPage(section, number, index) {
@@ -122,10 +122,6 @@ function addressParts(hash) {
   }
 }
 
-const NO_FORMULAS =
-  "Formulas are shown as they were written, in LaTeX: the Python package latex2mathml was not " +
-  "installed where this page was made.";
-
 async function start() {
   setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   const [about, index] = await Promise.all([unpack("about"), unpack("index")]);
@@ -142,7 +138,6 @@ async function start() {
     sections.tabs,
     sections.body,
     settingsFold(about.card ? "Settings" : "Configuration of the run", about.config),
-    about.formulas ? null : element("p", { class: "muted" }, NO_FORMULAS),
   ];
   byId("page").append(...page.filter(Boolean));
   if (about.sections.length) {

@@ -9,9 +9,11 @@ const VERDICT_COLORS = [
   ["wrong", "var(--series-2)"],
   ["other", "var(--none)"],
 ];
+/** Stripes set wrong apart for people who cannot tell the colours apart; `#stripes` is the same as a pattern of SVG. */
+const STRIPES = "repeating-linear-gradient(135deg, rgb(0 0 0 / 38%) 0 2px, transparent 2px 5px)";
 
 /**
- * A panel with a title, a legend [[name, colour]], a canvas, and a link that saves what is drawn.
+ * A panel with a title, a legend [[name, background]], a canvas, and a link that saves what is drawn.
  * @param draw (canvas, width): appends to the empty canvas, which is `width` by `height` pixels.
  * @param data {columns, rows} of the link
  */
@@ -154,7 +156,12 @@ function histogram(title, xName, rows, bins, label) {
       }
     });
   };
-  const legend = VERDICT_COLORS.filter((_, kind) => counts.some((stack) => stack[kind]));
+  const legend = VERDICT_COLORS.filter((_, kind) => counts.some((stack) => stack[kind])).map((
+    [name, color],
+  ) => [
+    name,
+    name === "wrong" ? `${STRIPES}, ${color}` : color,
+  ]);
   const data = {
     columns: [`${xName}, at least`, ...VERDICT_COLORS.map(([name]) => name)],
     rows: counts.map((stack, number) => [bins[number], ...stack]),
@@ -172,7 +179,9 @@ function drawStack(canvas, stack, x, step, most, label) {
     const height = (number / most) * (bottom - top);
     base -= height;
     if (!number) return;
-    canvas.append(rectangle(x + gap / 2, base, step - gap, height, { fill: color }));
+    for (const fill of name === "wrong" ? [color, "url(#stripes)"] : [color]) {
+      canvas.append(rectangle(x + gap / 2, base, step - gap, height, { fill }));
+    }
     texts.push(`${formatCount(number)} ${name}`);
   });
   const hit = rectangle(x, top, step, bottom - top, { class: "hit" });
