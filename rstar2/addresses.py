@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address
 from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 from rstar2.errors import UserError
 
@@ -60,6 +61,32 @@ def is_loopback(url: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:  # a name
         return host == "localhost" or host.endswith(".localhost")
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy by which a URL is reached, from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY; None for none.
+
+    An address that is local is reached without one: a name without a dot, or an address of a private network.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if _is_local(host) or proxy_bypass(host):
+        return None
+    proxies = getproxies_environment()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if proxy is None:
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    check_url(proxy, f"a proxy's (in {parts.scheme.upper()}_PROXY)", "http://proxy.example:3128")
+    return proxy
+
+
+def _is_local(host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:  # a name
+        return "." not in host or host.endswith((".localhost", ".local"))
+    return address.is_loopback or address.is_private or address.is_link_local
 
 
 def check_key(key: str) -> None:

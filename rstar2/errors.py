@@ -38,7 +38,16 @@ class UserError(RStarError):
 
 
 class Failure(RStarError):
-    """The work itself failed: a process died, a server went away, a disk filled up. Exit code 1."""
+    """The work itself failed: a process died, a server went away, a disk filled up. Exit code 1.
+
+    Args:
+        cause: the kind of fault, under which it is counted, such as `HTTP 503`. The default is the message's first
+            line.
+    """
+
+    def __init__(self, message: str, hint: str = "", *, cause: str = "") -> None:
+        super().__init__(message, hint)
+        self.cause = cause or message.partition("\n")[0]
 
 
 class Unavailable(Failure):
@@ -46,11 +55,16 @@ class Unavailable(Failure):
 
     Args:
         retry_after_s: seconds after which the service wants to be asked again at the earliest, if it said so.
+        cause: as of `Failure`.
     """
 
-    def __init__(self, message: str, hint: str = "", retry_after_s: float = 0.0) -> None:
-        super().__init__(message, hint)
+    def __init__(self, message: str, hint: str = "", retry_after_s: float = 0.0, *, cause: str = "") -> None:
+        super().__init__(message, hint, cause=cause)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Unavailable):
+    """A service works, and asks its clients to send fewer requests."""
 
 
 @contextmanager

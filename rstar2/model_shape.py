@@ -87,6 +87,50 @@ class ModelShape(AttentionShape):
         return 4 * self.layers * self.query_size * context
 
 
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, context: int, tied: bool) -> ModelShape:
+    return ModelShape(
+        kind="qwen3",
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        heads=heads,
+        kv_heads=8,
+        head_dim=128,
+        vocab=151_936,
+        tied=tied,
+        attention_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        head_norms=True,
+        context=context,
+    )
+
+
+_QWEN3 = {
+    "0.6B": (1024, 3072, 28, 16, True),
+    "1.7B": (2048, 6144, 28, 16, True),
+    "4B": (2560, 9728, 36, 32, True),
+    "8B": (4096, 12288, 36, 32, False),
+    "14B": (5120, 17408, 40, 40, False),
+    "32B": (5120, 25600, 64, 64, False),
+}
+"""By size: width, width of the MLP, layers, heads, and whether the output layer is the embedding."""
+_CHAT_CONTEXT, _BASE_CONTEXT, _2507_CONTEXT = 40_960, 32_768, 262_144
+SHAPES = {
+    f"Qwen/Qwen3-{size}{suffix}": _qwen3(*sizes, context=context, tied=tied)
+    for suffix, context in (
+        ("", _CHAT_CONTEXT),
+        ("-Base", _BASE_CONTEXT),
+        ("-Instruct-2507", _2507_CONTEXT),
+        ("-Thinking-2507", _2507_CONTEXT),
+    )
+    for size, (*sizes, tied) in _QWEN3.items()
+    if not (suffix == "-Base" and size == "32B") and ("2507" not in suffix or size == "4B")
+}
+"""Models of the hub whose shape is known without a network. There is no Qwen3-32B-Base, and only the 4B has releases of
+July 2025. Source: the config.json of each model; tests compare the parameters with the published counts."""
+
+
 def weight_files(model: Path) -> list[Path]:
     """The files with a model's weights: safetensors, or PyTorch's own if there are none."""
     return sorted(model.glob("*.safetensors")) or sorted(model.glob("*.bin"))

@@ -4,6 +4,8 @@ A run makes one `RetryPolicy` and shares it between all its requests. The policy
 run asks (engine, judge, judge model), and a service decides whether a failed request is sent again. A restarted server
 therefore costs a run nothing but time.
 
+A service that refuses requests for their rate is not away. `rstar2.flow_control` sends it fewer at once.
+
 `Backoff` alone is for what is restarted, not asked: child processes, connections.
 """
 
@@ -13,11 +15,12 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rstar2.errors import Failure, Unavailable
+from rstar2.errors import Failure, RateLimited, Unavailable
+from rstar2.flow_control import FlowControl
 
 T = TypeVar("T")
 OnWait = Callable[[str], None]
@@ -32,6 +35,19 @@ _MAX_CAUSES = 20
 """Different causes that are counted for each service; further ones are counted together."""
 _MAX_CAUSE_LENGTH = 200
 _OTHER_CAUSES = "other causes"
+
+
+def count_cause(counts: Counter[str], cause: str) -> None:
+    """Count a failure by its cause, of which a bounded number are told apart."""
+    cause = cause[:_MAX_CAUSE_LENGTH]
+    known = cause in counts or len(counts) < _MAX_CAUSES
+    counts[cause if known else _OTHER_CAUSES] += 1
+
+
+def causes_text(counts: Mapping[str, int]) -> str:
+    """Counted causes for a person, the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return "; ".join(f"{count} × {cause}" for cause, count in ordered)
 
 
 class ServiceGone(Failure):
@@ -77,23 +93,33 @@ class Pauses:
 
 @dataclass(frozen=True)
 class Outages:
-    """How long one service was away, and which failures had requests sent again."""
+    """How long one service was away or allowed no requests, and which failures had requests sent again."""
 
     service: str
     away_s: float
     """Seconds from a failure to the next answer, summed over all outages."""
     retries: dict[str, int]
     """How many requests were sent again, by cause."""
+    paused_s: float = 0.0
+    """Seconds for which all requests were held back, because the service had refused some for their rate."""
 
     @property
     def text(self) -> str:
         """One line for a person."""
-        causes = "; ".join(f"{count} × {cause}" for cause, count in self.retries.items())
-        return f"the {self.service} was away for {self.away_s:.0f} s in all. Requests sent again: {causes}"
+        times = [f"was away for {self.away_s:.0f} s in all"] if self.away_s or not self.paused_s else []
+        times += [f"limited the rate of requests, which paused for {self.paused_s:.0f} s"] * bool(
+            self.paused_s
+        )
+        return f"the {self.service} {' and '.join(times)}. Requests sent again: {causes_text(self.retries)}"
 
     def as_json(self) -> dict[str, Any]:
         """An entry of results.json."""
-        return {"service": self.service, "away_s": self.away_s, "retries": self.retries}
+        paused = {"paused_s": self.paused_s} if self.paused_s else {}
+        return {"service": self.service, "away_s": self.away_s, **paused, "retries": self.retries}
+
+
+def _backoff(policy: RetryPolicy) -> Backoff:
+    return Backoff(policy.pauses.first_s, policy.pauses.longest_s, policy.pauses.jitter)
 
 
 class RetryPolicy:
@@ -152,6 +178,9 @@ class Service:
 
     The wait has one clock. It starts with the service's last answer, or with the request if that is later. Nothing is
     given up while a request that was sent earlier is under way, because the service may be working on it.
+
+    A request that the service refuses for its rate is sent again however often that happens, while the service answers
+    others. Fewer requests are then sent at once, and none before the service asks for them.
     """
 
     def __init__(self, name: str, policy: RetryPolicy, wait_s: float) -> None:
@@ -167,6 +196,9 @@ class Service:
         self._away_since: float | None = None
         self._away_s = 0.0
         self._retries: Counter[str] = Counter()
+        self._flow = FlowControl(policy.clock, policy.sleep)
+        self._rate_pauses = _backoff(policy)
+        """Pauses after refusals for the rate that name none."""
 
     async def call(self, attempt: Callable[[], Awaitable[T]], on_wait: OnWait | None = None) -> T:
         """Make attempts until one succeeds. Every error but `Unavailable` is passed on.
@@ -177,27 +209,40 @@ class Service:
         """
         policy = self._policy
         began, answers_before, failures = policy.clock(), self._answers, 0
-        backoff = Backoff(policy.pauses.first_s, policy.pauses.longest_s, policy.pauses.jitter)
+        backoff = _backoff(policy)
         while True:
+            began_in = await self._flow.enter()
             attempt_began, key = policy.clock(), object()
             self._under_way[key] = attempt_began
+            pause_s = 0.0
             try:
                 result = await attempt()
+            except RateLimited as error:
+                self.trouble = error.message
+                pause_s = error.retry_after_s
+                if not pause_s and began_in == self._flow.round:
+                    pause_s = self._rate_pauses.next_s()
+                self._check_pause(error, pause_s, began, attempt_began)
+                self._flow.refused(began_in, pause_s)
+                count_cause(self._retries, error.cause)
             except Unavailable as error:
                 failures += 1
                 self._failed(error.message)
                 others_answered = self._answers > answers_before
                 longest_s = self._longest_pause(error, failures, began, attempt_began, others_answered)
-                pause_s = max(backoff.next_s(), error.retry_after_s)
-                self._count(error.message)
+                pause_s = min(max(backoff.next_s(), error.retry_after_s), longest_s)
+                count_cause(self._retries, error.cause)
             else:
                 self.answered()
+                self._rate_pauses.reset()
+                self._flow.answered()
                 return result
             finally:
                 del self._under_way[key]
+                self._flow.leave()
             if on_wait is not None and self.trouble is not None:
                 on_wait(self.trouble)
-            await policy.sleep(min(pause_s, longest_s))
+            await policy.sleep(pause_s)
 
     def answered(self) -> None:
         """Note that the service has just answered."""
@@ -216,17 +261,27 @@ class Service:
     def outages(self) -> Outages:
         """What was waited for so far."""
         present_s = 0.0 if self._away_since is None else self._policy.clock() - self._away_since
-        return Outages(self.name, self._away_s + present_s, dict(self._retries))
+        return Outages(self.name, self._away_s + present_s, dict(self._retries), self._flow.paused_s)
 
     def _failed(self, message: str) -> None:
         self.trouble = message
         if self._away_since is None:
             self._away_since = self._policy.clock()
 
-    def _count(self, message: str) -> None:
-        cause = message.partition("\n")[0][:_MAX_CAUSE_LENGTH]
-        known = cause in self._retries or len(self._retries) < _MAX_CAUSES
-        self._retries[cause if known else _OTHER_CAUSES] += 1
+    def _check_pause(self, error: RateLimited, pause_s: float, began: float, attempt_began: float) -> None:
+        """Raises ServiceGone if the wait ends before the service is to be asked again."""
+        left_s = self._wait_s - (self._policy.clock() - max(began, self._last_answer))
+        if pause_s < left_s or self._others_under_way(attempt_began):
+            return
+        message = f"the {self.name} has answered no request for {self._wait_s - left_s:.0f} seconds"
+        if error.retry_after_s:
+            message += f" and is to be asked again in {pause_s:.0f} seconds"
+        hint = error.hint or "Give it longer with --wait, or send fewer requests at once with --in-flight."
+        raise ServiceGone(f"{message}: {error.message}", hint, self) from error
+
+    def _others_under_way(self, attempt_began: float) -> bool:
+        """Whether a request is under way that was sent before an attempt."""
+        return any(earlier < attempt_began for earlier in self._under_way.values())
 
     def _longest_pause(
         self, error: Unavailable, failures: int, began: float, attempt_began: float, others_answered: bool
@@ -242,7 +297,7 @@ class Service:
         left_s = allowed_s - (now - max(began, self._last_answer))
         if left_s > 0:
             return left_s
-        if others_answered or any(earlier < attempt_began for earlier in self._under_way.values()):
+        if others_answered or self._others_under_way(attempt_began):
             return self._policy.pauses.longest_s
         message = error.message
         if self._answers:

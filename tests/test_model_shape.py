@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from support.optional import needs
 
 from rstar2.errors import UserError
 from rstar2.model_shape import (
+    SHAPES,
     AttentionShape,
     read_attention,
     read_shape,
@@ -35,6 +37,22 @@ ODD = {
 def test_the_count_is_the_published_one(name: str) -> None:
     config, count = PUBLISHED[name]
     assert shape_of(config, name).parameters == count
+
+
+@pytest.mark.parametrize("hub_id", SHAPES)
+def test_a_shipped_shape_is_the_one_of_the_models_config(hub_id: str) -> None:
+    size = "-".join(hub_id.removeprefix("Qwen/").split("-")[:2])
+    config, count = PUBLISHED[size]
+    shape = SHAPES[hub_id]
+    assert shape.parameters == count
+    assert replace(shape, context=None) == shape_of(config, hub_id)
+    assert shape.context == (32_768 if hub_id.endswith("Base") else 262_144 if "2507" in hub_id else 40_960)
+
+
+def test_shapes_are_shipped_of_the_usual_qwen3_models() -> None:
+    sizes = ("0.6B", "1.7B", "4B", "8B", "14B", "32B")
+    usual = {f"Qwen/Qwen3-{size}{base}" for size in sizes for base in ("", "-Base")} - {"Qwen/Qwen3-32B-Base"}
+    assert usual <= set(SHAPES)
 
 
 @pytest.mark.slow

@@ -28,8 +28,8 @@ from rstar2.cli.common import out
 from rstar2.eval.intervals import Interval, share
 from rstar2.loop.trace import Trace, read_traces
 
-HELD_OUT = 96
-COUNTS = {"glaive-v2": 112, "toolace": 16, "magicoder": 52, "tulu3": 32, "llama-nemotron": 28}
+HELD_OUT = 64
+COUNTS = {"glaive-v2": 84, "toolace": 12, "magicoder": 40, "tulu3": 24, "llama-nemotron": 20}
 SFT = (
     "epochs=1",
     "batch=12",
@@ -49,7 +49,7 @@ EVAL = (
     "--temperature",
     "1.0",
     "--max-tokens",
-    "192",
+    "160",
     "--max-turns",
     "3",
 )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rstar2.loop.trace import Turn
 from rstar2.loop.turns import tags
-from rstar2.report.formulas import FORMULA
+from rstar2.loop.turns.formulas import FORMULA
 
 Kind = Literal["word", "number", "sign", "code", "call", "answer", "tag"]
 """word, number, sign: of the model's prose. sign: punctuation, white space, and formulas but for their numbers. code:

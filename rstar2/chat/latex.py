@@ -6,10 +6,12 @@ import functools
 import re
 from typing import Any
 
-from rstar2.report.formulas import FORMULA
+from rstar2.loop.turns.formulas import FORMULA
 
 BOX_START, BOX_END = "\ue000", "\ue001"
 """Stand around what was in `\\boxed{}`; of Unicode's private use, so that no text has them."""
+FORMULA_START, FORMULA_END = "\ue002", "\ue003"
+"""Stand around a formula that is marked, so that nothing in it is taken for Markdown."""
 _LONGEST = 2000
 """Characters of a formula that is waited for; longer ones are shown as they were written."""
 _OPENER = re.compile(r"\$(?=\S|\Z)|\\[\[(]|\\boxed\s*\{|\\[a-z]*\Z")
@@ -35,20 +37,21 @@ def readable(text: str) -> str:
 class FormulaStream:
     """Makes a text readable that arrives in pieces of any size: a formula is withheld until it is whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, marked: bool = False) -> None:
         self._pending = ""
+        self._rewrite = _marked if marked else _rewritten
 
     def add(self, text: str) -> str:
         """What can be shown now."""
         self._pending += text
         ready = self._ready()
         shown, self._pending = self._pending[:ready], self._pending[ready:]
-        return readable(shown)
+        return FORMULA.sub(self._rewrite, shown)
 
     def end(self) -> str:
         """What is left at the end of the text."""
         shown, self._pending = self._pending, ""
-        return readable(shown)
+        return FORMULA.sub(self._rewrite, shown)
 
     def _ready(self) -> int:
         """How many characters of what is pending hold no formula that is still open."""
@@ -75,6 +78,12 @@ def _rewritten(match: re.Match[str]) -> str:
     if written is None:
         return match[0]
     return f"\n  {written}\n" if kind in ("dollars", "brackets") and "\n" in match[0] else written
+
+
+def _marked(match: re.Match[str]) -> str:
+    """As `_rewritten`, each line between marks."""
+    lines = _rewritten(match).split("\n")
+    return "\n".join(f"{FORMULA_START}{line}{FORMULA_END}" if line else "" for line in lines)
 
 
 @functools.lru_cache(maxsize=256)

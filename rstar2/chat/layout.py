@@ -1,4 +1,4 @@
-"""Puts streamed text on a terminal: whole words on a line, a frame at the left of code, long results folded."""
+"""Puts streamed text on a terminal: whole words on a line, code in a frame, long results folded."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ class WrappedText:
         """The word that may not be whole, with the space before it."""
         self._style = ""
         self._boxed = False
+        self.hanging = 0
+        """Columns by which the further lines of a broken line are indented."""
 
     @property
     def at_margin(self) -> bool:
@@ -59,8 +61,9 @@ class WrappedText:
         word = held.lstrip(" \t")
         width = cell_len(word.replace(BOX_START, "").replace(BOX_END, ""))
         if self._column and word and self._column + cell_len(held) > self._out.width:
-            self._print("\n")
-            self._column, held = 0, word
+            hanging = min(self.hanging, self._out.width // 2)
+            self._print("\n" + " " * hanging)
+            self._column, held = hanging, word
         self._print(held)
         self._column += width + len(held) - len(word)
         if self._column > self._out.width:
@@ -99,15 +102,16 @@ class WrappedText:
 
 
 class CodeFrame:
-    """Writes a program line by line as it comes, highlighted, with a frame at its left."""
+    """Writes a program line by line as it comes, highlighted, in a frame. `language` is one that Pygments knows."""
 
-    def __init__(self, out: Console, title: str) -> None:
+    def __init__(self, out: Console, title: str, language: str = "python") -> None:
         self._out = out
+        self._language = language
         self._code = ""
         self._lines = 0
         """Whole lines that were written."""
-        head = f"╭─ {title} "
-        out.print(Text(head + "─" * max(0, out.width - cell_len(head)), "cyan"), no_wrap=True, crop=True)
+        head = f"─ {title} " if cell_len(title) < out.width - 6 else ""
+        self._edge("╭", head, "╮")
 
     def add(self, code: str) -> None:
         self._code += code
@@ -117,15 +121,26 @@ class CodeFrame:
     def end(self) -> None:
         """Write the last line, and close the frame."""
         self._write(len(self._code.splitlines()))
-        self._out.print(Text("╰─", "cyan"))
+        self._edge("╰", "", "╯")
+
+    @property
+    def _width(self) -> int:
+        """Columns for code."""
+        return max(8, self._out.width - 4)
+
+    def _edge(self, left: str, head: str, right: str) -> None:
+        line = head + "─" * (self._width + 2 - cell_len(head))
+        self._out.print(Text(left + line + right, "cyan"), no_wrap=True, crop=True)
 
     def _write(self, until: int) -> None:
         # All of it is highlighted again: what a line means depends on those before it.
-        shown = Syntax("", "python", background_color="default").highlight(harmless(self._code))
+        shown = Syntax("", self._language, background_color="default").highlight(harmless(self._code))
         lines = shown.split("\n", allow_blank=True)
-        edge = Text("│ ", Style.parse("cyan"))
+        left, right = Text("│ ", Style.parse("cyan")), Text(" │", Style.parse("cyan"))
         for line in lines[self._lines : until]:
             line.expand_tabs(4)
-            for part in line.wrap(self._out, max(8, self._out.width - 2)) or [Text()]:
-                self._out.print(edge + part, soft_wrap=True)
+            for part in line.wrap(self._out, self._width) or [Text()]:
+                part.rstrip()
+                space = Text(" " * max(0, self._width - part.cell_len))
+                self._out.print(left + part + space + right, soft_wrap=True)
         self._lines = max(self._lines, until)

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Column, Table
 from rich.text import Text
 
 from rstar2.chat.answer import Usage, answer
@@ -36,11 +38,13 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
 }
 """By name: what follows it, what it does, and the words that may follow (None: a path)."""
 _COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
-KEYS = (
-    "Enter sends; Alt-Enter, or \\ before Enter, starts a new line; Tab completes; the arrow keys recall earlier "
-    "input. Ctrl-C stops an answer and keeps what was written; at the prompt it clears the line, and pressed twice it "
-    "exits."
-)
+KEYS = {
+    "Enter": "send",
+    "Alt-Enter, or \\ before Enter": "start a new line",
+    "Tab": "complete a command",
+    "Arrow keys": "recall earlier input",
+    "Ctrl-C": "stop an answer and keep what was written; at the prompt, clear the line; twice, exit",
+}
 
 
 class Leave(Exception):
@@ -160,10 +164,19 @@ class Repl:
             self._say("before you ask on, ask again with /retry, or change the question with /edit", "yellow")
 
     def _do_help(self, _: str) -> None:
-        width = max(len(f"{name} {after}") for name, (after, _, _) in COMMANDS.items())
+        width = max(len(f"{name} {after}") for name, (after, _, _) in COMMANDS.items()) + 2
+        beside = not self._err.is_terminal or self._err.width >= 2 * width
         for name, (after, what, _follow) in COMMANDS.items():
-            self._err.print(Text(f"{name} {after}".ljust(width + 2), "cyan") + Text(what), soft_wrap=True)
-        self._say(KEYS)
+            command = Text(f"{name} {after}".strip(), "cyan")
+            if beside:
+                table = Table.grid(Column(width=width), Column())
+                table.add_row(command, what)
+                self._err.print(table)
+            else:
+                self._err.print(command)
+                self._err.print(Padding(what, (0, 0, 0, 4)))
+        for keys, what in KEYS.items():
+            self._say(f"{keys}: {what}")
 
     def _do_reset(self, _: str) -> None:
         self._runner.run(self._conversation.reset())

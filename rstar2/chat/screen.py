@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rstar2.chat.latex import FormulaStream
 from rstar2.chat.layout import CodeFrame, WrappedText, folded
+from rstar2.chat.markdown import MarkdownStream
 from rstar2.loop.agent import checked_call
 from rstar2.loop.trace import ToolCall, Trace
 from rstar2.loop.turns import tags
@@ -26,6 +27,7 @@ Thoughts = Literal["on", "off", "fold"]
 THOUGHTS: tuple[Thoughts, ...] = get_args(Thoughts)
 CUT = {
     "max_tokens": "out of tokens",
+    "content_filter": "the server's content filter ended it",
     "max_turns": "out of turns",
     "format": "the format cannot lead on from the model's tool call",
 }
@@ -35,7 +37,8 @@ CUT = {
 class Screen:
     """Shows one answer: the answer on `out`, remarks about it on `err`.
 
-    Where `out` is no terminal, everything is plain text, LaTeX as it was written: no boxes, and no line is broken.
+    If `out` is no terminal, everything is plain text, LaTeX and Markdown as they were written: no boxes, and no line is
+    broken.
     """
 
     def __init__(self, codec: ChatCodec, out: Console, err: Console, thoughts: Thoughts = "on") -> None:
@@ -46,7 +49,11 @@ class Screen:
         self._thoughts = thoughts
         self._text = WrappedText(out)
         self._formulas = FormulaStream()
+        """Of the thought."""
+        self._answer = MarkdownStream(out, self._text)
         self._kind: Kind = "text"
+        self._begun = False
+        """Whether the thought or the answer has begun, of which nothing may be written yet."""
         self._frame: CodeFrame | None = None
         self._thought = ""
         """The thought that is folded."""
@@ -94,14 +101,17 @@ class Screen:
                 self._code(piece.content)
             elif piece.kind == "thought" and self._thoughts != "on":
                 self._folded(piece.content)
-            elif piece.content.strip() or not self._text.at_margin:
-                shown = self._formulas.add(piece.content) if self._out.is_terminal else piece.content
-                self._text.write(shown, "dim" if piece.kind == "thought" else "")
+            elif piece.content.strip() or self._begun or not self._text.at_margin:
+                self._begun = True
+                self._write(piece.content)
 
     def _close(self) -> None:
         """End the piece that was shown last."""
-        if self._kind in ("thought", "text") and (left := self._formulas.end()):
-            self._text.write(left, "dim" if self._kind == "thought" else "")
+        self._begun = False
+        if self._kind == "thought" and (left := self._formulas.end()):
+            self._text.write(left, "dim")
+        elif self._kind == "text":
+            self._answer.end()
         self._text.flush()
         if self._thought:
             seconds = time.monotonic() - self._thinking_since
@@ -110,6 +120,15 @@ class Screen:
         if self._frame is not None:
             self._frame.end()
             self._frame = None
+
+    def _write(self, content: str) -> None:
+        """Write a part of the thought or of the answer."""
+        if not self._out.is_terminal:
+            self._text.write(content)
+        elif self._kind == "thought":
+            self._text.write(self._formulas.add(content), "dim")
+        else:
+            self._answer.add(content)
 
     def _folded(self, thought: str) -> None:
         if self._thoughts == "off" or not (thought.strip() or self._thought):

@@ -125,7 +125,7 @@ def _print(table: Table) -> None:
         drawn = Shown()
         for place, head in enumerate(heads):
             numbers = all(line[place][-1:] in "0123456789%–" for line in lines)
-            drawn.add_column(escape(head), justify="right" if numbers else "left")
+            drawn.add_column(escape(head), justify="right" if numbers else "left", overflow="fold")
         for line in lines:
             drawn.add_row(*map(escape, line))
         out.print(drawn)

@@ -35,7 +35,10 @@ EPILOG = examples(
         "rstar2 chat --url http://127.0.0.1:8000/v1 --api chat --model-name scripted",
     ),
     ("save the chat, and continue it next time", "rstar2 chat --run runs/demo --transcript chats/lamps"),
-    ("one question, one answer", 'rstar2 chat --model runs/demo --prompt "Compute 37 * 91."'),
+    (
+        "one question, one answer",
+        'rstar2 chat --model runs/demo --prompt "Find a * b, where a = 37 and b = 91."',
+    ),
     (
         "the question from a pipe, the answer as JSON",
         "cat problem.txt | rstar2 chat --model runs/demo --json",
@@ -129,6 +132,11 @@ def command(
     question = _given(prompt, as_json)
     say = _Notices()
     with asyncio.Runner() as runner, ExitStack() as stack:
+        if question is None:
+            from rstar2.chat.line_editor import keys_unseen
+
+            # What is typed while the model loads is shown by the prompt, not by the terminal too.
+            stack.enter_context(keys_unseen())
         if judge is not None:
             # Before an engine is started, which takes minutes.
             runner.run(refuse_wrong_token(judge, judge_token))

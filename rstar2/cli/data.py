@@ -332,8 +332,11 @@ def _print_card(card: Card, output: Path) -> None:
     out.print(f"what was dropped, and why: [cyan]{written}[/]", soft_wrap=True)
 
 
-def _print_form(forms: Mapping[str, Mapping[str, int]]) -> None:
-    """A table of how many turns keep the form that they are asked for, by source, and what is wrong with it."""
+def _print_form(forms: Mapping[str, Mapping[str, int]], rewarded: bool = True) -> None:
+    """A table of how many turns keep the form that they are asked for, by source, and what is wrong with it.
+
+    `rewarded`: the format asks for a form of answers, which RL rewards.
+    """
     from rich import box
     from rich.table import Table
 
@@ -342,10 +345,10 @@ def _print_form(forms: Mapping[str, Mapping[str, int]]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     columns = {
         "marked": "in answer form",
-        "answers": "boxed",
+        "rewarded_endings": "boxed",
         "turns": "turns",
-        "asked": "asked",
-        "kept": "keep it",
+        "demanded_turns": "asked for a form",
+        "compliant_turns": "keep it",
     }
     for head in ("source", *columns.values()):
         table.add_column(head, justify="left" if head == "source" else "right")
@@ -353,12 +356,10 @@ def _print_form(forms: Mapping[str, Mapping[str, int]]) -> None:
         table.add_row(escape(name), *(f"{form[key]:,}" for key in columns))
     out.print(table)
     for name, form in forms.items():
-        if form["kept"] < form["asked"]:
-            broken = (
-                f"{form['asked'] - form['kept']:,} turns do not keep the form that their system text asks for"
-            )
+        if ignoring := form["demanded_turns"] - form["compliant_turns"]:
+            broken = f"{ignoring:,} turns do not keep the form that their system text asks for"
             err.print(f"[yellow]{escape(name)}[/]: {broken}", soft_wrap=True)
-    if not any(form["answers"] for form in forms.values()):
+    if rewarded and not any(form["rewarded_endings"] for form in forms.values()):
         err.print(
             "[yellow]no conversation ends in the form that RL rewards[/]: raise answer_form, or add sources whose "
             "replies give a value",
@@ -392,6 +393,8 @@ def inspect(
 
     from rstar2.data.mixture.look import by_source, count_tokens, form_by_source, open_prepared
     from rstar2.errors import UserError
+    from rstar2.loop.formats.format import ours
+    from rstar2.loop.turns.demands import wording_of
 
     if tokenizer is None and (format is not None or force_format):
         raise UserError(
@@ -407,7 +410,11 @@ def inspect(
     out.print(table)
     codec = _codec(tokenizer, format, force_format) if tokenizer else None
     if prepared.kind == "conversations":
-        _print_form(form_by_source(prepared, codec.wording if codec else None))
+        wording = codec.wording if codec else wording_of(ours())
+        forms = form_by_source(prepared, wording)
+        _print_form(forms, bool(wording.rewarded))
+        if (counted := sum(form["conversations"] for form in forms.values())) < prepared.rows:
+            out.print(f"turns counted in {counted:,} of the {prepared.rows:,} rows", style="dim")
     tokens_of = _tokens_of(codec) if codec else None
     for row in prepared.sample(rows, seed):
         tokens = f", {tokens_of([row])[0]} tokens" if tokens_of else ""
@@ -425,6 +432,65 @@ def inspect(
 
 
 app.command("agree", epilog=agree_verb.EPILOG)(agree_verb.command)
+
+
+@app.command(
+    "from-traces",
+    epilog=examples(
+        (
+            "of an evaluation over training problems",
+            "rstar2 data from-traces runs/eval --output data/traces --against aime24 --against aime25",
+        ),
+        (
+            "two traces of a problem, with at most one failed call each",
+            "rstar2 data from-traces runs/rl --output data/traces --per-problem 2 --failed-calls 1",
+        ),
+        ("beside another source", "rstar2 data prepare data/traces/data.parquet toolace --output data/sft"),
+        ("train on them", "rstar2 sft --model runs/rl --data data/traces --run runs/again"),
+    ),
+)
+def from_traces(
+    run: Annotated[
+        Path,
+        typer.Argument(help="An evaluation, an SFT or a training run, a folder in one, or a file of traces."),
+    ],
+    output: Annotated[Path, typer.Option(help="The folder to write; use the same one to resume.")],
+    per_problem: Annotated[
+        int, typer.Option(min=1, help="Most traces of a problem: those that RoC's penalty likes best.")
+    ] = 4,
+    failed_calls: Annotated[int, typer.Option(min=0, help="Most failed calls in a trace.")] = 0,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that wrote the traces: its folder, or that of a run. [default: the run's]"
+        ),
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Drop conversations that share words with this benchmark, a name or a file. Repeatable."
+        ),
+    ] = None,
+    change: Change = None,
+) -> None:
+    """Make an SFT set of a run's correct, clean traces (rejection sampling), with a data card.
+
+    A trace is taken if its answer is correct and in the format that RL rewards, it was not cut off, and no more calls
+    failed than allowed. Its rows keep the model's own token ids.
+    """
+    from rstar2.data.mixture.prepare import prepare
+    from rstar2.train.rejection import Selection, measured_benchmarks, plan_traces
+
+    for name in measured_benchmarks(run):
+        err.print(
+            f"[yellow]these are traces of the benchmark {name}[/]: a model that learns from them cannot be measured on "
+            "it",
+            soft_wrap=True,
+        )
+    plan = plan_traces(run, Selection(per_problem, failed_calls), model, against or (), change or ())
+    with _Steps() as steps:
+        card = prepare(plan, output, steps)
+    _print_card(card, output)
 
 
 @app.command(epilog=examples(("compare two preparations", "rstar2 data diff data/rl data/rl2")))

@@ -90,6 +90,24 @@ NativeCalls = Annotated[
         "--native-calls", help="BFCL: put the functions into the request's `tools`, not into the prompt."
     ),
 ]
+NoTools = Annotated[
+    bool, typer.Option("--no-tools", help="With --api chat: ask a model that takes no tools, without any.")
+]
+ToolsInText = Annotated[
+    bool,
+    typer.Option(
+        "--tools-in-text",
+        help="With --api chat: list the tools in the system text, and read the calls from the text of the answer.",
+    ),
+]
+RequestBody = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="A further field of each request to the --url server; the value is JSON or a text, and a dot leads into "
+        "an object: `chat_template_kwargs.enable_thinking=false`. May be given several times.",
+    ),
+]
 PerProblem = Annotated[bool, typer.Option("--per-problem", help="Also show a table of problems.")]
 Judge = Annotated[
     str | None,
@@ -139,6 +157,11 @@ RunFolder = Annotated[
             "rstar2 eval aime24 --url http://127.0.0.1:8000/v1 --api chat --model-name scripted",
         ),
         (
+            "a hosted model that is to think little, without tools",
+            "rstar2 eval aime24 --url http://127.0.0.1:8000/v1 --api chat --model-name scripted --no-tools "
+            "--request-body reasoning.effort=low",
+        ),
+        (
             "the paper's whole table, after `rstar2 eval setup paper-all`",
             "rstar2 eval paper-all --url http://gpu:8000 --judge-model-url https://api.openai.com "
             "--judge-model-name gpt-4.1",
@@ -159,6 +182,9 @@ def run(
     model_name: common.ModelName = None,
     api: common.Api = "tokens",
     api_key: common.ApiKey = None,
+    no_tools: NoTools = False,
+    tools_in_text: ToolsInText = False,
+    request_body: RequestBody = None,
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     oracle: Oracle = False,
@@ -189,6 +215,7 @@ def run(
     protocol. To resume a stopped run, run the same command again. Ctrl-C stops after the samples in flight; a second
     Ctrl-C abandons them.
     """
+    from rstar2.engines.request_fields import request_fields
     from rstar2.errors import UserError
     from rstar2.eval.benchmarks import BenchmarkFiles, JudgeModel
     from rstar2.eval.measure import measure
@@ -214,9 +241,21 @@ def run(
         "in_flight": in_flight,
         "wait_s": wait,
     }
+    if no_tools and tools_in_text:
+        raise UserError("--no-tools and --tools-in-text exclude each other", "Give one of them.")
     key = os.environ.get("OPENAI_API_KEY")
     request = EvalRequest(
-        target=Target(model, url, model_name, oracle, FormatChoice(format, force_format), api, api_key),
+        target=Target(
+            model,
+            url,
+            model_name,
+            oracle,
+            FormatChoice(format, force_format),
+            api,
+            api_key,
+            "nothing" if no_tools else "text" if tools_in_text else "request",
+            request_fields(request_body or ()),
+        ),
         benchmarks=benchmarks,
         settings={name: value for name, value in settings.items() if value is not None},
         judge=JudgeChoice(judge, judge_token, judge_workers),

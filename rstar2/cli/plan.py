@@ -23,29 +23,37 @@ if TYPE_CHECKING:
     from rstar2.train.start_checks import SftPlan, TrainPlan
 
 EPILOG = examples(
-    ("the paper's three stages on its hardware", "rstar2 plan --model Qwen3-14B/ --profile 64xmi300x"),
+    ("the paper's three stages on its hardware", "rstar2 plan --model Qwen/Qwen3-14B --profile 64xmi300x"),
     (
         "does a 4B model fit on one GPU, with rollouts twice as long?",
-        "rstar2 plan --model Qwen3-4B/ --profile 1xh200 --stage 1 --set rollout.tokens=16384 "
+        "rstar2 plan --model Qwen/Qwen3-4B --profile 1xh200 --stage 1 --set rollout.tokens=16384 "
         "--set hardware.update_tokens=18432",
     ),
     (
         "hours from measured tokens per second",
-        "rstar2 plan --model Qwen3-8B/ --profile 8xh100 --generate-tps 2400 --update-tps 2900",
+        "rstar2 plan --model Qwen/Qwen3-8B --profile 8xh100 --generate-tps 2400 --update-tps 2900",
     ),
     (
         "with rollouts as long as those of another run",
-        "rstar2 plan --model Qwen3-8B/ --profile 8xh100 --like runs/rl",
+        "rstar2 plan --model Qwen/Qwen3-8B --profile 8xh100 --like runs/rl",
     ),
-    ("for a script", "rstar2 plan --model Qwen3-14B/ --profile 64xh100 --json"),
+    ("for a script", "rstar2 plan --model Qwen/Qwen3-14B --profile 64xh100 --json"),
 )
+
+
+def _known_models() -> Iterable[str]:
+    from rstar2.model_shape import SHAPES
+
+    return SHAPES
 
 
 def command(
     model: Annotated[
-        Path,
+        str,
         typer.Option(
-            help="A folder with a model's config.json, or the folder of a run or stage; weights are not needed."
+            help="A folder with a model's config.json, the folder of a run or stage, or a hub id; weights are not "
+            "needed.",
+            autocompletion=completed_by(_known_models),
         ),
     ],
     stage: Annotated[str, typer.Option(help="1, 2, 3, or a range such as 1..3.")] = "1..3",
@@ -82,7 +90,7 @@ def command(
 
     Starts nothing. Parameter counts are exact; memory and hours are estimates, printed with their assumptions.
     """
-    from rstar2.model_shape import read_shape
+    from rstar2.engines.models import folder_with_config, named_shape
     from rstar2.train.estimate.measured import measured_assumptions
     from rstar2.train.estimate.report import estimate_run, start_warnings
     from rstar2.train.estimate.work import Rates
@@ -90,14 +98,13 @@ def command(
 
     recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
     hardware = [each.hardware for each in recipes.values()]
-    folder = _folder(model)
     estimate = estimate_run(
-        read_shape(folder), recipes, judge_workers, _machine_memory(hardware),
+        named_shape(model, download=True), recipes, judge_workers, _machine_memory(hardware),
         Rates(generate_tps, update_tps), measured_assumptions(like) if like else None,
     )  # fmt: skip
     warnings = [
         *_cluster_warnings(each.machines for each in recipes.values()),
-        *start_warnings(folder, min(recipes)),
+        *start_warnings(folder_with_config(model) or Path(model), min(recipes)),
         *estimate.warnings,
     ]
     if as_json:
@@ -264,22 +271,14 @@ def _workers(judge: JudgeChoice) -> int | None:
 
 
 def _shape(model: Path | str) -> ModelShape | None:
+    from rstar2.engines.models import named_shape
     from rstar2.errors import UserError
-    from rstar2.model_shape import read_shape
 
     try:
-        return read_shape(Path(model))
+        return named_shape(str(model), download=False)
     except UserError as error:
         err.print(f"no plan: {error.message}", soft_wrap=True, markup=False)
         return None
-
-
-def _folder(model: Path) -> Path:
-    from rstar2.engines.models import find_model
-
-    if (model / "config.json").is_file() and not (model / "model.json").is_file():
-        return model
-    return find_model(str(model)) or model
 
 
 def _machine_memory(hardware: Iterable[Hardware]) -> int | None:

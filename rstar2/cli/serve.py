@@ -35,6 +35,10 @@ Port = Annotated[
             "one copy on 4 GPUs, with a context of 32K tokens",
             "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768",
         ),
+        (
+            "under a short name, for a web page that asks from the browser",
+            "rstar2 serve runs/demo --with-tools --name demo --cors http://localhost:3000",
+        ),
         ("the agent without vLLM, on the CPU", "rstar2 serve runs/demo --with-tools --engine transformers"),
         (
             "with a vLLM in an environment of its own",
@@ -70,6 +74,17 @@ def run(
             envvar="RSTAR2_SERVE_KEY",
             callback=common.checked_key,
             help="The key that clients must send; required for --with-tools on an address other than loopback.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What clients call the model; by default its absolute folder or hub id."),
+    ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Let web pages of this origin ask, such as http://localhost:3000; repeatable; * for every page.",
         ),
     ] = None,
     tp: Annotated[
@@ -126,7 +141,8 @@ def run(
     choice = Choice(
         model=model,
         engine=engine,
-        endpoint=Endpoint(host, port, api_key),
+        endpoint=Endpoint(host, port, api_key, tuple(cors or ())),
+        name=name,
         format=FormatChoice(format, force_format),
         python=str(python or sys.executable),
         tp=tp,
@@ -192,7 +208,10 @@ def _announce(settings: SupervisorSettings, seconds: str, has_key: bool) -> None
     out.print(f"[bold]{escape(settings.url)}[/] is ready after {seconds}; {end} stops it", soft_wrap=True)
     if settings.with_tools:
         key = "your API key" if has_key else "any key"
-        out.print(f"for chat programs: base URL [cyan]{escape(settings.url)}/v1[/], {key}", soft_wrap=True)
+        out.print(
+            f"for chat programs: base URL [cyan]{escape(settings.url)}/v1[/], model {escape(settings.name)}, {key}",
+            soft_wrap=True,
+        )
     else:
         key = "  (with the API key in RSTAR2_API_KEY)" if has_key else ""
         out.print(f"next: [cyan]rstar2 chat --url {escape(settings.url)}[/]{key}", soft_wrap=True)

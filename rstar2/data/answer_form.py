@@ -92,7 +92,8 @@ def definite_value(reply: str, outputs: Sequence[str], stated: Sequence[str]) ->
     A number confirms one of the reply if it is the same, or the same rounded to the reply's places. Dates, times and
     numbers that name a thing, such as an order's, are no values.
     """
-    if (box := last_box(reply)) is not None:
+    # Most replies are long and have no box, which this tells at once.
+    if "box" in reply and (box := last_box(reply)) is not None:
         return box.content.strip() if 0 < len(box.content.strip()) <= _MOST_BOXED else None
     if not outputs or not _DIGIT.search(reply):
         return None

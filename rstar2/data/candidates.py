@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rstar2.data.rows import SCHEMAS, Kind
+from rstar2.data.rows import SCHEMAS, TOKENS, Kind
 
 Mask = npt.NDArray[np.bool_]
 Keys = npt.NDArray[np.uint64]
@@ -29,7 +29,7 @@ _WORKING = [("key", pa.uint64()), ("answer_key", pa.uint64()), ("characters", pa
 
 def schema_of(kind: Kind) -> Any:
     """The columns of candidates: those of the row schema, and those that the filters use."""
-    return pa.schema([*SCHEMAS[kind], *_WORKING])
+    return pa.schema([*SCHEMAS[kind], *([TOKENS] if kind == "conversations" else []), *_WORKING])
 
 
 def encoded(batch: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def own_source(file: Path) -> Source:
     """How a user's file is read; a UserError where it cannot be, or has neither problems nor conversations."""
     columns = columns_of(file)
     if "messages" in columns:
-        return _CONVERSATIONS
+        return _WRITTEN if "tokens" in columns else _CONVERSATIONS
     if "problem" in columns:
         return _PROBLEMS
     raise UserError(
@@ -60,6 +61,23 @@ def _read_conversation(row: Row) -> dict[str, Any]:
         raise Refused("malformed", "tools is not a list")
     messages = [_message(message) for message in list_of(row, "messages")]
     return {**conversation_row(messages, Tools(tools)), **_about(row)}
+
+
+def _read_written(row: Row) -> dict[str, Any]:
+    """A conversation that a model wrote (`rstar2.train.rejection`): its messages stay as they are; others as usual."""
+    tokens = row.get("tokens")
+    if tokens is None:
+        return _read_conversation(row)
+    if not isinstance(tokens, dict) or len(tokens.get("input_ids") or ()) != len(
+        tokens.get("loss_mask") or ()
+    ):
+        raise Refused("malformed", "tokens has not as many loss_mask as input_ids")
+    return {
+        "messages": list_of(row, "messages"),
+        "tools": row.get("tools") or "[]",
+        "tokens": tokens,
+        **_about(row),
+    }
 
 
 def _message(message: Any) -> Message:
@@ -102,3 +120,4 @@ _CONVERSATIONS = Source(
     more=("id", "licence", "tools"),
     read=_read_conversation,
 )
+_WRITTEN = replace(_CONVERSATIONS, columns=(("messages", "tokens"),), read=_read_written, token_ids=True)

@@ -12,7 +12,8 @@ A row holds no words of a prompt, no rollouts and no token ids: a stage adds tho
 A problem has `problem`, `answer` (a whole number is written plainly) and `pass_rate`, the share of a strong model's
 tries that gave this answer where the source knows it. A conversation has `messages` as OpenAI's API writes them, with
 `tool_calls` and `tool_call_id`; `tools`, the JSON text of the list of the tools' schemas; and `answer_form`: whether
-SFT teaches it in the form that RL rewards, see `rstar2.data.taught`.
+SFT teaches it in the form that RL rewards, see `rstar2.data.taught`. Conversations that a model wrote have `TOKENS`
+too; their turns are texts as the model wrote them, calls included.
 """
 
 from __future__ import annotations
@@ -73,6 +74,20 @@ SCHEMAS: dict[Kind, Any] = {
 
 LATER_COLUMNS = frozenset({"answer_form"})
 """Columns that sets of earlier versions do not have."""
+
+TOKENS = pa.field(
+    "tokens",
+    pa.struct(
+        [
+            ("codec", pa.string()),
+            ("input_ids", pa.list_(pa.int32())),
+            ("loss_mask", pa.list_(pa.int8())),
+        ]
+    ),
+)
+"""A further column of conversations that a model wrote: its own token ids, and which of them it wrote. They are trained
+on by a codec of this digest; any other encodes the messages."""
+
 _SPEAKERS = ("user", "assistant")
 _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
 _AROUND_INTEGER = re.compile(r"\\boxed|\\[()\[\]]|[${}]")

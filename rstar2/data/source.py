@@ -56,6 +56,8 @@ class Source:
     """What the paper takes of it."""
     left_out: str = ""
     """What of a row's text is left out on purpose; the data card says it."""
+    token_ids: bool = False
+    """Whether its rows have the column `rstar2.data.rows.TOKENS`."""
     missing: str = ""
     """Where `hub` is empty: what a user is told to give."""
 

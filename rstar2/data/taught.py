@@ -37,13 +37,13 @@ class FormCounts:
     """How many turns keep the form that their texts ask for."""
 
     conversations: int = 0
-    answers: int = 0
+    rewarded_endings: int = 0
     r"""Conversations that end as RL rewards it: with `<answer>` or `\boxed{}`, as far as the format asks for them."""
     turns: int = 0
     """Turns of the model."""
-    asked: int = 0
+    demanded_turns: int = 0
     """Turns of which the system text, or the user's message, asks for something."""
-    kept: int = 0
+    compliant_turns: int = 0
     """Those of them that do it."""
 
     def __add__(self, other: FormCounts) -> FormCounts:
@@ -73,15 +73,15 @@ def in_answer_form(messages: Sequence[Message], wording: Wording) -> list[Messag
     A question that is answered with a definite value, or ends with a call, is put into the format's user text. Of its
     turns, the text becomes the thought; the value is the answer. Another reply becomes the answer as it is.
     """
-    if not (wording.opening or wording.question) or (asked := questions(messages)) is None:
+    if not wording.rewarded or (parts := questions(messages)) is None:
         return None
     written = list(messages)
-    for question in asked:
+    for question in parts:
         is_problem = question.value is not None or not question.answered
         if is_problem:
             content = wording.format.user.replace("{problem}", messages[question.start]["content"])
             written[question.start] = {**messages[question.start], "content": content}
-        demands = wording.opening | wording.question if is_problem else wording.opening
+        demands = wording.rewarded if is_problem else wording.opening
         for at in range(question.start + 1, question.end):
             if messages[at]["role"] == "assistant":
                 written[at] = _turn(messages[at], question, demands, wording)
@@ -143,19 +143,19 @@ def count_form(row: Mapping[str, Any], wording: Wording) -> FormCounts:
     taught = as_taught(row, wording)
     system = taught.messages[0]["content"] if taught.messages[0]["role"] == "system" else None
     opening = wording.opening if system is None else demands_of(system)
-    turns = asked = kept = 0
+    turns = demanded = compliant = 0
     for turn, demands in _turns(taught.messages, opening):
         turns += 1
         if demands:
-            asked += 1
-            kept += meets(tags.message_text(turn), demands, wording.opens_thought)
-    return FormCounts(1, _ends_in_form(taught.messages, wording), turns, asked, kept)
+            demanded += 1
+            compliant += meets(tags.message_text(turn), demands, wording.opens_thought)
+    return FormCounts(1, _ends_in_form(taught.messages, wording), turns, demanded, compliant)
 
 
 def _ends_in_form(messages: Sequence[Message], wording: Wording) -> bool:
     """Whether the last turn is one that RL rewards if its answer is right."""
     last = next(message for message in reversed(messages) if message["role"] == "assistant")
-    rewarded = wording.opening | wording.question
+    rewarded = wording.rewarded
     if not rewarded or last.get("tool_calls") or not demands_of(last.get("content") or ""):
         return False
     text = tags.message_text(last)

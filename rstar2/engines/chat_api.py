@@ -1,18 +1,20 @@
 """Generates with any OpenAI-compatible chat endpoint, which applies its own chat template: text in, text out.
 
-No tokenizer is needed, and nothing is exact that hangs on one (`INEXACT`): see `rstar2.engines.text_tokens`.
+No tokenizer is needed, and nothing is exact that depends on one (`INEXACT`): see `rstar2.engines.text_tokens`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rstar2.engines.completions import Call, Choice, Usage
 from rstar2.engines.models import ServerModel, ask_served
-from rstar2.engines.text_tokens import END_ID, messages_of, plain_ids, text_codec
+from rstar2.engines.openai_server import Served
+from rstar2.engines.text_tokens import END_ID, ToolsIn, messages_of, plain_ids, text_codec
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 from rstar2.loop.tools.python_code_with_standard_io import NAME as PYTHON
@@ -26,21 +28,39 @@ INEXACT = (
     "log-probabilities: none",
 )
 """What is not exact about rollouts over a chat API, for results."""
-_TEMPLATE_ROOM = 1024
-"""Tokens that the server's template may add to a conversation, tools included."""
+_SURE_ROOM = 1024
+"""If an estimate leaves a reply fewer tokens than this, the server is asked for the whole budget. If that is too much,
+it says how much room there is."""
+_MAX_COUNTS = 4096
+"""Conversations whose length in the server's tokens is remembered."""
 
 
 async def open_chat_api(
-    url: str, name: str | None, key: str | None, retries: RetryPolicy | None = None, tool: str = PYTHON
+    url: str,
+    name: str | None,
+    key: str | None,
+    retries: RetryPolicy | None = None,
+    tool: str = PYTHON,
+    tools_in: ToolsIn = "request",
+    more: Mapping[str, Any] | None = None,
 ) -> ServerModel:
-    """Ask an endpoint for its model, which is offered one tool; the arguments and errors are `open_server`'s."""
-    codec = text_codec(tool)
+    """Ask an endpoint for its model, which is offered one tool.
+
+    Args:
+        tools_in: how the model is shown the tool.
+        more: further fields of each request.
+
+    The other arguments and the errors are those of `open_server`.
+    """
+    codec = text_codec(tool, tools_in)
     asking = ChatEngine(url, name, [], key)
     try:
         served = await ask_served(asking, retries)
     finally:
         await asking.aclose()
-    return ServerModel(ChatEngine(url, served.model, list(codec.format.tools), key), codec, served, None)
+    tools = list(codec.format.tools) if tools_in == "request" else []
+    engine = ChatEngine(url, served.model, tools, key, tools_in, more, served)
+    return ServerModel(engine, codec, served, None)
 
 
 @dataclass
@@ -48,25 +68,28 @@ class _Turn:
     """Turns the pieces of a streamed message into the text of a turn: thought, words and calls, in our tags."""
 
     give: Callable[[str], None]
-    finish: str | None = None
+    thought: int = 0
+    """Characters of the thought so far."""
+    characters: int = 0
+    """Characters of the turn so far, thought included."""
     _call_id: str = ""
-    """Of the call that was begun last, where the server gives it one."""
+    """Of the call that was begun last, if the server gives it one."""
     _part: str = ""
     """What is being written: thought, words, or the number of a call."""
     _arguments: int = 0
     """Characters of the arguments of the call that is being written."""
 
-    def add(self, choice: dict[str, Any]) -> None:
-        delta = choice.get("delta") or {}
-        if thought := delta.get("reasoning_content") or delta.get("reasoning"):
+    def add(self, choice: Choice) -> None:
+        said = choice.said
+        if said.thought:
             self._begin("thought", tags.THINK)
-            self.give(str(thought))
-        if words := delta.get("content"):
+            self._give(said.thought)
+            self.thought += len(said.thought)
+        if words := said.content + said.refusal:
             self._begin("words", "")
-            self.give(str(words))
-        for call in delta.get("tool_calls") or []:
+            self._give(words)
+        for call in said.tool_calls:
             self._call(call)
-        self.finish = choice.get("finish_reason") or self.finish
 
     def end(self) -> None:
         """Close what is open."""
@@ -76,27 +99,28 @@ class _Turn:
             self.give(("" if self._arguments else "{}") + "}\n" + tags.CLOSE)
         self._part = ""
 
+    def _give(self, text: str) -> None:
+        self.characters += len(text)
+        self.give(text)
+
     def _begin(self, part: str, opening: str) -> None:
         if part != self._part:
             self.end()
             self._part = part
             self.give(opening)
 
-    def _call(self, call: dict[str, Any]) -> None:
-        function = call.get("function") or {}
+    def _call(self, call: Call) -> None:
+        function = call.function
         # Some servers give all calls one index, or none, and tell them apart by their ids alone; others give each piece
         # of a call another id, but its name only once.
-        if function.get("name"):
-            self._call_id = str(call.get("id") or self._call_id)
-        part = f"call {call.get('index', 0)} {self._call_id}"
+        if function.name:
+            self._call_id = call.id or self._call_id
+        part = f"call {call.index} {self._call_id}"
         if part != self._part:
-            self._begin(
-                part, f'\n{tags.OPEN}\n{{"name": {json.dumps(function.get("name", ""))}, "arguments": '
-            )
+            self._begin(part, f'\n{tags.OPEN}\n{{"name": {json.dumps(function.name)}, "arguments": ')
             self._arguments = 0
-        arguments = function.get("arguments") or ""
-        self._arguments += len(arguments)
-        self.give(arguments)
+        self._arguments += len(function.arguments)
+        self._give(function.arguments)
 
 
 class ChatEngine(VLLMEngine):
@@ -105,29 +129,43 @@ class ChatEngine(VLLMEngine):
     Args:
         url: the endpoint, as `https://host/v1`; else a UserError.
         model: the model's name; None takes the one that the server has.
-        tools: schemas that the model is shown.
-        key: the API key, where the endpoint asks for one.
+        tools: schemas that the model is shown in the request.
+        key: the API key, if the endpoint asks for one.
+        tools_in: how the model is shown its tools.
+        more: further fields of each request.
+        served: the model as the server described it, if it was asked before.
     """
 
     def __init__(
-        self, url: str, model: str | None, tools: Sequence[dict[str, Any]], key: str | None = None
+        self,
+        url: str,
+        model: str | None,
+        tools: Sequence[dict[str, Any]],
+        key: str | None = None,
+        tools_in: ToolsIn = "request",
+        more: Mapping[str, Any] | None = None,
+        served: Served | None = None,
     ) -> None:
-        super().__init__(url, model, key=key)
+        super().__init__(url, model, key=key, more=more)
         self._tools = list(tools)
+        self._tools_in = tools_in
+        self._known = served
+        if served is not None:
+            self._server.note_limits(served)
+        self._counts: OrderedDict[int, int] = OrderedDict()
+        """How many tokens of the server a conversation has after a turn, by a hash of its ids."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
         served = await self.served()
-        room = sampling.max_tokens
-        if served.max_len is not None:
-            room = min(room, max(16, served.max_len - len(prompt_ids) - _TEMPLATE_ROOM))
+        room = self._room(prompt_ids, sampling.max_tokens)
         if room <= 0:
             return Generation([], None, "length")
         body: dict[str, Any] = {
             "model": served.model,
-            "messages": messages_of(prompt_ids),
-            "max_tokens": room,
+            "messages": messages_of(prompt_ids, self._tools_in),
+            "stream_options": {"include_usage": True},
             **(sampling.in_full if served.takes_all else sampling.as_openai),
         }
         if self._tools:
@@ -141,15 +179,40 @@ class ChatEngine(VLLMEngine):
                 on_tokens(ids)
 
         turn = _Turn(give)
-        async with aclosing(self._server.stream("/v1/chat/completions", body)) as choices:
-            async for choice in choices:
-                turn.add(choice)
+        completed = await self._server.complete("chat/completions", body, room, turn.add, stream=True)
         turn.end()
-        if turn.finish not in ("stop", "tool_calls", "length"):
-            raise self._server.error(f"ended a turn with finish_reason {turn.finish!r}", "See its log.")
-        if turn.finish == "length":
+        if completed.finish == "length":
             return Generation(written, None, "length")
-        return Generation([*written, END_ID], None, "stop")
+        written.append(END_ID)
+        self._count([*prompt_ids, *written], completed.usage, turn)
+        return Generation(written, None, completed.finish)
+
+    def _room(self, prompt_ids: Sequence[int], budget: int) -> int:
+        """Tokens that a reply may have: the budget, or what the context has left if that is surely known."""
+        context = self._server.context
+        if context is None:
+            return budget
+        left = context - self._tokens_of(prompt_ids)
+        return min(budget, left) if left >= _SURE_ROOM else budget
+
+    def _tokens_of(self, prompt_ids: Sequence[int]) -> int:
+        """The length of a prompt: the server's count up to the last turn that it counted, and an estimate beyond."""
+        ends = [at + 1 for at, token in enumerate(prompt_ids) if token == END_ID]
+        for end in reversed(ends):
+            if (count := self._counts.get(hash(tuple(prompt_ids[:end])))) is not None:
+                return count + len(prompt_ids) - end
+        return len(prompt_ids) + len(plain_ids(json.dumps(self._tools)))
+
+    def _count(self, ids: Sequence[int], usage: Usage, turn: _Turn) -> None:
+        """Remember a conversation's tokens as the server counts them, less the last thought, which is never sent."""
+        if not usage.prompt_tokens:
+            return
+        thought = usage.reasoning_tokens
+        if not thought and turn.thought:
+            thought = usage.completion_tokens * turn.thought // max(turn.characters, 1)
+        self._counts[hash(tuple(ids))] = usage.prompt_tokens + usage.completion_tokens - thought
+        if len(self._counts) > _MAX_COUNTS:
+            self._counts.popitem(last=False)
 
     async def top_logprobs(self, token_ids: Sequence[int], k: int) -> list[list[float]]:
         raise EngineError(f"the chat API at {self.url} returns no log-probabilities of a prompt")

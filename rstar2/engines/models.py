@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rstar2.engines.openai_server import MODELS_S, Served
 from rstar2.engines.vllm import VLLMEngine
-from rstar2.errors import UserError
+from rstar2.errors import UserError, did_you_mean
 from rstar2.install import installation_for
 from rstar2.loop.engine import Engine, EngineUnavailable
 from rstar2.loop.turns.choose import (
@@ -24,6 +25,7 @@ from rstar2.loop.turns.choose import (
     load_tokenizer,
 )
 from rstar2.loop.turns.codec import ChatCodec
+from rstar2.model_shape import SHAPES, ModelShape, read_shape
 from rstar2.retry import RetryPolicy
 from rstar2.runs import load_config
 
@@ -43,7 +45,7 @@ def find_model(named: str) -> Path | None:
         if _HUB_ID.fullmatch(named) and not folder.parent.is_dir():
             return None
         raise UserError(
-            f"no model folder at {named}",
+            f"no model folder at {named}{did_you_mean(named, SHAPES)}",
             "Give a model's folder, the folder of a run or stage that made one, or a hub id such as Qwen/Qwen3-0.6B.",
         )
     if (folder / "model.json").is_file():
@@ -98,11 +100,64 @@ def local_model(named: str) -> Path:
         return Path(snapshot_download(named, allow_patterns=[*_MODEL_FILES]))
     # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
     except Exception as error:
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"no folder at {named}, and no such model on the hub or in its cache: {cause[:200]}",
+            f"no folder at {named}, and no such model on the hub or in its cache: {_first_line(error)}",
             "Check the name; without a network, give a model's folder.",
         ) from error
+
+
+def folder_with_config(named: str) -> Path | None:
+    """`find_model`, but a folder with a config.json is taken as it is, weights or not."""
+    folder = Path(named)
+    if (folder / "config.json").is_file() and not (folder / "model.json").is_file():
+        return folder
+    return find_model(named)
+
+
+def named_shape(named: str, *, download: bool) -> ModelShape:
+    """The shape of a model in a folder, of a run or stage, or of the hub. No weights are read.
+
+    For a hub id, config.json is taken from the hub's cache; else the shape that is shipped; else, with `download`,
+    config.json of the hub.
+
+    Raises:
+        UserError: there is no such model, its config.json cannot be read, or it is not of a known kind.
+    """
+    if (folder := folder_with_config(named)) is not None:
+        return read_shape(folder)
+    if (cached := _cached_config(named)) is not None:
+        return read_shape(cached.parent)
+    if named in SHAPES:
+        return SHAPES[named]
+    hint = f"Give a folder with its config.json. Known without a network: {', '.join(SHAPES)}."
+    if not download:
+        raise UserError(f"the shape of {named} is not known: its config.json is not in the hub's cache", hint)
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return read_shape(Path(hf_hub_download(named, "config.json")).parent)
+    except UserError:
+        raise
+    # The hub's libraries raise anything from OSError to their own types.
+    except Exception as error:
+        raise UserError(
+            f"cannot read config.json of {named} from the hub: {_first_line(error)}{did_you_mean(named, SHAPES)}",
+            hint,
+        ) from error
+
+
+def _cached_config(hub_id: str) -> Path | None:
+    """A model's config.json in the hub's cache; None if it is not there."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ModuleNotFoundError:  # then nothing filled the cache from here, and a known shape is enough
+        return None
+    cached = try_to_load_from_cache(hub_id, "config.json")
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def open_folder(
@@ -158,6 +213,7 @@ async def open_server(
     retries: RetryPolicy | None = None,
     choice: FormatChoice = MODELS_OWN,
     key: str | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> ServerModel:
     """Ask a vLLM server, at `http://host:port`, for its model and load that model's tokenizer.
 
@@ -169,7 +225,8 @@ async def open_server(
             the model.
         retries: how long to wait for the server's answer, at most `FIRST_ANSWER_S` if nothing listens; None waits
             for `MODELS_S` seconds.
-        key: the API key, where the server asks for one.
+        key: the API key, if the server asks for one.
+        more: further fields of each request.
 
     Raises:
         UserError: the URL is not one, or no tokenizer can be loaded.
@@ -181,11 +238,16 @@ async def open_server(
         served = await ask_served(engine, retries)
     finally:
         await engine.aclose()
-    return _opened(url, served, tokenizer, choice, key)
+    return _opened(url, served, tokenizer, choice, key, more)
 
 
 def _opened(
-    url: str, served: Served, tokenizer: str | None, choice: FormatChoice, key: str | None
+    url: str,
+    served: Served,
+    tokenizer: str | None,
+    choice: FormatChoice,
+    key: str | None,
+    more: Mapping[str, Any] | None,
 ) -> ServerModel:
     if tokenizer is not None:
         folder = find_model(tokenizer)
@@ -193,7 +255,7 @@ def _opened(
     else:
         folder = Path(served.root) if Path(served.root).is_dir() else None
         codec = codec_of(served.root, server_tokenizer(url, served), choice)
-    engine = VLLMEngine(url, served.model, stop_token_ids=codec.stop_ids, key=key)
+    engine = VLLMEngine(url, served.model, stop_token_ids=codec.stop_ids, key=key, more=more)
     return ServerModel(engine, codec, served, folder)
 
 

@@ -1,52 +1,66 @@
-"""Sends requests to a server with OpenAI's API, and tells one that is busy or away from one that refuses.
+"""Sends requests to a server with OpenAI's API, and learns which requests it takes.
 
-Every request is one attempt; `rstar2.retry.RetryPolicy` decides whether there is another.
+Every request is one attempt; `rstar2.retry.RetryPolicy` decides whether there is another. What a server says if it does
+not answer is read in `rstar2.engines.refusals`, and what it answers in `rstar2.engines.completions`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from rstar2.addresses import check_key, check_url
+from rstar2.addresses import check_key, check_url, proxy_of
+from rstar2.engines.completions import (
+    FAILURES,
+    Choice,
+    Completion,
+    Event,
+    EventReader,
+    Finish,
+    Malformed,
+    Usage,
+    read_completion,
+    read_models,
+)
 from rstar2.engines.connections import OneConnectionEach
-from rstar2.errors import first_few
+from rstar2.engines.refusals import (
+    AccessRefused,
+    Asked,
+    CompletionCapped,
+    ContentFiltered,
+    ContextExceeded,
+    FieldRefused,
+    MalformedAnswer,
+    Refused,
+    error_in_answer,
+    page_title,
+    refusal,
+)
+from rstar2.errors import UserError, first_few
 from rstar2.loop.engine import EngineError, EngineUnavailable
 
-_BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
-"""HTTP statuses of a server that is busy, starting or failing, which may pass."""
-_UNAUTHORIZED = 401
 _OPENAI = "https://api.openai.com"
 _TAKE_ALL = frozenset({"vllm", "rstar2"})
 """What the servers whose requests may have every sampling value call themselves, in `owned_by` of a model."""
 _CONNECT_S = 10.0
 MODELS_S = 30.0
 """Seconds the list of models may take: a server that is busy, or on a slow machine, needs several."""
+_MAX_REDUCTIONS = 3
+"""How often a request may be sent again with the number of tokens that the server's message leaves it."""
+_WITHOUT_EFFECT = frozenset({"stream_options"})
+"""Fields that do not change a reply."""
+_LIMITS = ("max_tokens", "max_completion_tokens")
+"""The two names of the field that limits the tokens of a reply."""
 
-
-class Refused(EngineError):
-    """A server refused a request with an HTTP `status` that will not pass."""
-
-    def __init__(self, message: str, hint: str, status: int) -> None:
-        super().__init__(message, hint)
-        self.status = status
-
-
-class KeyRefused(Refused):
-    """A server refused the API key, so that it will refuse every request."""
-
-    exit_code = 2
-
-
-def key_refusal(error: EngineError) -> KeyRefused | None:
-    """The refusal of a key that an error is, or that the agent loop met; None for every other error."""
-    cause = error.__cause__
-    return error if isinstance(error, KeyRefused) else cause if isinstance(cause, KeyRefused) else None
+OnChoice = Callable[[Choice], None]
+OnLeftOut = Callable[[str, str], None]
+"""Receives a field that a server does not take, and the server's words."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +71,11 @@ class Served:
     root: str
     """Where the server loaded it from: a folder on its machine, or a hub id."""
     max_len: int | None
-    """Tokens that prompt and answer may have together; None where the server does not say."""
+    """Tokens that prompt and answer may have together; None if the server does not say."""
     takes_all: bool = False
     """Whether it is known to take every value of `Sampling.in_full`: vLLM, or a server of `rstar2 serve`."""
+    most: int | None = None
+    """Tokens that a reply may have at most, if the server says so."""
 
 
 @dataclass(frozen=True)
@@ -73,80 +89,200 @@ class Wording:
     key_hint: str = "Give the server's key with --api-key or in RSTAR2_API_KEY."
 
 
+@dataclass(frozen=True)
+class Completed:
+    """How a completion ended."""
+
+    finish: Finish
+    usage: Usage = field(default_factory=Usage)
+    """Zero if the server does not count tokens."""
+
+
+@dataclass
+class _Taken:
+    """What a server was found to take of a request; learned from what it refuses."""
+
+    fixed: Mapping[str, Any]
+    """Fields of every request, as the user wants them. Of these none is left out."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Fields that it does not take, with its words."""
+    limit_names: list[str] = field(default_factory=lambda: list(_LIMITS))
+    """Names of the limit of a reply's tokens that it has not refused yet, the one in use first."""
+    most: int | None = None
+    """Tokens that a reply may have at most, whatever its prompt."""
+    context: int | None = None
+    """Tokens that a conversation and its reply may have together."""
+
+    def request(self, body: Mapping[str, Any], room: int | None) -> dict[str, Any]:
+        """The request to send: a body with as many tokens for the reply, None for as many as the server gives."""
+        sent = {key: value for key, value in body.items() if key not in self.left_out}
+        if room is not None:
+            sent[self.limit_names[0]] = room if self.most is None else min(room, self.most)
+        return sent | dict(self.fixed)
+
+    def learn(self, refused: Refused) -> None:
+        """Take note of why a request was refused; raises the refusal if nothing about a request can be changed."""
+        if isinstance(refused, CompletionCapped) and refused.most > 0:
+            self.most = refused.most if self.most is None else min(self.most, refused.most)
+            return
+        if not isinstance(refused, FieldRefused) or refused.field in self.fixed:
+            raise refused
+        if refused.field in _LIMITS:
+            if refused.field == self.limit_names[0] and len(self.limit_names) == 1:
+                raise refused
+            self.limit_names = [name for name in self.limit_names if name != refused.field]
+        elif refused.field == "tools":
+            hint = "Ask without tools (--no-tools), or list them in the system text (--tools-in-text)."
+            raise Refused(refused.message, hint, refused.status) from refused
+        else:
+            self.left_out.setdefault(refused.field, refused.message)
+
+
 class OpenAIServer:
     """A server with OpenAI's API.
 
     Args:
-        url: as `http://host:port`, with or without `/v1`; else a UserError.
-        key: the API key, where the server asks for one; for OpenAI's own server by default that in OPENAI_API_KEY.
+        url: `http://host:port`, whose API is at `/v1`, or the whole base address of the API, such as
+            `https://host/api/v1`; else a UserError.
+        key: the API key, if the server asks for one; for OpenAI's own server by default that in OPENAI_API_KEY.
         answer_s: seconds without a byte after which it counts as away; None leaves that to the caller.
+        fields: further fields of every completion request.
 
-    Every request raises EngineUnavailable where nothing answers or the server is busy, Refused where it refuses.
+    Every request raises EngineUnavailable if nothing answers or the server is busy, EngineRateLimited if it limits the
+    rate of requests, and Refused if it refuses.
     """
 
     def __init__(
-        self, url: str, key: str | None = None, wording: Wording = Wording(), answer_s: float | None = None
+        self,
+        url: str,
+        key: str | None = None,
+        wording: Wording = Wording(),
+        answer_s: float | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         check_url(url, "a server's", "http://127.0.0.1:8000")
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self._base = _base(url)
+        self.url = _shown(url)
         key = key or _key_of_openai(self.url)
         if key:
             check_key(key)
         self._wording = wording
         self._where = f"the {wording.service} at {self.url}"
+        self._taken = _Taken(fields or {})
+        self._proxy = proxy_of(url)
+        self.on_left_out: OnLeftOut | None = None
+        """Called once for each field that is left out of requests because the server does not take it, if the field has
+        an effect on the reply."""
+        try:
+            transport = OneConnectionEach(self._base.scheme, self._proxy)
+        except (ValueError, ImportError) as error:
+            raise UserError(f"cannot use the proxy {self._proxy}: {error}", "Name an HTTP proxy.") from error
         self._http = httpx.AsyncClient(
-            base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(answer_s, connect=_CONNECT_S),
-            transport=OneConnectionEach(httpx.URL(self.url).scheme),
+            transport=transport,
             trust_env=False,
         )
 
     async def served(self, name: str | None) -> Served:
-        """The model of this name; None: the only one that it holds. EngineError where there is none such."""
-        answer = await self._send("GET", "/v1/models", timeout=httpx.Timeout(MODELS_S, connect=_CONNECT_S))
+        """The model of this name, or with None the only one that the server has.
+
+        A server that has no list of models is taken at the name. Raises EngineError if there is no such model.
+        """
         try:
-            cards = {str(card["id"]): card for card in answer.json()["data"]}
-        except (ValueError, KeyError, TypeError) as error:
+            answer = await self._send("GET", "models", timeout=httpx.Timeout(MODELS_S, connect=_CONNECT_S))
+            cards = {card.id: card for card in read_models(answer.json())}
+        except AccessRefused:
+            raise
+        except (Refused, ValueError) as error:
+            if name is not None:
+                return Served(name, name, None)
+            hint = f"Check the address; if the server has no list of models, name one with {self._wording.name_option}."
+            if isinstance(error, Refused):
+                raise Refused(error.message, error.hint or hint, error.status) from error
             raise EngineError(
-                f"{self.url}/v1/models did not return an OpenAI model list",
-                "Give an OpenAI-compatible server.",
+                f"{self._address('models')} did not return an OpenAI model list", hint
             ) from error
-        held = first_few(list(cards))
         if name is None and len(cards) != 1:
             option = self._wording.name_option
-            raise self.error(f"serves {len(cards)} models: {held}", f"Choose one of them with {option}.")
+            raise self.error(
+                f"serves {len(cards)} models: {first_few(list(cards))}", f"Choose one of them with {option}."
+            )
         model = name or next(iter(cards))
-        if model not in cards:
-            raise self.error(f"does not serve {model}", f"It serves: {held}.")
-        max_len = cards[model].get("max_model_len")
-        root = str(cards[model].get("root") or model)
-        takes_all = cards[model].get("owned_by") in _TAKE_ALL
-        return Served(model, root, None if max_len is None else int(max_len), takes_all)
+        # Google lists `models/NAME` and takes NAME.
+        card = cards.get(model) or cards.get(f"models/{model}")
+        if card is None:
+            raise self.error(f"does not serve {model}", f"It serves: {first_few(list(cards))}.")
+        takes_all = card.owned_by in _TAKE_ALL
+        served = Served(model, card.root or model, card.context, takes_all, card.max_completion_tokens)
+        self.note_limits(served)
+        return served
+
+    def note_limits(self, served: Served) -> None:
+        """Keep to the limits of a model that was described by this server."""
+        self._taken.context = served.max_len
+        self._taken.most = served.most
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that a conversation and its reply may have together; None while the server has not said."""
+        return self._taken.context
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Fields that the server was found not to take, with its words."""
+        return self._taken.left_out
 
     async def post(self, path: str, body: Mapping[str, Any], hint: str = "") -> Any:
-        """The JSON of its answer; `hint` helps where it refuses."""
+        """The JSON of an answer; `hint` helps if the server refuses."""
         answer = await self._send("POST", path, hint, json=body)
         try:
             return answer.json()
         except ValueError as error:
-            raise self.error(f"sent an answer that is not JSON: {answer.text[:200]}", hint) from error
+            raise self._not_json(answer.text, hint) from error
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        """The choices of its answer's events as they come; EngineUnavailable where it ends before a finish reason."""
-        finished = False
-        try:
-            async with self._http.stream("POST", path, json={**body, "stream": True}) as answer:
-                if answer.is_error:
-                    self._check(answer.status_code, (await answer.aread()).decode(errors="replace"), "")
-                async for line in answer.aiter_lines():
-                    for choice in self._choices(line):
-                        finished = finished or bool(choice.get("finish_reason"))
-                        yield choice
-            if not finished:
-                raise httpx.RemoteProtocolError("the stream ended early")
-        except httpx.TransportError as error:
-            raise self._unavailable(error) from error
+    async def complete(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        room: int | None,
+        on_choice: OnChoice,
+        *,
+        stream: bool,
+    ) -> Completed:
+        """One completion of at most `room` tokens; None for as many as the server gives.
+
+        A conversation that fills the model's context ends with the finish `length`: the reply gets what is left, which
+        may be nothing. A request with a field that the server does not take is sent again without it.
+
+        Args:
+            path: `completions` or `chat/completions`.
+            on_choice: called with the completion, in pieces if it is streamed.
+        """
+        reductions = 0
+        while True:
+            sent, began = self._taken.request(body, room), False
+
+            def receive(choice: Choice) -> None:
+                nonlocal began
+                began = began or bool(choice.token_ids) or not choice.said.empty
+                on_choice(choice)
+
+            try:
+                completed = await (self._stream if stream else self._whole)(path, sent, receive)
+            except ContextExceeded as full:
+                self._taken.context = full.context or self._taken.context
+                if began:
+                    return Completed("length")
+                room, reductions = _smaller(room, full, reductions), reductions + 1
+                if room == 0:
+                    return Completed("length")
+            except ContentFiltered:
+                return Completed("content_filter")
+            except Refused as refused:
+                self._learn(refused, sent, body, room)
+            else:
+                return completed
 
     def error(self, what: str, hint: str = "") -> EngineError:
         """An error of this server: `what` continues a sentence that begins with its name."""
@@ -155,48 +291,212 @@ class OpenAIServer:
     async def aclose(self) -> None:
         await self._http.aclose()
 
+    def _address(self, path: str) -> str:
+        return str(self._base.copy_with(path=f"{self._base.path}/{path}"))
+
+    def _learn(
+        self, refused: Refused, sent: dict[str, Any], body: Mapping[str, Any], room: int | None
+    ) -> None:
+        known = set(self._taken.left_out)
+        self._taken.learn(refused)
+        if self._taken.request(body, room) == sent:
+            raise refused
+        if self.on_left_out is not None:
+            for name in self._taken.left_out.keys() - known - _WITHOUT_EFFECT:
+                self.on_left_out(name, refused.message)
+
     async def _send(self, method: str, path: str, hint: str = "", **options: Any) -> httpx.Response:
         try:
-            answer = await self._http.request(method, path, **options)
+            answer = await self._http.request(method, self._address(path), **options)
         except httpx.TransportError as error:
             raise self._unavailable(error) from error
-        self._check(answer.status_code, answer.text, hint)
+        self._check(answer, answer.text, options.get("json") or {}, hint)
         return answer
 
-    def _choices(self, line: str) -> list[dict[str, Any]]:
-        data = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or data == "[DONE]":
-            return []
-        try:
-            event = json.loads(data)
-        except ValueError as error:
-            raise self.error(f"streamed an event that is not JSON: {data[:200]}") from error
-        if "error" in event:
-            raise self.error(f"failed: {_refusal(data)}", "See its log.")
-        return list(event.get("choices") or [])
+    async def _whole(self, path: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
+        answer = await self._send("POST", path, json=sent)
+        return self._read_whole(answer.text, sent, on_choice)
 
-    def _check(self, status: int, text: str, hint: str) -> None:
-        if status in _BUSY:
-            raise EngineUnavailable(f"{self._where} cannot answer now: HTTP {status}: {_refusal(text)}")
-        if status >= 400:
-            message = f"{self._where} refused the request: HTTP {status}: {_refusal(text)}"
-            if status == _UNAUTHORIZED:
-                raise KeyRefused(message, self._wording.key_hint, status)
-            raise Refused(message, hint, status)
+    def _read_whole(self, text: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise self._not_json(text) from error
+        if not isinstance(value, dict) or not value.get("choices"):
+            if isinstance(value, dict) and (value.get("error") or value.get("object") == "error"):
+                raise error_in_answer(self._asked(sent), value, text)
+            raise self._malformed(f"JSON that is no completion: {text[:200]}")
+        turn = _Turn(on_choice)
+        with self._read():
+            turn.add(read_completion(value))
+        return turn.completed(done=True)
+
+    async def _stream(self, path: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
+        turn = _Turn(on_choice)
+        done = False
+        try:
+            async with self._http.stream(
+                "POST", self._address(path), json={**sent, "stream": True}
+            ) as answer:
+                if answer.status_code >= 300 or not _streams(answer):
+                    text = (await answer.aread()).decode(errors="replace")
+                    self._check(answer, text, sent, "")
+                    return self._read_whole(text, sent, on_choice)
+                async with contextlib.aclosing(self._events(answer)) as events:
+                    async for event in events:
+                        if event.is_error:
+                            raise error_in_answer(self._asked(sent), event.data, event.text)
+                        if event.data is None:
+                            done = True
+                            continue
+                        with self._read():
+                            turn.add(read_completion(event.data))
+            if not turn.ended(done):
+                raise httpx.RemoteProtocolError("the stream ended early")
+        except httpx.TransportError as error:
+            raise self._unavailable(error) from error
+        return turn.completed(done)
+
+    async def _events(self, answer: httpx.Response) -> AsyncGenerator[Event]:
+        reader = EventReader()
+        async with contextlib.aclosing(_lines(answer)) as lines:
+            async for line in lines:
+                with self._read():
+                    events = list(reader.events(line))
+                for event in events:
+                    yield event
+        with self._read():
+            reader.end()
+
+    @contextlib.contextmanager
+    def _read(self) -> Iterator[None]:
+        """What the server sent is read in this block; it is asked again if that is malformed."""
+        try:
+            yield
+        except Malformed as error:
+            raise self._malformed(f"a completion that is not of OpenAI's form: {error}") from error
+        except _TurnFailed as failed:
+            raise EngineUnavailable(
+                f"{self._where} ended a turn with finish_reason {failed.reason!r}",
+                "See the server's log.",
+                cause=f"finish_reason {failed.reason}",
+            ) from failed
+
+    def _malformed(self, what: str) -> MalformedAnswer:
+        return MalformedAnswer(f"{self._where} sent {what}")
+
+    def _not_json(self, text: str, hint: str = "") -> EngineError:
+        hint = hint or "Check that the address is that of an API like OpenAI's, such as https://host/v1."
+        if (title := page_title(text)) is not None:
+            return self.error(f"sent a web page ({title}) in place of an answer", hint)
+        return self.error(f"sent an answer that is not JSON: {text[:200]}", hint)
+
+    def _asked(self, sent: Mapping[str, Any], hint: str = "") -> Asked:
+        return Asked(self._where, sent, self._wording.key_hint, hint)
+
+    def _check(self, answer: httpx.Response, text: str, sent: Mapping[str, Any], hint: str) -> None:
+        if answer.status_code >= 300:
+            raise refusal(self._asked(sent, hint), answer.status_code, answer.headers, text)
 
     def _unavailable(self, error: httpx.TransportError) -> EngineUnavailable:
         nothing = "nothing" if self._wording.service == "server" else f"no {self._wording.service}"
+        through = f" through the proxy {_without_password(self._proxy)}" if self._proxy else ""
+        hint = "Check that the server is running; `rstar2 serve MODEL` starts one."
         if isinstance(error, httpx.ReadTimeout):
-            message = f"{self._where} accepts requests but does not answer"
-        elif isinstance(error, httpx.ConnectTimeout):
-            message = f"{nothing} answers at {self.url}: no connection within {_CONNECT_S:g} seconds"
-        elif isinstance(error, httpx.ConnectError):
-            message = f"{nothing} answers at {self.url}: {_cause(error)}"
-        else:
-            message = f"the connection to {self.url} broke: {_cause(error)}"
-        return EngineUnavailable(
-            message, "Check that the server is running; `rstar2 serve MODEL` starts one."
-        )
+            return EngineUnavailable(
+                f"{self._where} accepts requests but does not answer", hint, cause="no answer in time"
+            )
+        if isinstance(error, httpx.ConnectTimeout):
+            message = f"{nothing} answers at {self.url}{through}: no connection within {_CONNECT_S:g} seconds"
+            return EngineUnavailable(message, hint, cause="no connection in time")
+        cause = _cause(error)
+        if isinstance(error, httpx.ConnectError):
+            return EngineUnavailable(f"{nothing} answers at {self.url}{through}: {cause}", hint, cause=cause)
+        message = f"the connection to {self.url}{through} broke: {cause}"
+        return EngineUnavailable(message, hint, cause=f"the connection broke: {cause}")
+
+
+class _TurnFailed(Exception):
+    """A fault of the server ended a turn, as its finish reason says."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass
+class _Turn:
+    """Follows one completion, whole or in pieces."""
+
+    on_choice: OnChoice
+    finish: Finish | None = None
+    usage: Usage = field(default_factory=Usage)
+    refused: bool = False
+    began: bool = False
+
+    def add(self, completion: Completion) -> None:
+        """Add an event. Raises Malformed or _TurnFailed for a finish reason that is not known, or is a fault's."""
+        self.usage = completion.usage or self.usage
+        if (choice := completion.choice) is None:
+            return
+        if choice.finish_reason.lower() in FAILURES:
+            raise _TurnFailed(choice.finish_reason)
+        self.finish = choice.finish or self.finish
+        self.refused = self.refused or bool(choice.said.refusal)
+        self.began = True
+        self.on_choice(choice)
+
+    def ended(self, done: bool) -> bool:
+        """Whether the server ended the turn; `done` says whether it ended the stream."""
+        return self.finish is not None or (done and self.began)
+
+    def completed(self, done: bool) -> Completed:
+        finish = self.finish or "stop"
+        return Completed("refusal" if self.refused and finish == "stop" else finish, self.usage)
+
+
+def _smaller(room: int | None, full: ContextExceeded, reductions: int) -> int | None:
+    """The room of a reply that is to fit the context after all: None for what the server gives, 0 if there is none."""
+    if full.context is not None and full.prompt is not None and reductions < _MAX_REDUCTIONS:
+        # Some servers want the sum to be smaller than the context.
+        left = full.context - full.prompt - 1
+        if room is None or left < room:
+            return max(left, 0)
+    return 0 if room is None else None
+
+
+def _streams(answer: httpx.Response) -> bool:
+    """Whether an answer is a stream of events; some servers do not say so."""
+    kind = answer.headers.get("content-type", "")
+    return not kind.startswith(("application/json", "text/html"))
+
+
+async def _lines(answer: httpx.Response) -> AsyncGenerator[str]:
+    """The lines of a body. httpx would also end them at separators that may stand in a JSON text, such as U+2028."""
+    rest = b""
+    async for part in answer.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace").removesuffix("\r")
+    if rest:
+        yield rest.decode(errors="replace").removesuffix("\r")
+
+
+def _base(url: str) -> httpx.URL:
+    """The address that paths of the API are added to: as it was given if it has a path, else `/v1` of the server."""
+    base = httpx.URL(url.strip())
+    path = base.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
+    return base.copy_with(path=path or "/v1")
+
+
+def _shown(url: str) -> str:
+    """A server's address as messages have it, which leads to the same API as the user's."""
+    url = url.rstrip("/")
+    return url.removesuffix("/v1") if httpx.URL(url).path == "/v1" else url
+
+
+def _without_password(proxy: str) -> str:
+    return str(httpx.URL(proxy).copy_with(userinfo=b""))
 
 
 def _key_of_openai(url: str) -> str | None:
@@ -211,12 +511,3 @@ def _cause(error: BaseException) -> str:
     inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
     inner = inner or error.__cause__ or error.__context__
     return _cause(inner) if inner is not None else str(error) or type(error).__name__
-
-
-def _refusal(text: str) -> str:
-    """The words of an OpenAI error body, or the start of whatever came instead."""
-    try:
-        body = json.loads(text)
-        return str(body.get("error", body).get("message", text))[:500]
-    except (ValueError, AttributeError):
-        return text[:200]

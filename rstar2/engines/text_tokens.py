@@ -1,7 +1,7 @@
-"""Stands in for a tokenizer where a server shows only text: an id is up to four bytes of UTF-8.
+"""Stands in for a tokenizer if a server shows only text: an id is up to four bytes of UTF-8.
 
-The agent loop, its budgets and its traces are in token ids. Of a server that gives none, their number is estimated so:
-four bytes of English are about a token.
+The agent loop, its budgets and its traces are in token ids. A server with a chat API gives none, so their number is
+estimated: four bytes of English are about a token.
 """
 
 from __future__ import annotations
@@ -9,18 +9,23 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from rstar2.loop.formats.format import Format
+from rstar2.loop.formats.format import Format, read_format
 from rstar2.loop.turns import tags
-from rstar2.loop.turns.codec import ChatCodec
+from rstar2.loop.turns.breaker import without_turn_tokens
+from rstar2.loop.turns.codec import ChatCodec, Message
 from rstar2.loop.turns.template import END_OF_TURN, TemplateCodec
 
+ToolsIn = Literal["request", "text", "nothing"]
+"""How a server's model is shown its tools. request: in the field `tools`, and its calls are read from the answer's
+`tool_calls`. text: in the system text, and its calls are read from the text. nothing: it has none."""
 BYTES = 4
 """Bytes of an id at most."""
 START = "<|im_start|>"
+START_ID = 1
 END_ID = 2
-_SPECIAL = {START: 1, END_OF_TURN: END_ID}
+_SPECIAL = {START: START_ID, END_OF_TURN: END_ID}
 _OFFSET = 3
 TEMPLATE = (
     "{% for message in messages %}" + START + "{{ message.role }}\n{{ message.content }}" + END_OF_TURN + "\n"
@@ -82,28 +87,73 @@ def _unpacked(token_id: int) -> bytes:
     return number.to_bytes((number.bit_length() + 7) // 8)[1:]
 
 
-def text_codec(tool: str) -> ChatCodec:
+def text_codec(tool: str, tools_in: ToolsIn = "request") -> ChatCodec:
     """A codec for a server that applies its own template, with one tool, named as in `Format.with_tool`."""
-    fmt = Format(template=TEMPLATE, tools_in_prompt=False).with_tool(tool)
-    return TemplateCodec(TextTokenizer(), fmt, "the server's own")
+    if tools_in == "request":
+        fmt = Format(template=TEMPLATE, tools_in_prompt=False).with_tool(tool)
+        return TemplateCodec(TextTokenizer(), fmt, "the server's own")
+    named = "listed-tools" if tools_in == "text" else "no-tools"
+    fmt = read_format(named, TEMPLATE)
+    if tools_in == "text":
+        fmt = fmt.with_tool(tool)
+    return TemplateCodec(TextTokenizer(), fmt, f"{named}, in the server's own template")
 
 
-def messages_of(token_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The conversation in a prompt of `text_codec`, as OpenAI's API writes it; the turn to be written is left out."""
-    text = TextTokenizer().decode(token_ids)
-    messages: list[dict[str, Any]] = []
+def messages_of(token_ids: Sequence[int], tools_in: ToolsIn = "request") -> list[Message]:
+    """The conversation in a prompt of `text_codec`, as OpenAI's API writes it; the turn to be written is left out.
+
+    Only ids part messages. Text that looks like one of the tokens between messages stays text, for the server too.
+    """
+    tokenizer = TextTokenizer()
+    messages: list[Message] = []
     waiting: list[str] = []
     """Ids of calls whose replies come next."""
-    for number, part in enumerate(text.split(START)[1:-1]):
-        role, _, content = part.rpartition(END_OF_TURN)[0].partition("\n")
-        if role == "assistant":
+    for number, ids in enumerate(_split(token_ids)[1:-1]):
+        role, _, content = tokenizer.decode(ids).partition("\n")
+        content = without_turn_tokens(content)
+        if role == "assistant" and tools_in == "request":
             message, waiting = _assistant(content, number)
             messages.append(message)
+        elif role == "assistant":
+            messages.append({"role": role, "content": tags.after_thought(content).strip()})
         elif role == "tool" and waiting:
             messages.append({"role": "tool", "tool_call_id": waiting.pop(0), "content": content})
+        elif role == "tool":
+            _add_reply(messages, content)
         else:
-            messages.append({"role": "user" if role == "tool" else role, "content": content})
+            messages.append({"role": role, "content": content})
     return messages
+
+
+def _split(token_ids: Sequence[int]) -> list[list[int]]:
+    """The ids of each message: what stands between a start and the last end before the next start."""
+    parts: list[list[int]] = [[]]
+    for token in token_ids:
+        if token == START_ID:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    ends = [len(part) - 1 - part[::-1].index(END_ID) if END_ID in part else 0 for part in parts]
+    return [[token for token in part[:end] if token != END_ID] for part, end in zip(parts, ends, strict=True)]
+
+
+def _add_reply(messages: list[Message], content: str) -> None:
+    """Add the reply to a call that stands in a text, as a user's message; replies to one turn share it."""
+    reply = f"{tags.REPLY}\n{content}\n{tags.REPLY_END}"
+    if len(messages) > 1 and messages[-1]["role"] == "user" and messages[-2]["role"] == "assistant":
+        messages[-1]["content"] += f"\n{reply}"
+    else:
+        messages.append({"role": "user", "content": reply})
+
+
+def plain_messages(messages: Sequence[Message]) -> list[Message]:
+    """Messages for a server, in whose texts nothing can begin or end another message."""
+    return [
+        {**message, "content": without_turn_tokens(message["content"])}
+        if isinstance(message.get("content"), str)
+        else message
+        for message in messages
+    ]
 
 
 def _assistant(content: str, number: int) -> tuple[dict[str, Any], list[str]]:

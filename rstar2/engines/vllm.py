@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from rstar2.engines.openai_server import OpenAIServer, Served
+from rstar2.engines.completions import Choice
+from rstar2.engines.openai_server import Completed, OnLeftOut, OpenAIServer, Served
 from rstar2.loop.engine import Generation, OnTokens, Sampling
 
 
@@ -21,21 +21,21 @@ from rstar2.loop.engine import Generation, OnTokens, Sampling
 class _Received:
     """The part of one turn that the server has sent so far."""
 
+    on_tokens: OnTokens | None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
-    finish: str | None = None
 
-    def add(self, choice: dict[str, Any]) -> list[int]:
-        """Add a choice, whole or a streamed piece; returns its token ids."""
-        token_ids = [int(token) for token in choice.get("token_ids") or []]
-        logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
-        self.token_ids += token_ids
-        if len(logprobs) != len(token_ids) or None in logprobs:
+    def add(self, choice: Choice) -> None:
+        """Add a choice, whole or a streamed piece."""
+        logprobs = choice.logprobs.token_logprobs
+        known = [value for value in logprobs if value is not None]
+        self.token_ids += choice.token_ids
+        if len(known) != len(choice.token_ids) or len(known) != len(logprobs):
             self.logprobs = None
         elif self.logprobs is not None:
-            self.logprobs += [float(value) for value in logprobs]
-        self.finish = choice.get("finish_reason") or self.finish
-        return token_ids
+            self.logprobs += known
+        if choice.token_ids and self.on_tokens is not None:
+            self.on_tokens(choice.token_ids)
 
 
 class VLLMEngine:
@@ -46,9 +46,9 @@ class VLLMEngine:
         model: the served model's name; None takes the one the server has.
         stop_token_ids: ids that end a turn beside the model's own end of text, so `[codec.end_id]`.
         key: the API key, where the server asks for one.
-        more: further fields of vLLM's for each turn, such as `structured_outputs`.
+        more: further fields of the server's for each turn, such as `structured_outputs`.
 
-    `generate` raises EngineUnavailable where nothing answers or the server is busy, EngineError where it refuses.
+    `generate` raises EngineUnavailable if nothing answers or the server is busy, EngineError if it refuses.
     """
 
     def __init__(
@@ -60,11 +60,10 @@ class VLLMEngine:
         key: str | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        self._server = OpenAIServer(url, key)
+        self._server = OpenAIServer(url, key, fields=more)
         self.url = self._server.url
         self._model = model
         self._stop = list(stop_token_ids)
-        self._more = dict(more or {})
         self._known: Served | None = None
         self._asking = asyncio.Lock()
 
@@ -85,28 +84,29 @@ class VLLMEngine:
         body: dict[str, Any] = {
             "model": served.model,
             "prompt": list(prompt_ids),
-            "max_tokens": room,
             **sampling.in_full,
             "logprobs": 0,
             "return_token_ids": True,
             "stop_token_ids": self._stop,
-            **self._more,
         }
-        received = await (self._complete(body) if on_tokens is None else self._stream(body, on_tokens))
-        if received.finish not in ("stop", "length"):
-            raise self._server.error(f"ended a turn with finish_reason {received.finish!r}", "See its log.")
-        if not received.token_ids:
+        received = _Received(on_tokens)
+        streams = on_tokens is not None
+        completed = await self._server.complete("completions", body, room, received.add, stream=streams)
+        return self._generation(received, completed, room if served.max_len is not None else None)
+
+    def _generation(self, received: _Received, completed: Completed, room: int | None) -> Generation:
+        """A turn as received; `room` is how many tokens it could have had, None if that is not known."""
+        written = len(received.token_ids)
+        if not written and (completed.finish == "stop" or completed.usage.completion_tokens):
             raise self._server.error(
                 "returned no token ids", "Use a version of vLLM that supports return_token_ids."
             )
-        if received.finish == "length" and served.max_len is not None and len(received.token_ids) < room:
+        if completed.finish == "length" and room is not None and written < room:
             raise self._server.error(
-                f"ended a turn after {len(received.token_ids)} tokens, of {room} that it may have",
+                f"ended a turn after {written} tokens, of {room} that it may have",
                 "Remove max_new_tokens from the generation_config.json that the server uses.",
             )
-        return Generation(
-            received.token_ids, received.logprobs, "stop" if received.finish == "stop" else "length"
-        )
+        return Generation(received.token_ids, received.logprobs, completed.finish)
 
     async def top_logprobs(self, token_ids: Sequence[int], k: int) -> list[list[float]]:
         """The k largest log-probabilities at each position of a text but the first, largest first: shape (N - 1, k).
@@ -119,7 +119,7 @@ class VLLMEngine:
             "prompt_logprobs": k,
         }  # fmt: skip
         hint = "The request needs the log-probabilities of a prompt (prompt_logprobs), which vLLM supports."
-        answer = await self._server.post("/v1/completions", body, hint)
+        answer = await self._server.post("completions", body, hint)
         try:
             given = answer["choices"][0]["prompt_logprobs"][1:]
             rows = [sorted((float(at["logprob"]) for at in row.values()), reverse=True)[:k] for row in given]
@@ -129,33 +129,20 @@ class VLLMEngine:
             raise self._server.error(f"returned fewer than {k} log-probabilities at some positions")
         return rows
 
+    def when_left_out(self, on_left_out: OnLeftOut) -> None:
+        """Have each field of a request told that is left out, because the server does not take it."""
+        self._server.on_left_out = on_left_out
+
     async def aclose(self) -> None:
         await self._server.aclose()
 
     async def served(self) -> Served:
         """The model that `generate` asks for.
 
-        EngineUnavailable where nothing answers or the server is busy, EngineError where it does not hold that model,
-        or several and none was named.
+        Raises EngineUnavailable if nothing answers or the server is busy, EngineError if it does not hold that model,
+        or holds several and none was named.
         """
         async with self._asking:
             if self._known is None:
                 self._known = await self._server.served(self._model)
             return self._known
-
-    async def _complete(self, body: dict[str, Any]) -> _Received:
-        answer = await self._server.post("/v1/completions", body)
-        received = _Received()
-        try:
-            received.add(answer["choices"][0])
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise self._server.error(f"returned no completion: {str(answer)[:200]}") from error
-        return received
-
-    async def _stream(self, body: dict[str, Any], on_tokens: OnTokens) -> _Received:
-        received = _Received()
-        async with aclosing(self._server.stream("/v1/completions", body)) as choices:
-            async for choice in choices:
-                if token_ids := received.add(choice):
-                    on_tokens(token_ids)
-        return received

@@ -13,7 +13,7 @@ from rstar2.loop.trace import Trace, Turn
 
 def final_text(trace: Trace) -> tuple[str, bool]:
     """The text in which an answer is looked for, and whether the model ended its final turn itself."""
-    ended = trace.finish == "answer"
+    ended = trace.finish in ("answer", "refusal")
     turn = trace.turns[-1] if trace.turns else Turn(text="", start=0, end=0)
     if turn.tagged:
         return turn.text, reading_rules.finished(turn.text, ended)

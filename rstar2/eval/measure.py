@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rstar2.engines.openai_server import OnLeftOut
 from rstar2.engines.pool import EnginePool
+from rstar2.engines.vllm import VLLMEngine
 from rstar2.eval.benchmarks import Resources
 from rstar2.eval.control import Control, answer_requests
 from rstar2.eval.extension import extended_config
@@ -125,6 +127,7 @@ class _Measurement:
         plan, interrupt = self.plan, _Interrupt(self.view)
         async with contextlib.AsyncExitStack() as stack:
             resources, services = await self._resources(judge, grader, stack)
+            self._tell_left_out(resources, about)
             parts = {}
             for name, each in plan.benchmarks.items():
                 method = each.benchmark.opened(resources, each.settings, plan.request.files)
@@ -173,6 +176,28 @@ class _Measurement:
             await stack.enter_async_context(contextlib.aclosing(judge_model))
         resources = Resources(chat, agent, judge_model, self.folder.logs, self.folder.path)
         return resources, Services(retries, tuple(models), tools)
+
+    def _tell_left_out(self, resources: Resources, about: dict[str, Any]) -> None:
+        """Say at once, and in the results, which fields of requests a model's server does not take."""
+
+        def telling(whose: str, entry: str) -> OnLeftOut:
+            def left_out(field: str, words: str) -> None:
+                fields = about.setdefault(entry, {})
+                if field not in fields:
+                    fields[field] = words
+                    self.view.warn(
+                        [f"not exact: {field} of {whose} is left to its server's default: {words}"]
+                    )
+
+            return left_out
+
+        measured = telling("the model", "fields_left_out")
+        if isinstance(self.plan.opened.engine, VLLMEngine):
+            self.plan.opened.engine.when_left_out(measured)
+        if isinstance(resources.chat, ServerChat):
+            resources.chat.when_left_out(measured)
+        if isinstance(resources.judge_model, ServerChat):
+            resources.judge_model.when_left_out(telling("the judge model", "judge_fields_left_out"))
 
 
 class _Interrupt:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rstar2.eval import statistics
 from rstar2.eval.grader.outcomes import Missed, missed
-from rstar2.loop.trace import Trace
+from rstar2.loop.trace import FINISHED, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,9 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
         "mean_tokens": float(tokens.mean()),
         "p95_tokens": float(np.percentile(tokens, 95)),
         "no_answer_share": sum(row.no_answer for row in rows) / len(rows),
-        "truncated_share": sum(row.finish != "answer" for row in rows) / len(rows),
+        "truncated_share": sum(row.finish not in FINISHED for row in rows) / len(rows),
+        "content_filtered": sum(row.finish == "content_filter" for row in rows),
+        "refusals": sum(row.finish == "refusal" for row in rows),
         "format_ends": sum(row.finish == "format" for row in rows),
         "could_not_verify_share": sum(row.could_not_verify for row in rows) / len(rows),
         "could_not_verify": dict(Counter(str(row.missed) for row in rows if row.could_not_verify)),
@@ -142,7 +144,7 @@ def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[di
             "mean_tokens": sum(row.tokens for row in group) / len(group),
             "calls_per_trace": sum(row.calls for row in group) / len(group),
             "no_answer": sum(row.no_answer for row in group),
-            "truncated": sum(row.finish != "answer" for row in group),
+            "truncated": sum(row.finish not in FINISHED for row in group),
             "could_not_verify": sum(row.could_not_verify for row in group),
             **({"scores": scores} if (scores := _scores_of(group)) else {}),
         }

@@ -17,14 +17,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rstar2.data.problem import Problem
-from rstar2.engines.openai_server import key_refusal
 from rstar2.engines.pool import EnginePool
+from rstar2.engines.refusals import access_refusal
 from rstar2.errors import Failure, RStarError, UserError, first_error
 from rstar2.eval.control import Control
 from rstar2.eval.extension import keep_settings
@@ -39,7 +40,7 @@ from rstar2.loop.agent import Tools
 from rstar2.loop.engine import Engine, EngineError
 from rstar2.loop.trace import Trace, TraceWriter, read_traces
 from rstar2.loop.turns.codec import ChatCodec
-from rstar2.retry import Outages, RetryPolicy, ServiceGone
+from rstar2.retry import Outages, RetryPolicy, ServiceGone, causes_text, count_cause
 from rstar2.runs import refuse_changed
 
 _TICK_S = 0.5
@@ -205,8 +206,10 @@ def _raise_first(parts: list[_Benchmark], results: list[EvalResult]) -> None:
     refused = [error for part in parts for error in part.refused]
     if refused:
         total = sum(part.total for part in parts)
+        causes = sum((part.failed for part in parts), Counter[str]())
+        apart = f" (by cause: {causes_text(causes)})" if len(causes) > 1 else ""
         raise SamplesRefused(
-            f"{len(refused)} of {total} samples failed: {refused[0].message}",
+            f"{len(refused)} of {total} samples failed: {refused[0].message}{apart}",
             "The results cover the other samples, which are kept; start the same command again to retry these.",
             results,
         )
@@ -222,6 +225,8 @@ class _Benchmark:
         self.total = len(part.problems) * self.samples
         self.failure: RStarError | None = None
         self.refused: list[EngineError] = []
+        self.failed: Counter[str] = Counter()
+        """The causes of `refused`."""
         self._problems = {problem.id: problem for problem in part.problems}
         self._method = part.method
         self._combined = part.combined
@@ -358,15 +363,20 @@ class _Benchmark:
                     async with control.sampling(self.name, problem.id, sample):
                         trace = await self._method.sample(problem, sample)
             except EngineError as error:
-                if (refusal := key_refusal(error)) is not None:
+                if (refusal := access_refusal(error)) is not None:
                     raise refusal from error  # every other sample would be refused too
                 if self._record.errors:
                     self._record_error(problem, sample, writer)
                 else:
-                    self.refused.append(error)
+                    self._refuse(error)
                 return
             self._ungraded[trace.problem_id, trace.sample] = trace
             await self._finished.put(trace)
+
+    def _refuse(self, error: EngineError) -> None:
+        """Leave a sample out for an error of its own."""
+        self.refused.append(error)
+        count_cause(self.failed, error.cause)
 
     def _record_error(self, problem: Problem, sample: int, writer: TraceWriter) -> None:
         failed = Trace.begun([], problem.id, sample).model_copy(update={"verdict": "error"})
@@ -380,9 +390,9 @@ class _Benchmark:
                 graded = await self._method.graded(trace, self._problems[trace.problem_id])
             except EngineError as error:  # of a judge model
                 self._keep_refused(trace)
-                if (refusal := key_refusal(error)) is not None:
+                if (refusal := access_refusal(error)) is not None:
                     raise refusal from error
-                self.refused.append(error)
+                self._refuse(error)
                 continue
             for writer in writers:
                 with _writing(writer.path):
@@ -413,6 +423,7 @@ class _Benchmark:
             "benchmark": self.name,
             "complete": result.complete,
             "missing": self.total - samples,
+            **({"failed": dict(self.failed)} if self.failed else {}),
             "summary": result.summary,
             "settings": self._protocol,
             **about,

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import hashlib
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from rstar2.data.problem import Problem
 from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import ServerModel, find_model, local_model, model_name, open_folder, open_server
 from rstar2.engines.pool import RetryingEngine
+from rstar2.engines.text_tokens import ToolsIn
 from rstar2.errors import UserError, as_user_error
 from rstar2.eval.methods.chat import JUDGE_MODEL, EngineChat, ServerChat
 from rstar2.loop.engine import Engine
@@ -45,6 +46,10 @@ class Target:
     api: Literal["tokens", "chat"] = "tokens"
     """tokens: a vLLM server, exact. chat: any OpenAI-compatible chat endpoint, whose numbers are estimates in part."""
     api_key: str | None = None
+    tools_in: ToolsIn = "request"
+    """How a chat endpoint's model is shown its tools."""
+    request_body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of each request to the server."""
 
     def __post_init__(self) -> None:
         if not (self.model or self.url or self.oracle):
@@ -61,6 +66,15 @@ class Target:
             raise UserError(
                 "--api chat measures a model behind an endpoint, which has its own tokenizer and format",
                 "Give --url, and --model-name if it has several models; leave out --model and --format.",
+            )
+        if self.tools_in != "request" and self.api != "chat":
+            raise UserError(
+                "--no-tools and --tools-in-text are for --api chat, whose server has its own format",
+                "Give --format no-tools or --format listed-tools, or add --api chat.",
+            )
+        if self.request_body and not self.url:
+            raise UserError(
+                "--request-body adds fields to requests, and no server is given", "Give it with --url."
             )
         if self.model is not None:
             find_model(self.model)
@@ -99,7 +113,12 @@ class Opened:
         """The model, asked by chat messages: on a server by the server's chat template, else by its own."""
         if self.server is not None:
             return ServerChat(
-                self.server.url, self.server.model, retries, turn_timeout_s, key=self.server.key
+                self.server.url,
+                self.server.model,
+                retries,
+                turn_timeout_s,
+                key=self.server.key,
+                more=self.server.request_body,
             )
         assert self.engine is not None
         assert self.codec is not None
@@ -123,6 +142,8 @@ class ServedChat:
     key: str | None = None
     takes_all: bool = False
     """Whether it is known to take every sampling value."""
+    request_body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of each request."""
 
 
 def reach_server(
@@ -137,11 +158,15 @@ def reach_server(
         return None
     with as_user_error():
         if not tokenizer:
-            return asyncio.run(_reach_chat(target.url, target.model_name, target.api_key, retries))
+            return asyncio.run(_reach_chat(target.url, target, retries))
+        more = target.request_body
         if target.api == "chat":
-            return asyncio.run(open_chat_api(target.url, target.model_name, target.api_key, retries))
+            endpoint = open_chat_api(
+                target.url, target.model_name, target.api_key, retries, tools_in=target.tools_in, more=more
+            )
+            return asyncio.run(endpoint)
         opening = open_server(
-            target.url, target.model_name, target.model, retries, target.format, target.api_key
+            target.url, target.model_name, target.model, retries, target.format, target.api_key, more
         )
         return asyncio.run(opening)
 
@@ -159,9 +184,11 @@ def reach_judge_model(url: str, name: str | None, retries: RetryPolicy, key: str
         return asyncio.run(reached())
 
 
-async def _reach_chat(url: str, name: str | None, key: str | None, retries: RetryPolicy) -> ServedChat:
-    async with contextlib.aclosing(ServerChat(url, name, retries, FIRST_ANSWER_S, key=key)) as chat:
-        return ServedChat(chat.url, await chat.named(), key, await chat.takes_all())
+async def _reach_chat(url: str, target: Target, retries: RetryPolicy) -> ServedChat:
+    key = target.api_key
+    asking = ServerChat(url, target.model_name, retries, FIRST_ANSWER_S, key=key)
+    async with contextlib.aclosing(asking) as chat:
+        return ServedChat(chat.url, await chat.named(), key, await chat.takes_all(), target.request_body)
 
 
 def open_target(
@@ -182,11 +209,20 @@ def open_target(
         plain = byte_codec()
         golds = {problem.problem: problem.answer for problem in problems}
         return Opened.of(OracleEngine(golds, plain), plain, name="oracle")
+    asked_for = {"request_body": dict(target.request_body)} if target.request_body else {}
     if isinstance(server, ServedChat):
-        return Opened(None, None, {"name": server.model, "format": "the server's chat template"}, server)
+        about = {"name": server.model, "format": "the server's chat template", **asked_for}
+        return Opened(None, None, about, server)
     if server is not None and target.api == "chat":
         about = {"name": server.served.model, "url": target.url, "api": "chat", "inexact": list(INEXACT)}
-        asked = ServedChat(server.engine.url, server.served.model, target.api_key, server.served.takes_all)
+        about |= asked_for
+        asked = ServedChat(
+            server.engine.url,
+            server.served.model,
+            target.api_key,
+            server.served.takes_all,
+            target.request_body,
+        )
         return Opened.of(server.engine, server.codec, asked, **about)
     if server is not None:
         digest = {"sha256": model_hash(server.folder)} if server.folder is not None else {}
@@ -195,8 +231,9 @@ def open_target(
         named_by_folder = server.folder is not None and served.model == served.root
         name = model_name(Path(served.root)) if named_by_folder else served.model
         # A server that exchanges token ids takes all that vLLM does.
-        asked = ServedChat(server.engine.url, served.model, target.api_key, takes_all=True)
-        return Opened.of(server.engine, server.codec, asked, name=name, root=served.root, **digest)
+        asked = ServedChat(server.engine.url, served.model, target.api_key, True, target.request_body)
+        about = {"name": name, "root": served.root, **digest, **asked_for}
+        return Opened.of(server.engine, server.codec, asked, **about)
     assert target.model is not None
     folder = local_model(target.model)
     engine, codec = open_folder(folder, in_flight, choice=target.format, own_tools=agent)

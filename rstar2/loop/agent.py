@@ -86,7 +86,7 @@ class RolloutError(EngineError):
     """The engine failed in the middle of a rollout; `trace` is the rollout up to there, its `finish` is "error"."""
 
     def __init__(self, cause: EngineError, trace: Trace) -> None:
-        super().__init__(cause.message, cause.hint)
+        super().__init__(cause.message, cause.hint, cause=cause.cause)
         self.trace = trace
 
 
@@ -168,6 +168,8 @@ async def _take_turns(
         trace.turns.append(turn)
         if generated.finish == "length":
             return "max_tokens"
+        if generated.finish in ("refusal", "content_filter"):
+            return generated.finish
         calls = checked_calls(read.calls, codec.format)
         if not calls:
             return "answer"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rstar2.errors import Failure, Unavailable
+from rstar2.errors import Failure, RateLimited, Unavailable
 
 
 class EngineError(Failure):
@@ -15,6 +15,10 @@ class EngineError(Failure):
 
 class EngineUnavailable(EngineError, Unavailable):
     """The engine did not answer: away, too busy or too slow. The same request may succeed later."""
+
+
+class EngineRateLimited(EngineUnavailable, RateLimited):
+    """The engine works, and asks its clients to send fewer requests."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,10 @@ class Generation:
     """Shape (T,), the end-of-turn token included where the model wrote it."""
     logprobs: list[float] | None
     """Shape (T,), natural log at the sampling temperature; None where the engine gives none."""
-    finish: Literal["stop", "length", "interrupted"]
-    """interrupted: the engine was told to stop, see `rstar2.engines.hf.HFEngine.interrupt`."""
+    finish: Literal["stop", "length", "interrupted", "content_filter", "refusal"]
+    """stop: the model ended the turn. length: the budget or the context did. interrupted: the engine was told to stop,
+    see `rstar2.engines.hf.HFEngine.interrupt`. content_filter: a filter of the server ended it. refusal: the server
+    calls the turn a refusal of the model."""
 
 
 OnTokens = Callable[[list[int]], None]

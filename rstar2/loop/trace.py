@@ -24,11 +24,16 @@ CallStatus = Literal[
 ]  # fmt: skip
 """What became of a tool call, as the tool layer reports it. `lost` is the judge's fault, not the model's."""
 
-Finish = Literal["answer", "max_turns", "max_tokens", "format", "stopped", "error"]
-"""answer: a turn without a tool call. max_turns, max_tokens: a budget ended the rollout. format: the model's format
-cannot lead on from the calls that it wrote, see `Trace.cause`. stopped: in a chat, the person or a limit on time ended
-it. error: the engine failed; such a rollout is not measured, only training keeps it, for those who look into the
-fault."""
+Finish = Literal[
+    "answer", "refusal", "content_filter", "max_turns", "max_tokens", "format", "stopped", "error"
+]  # fmt: skip
+"""answer: a turn without a tool call. refusal: such a turn, which the server calls a refusal of the model.
+content_filter: a filter of the server ended the rollout. max_turns, max_tokens: a budget or the model's context ended
+it. format: the model's format cannot lead on from the calls that it wrote, see `Trace.cause`. stopped: in a chat, the
+person or a limit on time ended it. error: the engine failed; such a rollout is not measured, only training keeps it,
+for those who look into the fault."""
+FINISHED: tuple[Finish, ...] = ("answer", "refusal", "content_filter")
+"""The ends of rollouts that no budget cut off."""
 
 
 class ToolCall(BaseModel, extra="forbid"):

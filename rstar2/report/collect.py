@@ -85,6 +85,8 @@ class RunPage:
     """What `rstar2 analyze` wrote: `tables` and `charts`; and `stale`, whether the run has other traces by now."""
     card: dict[str, Any] | None = None
     """card.json of prepared data."""
+    chosen: str = ""
+    """Of an SFT: the step whose model it returned, and why; empty before that."""
 
 
 def collect(run: Path) -> RunPage:
@@ -109,8 +111,13 @@ def collect(run: Path) -> RunPage:
         sections=sections,
         kept=kept_traces(run),
         summary=read_json(run / "summary.json"),
-        charts=_training_charts(run) if kind in _TRAINING_KINDS else [],
+        charts=_training_charts(run)
+        if kind in _TRAINING_KINDS
+        else _sft_charts(run)
+        if kind == "sft"
+        else [],
         training=_training(run) if kind in _TRAINING_KINDS else None,
+        chosen=_chosen(run) if kind == "sft" else "",
         analysis=_analysis(run / "analysis"),
     )
 
@@ -188,6 +195,37 @@ def _training_charts(run: Path) -> list[Chart]:
             about = {"title": title, "x": "steps", "y": label, "unit": unit, "marks": marks}
             charts.append({**about, "series": series})
     return charts
+
+
+def _sft_charts(run: Path) -> list[Chart]:
+    """Charts of the loss of an SFT's steps and of all that was measured beside it; the chosen step is marked."""
+    from rstar2.train.choose import measured_curves, measurements, read_choice
+    from rstar2.train.records.steps import SFT_METRIC, sft_metrics
+
+    choice = read_choice(run)
+    marks = [(choice.step, "chosen")] if choice else []
+    losses = [(step, float(row[SFT_METRIC])) for step, row in sft_metrics(run).items()]
+    finite = [point for point in losses if math.isfinite(point[1])]
+    curves = [("loss", finite), *measured_curves(measurements(run))]
+    return [
+        {
+            "title": name.capitalize(),
+            "x": "steps",
+            "y": name,
+            "unit": "share" if name.startswith(("accuracy", "pass@k")) else "number",
+            "marks": marks,
+            "series": [{"name": "this run", "points": points}],
+        }
+        for name, points in curves
+        if points
+    ]
+
+
+def _chosen(run: Path) -> str:
+    from rstar2.train.choose import read_choice
+
+    choice = read_choice(run)
+    return f"The model is that of {choice.text}." if choice else ""
 
 
 def _training(run: Path) -> dict[str, Any] | None:

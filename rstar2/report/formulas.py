@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import re
+from rstar2.loop.turns.formulas import FORMULA
 
 RichText = str | list[str | list[str]]
 """JSON-able: a text; or, if it has formulas, a list of texts and of [source], the LaTeX of a formula with its
 delimiters."""
 
-_CHARACTER = r"(?:\\.|[^$\\\n]|\n(?!\s*\n))"
-_BOXED = r"\{(?:\\.|[^{}\\]|" * 5 + r"(?!)" + r")*+\}" * 5
-# Possessive, and no alternative begins where another one can: the time is linear in the length of a text, which a
-# model wrote and may be hostile. Each begins with its letters, by which the search skips the rest quickly.
-FORMULA = re.compile(
-    rf"\$\$(?<!\\\$\$)(?P<dollars>{_CHARACTER}++)\$\$"
-    rf"|\$(?<![\\$]\$)(?=\S)(?P<inline>{_CHARACTER}++)(?<!\s)\$(?!\d)"
-    r"|\\\[(?<!\\\\\[)(?P<brackets>(?:\\\\|\\(?![\[\]])|[^\\])++)\\\]"
-    r"|\\\((?<!\\\\\()(?P<parentheses>(?:\\\\|\\(?![()])|[^\\])++)\\\)"
-    rf"|\\(?P<boxed>boxed{_BOXED})",
-    re.DOTALL,
-)
 _LONGEST = 2000
 """Characters of a formula that is drawn; longer ones stay text."""
 

@@ -116,6 +116,7 @@ def _write(page: RunPage, file: TextIO, on_traces: OnTraces) -> None:
         "summary": page.summary,
         "charts": page.charts,
         "training": page.training,
+        "chosen": page.chosen,
         "analysis": page.analysis,
         "card": page.card,
         "paper": _beside_paper(page),

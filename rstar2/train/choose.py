@@ -11,7 +11,7 @@ RUN/
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,8 @@ class Measured:
             parts.append(f"validation loss {self.validation_loss:.4g}")
         if self.accuracy is not None:
             parts.append(f"accuracy {self.accuracy:.1%}")
-        if self.pass_at_k and len(self.pass_at_k) > 1:
-            most = max(self.pass_at_k, key=int)
-            parts.append(f"pass@{most} {self.pass_at_k[most]:.1%}")
+        if (pass_at_most := _most(self.pass_at_k)) is not None:
+            parts.append(f"pass@{max(map(int, self.pass_at_k or ()))} {pass_at_most:.1%}")
         if self.mean_tokens is not None:
             parts.append(f"{self.mean_tokens:.0f} tokens")
         return ", ".join(parts)
@@ -77,6 +76,32 @@ def measurements(folder: Path) -> list[Measured]:
         Measured(step, losses.get(step), **_numbers(sampled.get(step)))
         for step in sorted({*losses, *(step for step, results in sampled.items() if results)})
     ]
+
+
+def measured_curves(measured: Sequence[Measured]) -> list[tuple[str, list[tuple[int, float]]]]:
+    """The name of each measure, and its points (step, value); a measure without a point is left out."""
+    values: dict[str, Callable[[Measured], float | None]] = {
+        "validation loss": lambda each: each.validation_loss,
+        "accuracy on held-out problems": lambda each: each.accuracy,
+        "pass@k on held-out problems, largest k": lambda each: _most(each.pass_at_k),
+        "mean tokens on held-out problems": lambda each: each.mean_tokens,
+    }
+    curves = [
+        (
+            name,
+            [
+                (each.step, value)
+                for each in measured
+                if (value := of(each)) is not None and math.isfinite(value)
+            ],
+        )
+        for name, of in values.items()
+    ]
+    return [(name, points) for name, points in curves if points]
+
+
+def _most(by_k: dict[str, float] | None) -> float | None:
+    return by_k[max(by_k, key=int)] if by_k and len(by_k) > 1 else None
 
 
 def measured_at(folder: Path, step: int) -> Measured:
@@ -139,9 +164,8 @@ def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
     candidates = _candidates(recipe, measured, steps)
     best = _best(by, candidates)
     if best is None:
-        reason = (
-            "the last step" if by == "last" else f"the last step, since none was measured for choose = {by}"
-        )
+        why = {"held_out": ": no step was sampled", "validation": ": no validation loss was measured"}
+        reason = f"the last step{why.get(by, '')}"
         choice = Choice(steps, by, reason, measured)
     else:
         what = "highest accuracy on the held-out problems" if by == "held_out" else "lowest validation loss"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -47,7 +48,14 @@ def conversation_fault(row: dict[str, Any]) -> str:
 
 
 def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
-    """Encode a row of `read_conversations` as SFT teaches it, see `as_taught` and `ChatCodec.training_sample`."""
+    """Encode a row of `read_conversations` as SFT teaches it, see `as_taught` and `ChatCodec.training_sample`.
+
+    A row that a model of the same tokenizer and format wrote has its token ids (`rstar2.data.rows.TOKENS`), which are
+    taken as they are: to encode its text again could give others.
+    """
+    tokens = row.get("tokens")
+    if tokens and tokens["codec"] == codec.digest:
+        return Encoded(array("i", tokens["input_ids"]), array("b", tokens["loss_mask"]))
     taught = as_taught(row, codec.wording)
     return codec.training_sample(taught.messages, taught.tools)
 

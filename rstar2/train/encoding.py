@@ -97,9 +97,7 @@ class EncodedData:
     @cached_property
     def form(self) -> FormCheck:
         """Whether the conversations agree with the system texts that they are shown with, and with what RL rewards."""
-        record = read_json(self.folder / _RECORD)
-        if record is None:
-            raise Failure(f"{self.folder / _RECORD} is gone", "Start the same command again.")
+        record: dict[str, Any] = read_json(self.folder / _RECORD) or {}
         return FormCheck.of_json(record["form"])
 
     def copy_to(self, file: Path) -> None:
@@ -159,8 +157,8 @@ def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: Non
         # What a killed process left, and what is of a file that was replaced by now.
         for stale in store.iterdir():
             record = read_json(stale / _RECORD) if stale.is_dir() else None
-            replaced = record is not None and (record["file"], record["data"]) != (data.name, content)
-            if stale.suffix == ".part" or (replaced and record["file"] == data.name):
+            replaced = record and record["file"] == data.name and record["data"] != content
+            if stale.suffix == ".part" or replaced:
                 shutil.rmtree(stale, ignore_errors=True)
         try:
             with whole_folder(folder) as part:
@@ -221,11 +219,8 @@ def _code_digest() -> str:
 
     found = hashlib.sha256(f"{rstar2.__version__} {tokenizers.__version__}".encode())
     modules = (answer_form, taught, conversations, form_check)
-    for file in (
-        *sorted(Path(turns.__file__).parent.glob("*.py")),
-        *(Path(module.__file__) for module in modules),
-        Path(__file__),
-    ):
+    files = [Path(module.__file__) for module in modules if module.__file__]
+    for file in (*sorted(Path(turns.__file__).parent.glob("*.py")), *files, Path(__file__)):
         found.update(file.read_bytes())
     return found.hexdigest()
 

@@ -39,13 +39,13 @@ class FormCheck:
     def warnings(self) -> Iterator[str]:
         """What SFT would teach against the system text or the reward, and what to do about it."""
         counts = self.counts
-        if counts.kept < counts.asked:
+        if ignoring := counts.demanded_turns - counts.compliant_turns:
             yield (
-                f"{counts.asked - counts.kept:,} of {counts.asked:,} turns do not keep the form that their own system "
-                f"text or question asks for, the first in conversation {self.first_fault}: the model would learn to "
-                "ignore that text. Take the text out of these conversations, or write their turns as it asks."
+                f"{ignoring:,} of {counts.demanded_turns:,} turns do not keep the form that their own system text or "
+                f"question asks for, the first in conversation {self.first_fault}: the model would learn to ignore "
+                "that text. Take the text out of these conversations, or write their turns as it asks."
             )
-        if self.rewarded and not counts.answers:
+        if self.rewarded and not counts.rewarded_endings:
             yield (
                 f"none of the {counts.conversations:,} conversations ends in the form that RL rewards, "
                 f"{_described(self.rewarded)}: the model would have to find it in RL. Prepare the data with a share of "
@@ -59,9 +59,9 @@ def check_form(rows: Iterable[Mapping[str, Any]], wording: Wording, first: int =
     for number, row in enumerate(rows, first):
         counts = count_form(row, wording)
         total += counts
-        if counts.kept < counts.asked and fault is None:
+        if counts.compliant_turns < counts.demanded_turns and fault is None:
             fault = number
-    return FormCheck(total, fault, wording.opening | wording.question)
+    return FormCheck(total, fault, wording.rewarded)
 
 
 def _described(demands: Demands) -> str:

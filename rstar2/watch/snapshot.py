@@ -11,6 +11,7 @@ from typing import Any
 
 from rstar2.errors import UserError
 from rstar2.runs import load_config, load_status
+from rstar2.train.choose import Measured, measurements, read_choice
 from rstar2.train.filter.progress import SamplesDone, samples_done
 from rstar2.train.records.alarms import read_alarms
 from rstar2.train.records.progress import (
@@ -53,6 +54,10 @@ class Snapshot:
     """All finished steps of all stages."""
     losses: list[float]
     """Of SFT's steps, where that is the phase."""
+    measured: list[Measured]
+    """What was measured of SFT's steps, where that is the phase."""
+    chosen: str
+    """Of SFT: the step whose model it returned, and why; empty before that, and in another phase."""
     alarms: list[dict[str, Any]]
     """stage, step, sign and text, in order."""
     cause: str
@@ -73,6 +78,11 @@ class Snapshot:
             "activity": self.activity and self.activity.text(),
             "latest": _numbers(latest),
             **_numbers({"loss": self.losses[-1] if self.losses else None}),
+            "measured": [
+                {**asdict(each), **_numbers({"validation_loss": each.validation_loss})}
+                for each in self.measured
+            ],
+            "chosen": self.chosen,
             "alarms": self.alarms,
             "cause": self.cause,
             "steps": [
@@ -107,6 +117,7 @@ def snapshot(folder: Path) -> Snapshot:
     whole = _whole_run(run, arm)
     state = "finished" if (folder / "model").is_dir() else whole.state
     steps, losses, filtering = list[Step](), list[float](), False
+    measured, chosen = _sft_measures(folder if name == SFT else None)
     if name == SFT:
         stage, phase, losses = None, "SFT", sft_losses(folder)
         step = len(losses)
@@ -130,6 +141,8 @@ def snapshot(folder: Path) -> Snapshot:
         activity=whole.activity if current else None,
         steps=steps,
         losses=losses,
+        measured=measured,
+        chosen=chosen,
         alarms=[alarm for alarm in whole.alarms if alarm["stage"] == stage],
         cause=whole.cause if current and state != "finished" else "",
     )
@@ -165,7 +178,9 @@ def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
     stage = max((int(path.parent.name[-1]) for path in begun), default=None)
     sft = run if kind == "sft" else run / "sft"
     filtered, samples = _filter_of(root, stage or 0)
-    losses = sft_losses(sft) if stage is None and samples is None else []
+    in_sft = stage is None and samples is None
+    losses = sft_losses(sft) if in_sft else []
+    measured, chosen = _sft_measures(sft if in_sft else None)
     if samples is not None:
         phase, done, stage = f"filter before stage {filtered}", 0, None
     elif stage is not None:
@@ -187,6 +202,8 @@ def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
         activity=current_activity(folder) if training else None,
         steps=steps,
         losses=losses,
+        measured=measured,
+        chosen=chosen,
         alarms=[
             {"stage": number, "step": step, "sign": alarm.sign, "text": alarm.text}
             for number in (1, 2, 3)
@@ -195,6 +212,12 @@ def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
         ],
         cause=str(status.get("cause", "")),
     )
+
+
+def _sft_measures(folder: Path | None) -> tuple[list[Measured], str]:
+    """What was measured of the steps of an SFT, and which was chosen; nothing without a folder."""
+    choice = read_choice(folder) if folder is not None else None
+    return measurements(folder) if folder is not None else [], choice.text if choice else ""
 
 
 def _filter_of(root: Path, stage: int) -> tuple[int, SamplesDone | None]:

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rstar2.train.choose import measured_curves
 from rstar2.train.records.panels import PANELS, Panel, Unit
 from rstar2.train.records.steps import Step
 from rstar2.watch.snapshot import Snapshot
@@ -38,6 +39,12 @@ def draw(shown: Snapshot, width: int) -> RenderableType:
         parts.append(Text(shown.cause, style="red"))
     if shown.losses:
         parts.append(Text(f"loss   {shown.losses[-1]:.4g}   {course(shown.losses)}"))
+    for name, curve in measured_curves(shown.measured):
+        parts.append(
+            Text(f"{name}   step {curve[-1][0]}: {curve[-1][1]:.4g}   {course([y for _, y in curve])}")
+        )
+    if shown.chosen:
+        parts.append(Text(f"chosen   {shown.chosen}", style="green"))
     if shown.steps:
         parts.append(table(shown, width >= _WIDE))
     return Group(*parts)

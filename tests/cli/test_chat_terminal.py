@@ -23,6 +23,7 @@ from support.terminal import CTRL_C, CTRL_D, PASTE, TAB, UP, terminal
 from support.tools import patient
 from support.waiting import TIMEOUT_S, wait_until
 
+from rstar2.chat.repl import COMMANDS
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import ours, save_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
@@ -38,6 +39,22 @@ SOME_PIECES = 100
 """Of a recitation: its first twenty words, and some more."""
 LONG = " ".join(f"word{number}" for number in range(1000))
 PRIORITY = os.getpriority(os.PRIO_PROCESS, 0)
+WIDEST_COMMAND = max(len(f"{name} {after}") for name, (after, _, _) in COMMANDS.items())
+MARKDOWN = """# Two roots
+
+The **larger** one is `3`, not 2*3*4.
+
+- its line is long enough that a terminal of forty columns breaks it
+- 2
+
+| n | root |
+|---|-----:|
+| 1 | 2 |
+
+```python
+print(3)
+```
+Done."""
 WAITS = f"""import os, time
 while os.getpriority(os.PRIO_PROCESS, 0) > {PRIORITY}:
     time.sleep(0.01)
@@ -63,6 +80,8 @@ def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             said = f"I ask √ Python.</reason>\n<tool_call>{json.dumps(call)}</tool_call>"
         elif "Recite" in last:
             said = f"on and on</reason>{LONG}"
+        elif "Write Markdown" in last:
+            said = f"I *write* it</reason> <answer>{MARKDOWN}</answer>"
         elif "half" in last:
             said = "I halve it</reason> <answer>It is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}</answer>"
         else:
@@ -102,7 +121,7 @@ def test_ten_turns_with_calls_and_the_commands(words: tuple[str, ...], tmp_path:
         person.types("Run print(6 * 7)")
         person.shows("The answer is 42.")
         assert re.search(
-            r"╭─ python ─+\n│ print\(6 \* 7\)\n╰─\n╭─ ok, [\d.]+ s ─+╮\n│ 42 +│\n╰─+╯", person.text
+            r"╭─ python ─+╮\n│ print\(6 \* 7\) +│\n╰─+╯\n╭─ ok, [\d.]+ s ─+╮\n│ 42 +│\n╰─+╯", person.text
         )
         for turn in range(3, 10):
             person.types(f"Once more, {turn}")
@@ -395,3 +414,80 @@ def test_a_chat_that_is_asked_to_end_does_so_without_a_traceback(
             os.kill(person.pid, number)
             person.ends_with(128 + number)
             assert "Traceback" not in person.written
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_markdown_is_rendered_in_the_answer_as_it_is_written(words: tuple[str, ...], columns: int) -> None:
+    with terminal(*words, columns=columns) as person:
+        person.types("Write Markdown")
+        person.shows("Done.")
+        person.types("/quit")
+        person.ends_with(0)
+    lines = person.text.splitlines()
+    assert all(len(line) <= columns for line in lines)
+    # Thought stays as it was written.
+    assert "I *write* it" in lines
+    assert "Two roots" in lines
+    assert "The larger one is 3, not 2*3*4." in lines
+    start = next(number for number, line in enumerate(lines) if line.startswith("• its line"))
+    broken = lines[start : lines.index("• 2")]
+    assert (len(broken) > 1) == (columns == 40)
+    assert all(line.startswith("  ") for line in broken[1:])
+    assert any(re.fullmatch(r" *1 +2 *", line) for line in lines)
+    frame = lines.index(next(line for line in lines if line.startswith("╭─ python")))
+    assert [len(line) for line in lines[frame : frame + 3]] == [columns] * 3
+    assert re.fullmatch(r"│ print\(3\) +│", lines[frame + 1])
+    # Bold, and code in a colour.
+    assert "\x1b[1mlarger" in person.written
+    assert "\x1b[36m3" in person.written
+
+
+def test_markdown_in_a_file_is_as_the_model_wrote_it(words: tuple[str, ...], tmp_path: Path) -> None:
+    with terminal(*words, stdout=tmp_path / "said.txt") as person:
+        person.types("Write Markdown")
+        person.shows("tokens/s")
+        person.types("/quit")
+        person.ends_with(0)
+    assert (tmp_path / "said.txt").read_text() == f"I *write* it\n{MARKDOWN}\n"
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_help_fits_the_terminal(words: tuple[str, ...], columns: int) -> None:
+    with terminal(*words, columns=columns, lines=60) as person:
+        person.types("/help")
+        person.shows("twice, exit")
+        shown = person.text.partition("/help\n")[2]
+        person.types("/quit")
+        person.ends_with(0)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= columns
+    starts = {line.split()[0] for line in lines if line.startswith("/")}
+    assert starts >= set(COMMANDS) - {"/help"}
+    for _, what, _ in COMMANDS.values():
+        # No word is broken, and what belongs together is indented alike.
+        assert what.split()[-1] in shown
+    continued = [line for line in lines if line.startswith(" ")]
+    assert {len(line) - len(line.lstrip()) for line in continued} <= {
+        4 if columns == 40 else WIDEST_COMMAND + 2
+    }
+
+
+def test_a_question_that_is_typed_before_the_prompt_stands_there_once(words: tuple[str, ...]) -> None:
+    with terminal(*words) as person:
+        person.comes_to(lambda: "model:" in person.text, "model:")
+        person.press(b"Hello there\r")
+        person.shows("this is question 1")
+        person.types("/quit")
+        person.ends_with(0)
+        assert person.text.count("Hello there") == 1
+
+
+def test_no_key_is_shown_by_the_terminal_itself_from_the_first_line_on(words: tuple[str, ...]) -> None:
+    with terminal(*words) as person:
+        person.comes_to(lambda: "model:" in person.text, "model:")
+        assert not person._echoes()
+        person.comes_to_the_prompt()
+        person.press(CTRL_D)
+        person.ends_with(0)
+        # The shell's terminal is as it was.
+        assert person._echoes()

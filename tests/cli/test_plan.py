@@ -91,6 +91,37 @@ def test_the_table_shows_every_stage_and_what_does_not_fit(model: Path) -> None:
     assert "signal before, s" in ran.stdout
 
 
+def test_a_hub_id_that_is_known_needs_no_network_and_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    ran = rstar2("plan", "--model", "Qwen/Qwen3-14B", "--stage", "1", "--profile", "8xh100", "--json")
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["model"]["parameters"] == 14_768_307_200
+
+
+def test_of_another_model_of_the_hub_config_json_alone_is_read(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def downloaded(hub_id: str, file: str) -> str:
+        asked.append((hub_id, file))
+        if hub_id != "me/my-14b":
+            raise OSError("cannot reach the hub")
+        return str(model / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", downloaded)
+    line = ["--stage", "1", "--profile", "8xh100", "--json"]
+    ran = rstar2("plan", "--model", "me/my-14b", *line)
+    assert json.loads(ran.stdout)["model"]["parameters"] == 14_768_307_200
+    error = rstar2("plan", "--model", "Qwen/Qwen3-15B", *line).exception
+    assert isinstance(error, UserError)
+    assert error.message.startswith(
+        "cannot read config.json of Qwen/Qwen3-15B from the hub: cannot reach the hub"
+    )
+    assert "; did you mean Qwen/Qwen3-" in error.message
+    assert asked == [("me/my-14b", "config.json"), ("Qwen/Qwen3-15B", "config.json")]
+
+
 def test_stated_tokens_per_second_are_taken(model: Path) -> None:
     line = ["plan", "--model", model, "--stage", "1", "--profile", "8xh100", "--json"]
     slow, fast = (
@@ -116,6 +147,7 @@ def test_a_runs_lengths_are_expected_again(model: Path) -> None:
     [
         (["--model", "Qwen3-14B", "--like", "."], "no training steps in ."),
         (["--model", "nowhere"], "no model folder at nowhere"),
+        (["--model", "Qwen3-8B"], "no model folder at Qwen3-8B; did you mean Qwen/Qwen3-8B?"),
         (["--model", "Qwen3-14B", "--profile", "9xh100"], "no profile 9xh100"),
         (["--model", "Qwen3-14B", "--stage", "4"], "--stage 4: no such stage"),
         (["--model", "Qwen3-14B", "--set", "algorithm.objective=grop"], "the nearest is 'grpo'"),
@@ -309,5 +341,5 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(
 def test_a_dry_run_of_a_model_that_is_not_here_says_that_it_has_no_plan(model: Path) -> None:
     ran = rstar2("train", "--stage", "1", "--model", "Qwen/Qwen3-99B", "--data", "d", "--dry-run")
     assert ran.exit_code == 0, ran.output
-    assert "no plan: cannot read Qwen/Qwen3-99B/config.json" in ran.output
+    assert "no plan: the shape of Qwen/Qwen3-99B is not known" in ran.output
     assert "verl.trainer.main_ppo" in ran.stdout

@@ -6,6 +6,7 @@ vLLM itself cannot run in this test environment; the stand-in takes vLLM's argum
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -348,13 +349,59 @@ def test_the_printed_command_is_what_would_run_and_starts_nothing(
     words = ["--python", str(vllm), "--tp", "4", "--max-model-len", "32768", "--print-command", "--", "--x"]
     code, shown, _ = _invoke(str(model), *words)
     assert code == 0
-    assert shown.splitlines()[-1].split() == [
+    assert shlex.split(shown.splitlines()[-1]) == [
         str(vllm.with_name("vllm")),
-        *("serve", str(model), "--host", "127.0.0.1", "--port", "8000"),
+        *("serve", str(model), "--host", "127.0.0.1", "--port", "8000", "--allowed-origins", "[]"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         *("--logprobs-mode", "processed_logprobs"),
         *("--tensor-parallel-size", "4", "--max-model-len", "32768", "--x"),
     ]
+
+
+def test_a_name_and_the_origins_of_pages_reach_vllm_or_the_agent(
+    vllm: Path, model: Path, tokenizer: Any
+) -> None:
+    tokenizer.save_pretrained(model)
+    words = [
+        "--python",
+        str(vllm),
+        "--name",
+        "demo",
+        "--cors",
+        "http://a:1",
+        "--cors",
+        "http://b",
+        "--port",
+        "81",
+    ]
+    code, shown, _ = _invoke(str(model), *words, "--print-command")
+    assert code == 0
+    alone = shlex.split(shown.splitlines()[-1])
+    assert alone[alone.index("--allowed-origins") + 1] == '["http://a:1", "http://b"]'
+    assert alone[alone.index("--served-model-name") + 1] == "demo"
+    code, shown, _ = _invoke(str(model), *words, "--with-tools", "--print-command")
+    assert code == 0
+    engine, agent = (shlex.split(line) for line in shown.splitlines()[-2:])
+    # Only the agent is at the address that pages know.
+    assert engine[engine.index("--allowed-origins") + 1] == "[]"
+    assert engine[engine.index("--served-model-name") + 1] == "demo"
+    settings = AgentServerSettings.model_validate_json(agent[agent.index("printf") + 2])
+    assert (settings.name, settings.origins) == ("demo", ["http://a:1", "http://b"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--name", " "], "--name is empty"),
+        (["--cors", "localhost:3000"], "--cors localhost:3000 is not an origin"),
+        (["--cors", "http://localhost:3000/"], "--cors http://localhost:3000/ is not an origin"),
+        (["--with-tools", "--cors", "*"], "would run programs for every page"),
+    ],
+)
+def test_a_name_or_an_origin_that_cannot_be_is_refused(model: Path, words: list[str], message: str) -> None:
+    _, _, error = _invoke(str(model), *words, "--print-command")
+    assert isinstance(error, UserError)
+    assert message in error.message
 
 
 def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path: Path, model: Path) -> None:

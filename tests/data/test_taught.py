@@ -110,7 +110,7 @@ def test_no_converted_row_is_asked_for_what_it_does_not_do(named: str, tokenizer
     for source in CONVERSATIONS:
         for form in (False, True):
             counts = count_form({**row_of(source), "answer_form": form}, codec.wording)
-            assert counts.kept == counts.asked, (source, form)
+            assert counts.compliant_turns == counts.demanded_turns, (source, form)
 
 
 def test_a_row_outside_the_form_is_shown_no_system_text_but_its_tools(codec: ChatCodec) -> None:
@@ -118,7 +118,7 @@ def test_a_row_outside_the_form_is_shown_no_system_text_but_its_tools(codec: Cha
         text = codec.tokenizer.decode(encode(row, codec).input_ids.tolist())
         assert "<answer>" not in text
         assert ("# Tools" in text) == bool(row.get("tools") not in (None, "[]"))
-        assert count_form(row, codec.wording).asked == 0
+        assert count_form(row, codec.wording).demanded_turns == 0
 
 
 def test_a_row_in_the_form_is_shown_what_a_rollout_is_shown_and_ends_as_it_is_rewarded(
@@ -170,7 +170,7 @@ def test_a_template_that_asks_for_a_thought_but_opens_none_gets_it_written(token
         .startswith("<reason>Your BMI is 22.86.</reason>\n")
     )
     counts = count_form(row, codec.wording)
-    assert counts.asked == counts.kept == 3
+    assert counts.demanded_turns == counts.compliant_turns == 3
 
 
 def test_tools_are_listed_in_the_system_text_of_a_format_that_lists_them_there(tokenizer: Any) -> None:

@@ -36,7 +36,6 @@ from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import FORMAT_FILE, ours
-from rstar2.loop.tools import shipped_tools
 from rstar2.loop.trace import TraceWriter, read_traces
 from rstar2.loop.turns.choose import load_codec
 
@@ -133,13 +132,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # It has no format file, and a chat template of its own that knows of no tools.
     (root / "models/smollm2" / FORMAT_FILE).unlink()
     (root / "models/smollm2/chat_template.jinja").write_text(CHATML)
-    # Its weights come with a template that lists tools; the format is the page's.
+    # Its weights come with a template that lists tools, and no format file.
     (root / PUBLISHED / FORMAT_FILE).unlink()
     (root / PUBLISHED / "chat_template.jinja").write_text(ours().template)
-    page = (ROOT / "docs" / "published-14b.md").read_text("utf-8")
-    [toml] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    (root / "published.toml").write_text(toml)
-    write_json(root / "release_tools.json", [tool.schema for tool in shipped_tools().values()])
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
         made_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
     write_json(root / "runs/demo/config.json", {"kind": "demo", "config": {}})

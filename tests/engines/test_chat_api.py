@@ -14,6 +14,7 @@ from support.tools import SharedTools
 from support.turns import user_turn
 
 from rstar2.engines.chat_api import _Turn, open_chat_api
+from rstar2.engines.completions import Choice, read_completion
 from rstar2.engines.text_tokens import BYTES, TextTokenizer, messages_of, text_codec
 from rstar2.loop.agent import Limits, rollout
 from rstar2.loop.engine import EngineError, Sampling
@@ -111,16 +112,22 @@ async def test_a_wrong_key_is_the_endpoints_own_message_and_length_is_a_cut() ->
             await opened.engine.aclose()
 
 
+def _piece(call: dict[str, Any]) -> Choice:
+    choice = read_completion({"choices": [{"delta": {"tool_calls": [call]}}]}).choice
+    assert choice is not None
+    return choice
+
+
 @pytest.mark.parametrize("index", [{}, {"index": 0}])
 def test_calls_are_told_apart_by_their_ids_where_all_have_one_index(index: dict[str, int]) -> None:
     written: list[str] = []
     turn = _Turn(written.append)
     for name, value in (("add", 1), ("sub", 2)):
         begun = {**index, "id": f"call_{name}", "function": {"name": name, "arguments": '{"a": '}}
-        turn.add({"delta": {"tool_calls": [begun]}})
+        turn.add(_piece(begun))
         # Some servers give every piece an id of its own.
         rest = {**index, "id": f"piece_{name}", "function": {"arguments": f"{value}}}"}}
-        turn.add({"delta": {"tool_calls": [rest]}})
+        turn.add(_piece(rest))
     turn.end()
     calls = [
         json.loads(part.partition("</tool_call>")[0]) for part in "".join(written).split("<tool_call>")[1:]

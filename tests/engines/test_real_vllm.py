@@ -49,6 +49,8 @@ from rstar2.train.scheduler.metrics import Reading, read_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 CONTEXT = 512
+NAMED = "tiny"
+"""What clients call the served model."""
 SAMPLED = Sampling(temperature=0.5, max_tokens=24, seed=7)
 GREEDY = Sampling(temperature=0.0, max_tokens=24)
 
@@ -85,6 +87,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     port = free_port()
     env = {**os.environ, "RSTAR2_STATE": str(tmp_path_factory.mktemp("state"))}
     words = f"--with-tools --port {port} --max-model-len {CONTEXT} --kv-gib 1 --ready-s 3000 --detach".split()
+    words += ["--name", NAMED, "--cors", "http://localhost:3000"]
     extra = ["--", "--enforce-eager", "--dtype", "float32"]
     try:
         ran = _command("serve", str(model), *words, *extra, env=env)
@@ -105,6 +108,29 @@ def _command(*words: str, env: dict[str, str], stdin: str = "") -> subprocess.Co
 @pytest.fixture(scope="module")
 def url(server: Server) -> str:
     return server.engine
+
+
+def test_structured_output_names_and_pages_are_as_the_page_says(server: Server) -> None:
+    """An enumeration, because a model with random weights may write white space for ever between parts of an object."""
+    schema = {"name": "colour", "schema": {"type": "string", "enum": ["red", "green"]}}
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Which colour?"}],
+        "response_format": {"type": "json_schema", "json_schema": schema},
+        "max_tokens": 32,
+    }
+    with openai.OpenAI(base_url=f"{server.engine}/v1", api_key="x", max_retries=0, timeout=600) as client:
+        [card] = client.models.list().data
+        assert card.id == NAMED
+        answer = client.chat.completions.create(model=NAMED, **asked).choices[0].message.content
+    assert json.loads(answer or "") in ("red", "green")
+    with openai.OpenAI(base_url=f"{server.agent}/v1", api_key="x", max_retries=0, timeout=600) as client:
+        assert client.models.retrieve(NAMED).id == NAMED
+        with pytest.raises(openai.BadRequestError, match="without --with-tools"):
+            client.chat.completions.create(model=NAMED, **asked)
+    before = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+    for url, allowed in ((server.engine, False), (server.agent, True)):
+        answered = httpx.options(f"{url}/v1/chat/completions", headers=before, trust_env=False)
+        assert ("access-control-allow-origin" in answered.headers) == allowed
 
 
 async def _say(
@@ -185,6 +211,20 @@ async def test_a_hundred_turns_at_once_are_those_one_by_one(url: str, prompt: li
     finally:
         await engine.aclose()
     assert [turn.token_ids for turn in together[:5]] == [turn.token_ids for turn in alone]
+
+
+async def test_seeded_turns_with_long_prompts_that_come_at_once_are_all_answered(url: str) -> None:
+    """As many as `eval` has in flight by default, with more tokens in all than vLLM prefills in one step."""
+    engine = VLLMEngine(url)
+    prompts = [[5 + (7 * number + at) % 200 for at in range(CONTEXT - 32)] for number in range(64)]
+    turns = await asyncio.gather(
+        *(
+            engine.generate(prompt, Sampling(temperature=0.6, max_tokens=8, seed=number))
+            for number, prompt in enumerate(prompts)
+        )
+    )
+    await engine.aclose()
+    assert all(1 <= len(turn.token_ids) <= 8 for turn in turns)
 
 
 async def test_greedy_log_probabilities_of_both_engines_are_those_of_a_forward_pass(
@@ -292,7 +332,7 @@ def test_eval_and_chat_run_on_it(server: Server, tmp_path: Path) -> None:
     problems = tmp_path / "five.jsonl"
     problems.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     run, env = tmp_path / "run", dict(os.environ)
-    words = ["--url", server.engine, "-n", "1", "--max-tokens", "48", "--run", str(run)]
+    words = ["--url", server.engine, "--max-tokens", "48", "--run", str(run)]
     measured = _command("eval", str(problems), *words, env=env)
     assert measured.returncode == 0, measured.stderr
     assert len(list(run.rglob("results.json"))) >= 1

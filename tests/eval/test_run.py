@@ -15,8 +15,8 @@ from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data.benchmarks import read_problems
 from rstar2.data.problem import Problem
-from rstar2.engines.openai_server import KeyRefused
 from rstar2.engines.oracle import OracleEngine, byte_codec
+from rstar2.engines.refusals import KeyRefused
 from rstar2.errors import Failure, UserError
 from rstar2.eval.extension import keep_settings
 from rstar2.eval.grader import GraderPool

@@ -6,42 +6,40 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.optional import needs
 from support.servers import openai_client as openai
+from support.servers.scripted_agent import QUESTION, make_model, scripted, served_agent
 from support.servers.serving import served
 from support.servers.vllm_standin import StandIn, serving
-from support.tools import patient
 from support.waiting import TIMEOUT_S, wait_until
 
-from rstar2.data import builtin
-from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits
 from rstar2.loop.turns.choose import codec_for, load_codec
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.loop.turns.template import TemplateCodec
 from rstar2.serve.openai import agent as agent_module
-from rstar2.serve.openai.agent import Agent, conversation
+from rstar2.serve.openai.agent import Agent, StopTexts, conversation
+from rstar2.serve.openai.answers import Usage
+from rstar2.serve.openai.requests import ChatRequest
 from rstar2.serve.plan import AgentServerSettings
 
 pytestmark = [needs("torch"), pytest.mark.slow]
-
-CALL = '{"name": "python_code_with_standard_io", "arguments": {"code": "print(6 * 7)", "input": ""}}'
-FIRST = f"I multiply.</reason>\n<tool_call>\n{CALL}\n</tool_call>"
-SECOND = "It is 42.</reason>\n<answer>\\boxed{42}</answer>"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny") / "model"
-    tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
-    make_tiny_model(path, tiny, builtin.traces(1, 60, {}), patient(builtin.FORMAT), seed=1)
+    make_model(path)
     return path
 
 
@@ -52,30 +50,14 @@ def codec(folder: Path) -> ChatCodec:
 
 @pytest.fixture(scope="module")
 def standin(folder: Path, codec: ChatCodec) -> Iterator[StandIn]:
-    response = codec.tokenizer.convert_tokens_to_ids("<tool_response>")
-
-    def write(prompt: list[int]) -> list[int]:
-        return codec.turn(SECOND if response in prompt else FIRST)
-
-    standin = StandIn(write)
-    standin.root = str(folder)
+    standin = scripted(folder, codec)
     with serving(standin):
         yield standin
 
 
 @pytest.fixture(scope="module")
 def url(standin: StandIn, folder: Path, judge: JudgeHandle) -> Iterator[str]:
-    from rstar2.serve.openai.agent_server import create_app, open_model
-
-    settings = AgentServerSettings(
-        engine_url=standin.url,
-        model=str(folder),
-        host="127.0.0.1",
-        port=1,
-        api_key="secret",
-        max_tokens=4096,
-    )
-    with served(create_app(settings, open_model(settings), (judge.url, judge.token))) as url:
+    with served_agent(standin.url, folder, judge) as url:
         yield url
 
 
@@ -85,7 +67,8 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-ASKED: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
+MESSAGES = [{"role": "user", "content": QUESTION}]
+ASKED: dict[str, Any] = {"model": "scripted", "messages": MESSAGES}
 
 
 def test_the_answer_is_content_and_how_it_was_found_is_reasoning(client: openai.OpenAI) -> None:
@@ -169,11 +152,22 @@ def test_a_token_limit_is_said(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
         ({"model": "other"}, "does not exist"),
         ({"top_logprobs": 2}, "top_logprobs is not supported"),
-        ({"stop": "x"}, "stop is not supported"),
+        ({"stop": ""}, "is empty"),
+        ({"stop": {"a": 1}}, "stop"),
+        (
+            {"response_format": {"type": "json_object"}},
+            "without --with-tools, which is vLLM, gives structured",
+        ),
+        ({"extra_body": {"options": {"temperature": 0}}}, r"options\.temperature is not supported"),
+        ({"extra_body": {"options": "fast"}}, "not an object"),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "enable_thinking is not supp"),
+        ({"reasoning_effort": "low"}, "reasoning_effort is not supported"),
+        ({"functions": [{"name": "f"}]}, "runs its own tools"),
+        ({"messages": [{"role": "tool", "content": "4", "tool_call_id": "1"}, *MESSAGES]}, "the role tool"),
         ({"frequency_penalty": 1.0}, "frequency_penalty is not supported"),
         ({"temperature": 9}, "temperature"),
         ({"extra_body": {"top_k": 10**19}}, "top_k"),
-        ({"extra_body": {"colour": 1}}, "colour"),
+        ({"extra_body": {"colour": 1}}, "colour is not supported"),
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "x"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text"),
@@ -209,9 +203,104 @@ def test_a_refused_field_is_named_and_values_that_change_nothing_are_not_refused
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**ASKED, n=2)
     assert refused.value.param == "n"
-    neutral: dict[str, Any] = {"n": 1, "stop": [], "logprobs": False, "tools": [], "tool_choice": "auto"}
-    answer = client.chat.completions.create(**ASKED, **neutral, user="me", extra_body={"ignore_eos": False})
+    neutral: dict[str, Any] = {
+        "n": 1,
+        "stop": [],
+        "logprobs": False,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        "tool_choice": "none",
+        "parallel_tool_calls": False,
+        "metadata": {"chat_id": "1"},
+        "store": False,
+        "prediction": {"type": "content", "content": "x"},
+        "verbosity": "medium",
+        "response_format": {"type": "text"},
+        "service_tier": "auto",
+        "user": "me",
+    }
+    more = {
+        "ignore_eos": False,
+        "options": {"num_ctx": 4096, "temperature": None},
+        "chat_template_kwargs": {},
+    }
+    answer = client.chat.completions.create(**ASKED, **neutral, extra_body=more)
     assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "content"),
+    [
+        ("{42}", "\\boxed"),
+        (["nowhere", "xed"], "\\bo"),
+        # Thought, program and result hold these, the answer does not.
+        (["multiply", "print", "It is"], "\\boxed{42}"),
+        # The answer ends with what could begin it.
+        ("}!", "\\boxed{42}"),
+    ],
+)
+def test_the_answer_ends_before_a_stop_text_that_thoughts_and_programs_may_hold(
+    client: openai.OpenAI, stop: Any, content: str, stream: bool
+) -> None:
+    asked: dict[str, Any] = {**ASKED, "stop": stop}
+    if stream:
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        written = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        finish = chunks[-1].choices[0].finish_reason
+    else:
+        [choice] = client.chat.completions.create(**asked).choices
+        written, finish = choice.message.content, choice.finish_reason
+    assert (written, finish) == (content, "stop")
+
+
+async def test_a_stop_text_ends_the_rollout_of_a_model_that_would_go_on(
+    codec: ChatCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine writes the turn token by token, and is cancelled once the answer has come to the text."""
+    turn = codec.turn("So.</reason>\n<answer>one two three four</answer>")
+    written: list[int] = []
+    ended = asyncio.Event()
+
+    class Endless:
+        name = "endless"
+
+        async def generate(self, prompt: list[int], sampling: Any, on_tokens: Any = None) -> Any:
+            try:
+                for token in turn:
+                    written.append(token)
+                    on_tokens([token])
+                    await asyncio.sleep(0)
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    class NoTools:
+        @asynccontextmanager
+        async def opened(self) -> AsyncIterator[None]:
+            yield
+
+    agent = Agent(Endless(), codec, NoTools(), Limits(), "x")  # type: ignore[arg-type]
+    body = ChatRequest(messages=MESSAGES, stop=["three"])
+    shown: list[Any] = []
+    result = await agent_module._answer(agent, body, [1, 2], shown.append)
+    assert ended.is_set()
+    assert "".join(part.content for part in shown) == "one two "
+    assert (result.finish, result.usage) == ("stop", Usage(2, len(written)))
+    assert len(written) < len(turn)
+
+
+@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=3), max_size=3), st.data())
+def test_stop_texts_are_met_however_the_text_is_cut(text: str, stops: list[str], data: Any) -> None:
+    reader, shown, rest = StopTexts(stops), "", text
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        shown, rest = shown + reader.add(rest[:size]), rest[size:]
+        # What is withheld is shorter than a stop text.
+        assert reader.reached or len(text) - len(rest) - len(shown) < max(map(len, stops), default=1)
+    shown += reader.end()
+    ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    assert reader.reached == bool(ends)
+    assert shown == (text[: min(ends)[1]] if ends else text)
 
 
 KEY = {"Authorization": "Bearer secret"}
@@ -394,6 +483,75 @@ def test_an_engine_that_is_away_is_said_so_and_so_is_one_that_does_not_answer(
     finally:
         standin.busy_answers, standin.healthy = 0, True
     assert httpx.get(f"{url}/health", trust_env=False, timeout=TIMEOUT_S).status_code == 200
+
+
+def test_one_model_is_named_by_its_id_and_another_is_not_there(client: openai.OpenAI) -> None:
+    [card] = client.models.list().data
+    assert client.models.retrieve(card.id) == card
+    with pytest.raises(openai.NotFoundError, match="`other` does not exist; this server has `scripted`"):
+        client.models.retrieve("other")
+
+
+def test_a_named_model_is_asked_for_by_that_name_and_one_in_a_folder_by_its_path(
+    folder: Path, judge: JudgeHandle, local: tuple[str, Any]
+) -> None:
+    with served_agent(None, folder, judge, key=None, name="demo", max_model_len=400) as url:
+        for base, name in ((url, "demo"), (local[0], str(folder))):
+            with openai.OpenAI(
+                base_url=f"{base}/v1", api_key="x", max_retries=0, timeout=TIMEOUT_S
+            ) as client:
+                card = client.models.retrieve(name)
+                assert (card.id, (card.model_extra or {})["root"]) == (name, str(folder))
+                answer = client.chat.completions.create(model=name, messages=MESSAGES, max_tokens=2)
+                assert answer.model == name
+
+
+ORIGIN = "http://localhost:3000"
+
+
+def test_web_pages_may_ask_if_their_origin_is_named(
+    standin: StandIn, folder: Path, judge: JudgeHandle
+) -> None:
+    with served_agent(standin.url, folder, judge, origins=[ORIGIN]) as url:
+        path = f"{url}/v1/chat/completions"
+        with httpx.Client(trust_env=False, timeout=TIMEOUT_S) as http:
+
+            def allowed(origin: str, **more: Any) -> str | None:
+                headers = {"Origin": origin, **more.pop("headers", {})}
+                return http.request(url=path, headers=headers, **more).headers.get(
+                    "access-control-allow-origin"
+                )
+
+            # A browser asks this before it sends a key or JSON.
+            before = {
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "authorization,content-type",
+            }
+            assert allowed(ORIGIN, method="OPTIONS", headers=before) == ORIGIN
+            assert allowed("http://elsewhere", method="OPTIONS", headers=before) is None
+            assert allowed(ORIGIN, method="POST", headers=KEY, json=ASKED) == ORIGIN
+            # A page can read why it was refused.
+            assert allowed(ORIGIN, method="POST", json=ASKED) == ORIGIN
+
+
+def test_without_an_origin_no_web_page_may_ask(url: str) -> None:
+    headers = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
+    path = f"{url}/v1/chat/completions"
+    before = httpx.options(path, headers=headers, trust_env=False, timeout=TIMEOUT_S)
+    assert before.status_code >= 400
+    after = httpx.post(
+        path, json=ASKED, headers={**KEY, "Origin": ORIGIN}, trust_env=False, timeout=TIMEOUT_S
+    )
+    assert "access-control-allow-origin" not in {**before.headers, **after.headers}
+    # Nor may it send a body that a browser lets it send without asking.
+    plain = httpx.post(
+        path,
+        content=json.dumps(ASKED),
+        headers={**KEY, "Content-Type": "text/plain"},
+        trust_env=False,
+        timeout=TIMEOUT_S,
+    )
+    assert plain.status_code == 400
 
 
 def test_its_context_is_the_models(client: openai.OpenAI, standin: StandIn) -> None:

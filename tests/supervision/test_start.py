@@ -81,7 +81,14 @@ def test_a_server_whose_supervisor_never_reports_is_a_failure_that_names_its_log
 ) -> None:
     (modules / "silent.py").write_text("import time\ntime.sleep(3600)")
     monkeypatch.setattr(serve, "SUPERVISOR", "silent")
-    about = {"model": "m", "engine": "e", "with_tools": False, "url": "http://127.0.0.1:1", "port": 1}
+    about = {
+        "model": "m",
+        "name": "m",
+        "engine": "e",
+        "with_tools": False,
+        "url": "http://127.0.0.1:1",
+        "port": 1,
+    }
     settings = SupervisorSettings(**about, folder=str(modules / "state"), waves=[], ready_s=1.0)
     with pytest.raises(Failure, match=r"said nothing for 0\.1 s") as told:
         list(serve.supervised(settings, start_s=0.1))

@@ -135,8 +135,5 @@ def test_a_loss_that_is_no_number_is_not_chosen(tmp_path: Path) -> None:
     recipe = sft_recipe("laptop", ["checkpoint_every=10"])
     assert choose(recipe, tmp_path, 20).step == 20
     measured(tmp_path, {10: None}, {})
-    assert (
-        choose(recipe, tmp_path, 20).reason
-        == "the last step, since none was measured for choose = validation"
-    )
+    assert choose(recipe, tmp_path, 20).reason == "the last step: no validation loss was measured"
     assert [each.step for each in measurements(tmp_path)] == [10]

@@ -21,7 +21,10 @@ from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure, UserError
 from rstar2.files import write_json
+from rstar2.report.collect import collect
 from rstar2.runs import load_status, open_run
+from rstar2.train.choose import choose
+from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.records.progress import Activity, ActivityWriter
 from rstar2.watch.snapshot import snapshot
 from rstar2.watch.view import course
@@ -308,6 +311,33 @@ def test_a_curve_without_a_number_and_a_loss_that_is_none_are_shown(tmp_path: Pa
     (tmp_path / "sft" / "metrics-1.jsonl").write_text(losses)
     assert "loss   nan   ▄" in rstar2("watch", tmp_path / "sft").stdout
     assert strict(rstar2("watch", tmp_path / "sft", "--json").stdout)["loss"] is None
+
+
+def test_what_was_measured_of_an_sft_and_the_chosen_step_are_shown(tmp_path: Path) -> None:
+    run = tmp_path / "sft"
+    write_json(run / "config.json", {"kind": "sft", "config": {}})
+    lines = [
+        f'{{"step": {n}, "data": {{"train/loss": 0.5, "val/loss": {loss}}}}}\n'
+        for n, loss in ((1, 0.7), (2, "null"), (3, 0.6))
+    ]
+    (run / "metrics-1.jsonl").write_text("".join(lines))
+    summary = {"accuracy": 0.25, "pass@k": {"1": 0.25, "4": 0.5}, "mean_tokens": 80.0}
+    write_json(run / "held_out" / "step-3" / "results.json", {"complete": True, "summary": summary})
+    write_json(run / "held_out" / "step-4" / "results.json", {"complete": False, "summary": summary})
+    said = rstar2("watch", run).stdout
+    assert "validation loss   step 3: 0.6   █▁" in said
+    assert "accuracy on held-out problems   step 3: 0.25" in said
+    assert "mean tokens on held-out problems   step 3: 80" in said
+    assert "chosen" not in said
+    choose(sft_recipe("laptop", ["held_out.data=x", "held_out.every=3"]), run, 3)
+    shown = strict(rstar2("watch", run, "--json").stdout)
+    assert shown["chosen"] in rstar2("watch", run).stdout
+    assert shown["chosen"].startswith("step 3: highest accuracy on the held-out problems")
+    assert [each["validation_loss"] for each in shown["measured"]] == [0.7, None, 0.6]
+    page = collect(run)
+    assert page.chosen == f"The model is that of {shown['chosen']}."
+    assert [chart["title"] for chart in page.charts][:2] == ["Loss", "Validation loss"]
+    assert all(chart["marks"] == [(3, "chosen")] for chart in page.charts)
 
 
 class Terminal:

@@ -21,10 +21,10 @@ CARD = "card.json"
 FORM_COLUMNS = {
     "suitable": "can be in the answer form",
     "marked": "are",
-    "answers": "of them with a boxed value",
+    "rewarded_endings": "end with a boxed value",
     "turns": "turns",
-    "asked": "turns that are asked for a form",
-    "kept": "turns that keep it",
+    "demanded_turns": "turns that are asked for a form",
+    "compliant_turns": "turns that keep it",
 }
 """The counts of `FormCounts` and `AnswerForm.card` that the card shows, with the heads of their columns."""
 

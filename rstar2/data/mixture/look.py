@@ -18,8 +18,7 @@ from rstar2.data.reading import sha256
 from rstar2.data.rows import LATER_COLUMNS, SCHEMAS, Kind
 from rstar2.data.taught import ANSWER_FORM, FormCounts, count_form
 from rstar2.errors import UserError
-from rstar2.loop.formats.format import ours
-from rstar2.loop.turns.demands import Wording, wording_of
+from rstar2.loop.turns.demands import Wording
 
 TOKENS_OF = Callable[[list[dict[str, Any]]], list[int]]
 """How many tokens each row has, as a stage would make them."""
@@ -97,12 +96,11 @@ def by_source(prepared: Prepared) -> dict[str, int]:
     return dict(Counter(row["source"] for row in prepared.read(["source"])))
 
 
-def form_by_source(prepared: Prepared, wording: Wording | None) -> dict[str, dict[str, int]]:
-    """How many turns keep the form that they are asked for, in a format or else in ours: `FormCounts`, and `marked`.
+def form_by_source(prepared: Prepared, wording: Wording) -> dict[str, dict[str, int]]:
+    """How many turns keep the form that they are asked for, in a format: `FormCounts`, and `marked`.
 
     Of a larger set, over the rows that `count_tokens` counts too.
     """
-    wording = wording or wording_of(ours())
     counts: dict[str, FormCounts] = {}
     marked: Counter[str] = Counter()
     for row in islice(prepared.read(), None, None, _step(prepared)):

@@ -42,7 +42,7 @@ from rstar2.data.mixture.recipe import MixturePlan
 from rstar2.data.mixture.rewrite import WAIT_S, Rewriter, Rewritten, Texts, check_server
 from rstar2.data.parquet import PREPARED
 from rstar2.data.reading import Origin, ReadCounts, hub_demand, read_source, sha256
-from rstar2.data.rows import SCHEMAS, Kind, as_json
+from rstar2.data.rows import SCHEMAS, TOKENS, Kind, as_json
 from rstar2.data.taught import ANSWER_FORM
 from rstar2.data.workers import ahead, mapped, start_server
 from rstar2.errors import Failure, UserError
@@ -197,7 +197,7 @@ class _Preparation:
         taken = draw(rows, self._plan, counts, dropped)
         texts, rewritten = self._rewrite(rows)
         recipe = self._plan.recipe
-        form = AnswerForm(recipe.answer_shares(), recipe.seed) if rows.kind == "conversations" else None
+        form = AnswerForm(self._answer_shares(), recipe.seed) if rows.kind == "conversations" else None
         self._progress.start("write")
         # Parquet is written by compiled code, which leaves this process's other thread time for the dropped rows.
         with ThreadPoolExecutor(1) as pool:
@@ -261,7 +261,9 @@ class _Preparation:
     def _filter(self, rows: Candidates, names: Sequence[str]) -> DroppedRows:
         """Drop what one filter, or several that judge each row by itself, find."""
         recipe = self._plan.recipe
-        settings = recipe.model_dump(mode="json", exclude={"sources", "filters", "seed", "rewrite"})
+        settings = recipe.model_dump(
+            mode="json", exclude={"sources", "filters", "seed", "rewrite", "answer_form"}
+        )
         name = self._named(names, settings, self._config["against"], self._config["measured"])
         step = DroppedRows(names, self._work / f"filter-{name}.parquet")
         self._progress.start(", ".join(names))
@@ -309,9 +311,15 @@ class _Preparation:
             self._progress.finish("; ".join([f"{done.taken} of {len(numbers)} taken", *waited]))
         return texts, rewritten
 
+    def _answer_shares(self) -> dict[str, float]:
+        """The share of each source that is taught as RL rewards; 0 if a model's own token ids are trained on."""
+        shares = self._plan.recipe.answer_shares()
+        return shares | {each.name: 0.0 for each in self._plan.origins if each.source.token_ids}
+
     def _write_data(self, rows: Candidates, texts: dict[str, Texts], form: AnswerForm | None) -> str:
         """Write the chosen rows, some of them with new texts, conversations marked by `form`. → the file's SHA-256."""
-        schema = SCHEMAS[rows.kind]
+        token_ids = any(origin.source.token_ids for origin in self._plan.origins)
+        schema = pa.schema([*SCHEMAS[rows.kind], *([TOKENS] if token_ids else [])])
         file = self._output / PREPARED
         with whole_path(file) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
             waiting: list[Any] = []

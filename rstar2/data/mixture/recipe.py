@@ -110,7 +110,7 @@ class MixturePlan:
     def config(self) -> dict[str, Any]:
         """What was resolved, for the card; another one makes another set."""
         with ThreadPoolExecutor() as pool:
-            inputs = list(pool.map(Origin.identity, self.origins))
+            inputs = list(pool.map(lambda origin: origin.identity(), self.origins))
         return {
             "recipe": self.recipe.model_dump(mode="json"),
             "inputs": {origin.name: found for origin, found in zip(self.origins, inputs, strict=True)},

@@ -26,7 +26,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from rstar2.config import Strict
 from rstar2.data.candidates import Candidates, Numbers
 from rstar2.data.language import in_another_language
-from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
+from rstar2.engines.completions import Choice
+from rstar2.engines.openai_server import OpenAIServer, Wording
+from rstar2.engines.refusals import AccessRefused, MalformedAnswer, Refused
 from rstar2.errors import RStarError, UserError, first_error
 from rstar2.files import LineWriter, whole_file, whole_lines
 from rstar2.loop.engine import EngineError
@@ -61,6 +63,7 @@ _FIRST = 50
 _EXAMPLE_CHARS = 300
 _NOTHING_TO_REWRITE = "nothing to rewrite"
 _REFUSED = "refused by the server"
+_DECLINED = "declined by the model or a filter"
 _ONLY_A_THOUGHT = "only a thought"
 
 
@@ -283,24 +286,31 @@ class Rewriter:
 
     async def _asked(self, server: OpenAIServer, body: dict[str, Any]) -> _Answer:
         """Returns what the server answers, without a thought in front of it."""
+        choices: list[Choice] = []
+
+        async def attempt() -> str:
+            choices.clear()
+            ended = await server.complete("chat/completions", body, None, choices.append, stream=False)
+            return ended.finish
+
         try:
-            reply = await self._service.call(lambda: server.post("/v1/chat/completions", body))
-            message, finish = reply["choices"][0]["message"], reply["choices"][0].get("finish_reason")
-            content = message["content"]
-            thought = message.get("reasoning_content") or message.get("reasoning")
-        except Refused as refused:
+            finish = await self._service.call(attempt)
+        except AccessRefused as refused:
             _refuse_key(refused)
+            raise
+        except Refused as refused:
             if refused.status == 404:
                 raise UserError(refused.message, "Choose one of its models with --model.") from refused
             return _Answer(refused.message, fault=_REFUSED)
-        except (LookupError, TypeError, AttributeError):
-            return _Answer("", fault="no chat completion")
-        if not isinstance(content, str | None):
-            return _Answer("", fault="not text")
-        written = (content or "").strip()
+        except MalformedAnswer:
+            return _Answer("", fault="not a completion")
+        if finish in ("refusal", "content_filter"):
+            return _Answer("", fault=_DECLINED)
+        written = "".join(choice.said.content for choice in choices).strip()
+        thought = "".join(choice.said.thought for choice in choices).strip()
         text = after_leading_thought(written)
-        if finish in (None, "stop") and not text and (written or thought):
-            return _Answer(written or str(thought), fault=_ONLY_A_THOUGHT)
+        if finish == "stop" and not text and (written or thought):
+            return _Answer(written or thought, fault=_ONLY_A_THOUGHT)
         return _Answer(written if text is None else text, finish)
 
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rstar2.data.problem import Problem
-from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
+from rstar2.engines.completions import Choice
+from rstar2.engines.openai_server import OnLeftOut, OpenAIServer, Wording
 from rstar2.engines.pool import RetryingEngine
+from rstar2.engines.text_tokens import plain_messages
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.loop.engine import EngineError, Sampling
-from rstar2.loop.trace import Trace, Turn
+from rstar2.loop.trace import Finish, Trace, Turn
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.codec import ChatCodec, Message
 from rstar2.loop.turns.turn import EMPTY, ParsedTurn
@@ -27,12 +28,16 @@ from rstar2.retry import RetryPolicy
 
 JUDGE_MODEL = "judge model"
 """What messages call a model that grades."""
+_FINISHES: dict[str, Finish] = {
+    "length": "max_tokens",
+    "content_filter": "content_filter",
+    "refusal": "refusal",
+}
+"""How a trace names the end of a reply, if it is not an answer."""
 _WORDING = {
     "server": Wording(),
     JUDGE_MODEL: Wording(JUDGE_MODEL, "--judge-model-name", "Give its key in OPENAI_API_KEY."),
 }
-_CONTEXT = re.compile(r"maximum context length is (\d+) tokens")
-"""In a refusal of OpenAI's API, as of vLLM's, where a conversation and the tokens of its reply do not fit."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Reply:
     message: Message
     """As OpenAI's API has it: `role`, `content`, and perhaps `tool_calls`."""
     finish: str
-    """stop, tool_calls, or length where the budget cut it off."""
+    """stop, tool_calls, length if the budget or the context cut it off, content_filter, or refusal."""
     prompt_tokens: int
     tokens: int
     """How many the model wrote."""
@@ -92,7 +97,9 @@ class EngineChat:
         made = await self._engine.generate(prompt, sampling)
         message, written = self._codec.message(made.token_ids, prompt, list(tools))
         calls = message.get("tool_calls")
-        finish = "length" if made.finish == "length" else "tool_calls" if calls else "stop"
+        finish = (
+            ("tool_calls" if calls else "stop") if made.finish in ("stop", "interrupted") else made.finish
+        )
         return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids, written)
 
     def _refuse_dropped(self, shown: str, tools: Sequence[Message]) -> None:
@@ -141,7 +148,8 @@ class ServerChat:
         model: its name there; None takes the one that the server holds.
         retries: shared by all requests of the run.
         service: what messages call it.
-        key: its API key, where it asks for one.
+        key: its API key, if it asks for one.
+        more: further fields of each request.
     """
 
     def __init__(
@@ -152,8 +160,9 @@ class ServerChat:
         turn_timeout_s: float,
         service: str = "server",
         key: str | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
-        self._server = OpenAIServer(url, key, _WORDING[service], turn_timeout_s)
+        self._server = OpenAIServer(url, key, _WORDING[service], turn_timeout_s, more)
         self.url = self._server.url
         self._service = retries.service(service)
         self.tokens = 0
@@ -181,59 +190,52 @@ class ServerChat:
                     self._takes_all = False
             return self._takes_all
 
+    def when_left_out(self, on_left_out: OnLeftOut) -> None:
+        """Have each field of a request told that is left out, because the server does not take it."""
+        self._server.on_left_out = on_left_out
+
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
     ) -> Reply:
         body: dict[str, Any] = {
             "model": await self.named(),
-            "messages": list(messages),
-            "max_tokens": sampling.max_tokens,
+            "messages": plain_messages(messages),
             **(sampling.in_full if await self.takes_all() else sampling.as_openai),
         }
         if tools:
             body["tools"] = list(tools)
-
-        reply = await self._within_context(body)
+        reply = await self._service.call(lambda: self._complete(body, sampling.max_tokens))
         self.tokens += reply.tokens
         return reply
 
-    async def _within_context(self, body: dict[str, Any]) -> Reply:
-        try:
-            return await self._service.call(lambda: self._complete(body))
-        except Refused as refused:
-            context = _context(refused)
-        try:
-            first = await self._service.call(lambda: self._complete({**body, "max_tokens": 1}))
-        except Refused as refused:
-            _context(refused)
-            return Reply({"role": "assistant", "content": ""}, "length", 0, 0)
-        room = {"max_tokens": context - first.prompt_tokens}
-        return await self._service.call(lambda: self._complete({**body, **room}))
-
-    async def _complete(self, body: dict[str, Any]) -> Reply:
-        answer = await self._server.post("/v1/chat/completions", body)
-        try:
-            choice, usage = answer["choices"][0], answer.get("usage") or {}
-            message = {key: value for key, value in choice["message"].items() if value is not None}
-            return Reply(
-                {"role": "assistant", "content": "", **message},
-                str(choice.get("finish_reason") or "stop"),
-                int(usage.get("prompt_tokens") or 0),
-                int(usage.get("completion_tokens") or 0),
-                written=_with_calls(message),
-            )
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise self._server.error("sent no chat completion") from error
+    async def _complete(self, body: Mapping[str, Any], room: int) -> Reply:
+        choices: list[Choice] = []
+        ended = await self._server.complete("chat/completions", body, room, choices.append, stream=False)
+        message = _message(choices[-1]) if choices else {"role": "assistant", "content": ""}
+        finish = "tool_calls" if ended.finish == "stop" and message.get("tool_calls") else str(ended.finish)
+        usage = ended.usage
+        written = _with_calls(message)
+        return Reply(message, finish, usage.prompt_tokens, usage.completion_tokens, written=written)
 
     async def aclose(self) -> None:
         await self._server.aclose()
 
 
-def _context(refused: Refused) -> int:
-    """The model's context, which a conversation and the tokens of its reply exceed; raises another refusal again."""
-    if found := _CONTEXT.search(refused.message):
-        return int(found[1])
-    raise refused
+def _message(choice: Choice) -> Message:
+    """A reply as OpenAI's API has it."""
+    said = choice.said
+    message: Message = {"role": "assistant", "content": said.content + said.refusal}
+    calls = [
+        {
+            "id": call.id or f"call_{number}",
+            "type": "function",
+            "function": {"name": call.function.name, "arguments": call.function.arguments or "{}"},
+        }
+        for number, call in enumerate(said.tool_calls)
+    ]
+    if said.thought:
+        message["reasoning_content"] = said.thought
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 class ChatMethod:
@@ -272,7 +274,7 @@ def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: fl
         response_ids=ids,
         response_mask=[1] * len(ids),
         turns=[Turn.read(turn, 0, len(ids) if known else 0) for turn in turns],
-        finish="max_tokens" if last.finish == "length" else "answer",
+        finish=_FINISHES.get(last.finish, "answer"),
         wall_s=wall_s,
         counted_tokens=None if known else sum(reply.tokens for reply in replies),
     )

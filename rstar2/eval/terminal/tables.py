@@ -97,6 +97,10 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
         lines["problems left out"] = f"{left_out:,}"
     if ends := summary.get("format_ends"):
         lines["ended by the format"] = f"{ends:,}"
+    if filtered := summary.get("content_filtered"):
+        lines["ended by a content filter"] = f"{filtered:,}"
+    if refusals := summary.get("refusals"):
+        lines["refusals"] = f"{refusals:,}"
     if summary["lost_calls"]:
         lines["calls the judge lost"] = f"{summary['lost_calls']:,}"
     return lines

@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -85,6 +85,13 @@ class ChatCodec(ABC):
         """Token ids of a conversation up to where the model continues.
 
         `tools` are schemas to show in place of the format's; an empty list for none.
+        """
+
+    @abstractmethod
+    def with_variables(self, variables: Mapping[str, Any]) -> ChatCodec:
+        """This codec, with variables of its chat template or options of its family set, such as `enable_thinking`.
+
+        Raises UserError, which names the variable, if the format does not know it or cannot be rendered with it.
         """
 
     @abstractmethod

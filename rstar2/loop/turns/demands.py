@@ -66,6 +66,11 @@ class Wording:
         return demands_of("".join(self.format.around_problem))
 
     @property
+    def rewarded(self) -> Demands:
+        """Of a turn that answers a problem; what RL rewards if the answer is right."""
+        return self.opening | self.question
+
+    @property
     def opens_thought(self) -> bool:
         """Whether every turn begins inside a thought."""
         return tags.opens_thought(self.turn_start)

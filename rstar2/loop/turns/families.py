@@ -60,6 +60,7 @@ class FamilyCodec(ChatCodec):
         super().__init__(tokenizer, fmt, source)
         assert fmt.family is not None
         self._renderer = _renderer(tokenizer, fmt.family, fmt.family_options)
+        self._named_source = source
         self.thoughts = _THOUGHTS[getattr(self._renderer, "effective_thinking_retention", "template")]
         self.source = f"{source} (family {fmt.family}; thoughts of earlier turns {self.thoughts})"
         stops = [int(token) for token in self._renderer.get_stop_token_ids()]
@@ -76,6 +77,17 @@ class FamilyCodec(ChatCodec):
 
     def prompt(self, messages: Sequence[Message], tools: list[Message] | None = None) -> list[int]:
         return self._render(self._plain(messages), self._shown(tools), generation=True)
+
+    def with_variables(self, variables: Mapping[str, Any]) -> FamilyCodec:
+        family = self.format.family
+        fmt = self.format.model_copy(update={"family_options": {**self.format.family_options, **variables}})
+        try:
+            return FamilyCodec(self.tokenizer, fmt, self._named_source)
+        except ValueError as error:  # pydantic's
+            names = ", ".join(variables)
+            raise UserError(
+                f"{names} is not supported as sent: {family} takes no such value ({_reason(error)})"
+            ) from error
 
     def bridge(
         self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message]
@@ -276,7 +288,8 @@ class FamilyCodec(ChatCodec):
         self, messages: Sequence[Message], tools: list[Message] | None, generation: bool = False
     ) -> Any:
         try:
-            return self._renderer.render(list(messages), tools=tools, add_generation_prompt=generation)
+            plain_tools = self._special.within(tools)
+            return self._renderer.render(list(messages), tools=plain_tools, add_generation_prompt=generation)
         except Exception as error:  # a renderer can raise anything
             raise self._fault(f"cannot render a conversation: {error}") from error
 
@@ -295,7 +308,7 @@ class FamilyCodec(ChatCodec):
         if not isinstance(content, str):
             content = "" if content is None else "".join(str(part.get("text", "")) for part in content)
         if role == "tool":
-            name = message.get("name") or "python"
+            name = self._control.broken_up(message.get("name") or "python")
             return {**message, "name": name, "content": self._control.broken_up(content)}
         if role == "user":
             before, after = self.format.around_problem
@@ -323,11 +336,13 @@ class FamilyCodec(ChatCodec):
 
     def _plain_call(self, call: Message, number: int) -> Message:
         function = call["function"]
-        arguments = {
-            key: self._control.broken_up(value) if isinstance(value, str) else value
-            for key, value in _object(function["arguments"]).items()
+        arguments = self._control.within(_object(function["arguments"]))
+        name = self._control.broken_up(str(function["name"]))
+        return {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
         }
-        return {"id": f"call_{number}", "type": "function", "function": {**function, "arguments": arguments}}
 
 
 class _FamilyStream:

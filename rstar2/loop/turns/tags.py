@@ -179,7 +179,7 @@ def without_calls(text: str, replacement: str = "") -> str:
 
 def has_tags(text: str) -> bool:
     """Whether one of our tags is in a text."""
-    return _ANY_TAG.search(text) is not None
+    return "<" in text and _ANY_TAG.search(text) is not None
 
 
 def without_tags(text: str) -> str:

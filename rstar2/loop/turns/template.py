@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rstar2.errors import UserError
@@ -30,8 +31,15 @@ class TemplateCodec(ChatCodec):
         UserError: the template cannot be rendered, drops tools or their replies, or ends turns with what is no token.
     """
 
-    def __init__(self, tokenizer: Any, fmt: Format, source: str = OURS) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        fmt: Format,
+        source: str = OURS,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         super().__init__(tokenizer, fmt, source)
+        self._variables = dict(variables)
         # Nothing foreign is rendered until these are known.
         self._in_turns = self._in_questions = self._in_replies = Breaker(())
         after = self._after_turn([], generation=False)
@@ -50,6 +58,18 @@ class TemplateCodec(ChatCodec):
     def prompt(self, messages: Sequence[Message], tools: list[Message] | None = None) -> list[int]:
         shown = self.format.shown_tools if tools is None else tools or None
         return self._encode(self._render(messages, shown, generation=True))
+
+    def with_variables(self, variables: Mapping[str, Any]) -> TemplateCodec:
+        from rstar2.loop.turns.variables import free_variables  # loads Jinja
+
+        known = free_variables(self.format.template)
+        for name in variables:
+            if name not in known:
+                raise UserError(
+                    f"{name} is not supported: the model's chat template does not know it",
+                    f"It knows: {', '.join(sorted(known)) or 'no such variable'}.",
+                )
+        return TemplateCodec(self.tokenizer, self.format, self.source, variables)
 
     def between(self, messages: Sequence[Message]) -> list[int]:
         """Token ids between the end of a turn of the model, `end_id`, and its next turn."""
@@ -148,10 +168,11 @@ class TemplateCodec(ChatCodec):
         try:
             text = self.tokenizer.apply_chat_template(
                 [self._plain_message(message) for message in messages],
-                tools=tools,
+                tools=self._in_turns.within(tools),
                 chat_template=self.format.template,
                 tokenize=False,
                 add_generation_prompt=generation,
+                **self._variables,
             )
         except Exception as error:  # a template can raise anything
             raise self._fault(f"cannot be rendered: {error}") from error
@@ -197,17 +218,15 @@ class TemplateCodec(ChatCodec):
 
     def _plain_message(self, message: Message) -> Message:
         """The message, with tokens broken up that its author may not write."""
-        content = message.get("content")
-        if not isinstance(content, str):
-            return message
-        match message["role"]:
-            case "assistant" | "system" | "developer":
-                content = self._in_turns.broken_up(content)
-            case "user":
-                content = self._plain_question(content)
-            case _:
-                content = self._in_replies.broken_up(content)
-        return {**message, "content": content}
+        role, content = message["role"], message.get("content")
+        plain: Message = {**self._in_turns.within(message), "role": role}
+        if role == "user" and isinstance(content, str):
+            plain["content"] = self._plain_question(content)
+        elif role == "user":
+            plain["content"] = self._in_questions.within(content)
+        elif role not in ("assistant", "system", "developer"):
+            plain["content"] = self._in_replies.within(content)
+        return plain if "content" in message else {key: plain[key] for key in message}
 
     def _plain_question(self, content: str) -> str:
         """Tokens in a problem are broken up; the text that the format puts around it may name its own tags."""

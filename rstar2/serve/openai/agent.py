@@ -8,23 +8,34 @@ as Markdown. They are no `tool_calls`: by OpenAI's protocol those ask the client
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import secrets
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from rstar2.errors import UserError
 from rstar2.loop.agent import Limits, Tools, rollout
 from rstar2.loop.engine import Engine, Sampling
-from rstar2.loop.trace import ToolCall, Trace
+from rstar2.loop.trace import ToolCall
 from rstar2.loop.turns.codec import ChatCodec, Message
+from rstar2.loop.turns.stream import Piece
 from rstar2.serve.openai.answers import ChatAnswer, Usage
-from rstar2.serve.openai.http import ApiError, streamed, while_connected
+from rstar2.serve.openai.http import ApiError, no_such_model, streamed, while_connected
 from rstar2.serve.openai.requests import ChatRequest
 
-_FINISH = {"answer": "stop", "max_tokens": "length", "max_turns": "length", "format": "length"}
+_FINISH = {
+    "answer": "stop",
+    "refusal": "stop",
+    "content_filter": "content_filter",
+    "max_tokens": "length",
+    "max_turns": "length",
+    "format": "length",
+}
 
 
 @dataclass(frozen=True)
@@ -95,10 +106,10 @@ def agent_router(agent: Agent) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         _check(agent, body)
         # In a thread: a long text takes long to turn into tokens.
-        prompt = await asyncio.to_thread(_prompt, agent, body.messages)
+        asked, prompt = await asyncio.to_thread(_opened, agent, body)
         if body.stream:
-            return streamed(_events(agent, body, prompt))
-        result = await while_connected(request, _whole(agent, body, prompt))
+            return streamed(_events(asked, body, prompt))
+        result = await while_connected(request, _whole(asked, body, prompt))
         return result if isinstance(result, Response) else JSONResponse(result)
 
     @router.post("/completions")
@@ -114,8 +125,7 @@ def agent_router(agent: Agent) -> APIRouter:
 
 def _check(agent: Agent, body: ChatRequest) -> None:
     if body.model not in (None, agent.name):
-        message = f"The model `{body.model}` does not exist; this server has `{agent.name}`."
-        raise ApiError(message, "model", status=404, code="model_not_found")
+        raise no_such_model(str(body.model), agent.name)
     if body.messages[-1].get("role") != "user":
         raise ApiError("the last message must have the role user", "messages")
 
@@ -139,6 +149,26 @@ def conversation(agent: Agent, messages: list[Message]) -> list[Message]:
     return [*opening, *spoken[1:]]
 
 
+def _opened(agent: Agent, body: ChatRequest) -> tuple[Agent, list[int]]:
+    """The agent with the request's variables of the chat template, and the token ids of the conversation.
+
+    Raises ApiError if the template does not know a variable, or the context has no room for an answer.
+    """
+    if body.template_variables:
+        variables = json.dumps(body.template_variables, sort_keys=True)
+        agent = replace(agent, codec=_with_variables(agent.codec, variables))
+    return agent, _prompt(agent, body.messages)
+
+
+@functools.lru_cache(maxsize=8)
+def _with_variables(codec: ChatCodec, variables: str) -> ChatCodec:
+    """The codec with variables of its chat template, given as a JSON object. It is cached: it takes long to make."""
+    try:
+        return codec.with_variables(json.loads(variables))
+    except UserError as error:
+        raise ApiError(error.message, "chat_template_kwargs") from error
+
+
 def _prompt(agent: Agent, messages: list[Message]) -> list[int]:
     """Token ids of a conversation; an ApiError where the context has no room for an answer to it."""
     shown = conversation(agent, messages)
@@ -150,11 +180,20 @@ def _prompt(agent: Agent, messages: list[Message]) -> list[int]:
     return prompt
 
 
+@dataclass(frozen=True)
+class _Ended:
+    """How an answer ended."""
+
+    finish: str
+    """`stop` or `length`, as of OpenAI's API."""
+    usage: Usage
+
+
 async def _answer(
     agent: Agent, body: ChatRequest, prompt: list[int], show: Callable[[_Shown], None]
-) -> Trace:
-    """One rollout, shown as it goes."""
-    turn = _Turn(agent.codec, show)
+) -> _Ended:
+    """One rollout, shown as it goes. It is ended early if the answer comes to one of the request's `stop` texts."""
+    shown = _Turns(agent.codec, StopTexts(body.stop), show)
     limits = agent.limits
     if body.limit is not None:
         limits = Limits(limits.max_turns, min(limits.max_tokens, body.limit))
@@ -164,53 +203,133 @@ async def _answer(
         top_k=max(0, body.top_k),
         seed=secrets.randbits(31) if body.seed is None else body.seed % (1 << 31),
     )
+    written = 0
+    # The task is cancelled from outside: in a callback of its own, that would hit it wherever it waits next, such as in
+    # the release of its connection to the engine.
+    stopped = asyncio.Event()
+
+    def watch(token_ids: list[int]) -> None:
+        nonlocal written
+        written += len(token_ids)
+        shown.add(token_ids)
+        if shown.stopped:
+            stopped.set()
+
     async with agent.tools.opened() as tools:
-        trace = await rollout(
-            prompt,
-            engine=agent.engine,
-            tools=tools,
-            codec=agent.codec,
-            limits=limits,
-            sampling=sampling,
-            on_tokens=turn.add,
-            on_call=turn.called,
+        working = asyncio.ensure_future(
+            rollout(
+                prompt,
+                engine=agent.engine,
+                tools=tools,
+                codec=agent.codec,
+                limits=limits,
+                sampling=sampling,
+                on_tokens=watch,
+                on_call=shown.called,
+            )
         )
-    turn.end()
-    return trace
+        stopping = asyncio.ensure_future(stopped.wait())
+        try:
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            working.cancel()
+            stopping.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
+    if shown.stopped:
+        return _Ended("stop", Usage(len(prompt), written))
+    trace = working.result()
+    shown.end()
+    finish = "stop" if shown.stopped else _FINISH[trace.finish]
+    return _Ended(finish, Usage(len(trace.prompt_ids), sum(trace.response_mask)))
 
 
-class _Turn:
-    """Shows one turn after the other."""
+class StopTexts:
+    """Lets a text through that arrives in pieces, up to the first of some texts. What may begin one is withheld."""
 
-    def __init__(self, codec: ChatCodec, show: Callable[[_Shown], None]) -> None:
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = [*texts]
+        self._pending = ""
+        self.reached = False
+
+    def add(self, piece: str) -> str:
+        """What can be shown now."""
+        if self.reached:
+            return ""
+        self._pending += piece
+        # What is whole first ends the text, so that it does not matter how the text was cut.
+        met = [(at + len(text), at) for text in self._texts if (at := self._pending.find(text)) >= 0]
+        if met:
+            self.reached = True
+            _, ready = min(met)
+        else:
+            ready = len(self._pending) - max(map(self._begun, self._texts), default=0)
+        shown, self._pending = self._pending[:ready], "" if self.reached else self._pending[ready:]
+        return shown
+
+    def end(self) -> str:
+        """What was withheld, at the end of the text."""
+        shown, self._pending = self._pending, ""
+        return shown
+
+    def _begun(self, text: str) -> int:
+        """How many characters at the end of what is pending may begin `text`."""
+        sizes = range(min(len(text) - 1, len(self._pending)), 0, -1)
+        return next((size for size in sizes if self._pending.endswith(text[:size])), 0)
+
+
+class _Turns:
+    """Shows one turn after the other, until the answer comes to a text that ends it."""
+
+    def __init__(self, codec: ChatCodec, stop: StopTexts, show: Callable[[_Shown], None]) -> None:
         self._stream = codec.stream()
+        self._stop = stop
         self._show = show
+        self._begun = False
+        """Whether content came that is not white space, which formats put between their tags."""
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.reached
 
     def add(self, token_ids: list[int]) -> None:
         self._pieces(self._stream.add(token_ids))
 
     def called(self, call: ToolCall) -> None:
         """The turn is over, and its calls have ended."""
-        self.end()
+        self._pieces(self._stream.end())
+        if self.stopped:
+            return
         arguments = call.arguments or {}
         code = str(arguments.get("code") or arguments)
         text = f"\n\n```python\n{code.strip()}\n```\n\n```text\n{call.output.strip()}\n```\n\n"
         self._show(_Shown(reasoning=text, call=call))
 
     def end(self) -> None:
+        """The answer is over."""
         self._pieces(self._stream.end())
+        if left := self._stop.end():
+            self._show(_Shown(content=left))
 
-    def _pieces(self, pieces: list[Any]) -> None:
+    def _pieces(self, pieces: list[Piece]) -> None:
         for piece in pieces:
+            if self.stopped:
+                return
             if piece.kind == "thought":
                 self._show(_Shown(reasoning=piece.content))
-            elif piece.kind == "text" and piece.content:
-                self._show(_Shown(content=piece.content))
+            elif piece.kind == "text":
+                self._content(piece.content)
+
+    def _content(self, text: str) -> None:
+        if not self._begun:
+            text = text.lstrip()
+            self._begun = bool(text)
+        if shown := self._stop.add(text):
+            self._show(_Shown(content=shown))
 
 
 async def _whole(agent: Agent, body: ChatRequest, prompt: list[int]) -> dict[str, Any]:
     shown: list[_Shown] = []
-    trace = await _answer(agent, body, prompt, shown.append)
+    ended = await _answer(agent, body, prompt, shown.append)
     message: dict[str, Any] = {
         "role": "assistant",
         "content": "".join(part.content for part in shown).strip(),
@@ -218,7 +337,7 @@ async def _whole(agent: Agent, body: ChatRequest, prompt: list[int]) -> dict[str
     }
     if calls := [_executed(part.call) for part in shown if part.call is not None]:
         message["executed_tools"] = calls
-    return ChatAnswer(agent.name).whole(message, _FINISH[trace.finish], _usage(trace))
+    return ChatAnswer(agent.name).whole(message, ended.finish, ended.usage)
 
 
 async def _events(agent: Agent, body: ChatRequest, prompt: list[int]) -> AsyncGenerator[dict[str, Any], None]:
@@ -230,10 +349,10 @@ async def _events(agent: Agent, body: ChatRequest, prompt: list[int]) -> AsyncGe
         yield start.chunk({"role": "assistant", "content": ""})
         while (shown := await made.get()) is not None:
             yield start.chunk(shown.delta)
-        trace = await answer
-        yield start.chunk({}, _FINISH[trace.finish])
+        ended = await answer
+        yield start.chunk({}, ended.finish)
         if body.with_usage:
-            yield start.usage_chunk(_usage(trace))
+            yield start.usage_chunk(ended.usage)
     finally:
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
@@ -246,7 +365,3 @@ def _executed(call: ToolCall) -> dict[str, Any]:
         "output": call.output,
         "status": call.status,
     }
-
-
-def _usage(trace: Trace) -> Usage:
-    return Usage(len(trace.prompt_ids), sum(trace.response_mask))

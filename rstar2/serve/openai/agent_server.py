@@ -31,8 +31,8 @@ from rstar2.loop.turns.codec import ChatCodec
 from rstar2.processes import answers, begin_module
 from rstar2.retry import RetryPolicy
 from rstar2.serve.openai.agent import Agent, Context, agent_router
-from rstar2.serve.openai.answers import model_list
-from rstar2.serve.openai.http import add_errors, require_key
+from rstar2.serve.openai.answers import model_card, model_list
+from rstar2.serve.openai.http import add_errors, allow_pages, no_such_model, require_key
 from rstar2.serve.plan import AgentServerSettings
 
 ENGINE_WAIT_S = 30.0
@@ -68,7 +68,8 @@ def open_model(settings: AgentServerSettings) -> OpenedModel:
 
         assert isinstance(engine, HFEngine)
         engine.context = min(engine.context, settings.max_model_len or engine.context)
-        return OpenedModel(engine, codec, settings.model, settings.model, engine.context)
+        name = settings.name or settings.model
+        return OpenedModel(engine, codec, name, settings.model, engine.context)
     retry = RetryPolicy(ENGINE_WAIT_S)
     server = asyncio.run(open_server(settings.engine_url, None, settings.model, retry, choice))
     served = server.served
@@ -93,10 +94,18 @@ def create_app(settings: AgentServerSettings, model: OpenedModel, judge: tuple[s
     app = FastAPI(title="rstar2 serve --with-tools", version=__version__, lifespan=lifespan)
     add_errors(app)
     require_key(app, settings.api_key)
+    allow_pages(app, settings.origins)
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:
-        return model_list(model.name, model.root, model.max_len)
+        return model_list(model_card(model.name, model.root, model.max_len))
+
+    # A name may be a folder, with slashes.
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, object]:
+        if name != model.name:
+            raise no_such_model(name, model.name)
+        return model_card(model.name, model.root, model.max_len)
 
     @app.get("/health")
     async def health() -> Response:

@@ -58,7 +58,12 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def model_list(name: str, root: str, max_model_len: int | None) -> dict[str, Any]:
-    """The answer of /v1/models for a server with one model, with vLLM's fields; None for an unknown context."""
+def model_card(name: str, root: str, max_model_len: int | None) -> dict[str, Any]:
+    """The answer of /v1/models/{id}, with vLLM's fields; `max_model_len` is None if the context is unknown."""
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rstar2"}
-    return {"object": "list", "data": [{**card, "root": root, "max_model_len": max_model_len}]}
+    return {**card, "root": root, "max_model_len": max_model_len}
+
+
+def model_list(card: dict[str, Any]) -> dict[str, Any]:
+    """The answer of /v1/models for a server with one model."""
+    return {"object": "list", "data": [card]}

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, server-sent events, the key that clients must send, and clients that disconnect."""
+"""Errors as HTTP answers, server-sent events, the key that clients must send, web pages, and clients that leave."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from rstar2.errors import RStarError, UserError
 from rstar2.loop.engine import EngineUnavailable
@@ -33,6 +34,16 @@ class ApiError(Exception):
         self.param = param
         self.status = status
         self.code = code
+
+
+def no_such_model(name: str, served: str) -> ApiError:
+    """The refusal of a request for another model than the one that is served."""
+    return ApiError(
+        f"The model `{name}` does not exist; this server has `{served}`.",
+        "model",
+        status=404,
+        code="model_not_found",
+    )
 
 
 def described(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -80,6 +91,8 @@ def _invalid(faults: Sequence[Any]) -> tuple[str, str | None]:
     path = [str(part) for part in faults[0]["loc"] if part != "body"]
     if not path:
         return said, None
+    if faults[0]["type"] == "extra_forbidden":
+        return f"{'.'.join(path)} is not supported: this server does not know it", path[0]
     if len(faults) > 1 and {str(fault["loc"][1]) for fault in faults} == {path[0]}:
         # It says for each type that the field may have why the value is not of it.
         return f"{path[0]}: the value has none of the types that it may have", path[0]
@@ -100,6 +113,17 @@ def require_key(app: FastAPI, key: str | None) -> None:
             body = error_body("wrong or missing API key", 401, code="invalid_api_key")
             return JSONResponse(body, status_code=401)
         return await call_next(request)
+
+
+def allow_pages(app: FastAPI, origins: Sequence[str]) -> None:
+    """Let web pages of these origins, such as `http://localhost:3000`, ask the server; `*` means every page.
+
+    Has to be called after `require_key`: a browser asks whether it may send a key before it sends it.
+    """
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=[*origins], allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
 
 
 def streamed(events: AsyncGenerator[dict[str, Any], None]) -> StreamingResponse:

@@ -13,30 +13,62 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0,),
-    "function_call": ("none",),
-    "functions": ([],),
+    "function_call": ("none", "auto"),
     "ignore_eos": (False,),
+    "include_reasoning": (True,),
     "logit_bias": ({},),
     "logprobs": (False,),
     "min_p": (0,),
     "modalities": (["text"],),
     "n": (1,),
-    "parallel_tool_calls": (True,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "skip_special_tokens": (True,),
-    "stop": ([],),
     "stop_token_ids": ([],),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "top_logprobs": (0,),
+    "verbosity": ("medium",),
 }
 """Fields that are accepted only with a value that changes nothing."""
-_IGNORED = frozenset({"metadata", "service_tier", "store", "user", "safety_identifier", "prompt_cache_key"})
-"""Fields that say nothing about the answer."""
+_IGNORED = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Fields that say nothing about the answer. `parallel_tool_calls` is about the client's tools, which are refused."""
+_CLIENT_TOOLS = {"tools": "tool_choice", "functions": "function_call"}
+"""The fields with a client's own tools, and the field that allows the model to call them."""
+_OLLAMA_RUNTIME = frozenset(
+    {
+        "low_vram",
+        "main_gpu",
+        "num_batch",
+        "num_ctx",
+        "num_gpu",
+        "num_keep",
+        "num_thread",
+        "numa",
+        "use_mlock",
+        "use_mmap",
+    }
+)
+"""Keys of Ollama's `options` that say how a model is run, and nothing about its answer."""
+_HOW_TO_STRUCTURE = (
+    "the agent's answer cannot be bound to a schema, because its turns also hold thoughts and programs; a server "
+    "without --with-tools, which is vLLM, gives structured output"
+)
+_ROLES = ("system", "developer", "user", "assistant")
 
 
 class StreamOptions(BaseModel, extra="ignore"):
@@ -59,6 +91,13 @@ class ChatRequest(BaseModel, extra="forbid"):
     max_completion_tokens: int | None = Field(None, ge=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
+    stop: list[str] = []
+    """The answer ends before the first of these texts in its `content`. A thought, a program and its output may hold
+    them."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the chat template, such as `enable_thinking`."""
+    reasoning_effort: str | None = None
+    """A variable of the chat template, too."""
 
     @model_validator(mode="before")
     @classmethod
@@ -69,20 +108,37 @@ class ChatRequest(BaseModel, extra="forbid"):
             json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise ValueError("a text holds half of a surrogate pair, which is no Unicode text") from None
-        if body.get("tools"):
-            raise ApiError(
-                "this server runs its own tools; leave out tools, or serve without --with-tools", "tools"
-            )
+        for tools, choice in _CLIENT_TOOLS.items():
+            if body.get(tools) and body.get(choice) != "none":
+                raise ApiError(
+                    f"this server runs its own tools; leave out {tools}, or serve without --with-tools", tools
+                )
         for name in _NEUTRAL.keys() & body.keys():
             if body[name] is not None and body[name] not in _NEUTRAL[name]:
-                raise ApiError(f"{name} is not supported with tools", name)
-        left_out = _NEUTRAL.keys() | _IGNORED
+                why = f": {_HOW_TO_STRUCTURE}" if name == "response_format" else ""
+                raise ApiError(f"{name} is not supported with tools{why}", name)
+        _check_options(body.get("options"))
+        left_out = _NEUTRAL.keys() | _IGNORED | _CLIENT_TOOLS.keys() | {"options"}
         return {name: value for name, value in body.items() if name not in left_out and value is not None}
 
     @field_validator("messages")
     @classmethod
     def _text_only(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{**message, "content": _text(message)} for message in messages]
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop_texts(cls, stop: Any) -> Any:
+        texts = [stop] if isinstance(stop, str) else stop
+        if isinstance(texts, list) and "" in texts:
+            raise ValueError("a text at which to stop is empty")
+        return texts
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables of the chat template that the client sets."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **self.chat_template_kwargs}
 
     @property
     def with_usage(self) -> bool:
@@ -94,9 +150,25 @@ class ChatRequest(BaseModel, extra="forbid"):
         return self.max_completion_tokens or self.max_tokens
 
 
+def _check_options(options: Any) -> None:
+    """Raise ApiError if Ollama's `options` hold a setting that would change the answer."""
+    if options is None:
+        return
+    if not isinstance(options, dict):
+        raise ApiError("options: the value is not an object", "options")
+    for name, value in options.items():
+        if value is not None and name not in _OLLAMA_RUNTIME:
+            raise ApiError(
+                f"options.{name} is not supported: send sampling settings as fields of the request", "options"
+            )
+
+
 def _text(message: dict[str, Any]) -> str:
-    if not isinstance(message.get("role"), str):
+    role = message.get("role")
+    if not isinstance(role, str):
         raise ValueError("each message needs a role")
+    if role not in _ROLES:
+        raise ValueError(f"no message may have the role {role}, only {', '.join(_ROLES)}")
     content = message.get("content")
     if content is None:
         return ""

@@ -25,6 +25,12 @@ from rstar2.train.trainer.saving import STOP_AFTER, AtStepEnd, SaveTiming
 class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
     """VERL's trainer with another decision on when to save, and another validation."""
 
+    # VERL's own, without types there.
+    val_dataset: Any
+    test_freq: Any
+    save_freq: Any
+    total_training_steps: Any
+
     def _build_dataset(self) -> None:
         super()._build_dataset()
         self._validation = self.val_dataset

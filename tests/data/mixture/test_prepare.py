@@ -24,6 +24,8 @@ from rstar2.data.mixture.prepare import prepare
 from rstar2.data.mixture.recipe import MixturePlan, MixtureRequest, mixtures, plan_mixture
 from rstar2.data.reading import PIECE_ROWS
 from rstar2.errors import Failure, UserError
+from rstar2.loop.formats.format import ours
+from rstar2.loop.turns.demands import wording_of
 
 BENCHMARK = "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop."
 FAULTS = [
@@ -566,11 +568,11 @@ def test_a_share_of_the_conversations_is_marked_for_the_form_that_rl_rewards(tmp
     chosen = len(found["default"])
     # The system texts of their own ask for what no turn does.
     assert forms["default"] == {
-        **{"share": 0.5, "suitable": 60, "marked": chosen, "conversations": 120, "answers": chosen},
-        **{"turns": 240, "asked": 120 + 2 * chosen, "kept": 60 + 2 * chosen},
+        **{"share": 0.5, "suitable": 60, "marked": chosen, "conversations": 120, "rewarded_endings": chosen},
+        **{"turns": 240, "demanded_turns": 120 + 2 * chosen, "compliant_turns": 60 + 2 * chosen},
     }
     assert f"| it | 50% | 60 | {chosen} | {chosen} | 240 | " in (tmp_path / "default/card.md").read_text()
-    shown = form_by_source(open_prepared(tmp_path / "default"), None)["it"]
+    shown = form_by_source(open_prepared(tmp_path / "default"), wording_of(ours()))["it"]
     assert shown == {key: forms["default"][key] for key in shown}
 
 
@@ -580,7 +582,7 @@ def test_a_set_without_the_column_is_still_read(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "old.parquet")
     opened = open_prepared(tmp_path / "old.parquet")
     assert (opened.kind, opened.rows) == ("conversations", 6)
-    assert form_by_source(opened, None)["it"]["marked"] == 0
+    assert form_by_source(opened, wording_of(ours()))["it"]["marked"] == 0
 
 
 def test_problems_have_no_form_of_answers(tmp_path: Path) -> None:

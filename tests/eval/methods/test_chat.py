@@ -127,7 +127,7 @@ async def test_a_busy_server_is_asked_again_and_a_refusal_is_final() -> None:
                 await chat.reply([{"role": "user", "content": "?"}], GREEDY)
 
 
-@pytest.mark.parametrize(("context", "said", "asked"), [(30, "fine", [50, 1, 25]), (5, "", [50, 1])])
+@pytest.mark.parametrize(("context", "said", "asked"), [(30, "fine", [50, 24]), (5, "", [50])])
 async def test_a_reply_gets_the_tokens_that_the_context_has_room_for(
     context: int, said: str, asked: list[int]
 ) -> None:

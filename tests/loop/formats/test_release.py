@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,36 @@ def test_our_template_on_a_server_renders_what_rollouts_see(
     codec, start = codec_for(tokenizer, fmt), fmt.messages(PROBLEMS[1])
     whole = [*start, *conversation(turns, json_arguments)]
     assert joined(codec, start, turns) == rendered(fmt.template, whole, list(fmt.tools))
+
+
+def test_the_shipped_format_of_the_published_model_is_the_releases(shared: Path, tmp_path: Path) -> None:
+    """But for the descriptions of tools, which are ours; the page about formats has the rest as a file."""
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "formats.md").read_text("utf-8")
+    [toml] = re.findall(r'^```toml\n(template = "release.*?)^```', page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "release.toml").write_text(toml)
+    for name in ("release_chat_template.jinja", "release_tools.json"):
+        shutil.copy(shared / "formats" / name, tmp_path)
+    theirs = read_format(str(tmp_path / "release.toml"))
+    shipped = read_format("rstar2-agent-14b", theirs.template)
+    assert shipped.model_dump(exclude={"tools"}) == theirs.model_dump(exclude={"tools"})
+    assert [_without_descriptions(tool) for tool in shipped.tools] == [
+        _without_descriptions(tool) for tool in theirs.tools
+    ]
+
+
+def _without_descriptions(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {key: _without_descriptions(value) for key, value in schema.items() if key != "description"}
+    return schema
+
+
+def test_the_published_models_calls_and_replies_are_the_releases(tokenizer: Any, shared: Path) -> None:
+    template = (shared / "formats" / "release_chat_template.jinja").read_text()
+    fmt = read_format("rstar2-agent-14b", template)
+    codec = codec_for(tokenizer, fmt)
+    prompt = text_of(codec, codec.prompt(fmt.messages(PROBLEMS[0])))
+    assert prompt == rendered(template, opening(PROBLEMS[0], None), list(fmt.tools))
+    assert prompt.count(PROBLEMS[0]) == 1
 
 
 def test_our_template_takes_what_clients_send_besides(tokenizer: Any) -> None:

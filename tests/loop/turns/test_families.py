@@ -711,3 +711,15 @@ def test_a_renderer_that_loses_a_part_of_a_turn_is_refused(
     monkeypatch.setattr(families.FamilyCodec, "_parsed", losing)
     with pytest.raises(UserError, match=told):
         codec_for(family_tokenizer("qwen3.5"), read_format("qwen3.5", ""), "qwen3.5")
+
+
+def test_an_option_of_the_family_is_set_as_a_variable_and_one_that_it_has_not_is_refused() -> None:
+    codec = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""))
+    quick = codec.with_variables({"enable_thinking": False})
+    question = [{"role": "user", "content": "1 + 1?"}]
+    thinks, does_not = (codec.tokenizer.decode(each.prompt(question)) for each in (codec, quick))
+    assert does_not.startswith(thinks)
+    assert "</think>" in does_not.removeprefix(thinks)
+    assert quick.with_variables({}).source == quick.source
+    with pytest.raises(UserError, match="colour is not supported"):
+        codec.with_variables({"colour": "red"})

@@ -50,7 +50,7 @@ class ChatStandIn:
         if self.refuses and self.refuses in body["messages"][-1]["content"]:
             return JSONResponse({"error": {"message": "too long"}}, status_code=400)
         if self.context is not None and 5 + body["max_tokens"] > self.context:
-            too_long = f"This model's maximum context length is {self.context} tokens."
+            too_long = f"This model's maximum context length is {self.context} tokens; your request has 5 input tokens"
             return JSONResponse({"error": {"message": too_long}}, status_code=400)
         said = self.script(body)
         message = {"content": said} if isinstance(said, str) else said

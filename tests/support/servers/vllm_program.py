@@ -10,7 +10,7 @@ import argparse, http.server, json, os, pathlib, signal, sys, time
 parser = argparse.ArgumentParser()
 for name in (
     "host port model tensor-parallel-size max-model-len tool-call-parser reasoning-parser logprobs-mode "
-    "gpu-memory-utilization dtype"
+    "gpu-memory-utilization dtype served-model-name allowed-origins"
 ).split():
     parser.add_argument("--" + name)
 parser.add_argument("--chat-template")
@@ -24,7 +24,7 @@ if options.die:
     sys.exit("CUDA out of memory, says the stand-in")
 
 model = options.model or options.words[-1]
-card = {"id": model, "root": model, "max_model_len": int(options.max_model_len or 4096)}
+card = {"id": options.served_model_name or model, "root": model, "max_model_len": int(options.max_model_len or 4096)}
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):

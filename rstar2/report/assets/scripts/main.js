@@ -130,6 +130,7 @@ async function start() {
   const page = [
     ...phasePanels(about.summary),
     ...dataCardPanels(about.card),
+    about.chosen ? element("p", {}, about.chosen) : null,
     about.charts.length ? element("div", { class: "plots small" }, about.charts.map(linePlot)) : null,
     ...stepPanels(about.training),
     ...analysisPanels(about.analysis),

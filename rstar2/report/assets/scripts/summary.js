@@ -50,6 +50,12 @@ function summaryCards(summary, quoted) {
         "no output can be graded correct against their answer; unreadable_answers in results.json lists them",
       )
       : null,
+    summary.content_filtered
+      ? card(formatCount(summary.content_filtered), "ended by a content filter", "of the model's server")
+      : null,
+    summary.refusals
+      ? card(formatCount(summary.refusals), "refusals", "answers that the model's server calls a refusal")
+      : null,
     summary.lost_calls ? card(formatCount(summary.lost_calls), "calls the judge lost") : null,
   );
 }

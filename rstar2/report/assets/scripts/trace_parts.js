@@ -2,6 +2,8 @@
 
 const FINISH_TEXTS = {
   answer: "",
+  refusal: " · a refusal, as the server calls it",
+  content_filter: " · ended by the server's content filter",
   max_turns: " · ended by the turn limit",
   max_tokens: " · ended by the token limit",
   format: " · ended by the format",

@@ -1,0 +1,241 @@
+"""Shows Markdown at a terminal while it is written: word after word, without drawing anything twice.
+
+A library that renders whole texts would have to wait, or to draw again. It would also take mathematics for markup: it
+leaves out the stars of `2*3*4` and all that stands between `<` and `>`. Here a star is markup only at the edge of a
+word, and what is no markup stays as it was written.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.segment import Segment, Segments
+
+from rstar2.chat.latex import FORMULA_END, FORMULA_START, FormulaStream
+from rstar2.chat.layout import CodeFrame, WrappedText
+from rstar2.terminal import harmless
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*\n")
+_MAYBE_FENCE = re.compile(r" {0,3}(`{0,2}|~{0,2}|`{3,}[^`\n]*|~{3,}[^\n]*)")
+_MAYBE_BLOCK = re.compile(r"[ \t]*([-*_#>|]{0,6}[ \t]?|[-*_]+)")
+"""The start of a line that may still become markup of a block, because it is no line yet and ends here."""
+_RULE = re.compile(r" {0,3}(-{3,}|\*{3,}|_{3,})[ \t]*\n")
+_HEADING = re.compile(r" {0,3}#{1,6}[ \t]+")
+_BULLET = re.compile(r"([ \t]*)[-*][ \t]+(?=[^\s])")
+_NUMBER = re.compile(r"[ \t]*\d{1,3}[.)][ \t]+")
+_QUOTE = re.compile(r" {0,3}>[ \t]?")
+_SPAN = re.compile(
+    rf"{FORMULA_START}(?P<formula>[^{FORMULA_END}]*){FORMULA_END}"
+    r"|(?P<ticks>`+)(?P<code>[^`\n]+)(?P=ticks)(?!`)"
+    r"|(?<!\*)\*\*(?=[^\s*])(?P<bold>[^\n]+?)(?<=\S)\*\*(?!\*)"
+    r"|(?<![\w*])\*(?=[^\s*])(?P<italic>[^*\n]+?)(?<=[^\s*])\*(?![\w*])"
+)
+_OPENS = re.compile(rf"[`*{FORMULA_START}]")
+_STYLES = {"formula": "", "code": "cyan", "bold": "bold", "italic": "italic"}
+_LONGEST_SPAN = 400
+"""Characters of a span that is waited for; a mark without an end in so many characters is shown as it is."""
+_DELIMITERS = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?")
+"""The second line of a table."""
+
+
+class MarkdownStream:
+    """Writes the Markdown of an answer, which arrives in pieces of any size, with its formulas in readable form.
+
+    Code between fences has a frame, tables are drawn once they are whole, and lines of lists hang.
+    """
+
+    def __init__(self, out: Console, text: WrappedText) -> None:
+        self._out = out
+        self._text = text
+        self._pending = ""
+        """What may be the start of a fence, or the last line of a program."""
+        self._line_begun = False
+        """Whether the line that is being read has begun with something that is no fence."""
+        self._fence = ""
+        """The marks that end the program, if the text is inside one."""
+        self._frame: CodeFrame | None = None
+        self._formulas = FormulaStream(marked=True)
+        self._lines = _Lines(out, text)
+
+    def add(self, content: str) -> None:
+        """Write what can be shown now."""
+        self._pending += content
+        while self._pending and (self._code() if self._fence else self._prose()):
+            pass
+
+    def end(self) -> None:
+        """Write what is left."""
+        if self._fence:
+            self._end_code(self._pending)
+        else:
+            self._lines.add(self._formulas.add(self._pending))
+        self._pending, self._line_begun = "", False
+        self._end_prose()
+
+    def _prose(self) -> bool:
+        """Read what is pending up to the end of its line; False if more has to come first."""
+        if not self._line_begun:
+            if fence := _FENCE.match(self._pending):
+                self._end_prose()
+                self._fence = fence[1]
+                self._text.margin()
+                self._frame = CodeFrame(self._out, harmless(fence[2]) or "code", fence[2] or "text")
+                self._pending = self._pending[fence.end() :]
+                return True
+            if _MAYBE_FENCE.fullmatch(self._pending):
+                return False
+        line, newline, rest = self._pending.partition("\n")
+        self._lines.add(self._formulas.add(line + newline))
+        self._pending, self._line_begun = rest, not newline
+        return True
+
+    def _end_prose(self) -> None:
+        self._lines.add(self._formulas.end())
+        self._lines.end()
+
+    def _code(self) -> bool:
+        """Read one line of a program; False if it is not whole."""
+        line, newline, rest = self._pending.partition("\n")
+        if not newline:
+            return False
+        self._pending = rest
+        if self._closes(line):
+            self._end_code("")
+        elif self._frame is not None:
+            self._frame.add(line + newline)
+        return True
+
+    def _closes(self, line: str) -> bool:
+        mark = line.strip()
+        return mark.startswith(self._fence) and not mark.strip(self._fence[0])
+
+    def _end_code(self, last: str) -> None:
+        assert self._frame is not None
+        if not self._closes(last):
+            self._frame.add(last)
+        self._frame.end()
+        self._frame, self._fence = None, ""
+
+
+class _Lines:
+    """Writes lines of Markdown that are no program."""
+
+    def __init__(self, out: Console, text: WrappedText) -> None:
+        self._out = out
+        self._text = text
+        self._pending = ""
+        self._style: str | None = None
+        """The style of the line that is being written; None before it has begun."""
+        self._table: list[str] = []
+        """The lines of a table so far."""
+        self._last = ""
+        """The last character that was written of the line, which tells whether a star is at the edge of a word."""
+
+    def add(self, content: str) -> None:
+        self._pending += content
+        while self._pending and self._step(at_end=False):
+            pass
+
+    def end(self) -> None:
+        while self._pending:
+            self._step(at_end=True)
+        self._end_table()
+        self._style = None
+        self._text.hanging = 0
+
+    def _step(self, at_end: bool) -> bool:
+        """Write a part of what is pending; False if more has to come first."""
+        if self._style is None:
+            return self._begin_line(at_end)
+        if self._pending.startswith("\n"):
+            self._pending = self._pending[1:]
+            self._text.write("\n")
+            self._style, self._last, self._text.hanging = None, "", 0
+            return True
+        return self._inline(at_end)
+
+    def _begin_line(self, at_end: bool) -> bool:
+        pending = self._pending
+        if pending.lstrip(" ").startswith("|"):
+            line, newline, rest = pending.partition("\n")
+            if not (newline or at_end):
+                return False
+            self._table.append(line)
+            self._pending = rest
+            return True
+        if not at_end and "\n" not in pending and _MAYBE_BLOCK.fullmatch(pending):
+            return False
+        self._end_table()
+        if rule := _RULE.match(pending):
+            self._text.margin()
+            self._text.write("─" * min(self._out.width, 40) + "\n", "dim")
+            self._pending = pending[rule.end() :]
+        elif heading := _HEADING.match(pending):
+            self._begin("", heading.end(), "bold")
+        elif bullet := _BULLET.match(pending):
+            self._begin(f"{bullet[1]}• ", bullet.end())
+        elif number := _NUMBER.match(pending):
+            self._begin(number[0], number.end())
+        elif quote := _QUOTE.match(pending):
+            self._begin("▌ ", quote.end(), "italic")
+        else:
+            self._begin("", 0)
+        return True
+
+    def _begin(self, lead: str, end: int, style: str = "") -> None:
+        """Begin a line with `lead` in place of its first `end` characters."""
+        self._pending = self._pending[end:]
+        if lead:
+            self._text.write(lead)
+            self._text.flush()
+            self._text.hanging = len(lead.expandtabs(4))
+        self._style = style
+
+    def _inline(self, at_end: bool) -> bool:
+        """Write words up to the next mark, or what is between two marks; False if more has to come first."""
+        line = self._pending.partition("\n")[0]
+        whole = at_end or len(line) < len(self._pending)
+        mark = _OPENS.search(line)
+        if mark is None:
+            self._write(line, "", len(line))
+        elif mark.start() > 0:
+            self._write(line[: mark.start()], "", mark.start())
+        # With the character before it, which decides whether a star begins a word.
+        elif (span := _SPAN.match(self._last + line, len(self._last))) is not None and (
+            whole or span.end() < len(self._last) + len(line)
+        ):
+            kind = "code" if span["code"] else str(span.lastgroup)
+            self._write(span[kind], _STYLES[kind], span.end() - len(self._last))
+        elif whole or len(line) > _LONGEST_SPAN:
+            marks = re.match(r"`+|\*+|.", line)
+            assert marks is not None
+            self._write(marks[0], "", marks.end())
+        else:
+            return False
+        return True
+
+    def _write(self, text: str, style: str, used: int) -> None:
+        """Write a text, which stands for the first `used` characters of what is pending."""
+        self._last = self._pending[used - 1]
+        self._pending = self._pending[used:]
+        plain = text.replace(FORMULA_START, "").replace(FORMULA_END, "")
+        self._text.write(plain, " ".join(filter(None, [self._style, style])))
+
+    def _end_table(self) -> None:
+        lines, self._table = self._table, []
+        if not lines:
+            return
+        self._text.margin()
+        plain = [line.replace(FORMULA_START, "").replace(FORMULA_END, "") for line in lines]
+        if len(plain) > 1 and _DELIMITERS.fullmatch(plain[1].strip()):
+            # Neither tags, which would be left out, nor stars within a word, which would be taken for marks.
+            safe = [re.sub(r"<|(?<=\w)\*(?=\w)", r"\\\g<0>", harmless(line)) for line in plain]
+            drawn = self._out.render_lines(Markdown("\n".join(safe)), pad=False)
+            # The library puts an empty line before and after, where the text has its own.
+            for line in (line for line in drawn if any(part.text.strip() for part in line)):
+                self._out.print(Segments([*line, Segment.line()]), end="")
+        else:
+            for row in plain:
+                self._text.write(row + "\n")

@@ -1,0 +1,461 @@
+"""Reads what a server says if it does not answer a request: the errors of OpenAI's API, in the words of many servers.
+
+Servers agree on the shape of an answer, but not on the shape or the words of an error. This module decides what each
+means for a run: ask again, ask slower, ask for less, end the sample, or end the run. The wordings are those of OpenAI,
+vLLM, llama.cpp, SGLang, TGI, Anthropic, Google, Groq, Mistral, DeepSeek, xAI, Cerebras, OpenRouter and others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import html
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rstar2.loop.engine import EngineError, EngineRateLimited, EngineUnavailable
+
+_MAY_PASS = frozenset({408, 409, 425})
+"""HTTP statuses below 500 of a server that is busy, which may pass."""
+_NEVER_PASS = frozenset({501, 505})
+_MAX_LENGTH = 500
+
+
+class Refused(EngineError):
+    """A server refused a request with an HTTP `status` that will not pass."""
+
+    def __init__(self, message: str, hint: str, status: int) -> None:
+        super().__init__(message, hint, cause=f"refused (HTTP {status})")
+        self.status = status
+
+
+class AccessRefused(Refused):
+    """A server refused a request for a reason for which it will refuse every other one too."""
+
+
+class KeyRefused(AccessRefused):
+    """A server refused the API key."""
+
+    exit_code = 2
+
+
+class QuotaExhausted(AccessRefused):
+    """The account at the server has no credit or quota left, which waiting does not mend."""
+
+
+class ContextExceeded(Refused):
+    """A conversation and the tokens of its reply do not fit the model's context.
+
+    Args:
+        context: tokens that both may have together, if the server says so.
+        prompt: tokens of the conversation, if the server says so.
+    """
+
+    def __init__(self, message: str, status: int, context: int | None, prompt: int | None) -> None:
+        hint = "Ask for fewer tokens with --max-tokens, or serve the model with a longer context."
+        super().__init__(message, hint, status)
+        self.context = context
+        self.prompt = prompt
+
+
+class CompletionCapped(Refused):
+    """A server allows a reply at most this many tokens, whatever the prompt is."""
+
+    def __init__(self, message: str, status: int, most: int) -> None:
+        super().__init__(message, "Ask for fewer tokens with --max-tokens.", status)
+        self.most = most
+
+
+class FieldRefused(Refused):
+    """A server does not take one field of a request, or not with that value."""
+
+    def __init__(self, message: str, hint: str, status: int, field: str) -> None:
+        super().__init__(message, hint, status)
+        self.field = field
+
+
+class ContentFiltered(Refused):
+    """A filter of the server refused the conversation for what it says."""
+
+
+class MalformedAnswer(EngineUnavailable):
+    """A server's answer is no completion of OpenAI's API. Another attempt may bring one."""
+
+    def __init__(self, message: str) -> None:
+        hint = "Check that the address is that of an API like OpenAI's."
+        super().__init__(message, hint, cause="malformed answer")
+
+
+def access_refusal(error: EngineError) -> AccessRefused | None:
+    """The refusal of a key or quota that an error is, or that the agent loop met; None for every other error."""
+    cause = error.__cause__
+    return error if isinstance(error, AccessRefused) else cause if isinstance(cause, AccessRefused) else None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The request that was refused, for the message."""
+
+    where: str
+    """The server, as messages name it."""
+    body: Mapping[str, Any]
+    """Its fields; empty if it had none."""
+    key_hint: str
+    """How the user gives a key."""
+    hint: str = ""
+    """What helps against a refusal that nothing else is known of."""
+
+
+@dataclass(frozen=True)
+class _Said:
+    """An error as a server says it, whatever its shape."""
+
+    message: str
+    code: str = ""
+    """Code, type and status of the error: words that programs read, in lower case, with spaces between."""
+    field: str = ""
+    """The field of the request that it is about."""
+    status: int | None = None
+    """The HTTP status that the error itself names."""
+
+
+def refusal(asked: Asked, status: int, headers: Mapping[str, str], text: str) -> EngineError:
+    """The error for an answer with an HTTP status of 300 or more."""
+    if 300 <= status < 400:
+        target = headers.get("location", "another address")
+        return Refused(
+            f"{asked.where} redirects requests to {target} (HTTP {status})", "Give that address.", status
+        )
+    return _error(asked, status, headers, _said(text), text)
+
+
+def error_in_answer(asked: Asked, event: Any, text: str) -> EngineError:
+    """The error that stands in an answer whose HTTP status is 200: in a stream, or in place of a completion."""
+    said = _said_by(event) or _Said(text[:_MAX_LENGTH])
+    status = said.status or _status_of(said)
+    if _ENGINE_DIED.search(said.message):
+        status = 503
+    return _error(asked, status, {}, said, text, in_answer=True)
+
+
+def _error(
+    asked: Asked, status: int, headers: Mapping[str, str], said: _Said, text: str, in_answer: bool = False
+) -> EngineError:
+    words = f"{said.message} {said.code}"
+    number = f"error {status} in its answer" if in_answer else f"HTTP {status}"
+    message = f"{asked.where} refused the request: {number}: {said.message}"
+    if status == 402 or _NO_QUOTA_CODE.search(said.code) or _NO_QUOTA.search(said.message):
+        hint = "Add credit or raise the limit at the provider; waiting does not help."
+        return QuotaExhausted(f"{asked.where} has no quota left: {number}: {said.message}", hint, status)
+    if status == 401:
+        return KeyRefused(message, asked.key_hint, status)
+    if _TOO_LARGE_FOR_RATE.search(said.message) and status in (413, 429):
+        return Refused(
+            message, "A request of this size exceeds the account's limit of tokens a minute.", status
+        )
+    if status == 429 or (status != 403 and _RATE_LIMIT.search(said.code)):
+        pause_s = requested_pause_s(headers, text)
+        limited = f"{asked.where} limits the rate of requests: {number}: {said.message}"
+        return EngineRateLimited(limited, retry_after_s=pause_s, cause=f"rate limit ({number})")
+    if _FILTERED_CODE.search(said.code) or (400 <= status < 500 and _FILTERED.search(said.message)):
+        return ContentFiltered(message, "", status)
+    if (most := _cap(said.message)) is not None:
+        return CompletionCapped(message, status, most)
+    if status != 404 and (_CONTEXT.search(words) or _CONTEXT_CODE.search(said.code)):
+        return ContextExceeded(message, status, _number(_CONTEXT_TOKENS, text), _number(_PROMPT_TOKENS, text))
+    if status in _MAY_PASS or (status >= 500 and status not in _NEVER_PASS):
+        return EngineUnavailable(
+            f"{asked.where} cannot answer now: {number}: {said.message}",
+            retry_after_s=requested_pause_s(headers, ""),
+            cause=number + (f" ({said.code.split()[0]})" if said.code else ""),
+        )
+    if (field := _refused_field(asked.body, said)) is not None:
+        return FieldRefused(message, asked.hint, status, field)
+    return Refused(message, asked.hint, status)
+
+
+def page_title(text: str) -> str | None:
+    """The title of an answer that is a web page; None for every other answer."""
+    if not re.match(r"\s*(?:<!doctype html|<html|<head)", text, re.IGNORECASE):
+        return None
+    title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
+    return html.unescape(" ".join(title[1].split()))[:_MAX_LENGTH] if title else "without a title"
+
+
+def _said(text: str) -> _Said:
+    """The error in the body of an answer."""
+    if (title := page_title(text)) is not None:
+        return _Said(f"a web page ({title})")
+    with contextlib.suppress(ValueError, RecursionError):
+        if (said := _said_by(json.loads(text))) is not None:
+            return said
+    return _Said(" ".join(text.split())[:_MAX_LENGTH] or "no explanation")
+
+
+def _said_by(value: Any) -> _Said | None:
+    """The error in a JSON value: `{"error": …}`, `{"detail": …}`, `{"message": …}`, or such an object in a list."""
+    if isinstance(value, list):
+        return next((said for said in map(_said_by, value) if said is not None), None)
+    if isinstance(value, str):
+        return _Said(value[:_MAX_LENGTH]) if value.strip() else None
+    if not isinstance(value, dict):
+        return None
+    for key in ("error", "errors", "detail"):
+        if value.get(key) and (inner := _said_by(value[key])) is not None:
+            outer = _code(value)
+            return _Said(inner.message, f"{inner.code} {outer}".strip(), inner.field, inner.status)
+    message = next((value[key] for key in ("message", "msg", "error_msg") if value.get(key)), None)
+    if message is None:
+        return None
+    location = value.get("loc") or [""]
+    field = value.get("param") or (location[-1] if isinstance(location, list) else "")
+    number = next(
+        (_integer(value.get(key)) for key in ("code", "status", "status_code") if value.get(key)), None
+    )
+    # An OpenRouter error has the words of the provider behind it beside its own.
+    raw = value["metadata"].get("raw") if isinstance(value.get("metadata"), dict) else None
+    return _Said(
+        (f"{message}: {raw}" if raw else str(message))[:_MAX_LENGTH],
+        _code(value),
+        str(field),
+        number if number is not None and 400 <= number < 600 else None,
+    )
+
+
+def _code(error: Mapping[str, Any]) -> str:
+    codes = (error.get(key) for key in ("code", "type", "status"))
+    return " ".join(
+        str(code).lower() for code in codes if isinstance(code, str | int) and str(code) != "error"
+    )
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (ValueError, TypeError):
+        return None
+
+
+def _status_of(said: _Said) -> int:
+    """The HTTP status of an error that names none, by its type; 500 if that says nothing."""
+    if _NO_QUOTA_CODE.search(said.code) or _RATE_LIMIT.search(said.code):
+        return 429
+    if "authentication" in said.code or "invalid_api_key" in said.code:
+        return 401
+    return 400 if re.search(r"invalid_?request|bad_?request|validation", said.code) else 500
+
+
+# Rates
+
+
+_RATE_LIMIT = re.compile(r"rate_?limit|too_?many_?requests|resource_?exhausted|throttl")
+_TOO_LARGE_FOR_RATE = re.compile(r"request too large|larger than the (?:rate|token) limit", re.IGNORECASE)
+_TRY_AGAIN = re.compile(
+    r"(?:try again|retry) (?:in|after) ((?:[\d.]+ ?(?:ms|milliseconds?|h|hours?|m|min|minutes?|s|sec|seconds?)\s*)+)"
+    r"|\"retryDelay\":\s*\"([\d.]+s)\"",
+    re.IGNORECASE,
+)
+_DURATION = re.compile(r"([\d.]+) ?(ms|milli|h|m|s)", re.IGNORECASE)
+_SECONDS = {"ms": 0.001, "milli": 0.001, "h": 3600.0, "m": 60.0, "s": 1.0}
+_RESETS = (
+    ("x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
+    ("x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
+    ("anthropic-ratelimit-requests-remaining", "anthropic-ratelimit-requests-reset"),
+    ("anthropic-ratelimit-tokens-remaining", "anthropic-ratelimit-tokens-reset"),
+    ("x-ratelimit-remaining", "x-ratelimit-reset"),
+    ("ratelimit-remaining", "ratelimit-reset"),
+)
+"""Headers with what is left of a limit, and with when it is whole again."""
+
+
+def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
+    """The seconds after which a server wants to be asked again; 0 if it does not say.
+
+    They are in `Retry-After`, in the headers of a limit of which nothing is left, or in the error's words.
+    """
+    lower = {key.lower(): value.strip() for key, value in headers.items()}
+    if (milliseconds := _float(lower.get("retry-after-ms"))) is not None:
+        return milliseconds / 1000
+    if "retry-after" in lower and (pause_s := _pause_s(lower["retry-after"])) is not None:
+        return pause_s
+    pauses = [
+        pause_s
+        for left, reset in _RESETS
+        if (remaining := _float(lower.get(left))) is not None and remaining <= 0 and reset in lower
+        if (pause_s := _pause_s(lower[reset])) is not None
+    ]
+    if pauses:
+        return max(pauses)
+    if words := _TRY_AGAIN.search(text):
+        return _duration_s(words[1] or words[2]) or 0.0
+    return 0.0
+
+
+def _pause_s(text: str) -> float | None:
+    """Seconds until a moment, written as seconds, `6m0s`, a date, or a Unix time in seconds or milliseconds."""
+    if (number := _float(text)) is not None:
+        # No server asks for a pause of thirty years.
+        unix = number / 1000 if number > 1e11 else number
+        return max(0.0, unix - time.time()) if number > 1e9 else max(0.0, number)
+    if (duration := _duration_s(text)) is not None:
+        return duration
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    return None
+
+
+def _duration_s(text: str) -> float | None:
+    parts = _DURATION.findall(text)
+    if not parts or not re.match(r"\s*[\d.]+ ?[a-z]", text, re.IGNORECASE) or ":" in text:
+        return None
+    with contextlib.suppress(ValueError):
+        return sum(float(number) * _SECONDS[unit.lower()] for number, unit in parts)
+    return None
+
+
+def _float(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+# What ends a run or a sample
+
+
+_NO_QUOTA_CODE = re.compile(
+    r"insufficient_(?:user_)?quota|billing_hard_limit|billing_not_active|insufficient_(?:balance|credits?|funds)"
+    r"|exceeded_current_quota|arrearage|account_deactivated"
+)
+_NO_QUOTA = re.compile(
+    r"insufficient (?:account )?(?:balance|credits?|quota|funds)|credit balance is too low|billing hard limit"
+    r"|(?:out of|no|more) credits\b",
+    re.IGNORECASE,
+)
+_FILTERED_CODE = re.compile(
+    r"content_?filter|content_policy|data_?inspection_?failed|moderation|responsibleaipolicy|invalid_prompt"
+)
+_FILTERED = re.compile(
+    r"content management policy|content exists risk|inappropriate content|violat\w+ (?:\S+ ){0,4}(?:polic|guideline)"
+    r"|flagged (?:as|by|for)|requires moderation|unsafe or sensitive content",
+    re.IGNORECASE,
+)
+_ENGINE_DIED = re.compile(
+    r"engine ?(?:core|dead)|engine (?:\S+ )?(?:is dead|died|crashed)|background loop|CUDA|out of memory",
+    re.IGNORECASE,
+)
+
+
+# Lengths
+
+
+_CONTEXT_CODE = re.compile(
+    r"context_length|exceed_context|context_window|string_above_max_length|prompt_too_long"
+)
+_CONTEXT = re.compile(
+    r"context (?:length|window|size|limit)|maximum (?:model|prompt|input) (?:length|len)|prompt (?:is )?too long"
+    r"|input is too long|reduce (?:the|your) (?:length|number|size|prompt)|max_new_tokens`? must be <="
+    r"|`inputs` must have less than|exceeds the maximum number of tokens|exceeded model token limit"
+    r"|range of input length|too large for model with|longer than the (?:maximum )?(?:model|context)"
+    r"|tokens (?:\S+ ){0,4}exceeds? the (?:configured )?(?:limit|maximum)|exceeds the limit of \d|kv cache can hold"
+    r"|too many (?:input |prompt )?tokens|size limit exceeded",
+    re.IGNORECASE,
+)
+_CONTEXT_TOKENS = (
+    r"context limit: \d+ \+ \d+ > (\d+)",
+    r"(?:context|model|prompt|input|sequence)(?:'s)?[ _](?:length|window|size|limit)(?: limit)?"
+    r"(?: is only| is| of| \(|: )\s*(\d+)",
+    r"\"n_ctx\":\s*(\d+)",
+    r"must be <= (\d+)",
+    r"> (\d+) maximum",
+    r"maximum number of tokens allowed \((\d+)\)",
+    r"with (\d+) maximum context",
+    r"maximum context length[:,] (\d+)",
+    r"limit is (\d+)",
+    r"(?:token limit|limit of|configured limit of):? (\d+)",
+    r"less than (\d+) tokens",
+    r"range of input length should be \[\d+, (\d+)\]",
+    r"kv_capacity=(\d+)",
+)
+_PROMPT_TOKENS = (
+    r"\(?(\d+) (?:tokens )?(?:in|from|of) (?:the |your )?(?:input messages|messages|prompt|text input|input)",
+    r"(?:has|passed|contains|have)(?: at least)? (\d+) (?:input |prompt )?tokens",
+    r"messages resulted in (\d+)",
+    r"\"n_prompt_tokens\":\s*(\d+)",
+    r"request \((\d+) tokens\)",
+    r"given: (\d+) `inputs` tokens",
+    r"too long: (\d+)",
+    r"input \((\d+) tokens\)",
+    r"input length \((\d+)\)",
+    r"input token count \((\d+)\)",
+    r"context limit: (\d+) \+",
+    r"current length is (\d+)",
+    r"prompt \((?:total )?length (\d+)\)",
+    r"input_tokens=(\d+)",
+)
+_CAPS = (
+    r"supports at most (\d+) completion tokens",
+    r"max_(?:completion_|output_)?tokens: \d+ > (\d+)",
+    r"max_(?:completion_)?tokens`?'? must be less than or equal to `?(\d+)",
+    r"range of `?max_(?:completion_)?tokens`? (?:is|should be) \[\d+, ?(\d+)\]",
+    r"max_(?:completion_)?tokens (?:is too large|exceeds)\S* .*?(?:maximum|limit|at most)\D{0,20}(\d+)",
+)
+_EXCLUSIVE_CAP = re.compile(
+    r"max_?output_?tokens .*supported range is from \d+ \(inclusive\) to (\d+) \(exclusive\)", re.IGNORECASE
+)
+
+
+def _plain_numbers(text: str) -> str:
+    """The text with `131,072` and `131_072` as `131072`."""
+    return re.sub(r"(?<=\d)[,_](?=\d{3}\b)", "", text)
+
+
+def _number(patterns: tuple[str, ...], text: str) -> int | None:
+    plain = _plain_numbers(text)
+    for pattern in patterns:
+        if match := re.search(pattern, plain, re.IGNORECASE):
+            return int(match[1])
+    return None
+
+
+def _cap(message: str) -> int | None:
+    if match := _EXCLUSIVE_CAP.search(_plain_numbers(message)):
+        return int(match[1]) - 1
+    about_context = re.search("context (?:length|size|limit)", message, re.IGNORECASE)
+    return None if about_context else _number(_CAPS, message)
+
+
+# Fields
+
+
+_UNSUPPORTED = re.compile(
+    r"unsupported|not support|unrecognized|unknown|unexpected|not permitted|not allowed|not available|forbidden"
+    r"|only the default|deprecated|cannot (?:both )?be (?:used|specified)|incompatible|not accept|additional propert"
+    r"|extra (?:inputs|fields|arguments)|does not (?:have|take)|no longer|not implemented"
+    r"|invalid (?:field|parameter|arg)",
+    re.IGNORECASE,
+)
+_MAY_BE_REFUSED = (
+    "stream_options", "top_k", "min_p", "repetition_penalty", "seed", "tools", "max_completion_tokens", "max_tokens",
+    "top_p", "temperature",
+)  # fmt: skip
+"""Fields without which a request may be sent again, or which have another name. If an error names several, such as
+`temperature` and `top_p`, the first one here counts."""
+
+
+def _refused_field(body: Mapping[str, Any], said: _Said) -> str | None:
+    """The field of a request that a server does not take."""
+    words = f"{said.message} {said.code}"
+    if not _UNSUPPORTED.search(words):
+        return None
+    if said.field in body and said.field in _MAY_BE_REFUSED:
+        return said.field
+    for field in _MAY_BE_REFUSED:
+        name = "tools?|tool_choice|function calling|tool use" if field == "tools" else re.escape(field)
+        if field in body and re.search(rf"(?<![\w-])(?:{name})(?![\w-])", words, re.IGNORECASE):
+            return field
+    return None

@@ -1,0 +1,65 @@
+"""Further fields of requests that a user wants, as `key=value` on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rstar2.errors import UserError
+
+_OPTION = "--request-body"
+_EXAMPLE = "Example: --request-body chat_template_kwargs.enable_thinking=false"
+_OPTIONS = {
+    "model": "--model-name",
+    "temperature": "--temperature",
+    "top_p": "--top-p",
+    "top_k": "--top-k",
+    "seed": "--seed",
+    "max_tokens": "--max-tokens",
+    "max_completion_tokens": "--max-tokens",
+    "tools": "--no-tools or --tools-in-text",
+}
+"""Fields that have an option of their own."""
+_OURS = frozenset(
+    {"messages", "prompt", "stream", "stream_options", "n", "logprobs", "return_token_ids", "stop_token_ids"}
+)
+"""Fields that every request has, with values that the reading of answers depends on."""
+
+
+def request_fields(texts: Sequence[str]) -> dict[str, Any]:
+    """The fields of texts such as `reasoning.effort=high`: a dot leads into an object, and a value is JSON or a text.
+
+    Raises UserError for a text that is none, or a field that is not the user's to set.
+    """
+    fields: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        names = key.strip().split(".")
+        if not equals or not all(names):
+            raise UserError(f"`{_OPTION} {text}` is not key=value", _EXAMPLE)
+        if names[0] in _OURS:
+            raise UserError(f"`{_OPTION} {names[0]}`: rstar2 sets this field itself", "Leave it out.")
+        if names[0] in _OPTIONS:
+            raise UserError(
+                f"`{_OPTION} {names[0]}`: this field has an option of its own", f"Use {_OPTIONS[names[0]]}."
+            )
+        _put(fields, names, _value(value), text)
+    return fields
+
+
+def _put(fields: dict[str, Any], names: Sequence[str], value: Any, text: str) -> None:
+    for name in names[:-1]:
+        fields = fields.setdefault(name, {})
+        if not isinstance(fields, dict):
+            raise UserError(f"`{_OPTION} {text}`: {name} is set to a value that has no fields", _EXAMPLE)
+    if names[-1] in fields:
+        raise UserError(f"`{_OPTION} {text}`: the field is set twice", "Set each field once.")
+    fields[names[-1]] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,242 @@
+"""Makes conversations for SFT of a run's traces: those that are correct and clean (rejection sampling).
+
+A trace is read as a source's row (`rstar2.data.source`), so that what is left out is counted by reason on the data
+card, and the rest is filtered, compared with benchmarks and written as every other set is. Which traces of a problem
+are taken is decided before, over all of them: those that RoC's penalty likes best.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rstar2.config import resolve
+from rstar2.data.benchmarks import load_benchmark
+from rstar2.data.filters import Inputs
+from rstar2.data.mixture.recipe import DEFAULT_FILTERS, MixturePlan, MixtureRecipe
+from rstar2.data.reading import Origin
+from rstar2.data.rows import Refused
+from rstar2.data.source import Row, Source
+from rstar2.engines.models import find_model
+from rstar2.errors import UserError
+from rstar2.files import read_json
+from rstar2.loop.trace import Trace, Turn, read_traces
+from rstar2.loop.turns.choose import load_codec
+from rstar2.loop.turns.codec import ChatCodec, Message
+from rstar2.loop.turns.template import TemplateCodec
+from rstar2.runs import load_config
+from rstar2.train.group import Rollout
+from rstar2.train.select.roc import penalty
+
+_NEEDED = ("problem_id", "prompt_ids", "response_ids", "response_mask", "turns", "finish")
+_OTHERS = tuple(name for name in Trace.model_fields if name not in (*_NEEDED, "logprobs"))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which traces become conversations."""
+
+    per_problem: int = 4
+    """At most this many traces of a problem: those with the least penalty (`rstar2.train.select.roc`), of equal ones
+    the shortest."""
+    failed_calls: int = 0
+    """At most this many failed calls in a trace."""
+
+
+def plan_traces(
+    run: Path,
+    selection: Selection,
+    model: str | None = None,
+    against: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> MixturePlan:
+    """What to prepare from the traces of an evaluation, an SFT or a training run.
+
+    Args:
+        run: its folder, a folder in it, or a file of traces.
+        model: the model that wrote them, whose tokenizer and format they have. By default the one that the run names.
+        against: benchmarks, by name or file, that no conversation may share words with.
+        overrides: `a.b=c`, keys of the mixture's recipe.
+
+    Raises:
+        UserError: there are no traces, they are damaged, or the model's tokenizer is not here.
+    """
+    files = _files(run)
+    codec_of = find_model(model) if model is not None else _model_of(run)
+    if codec_of is None:
+        raise UserError(f"no model at {model}", "Give the folder of the model that wrote the traces.")
+    name = run.resolve().stem.replace(".", "-")
+    values = {"sources": {name: {}}, "filters": DEFAULT_FILTERS["conversations"], "against": tuple(against)}
+    recipe = resolve(MixtureRecipe, values, list(overrides), "the traces' mixture")
+    codec = load_codec(codec_of)
+    reader = _TraceReader(codec_of, codec.digest, selection, frozenset(_chosen(files, selection)))
+    source = Source(
+        kind="conversations",
+        family="own traces",
+        licence="the model's, and that of its problems",
+        columns=(_NEEDED,),
+        more=_OTHERS,
+        read=reader,
+        token_ids=True,
+    )
+    origin = _TraceOrigin(name, source, files, {**asdict(selection), "codec": codec.digest})
+    benchmarks = {each: load_benchmark(each) for each in recipe.against}
+    return MixturePlan(f"traces of {name}", recipe, "conversations", [origin], Inputs(recipe, benchmarks, {}))
+
+
+def measured_benchmarks(run: Path) -> list[str]:
+    """The benchmarks that an evaluation sampled, by name: a model that learns from it cannot be measured on them."""
+    from rstar2.data.benchmarks import NAMES
+
+    record = read_json(run / "config.json") if run.is_dir() else None
+    problems = (record or {}).get("config", {}).get("problems") or ()
+    return [name for name in problems if name in NAMES]
+
+
+@dataclass(frozen=True)
+class _TraceOrigin(Origin):
+    """Traces and how they are selected, which decides what is read of them."""
+
+    selection: dict[str, Any] = field(default_factory=dict)
+
+    def identity(self) -> list[dict[str, Any]]:
+        return [{**place, "selection": self.selection} for place in super().identity()]
+
+
+def _files(run: Path) -> tuple[Path, ...]:
+    found = (
+        [run]
+        if run.is_file()
+        else [*sorted(run.glob("**/traces.jsonl")), *sorted(run.glob("**/traces/step-*.jsonl"))]
+    )
+    if not found:
+        raise UserError(
+            f"{run} has no traces",
+            "Give the folder of an evaluation, or of a training run that keeps traces (traces_per_step).",
+        )
+    return tuple(found)
+
+
+def _model_of(run: Path) -> Path:
+    """The model that a run names: that of its results, or the one that it trains."""
+    hint = "Name it with --model: the folder of the model that wrote the traces."
+    folder = run if run.is_dir() else run.parent
+    for results in sorted(folder.glob("**/results.json")):
+        named = (read_json(results) or {}).get("model") or {}
+        if isinstance(named.get("path"), str) and Path(named["path"]).is_dir():
+            return Path(named["path"])
+    for parent in (folder, *folder.resolve().parents):
+        if not (parent / "config.json").is_file() or not (parent / "status.json").is_file():
+            continue
+        kind, config = load_config(parent)
+        for each in (parent / "base", Path(str(config.get("model") or ""))):
+            if kind in ("sft", "train", "demo") and (each / "config.json").is_file():
+                return each
+        break
+    raise UserError(f"{run} does not name the model that wrote its traces, or it is not here any more", hint)
+
+
+def _chosen(files: Sequence[Path], selection: Selection) -> Iterator[str]:
+    """The keys of the traces that are taken, of those that may be."""
+    ranked: dict[str, list[tuple[float, int, int, str]]] = defaultdict(list)
+    seen: set[tuple[str, bytes]] = set()
+    for file in files:
+        for trace in read_traces(file):
+            if _fault(trace, selection) is not None:
+                continue
+            written = (trace.problem_id, array("q", trace.response_ids).tobytes())
+            if written not in seen:
+                seen.add(written)
+                rollout = Rollout.from_trace(trace.model_copy(update={"reward": 1.0}))
+                ranked[trace.problem_id].append(
+                    (penalty(rollout), trace.tokens, trace.sample, key_of_trace(trace))
+                )
+    for traces in ranked.values():
+        yield from (key for *_, key in sorted(traces)[: selection.per_problem])
+
+
+def key_of_trace(trace: Trace) -> str:
+    """A name for a trace among all of a run, whose steps may sample a problem under the same numbers."""
+    written = hashlib.sha256(array("q", trace.response_ids).tobytes()).hexdigest()
+    return f"{trace.problem_id}-{trace.sample}-{written[:8]}"
+
+
+def _fault(trace: Trace, selection: Selection) -> tuple[str, str] | None:
+    """Why a trace is not learnt from, as reason and detail; None if it may be."""
+    if not trace.correct:
+        return "not correct", f"verdict {trace.verdict}"
+    if trace.finish != "answer":
+        return "cut off", f"it ended by {trace.finish}"
+    if trace.lost_calls or any(turn.calls_not_run for turn in trace.turns):
+        return "lost call", f"{trace.lost_calls} calls were lost to the judge"
+    if trace.failed_calls > selection.failed_calls:
+        return "failed calls", f"{trace.failed_calls} of {len(trace.calls)} calls failed"
+    if trace.paper_correct is False:
+        return "answer not in the format", f"read by {trace.read_by or 'another rule'}"
+    if not trace.response_ids:
+        return "no token ids", "the server that wrote it gave none"
+    return None
+
+
+@dataclass(frozen=True)
+class _TraceReader:
+    """Reads a trace as a conversation, in whatever process."""
+
+    model: Path
+    codec: str
+    """The digest of the model's codec."""
+    selection: Selection
+    chosen: frozenset[str]
+
+    def __call__(self, row: Row) -> dict[str, Any]:
+        trace = Trace.model_validate(dict(row))
+        if fault := _fault(trace, self.selection):
+            raise Refused(*fault)
+        key = key_of_trace(trace)
+        if key not in self.chosen:
+            most = self.selection.per_problem
+            raise Refused("others of its problem are taken", f"the same text, or {most} with less penalty")
+        return {"id": key, **conversation_of(trace, _loaded(self.model))}
+
+
+@lru_cache(maxsize=1)
+def _loaded(model: Path) -> ChatCodec:
+    return load_codec(model)
+
+
+def conversation_of(trace: Trace, codec: ChatCodec) -> dict[str, Any]:
+    """The columns of a conversation that a model wrote: texts as it wrote them, and its own token ids.
+
+    Refused if the trace was written in another format than the codec's.
+    """
+    messages: list[Message] = list(codec.format.messages(trace.problem))
+    tools = codec.format.shown_tools or []
+    if codec.prompt(messages) != trace.prompt_ids:
+        raise Refused("another format", "its prompt is not what the model's format makes of the problem")
+    ids = [*trace.prompt_ids, *trace.response_ids]
+    mask = [*[0] * len(trace.prompt_ids), *trace.response_mask]
+    for turn in trace.turns:
+        messages.append(_message(turn, trace, codec, tools))
+        messages += [{"role": "tool", "content": call.output} for call in turn.calls]
+    if ids[-1] not in codec.stop_ids:  # a server may leave it out
+        ids.append(codec.end_id)
+        mask.append(1)
+    return {
+        "messages": messages,
+        "tools": json.dumps(tools, ensure_ascii=False),
+        "tokens": {"codec": codec.digest, "input_ids": ids, "loss_mask": mask},
+    }
+
+
+def _message(turn: Turn, trace: Trace, codec: ChatCodec, tools: list[Message]) -> Message:
+    if isinstance(codec, TemplateCodec):
+        return {"role": "assistant", "content": codec.turn_start + turn.text}
+    before = [*trace.prompt_ids, *trace.response_ids[: turn.start]]
+    return codec.message(trace.response_ids[turn.start : turn.end], before, tools)[0]

@@ -1,0 +1,140 @@
+"""Markdown at a terminal: the same however the text is cut, and no mathematics is taken for markup."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from rstar2.chat.layout import WrappedText
+from rstar2.chat.markdown import MarkdownStream
+from rstar2.chat.screen import Screen
+from rstar2.loop.turns.codec import ChatCodec
+
+BOLD, ITALIC, CODE, OFF = "\x1b[1m", "\x1b[3m", "\x1b[36m", "\x1b[0m"
+
+
+def shown(*pieces: str, columns: int = 80, colored: bool = False) -> str:
+    out = Console(
+        file=io.StringIO(),
+        width=columns,
+        force_terminal=True,
+        color_system="standard" if colored else None,
+        legacy_windows=False,
+    )
+    text = WrappedText(out)
+    stream = MarkdownStream(out, text)
+    for piece in pieces:
+        stream.add(piece)
+    stream.end()
+    text.margin()
+    assert isinstance(out.file, io.StringIO)
+    return re.sub(r"[ ]+$", "", out.file.getvalue(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("written", "plain"),
+    [
+        ("2*3*4 = 24", "2*3*4 = 24"),
+        ("2 * 3 * 4, and a ** b ** c", "2 * 3 * 4, and a ** b ** c"),
+        ("if a<b and c>d then", "if a<b and c>d then"),
+        ("x_1*x_2 and __init__", "x_1*x_2 and __init__"),
+        ("-5 is less than -4", "-5 is less than -4"),
+        ("+ 5", "+ 5"),
+        (r"\[ - 5 = x \]", "- 5 = x"),
+        ("#1 is no heading", "#1 is no heading"),
+        ("**never closed", "**never closed"),
+        ("`never closed", "`never closed"),
+        ("3. third\n10) tenth", "3. third\n10) tenth"),
+        ("| no table", "| no table"),
+        (r"$a*b$ and \(\alpha*\beta\)", "a*b and α*β"),
+        ("[a link](http://a.b)", "[a link](http://a.b)"),
+        ("a\\*b", "a\\*b"),
+        ("\x1b[2Jgone", "␛[2Jgone"),
+    ],
+)
+def test_what_is_no_markup_stays_as_it_was_written(written: str, plain: str) -> None:
+    assert shown(written).strip() == plain
+
+
+@pytest.mark.parametrize(
+    ("written", "styled"),
+    [
+        ("so **bold** it is", f"so {BOLD}bold{OFF} it is"),
+        ("*so* it is", f"{ITALIC}so{OFF} it is"),
+        ("call `f(x)`.", f"call {CODE}f(x){OFF}."),
+        ("``a``", f"{CODE}a{OFF}"),
+        ("# Title", f"{BOLD}Title{OFF}"),
+        (r"**so $\frac{1}{2}$**", f"{BOLD}so{OFF}{BOLD} 1/2{OFF}"),
+    ],
+)
+def test_spans_have_styles(written: str, styled: str) -> None:
+    assert shown(written, colored=True).strip("\n") == styled
+
+
+def test_lists_hang_and_quotations_are_marked() -> None:
+    text = shown("- one two three four\n  * five\n> said", columns=12)
+    assert text == "• one two\n  three four\n  • five\n▌ said\n"
+
+
+def test_a_program_has_a_frame_and_nothing_in_it_is_markup() -> None:
+    text = shown("So:\n```python\na = '$x$ **b**'\n# no title\n```\nDone.", columns=30)
+    assert text.splitlines() == [
+        "So:",
+        "╭─ python ───────────────────╮",
+        "│ a = '$x$ **b**'            │",
+        "│ # no title                 │",
+        "╰────────────────────────────╯",
+        "Done.",
+    ]
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n``", "\n```"])
+def test_a_program_that_is_cut_off_is_shown_whole(end: str) -> None:
+    assert "│ print(1)" in shown(f"```\nprint(1){end}")
+    assert shown(f"```\nprint(1){end}").count("╯") == 1
+
+
+def test_a_table_keeps_its_comparisons_and_products() -> None:
+    text = shown("| n | note |\n|---|---|\n| 1 | a<b, 2*3*4 |\nafter")
+    assert "a<b, 2*3*4" in text
+    assert "---|" not in text
+    assert text.endswith("\nafter\n")
+
+
+SAMPLE = (
+    "# T *x*\n\nA **b c** `d` $\\frac{1}{2}$ 2*3*4\n- i *j*\n  - k\n1. l\n> q\n---\n"
+    "```py\nx = 1\n\n```\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**open\n* \n\\boxed{3}."
+)
+
+
+@given(st.lists(st.integers(1, 9), max_size=60))
+@example([1] * 200)
+def test_it_does_not_matter_how_the_text_is_cut(sizes: list[int]) -> None:
+    pieces, rest = [], SAMPLE
+    for size in sizes:
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    assert shown(*pieces, rest, columns=30) == shown(SAMPLE, columns=30)
+
+
+@given(st.text("a*`#-|>~_ \n1.[]()$\\", max_size=60), st.integers(1, 5))
+def test_any_text_comes_to_an_end_and_loses_no_letter_or_digit(text: str, size: int) -> None:
+    assume("```" not in text and "~~~" not in text)  # More than a word after a fence is left out.
+    came = shown(*(text[at : at + size] for at in range(0, len(text), size)), columns=20)
+    assert (came.count("a"), came.count("1")) == (text.count("a"), text.count("1"))
+
+
+def test_an_answer_that_comes_token_by_token_loses_no_space(codec: ChatCodec) -> None:
+    out = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    screen = Screen(codec, out, out)
+    written = "It costs $5 or  \\(6\\)</reason>\n<answer>- one\n- **two  three** `f (x)`\n\n# Four</answer>"
+    for letter in written:
+        screen.tokens(codec.tokenizer.encode(letter, add_special_tokens=False))
+    screen.stop()
+    assert isinstance(out.file, io.StringIO)
+    assert out.file.getvalue() == "It costs $5 or  6\n• one\n• two  three f (x)\n\nFour\n"

@@ -1,0 +1,79 @@
+"""`rstar2 eval` of a hosted model, through the verb and over real HTTP, with a real judge."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from support.servers.public_endpoint import ANSWER, NO_TEMPERATURE, Body, PublicEndpoint
+from typer.testing import CliRunner
+
+from rstar2.cli import app
+from rstar2.errors import UserError
+from rstar2.judge.service.start import JudgeHandle
+from rstar2.loop.tools.python_code_with_standard_io import NAME
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    path = tmp_path / "two.jsonl"
+    path.write_text("".join(json.dumps({"problem": f"Compute {n}.", "answer": "42"}) + "\n" for n in (1, 2)))
+    return path
+
+
+def _eval(*words: object) -> Result:
+    return CliRunner().invoke(app, ["eval", *map(str, words)], env={"COLUMNS": "200"})
+
+
+def _results(run: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((run / "two" / "results.json").read_text())
+    return results
+
+
+def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results(
+    problems: Path, tmp_path: Path, judge: JudgeHandle
+) -> None:
+    call = json.dumps({"name": NAME, "arguments": {"code": "print(6 * 7)"}})
+
+    def answer(body: Body) -> str:
+        replies = [each["content"] for each in body["messages"] if "<tool_response>" in each["content"]]
+        return ANSWER if replies else f"<tool_call>\n{call}\n</tool_call>"
+
+    endpoint = PublicEndpoint("/api/v1")
+    endpoint.models = None
+    endpoint.checks = NO_TEMPERATURE
+    endpoint.answer = answer
+    run = tmp_path / "run"
+    with endpoint.serving():
+        words = [problems, "--url", endpoint.url, "--api", "chat", "--model-name", "m", "-n", 1, "--run", run]
+        words += ["--tools-in-text", "--request-body", "reasoning.effort=low", "--judge", judge.url]
+        ran = _eval(*words)
+    assert ran.exit_code == 0, ran.output
+    assert "not exact: temperature of the model is left to its server's default: the server at" in ran.output
+    results = _results(run)
+    assert results["summary"]["accuracy"] == 1.0
+    assert results["summary"]["calls_per_trace"] == 1.0
+    assert results["model"]["request_body"] == {"reasoning": {"effort": "low"}}
+    assert list(results["fields_left_out"]) == ["temperature"]
+    assert all(body["reasoning"] == {"effort": "low"} and "tools" not in body for body in endpoint.asked)
+    assert "temperature" not in endpoint.asked[-1]
+    assert "<tool_response>\n42" in endpoint.asked[-1]["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--no-tools"], "are for --api chat"),
+        (["--api", "chat", "--no-tools", "--tools-in-text"], "exclude each other"),
+        (["--request-body", "effort"], "is not key=value"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_clear_message(
+    problems: Path, words: list[str], message: str
+) -> None:
+    ran = _eval(problems, "--url", "http://127.0.0.1:9", *words)
+    assert isinstance(ran.exception, UserError)
+    assert message in ran.exception.message

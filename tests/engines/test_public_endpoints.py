@@ -1,0 +1,820 @@
+"""Engines and the judge model against a stand-in of public endpoints: rates, full contexts, odd answers, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from support.clock import Clock, policies_on
+from support.servers.public_endpoint import (
+    ANSWER,
+    CONTEXT_WORDINGS,
+    DONE,
+    NO_MAX_TOKENS,
+    NO_TEMPERATURE,
+    PROVIDERS,
+    Body,
+    PublicEndpoint,
+    Rate,
+    Sent,
+    Tokens,
+    event,
+    no_seed_422,
+    refuses,
+    stand_in,
+)
+from support.tools import SharedTools
+from support.waiting import TIMEOUT_S
+
+from rstar2.addresses import proxy_of
+from rstar2.data.problem import Problem
+from rstar2.engines.chat_api import ChatEngine, open_chat_api
+from rstar2.engines.models import ServerModel
+from rstar2.engines.pool import RetryingEngine
+from rstar2.engines.refusals import Asked, KeyRefused, QuotaExhausted, Refused, refusal, requested_pause_s
+from rstar2.engines.request_fields import request_fields
+from rstar2.errors import RateLimited, UserError
+from rstar2.eval.grader import Verdict
+from rstar2.eval.methods.chat import ServerChat
+from rstar2.eval.run import EvalResult, SamplesRefused, evaluate
+from rstar2.eval.settings import EvalSettings
+from rstar2.eval.terminal.tables import summary_lines
+from rstar2.loop.agent import Limits, rollout
+from rstar2.loop.engine import EngineError, EngineRateLimited, EngineUnavailable, Generation, Sampling
+from rstar2.loop.tools.python_code_with_standard_io import NAME
+from rstar2.loop.trace import ToolCall, read_traces
+from rstar2.processes import free_port
+from rstar2.retry import RetryPolicy, ServiceGone
+
+PROBLEMS = [Problem(id=f"p{number}", problem=f"Compute {number}.", answer="42") for number in range(15)]
+
+
+class Prints(SharedTools):
+    """Tools whose programs print digits."""
+
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        return ToolCall(name=name, arguments=arguments, status="ok", output="7" * 400)
+
+
+class Accepts42:
+    async def agrade(self, gold: str | None, pred: str | None) -> Verdict:
+        right = pred is not None and "42" in pred
+        return Verdict("correct" if right else "unparsed", "42" if right else None, "test")
+
+
+@pytest.fixture
+def endpoint() -> Iterator[PublicEndpoint]:
+    with PublicEndpoint().serving() as endpoint:
+        yield endpoint
+
+
+@asynccontextmanager
+async def opened(
+    endpoint: PublicEndpoint, name: str | None = None, **options: Any
+) -> AsyncIterator[ServerModel]:
+    model = await open_chat_api(endpoint.url, name, None, RetryPolicy(TIMEOUT_S), **options)
+    try:
+        yield model
+    finally:
+        await model.engine.aclose()
+
+
+async def measured(endpoint: PublicEndpoint, folder: Path, **settings: Any) -> EvalResult:
+    """An evaluation of the endpoint's model."""
+    defaults = {"samples": 4, "max_tokens": 900, "in_flight": 64, "wait_s": TIMEOUT_S}
+    async with opened(endpoint) as model:
+        (result,) = await evaluate(
+            {"set": (PROBLEMS, folder)},
+            engine=model.engine,
+            codec=model.codec,
+            tools=Prints(),
+            grader=Accepts42(),
+            settings=EvalSettings(**{**defaults, **settings}),
+        )
+    return result
+
+
+def timing(folder: Path) -> dict[str, Any]:
+    timing: dict[str, Any] = json.loads((folder / "results.json").read_text())["timing"]
+    return timing
+
+
+async def generated(
+    model: ServerModel, text: str = "Compute 6 * 7.", budget: int = 900
+) -> tuple[str, Generation]:
+    """One turn, asked for again as in an evaluation, but with no pauses."""
+    prompt = model.codec.prompt(model.codec.format.messages(text))
+    engine = RetryingEngine(model.engine, policies_on(Clock())(60.0).service("engine"))
+    generation = await engine.generate(prompt, Sampling(max_tokens=budget))
+    return model.codec.decode(generation.token_ids), generation
+
+
+# Rates
+
+
+async def test_a_rate_limit_costs_no_sample(endpoint: PublicEndpoint, tmp_path: Path) -> None:
+    endpoint.rate = Rate(4, 0.1, too_early=20)
+    endpoint.limited = lambda: Sent(
+        {"error": {"message": "Rate limit reached", "type": "requests", "code": "rate_limit_exceeded"}},
+        429,
+        {"Retry-After": "0.1"},
+    )
+    result = await measured(endpoint, tmp_path)
+    assert result.summary["samples"] == 60
+    assert result.complete
+    assert endpoint.refused >= 20
+    (outages,) = timing(tmp_path)["outages"]
+    assert outages["retries"] == {"rate limit (HTTP 429)": endpoint.refused}
+    assert outages["away_s"] == 0
+    assert outages["paused_s"] > 0
+
+
+async def test_the_judge_models_rate_limit_costs_no_reply(endpoint: PublicEndpoint) -> None:
+    endpoint.rate = Rate(2, 0.05, too_early=10)
+    endpoint.limited = lambda: Sent("slow down", 429, {"retry-after-ms": "50"}, kind="text/plain")
+    chat = ServerChat(endpoint.url, None, RetryPolicy(TIMEOUT_S), TIMEOUT_S, "judge model")
+    asked = [{"role": "user", "content": "?"}]
+    replies = await asyncio.gather(*(chat.reply(asked, Sampling(max_tokens=9)) for _ in range(30)))
+    await chat.aclose()
+    assert [reply.text for reply in replies] == [ANSWER] * 30
+    assert endpoint.refused >= 10
+
+
+async def test_a_rate_limit_that_outlasts_the_wait_ends_the_run_with_its_words(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    endpoint.rate = Rate(0, 1.0)
+    endpoint.limited = lambda: Sent({"error": {"message": "Come back later"}}, 429, {"Retry-After": "7200"})
+    with pytest.raises(
+        ServiceGone, match=r"asked again in 7200 seconds: .*HTTP 429: Come back later"
+    ) as gone:
+        await measured(endpoint, tmp_path)
+    assert "--wait" in gone.value.hint
+    assert json.loads((tmp_path / "results.json").read_text())["missing"] == 60
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        Sent({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}, 429),
+        Sent({"error": {"message": "Insufficient Balance", "type": "unknown_error"}}, 402),
+        Sent({"error": {"message": "Your credit balance is too low to access the API."}}, 400),
+    ],
+)
+async def test_an_exhausted_quota_ends_the_run_at_once(
+    endpoint: PublicEndpoint, tmp_path: Path, sent: Sent
+) -> None:
+    endpoint.checks = lambda body: sent
+    with pytest.raises(QuotaExhausted, match="has no quota left") as caught:
+        await measured(endpoint, tmp_path, in_flight=2)
+    assert "waiting does not help" in caught.value.hint
+    assert len(endpoint.asked) <= 4
+
+
+@pytest.mark.parametrize(
+    ("headers", "text", "pause_s"),
+    [
+        ({"Retry-After": "2"}, "", 2.0),
+        ({"retry-after-ms": "1500", "retry-after": "2"}, "", 1.5),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1m6.5s"}, "", 66.5),
+        (
+            {
+                "x-ratelimit-remaining-requests": "10",
+                "x-ratelimit-reset-requests": "1h",
+                "x-ratelimit-remaining-tokens": "0",
+                "x-ratelimit-reset-tokens": "120ms",
+            },
+            "",
+            0.12,
+        ),
+        ({"ratelimit-remaining": "0", "ratelimit-reset": "9"}, "", 9.0),
+        ({}, "Rate limit reached for m. Please try again in 1.352s. Visit the site.", 1.352),
+        ({}, "Please try again in 7m12s.", 432.0),
+        ({}, '{"error": {"details": [{"retryDelay": "34s"}]}}', 34.0),
+        ({"Retry-After": "soon"}, "", 0.0),
+        ({}, "", 0.0),
+    ],
+)
+def test_the_pause_that_a_server_asks_for_is_read_from_headers_and_words(
+    headers: dict[str, str], text: str, pause_s: float
+) -> None:
+    assert requested_pause_s(headers, text) == pytest.approx(pause_s)
+
+
+def test_the_pause_may_be_a_date_or_a_unix_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_790_000_000.0)
+    assert requested_pause_s({"Retry-After": "Mon, 21 Sep 2026 14:13:30 GMT"}, "") == pytest.approx(10.0)
+    for reset in ("1790000005", "1790000005000"):
+        headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": reset}
+        assert requested_pause_s(headers, "") == pytest.approx(5.0)
+
+
+# Contexts
+
+
+@pytest.mark.parametrize("wording", CONTEXT_WORDINGS)
+@pytest.mark.parametrize("prompt", [1000, 9000])
+async def test_a_rollout_that_fills_the_context_is_finished_in_every_wording(
+    endpoint: PublicEndpoint, tmp_path: Path, wording: str, prompt: int
+) -> None:
+    context = 8192
+
+    def checks(body: Body) -> Sent | None:
+        asked = body.get("max_tokens")
+        if prompt + (asked or 1) <= context:
+            return None
+        status, said = CONTEXT_WORDINGS[wording](Tokens(context, prompt, asked or 0))
+        return Sent(said, status)
+
+    endpoint.checks = checks
+    async with opened(endpoint) as model:
+        trace = await rollout(
+            model.codec.prompt(model.codec.format.messages("Compute 6 * 7.")),
+            engine=model.engine,
+            tools=Prints(),
+            codec=model.codec,
+            limits=Limits(max_tokens=30_000),
+            sampling=Sampling(),
+        )
+        chat = ServerChat(endpoint.url, "m", RetryPolicy(0.0), TIMEOUT_S)
+        reply = await chat.reply([{"role": "user", "content": "?"}], Sampling(max_tokens=30_000))
+        await chat.aclose()
+    if prompt < context:
+        assert (trace.finish, trace.final_text) == ("answer", ANSWER)
+        assert (reply.finish, reply.text) == ("stop", ANSWER)
+    else:
+        assert (trace.finish, trace.final_text) == ("max_tokens", "")
+        assert (reply.finish, reply.text) == ("length", "")
+
+
+async def test_what_was_written_before_the_context_was_full_is_kept(endpoint: PublicEndpoint) -> None:
+    full = {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}
+    endpoint.script = [Sent(lines=[event({"content": "I think"}), f"data: {json.dumps(full)}", ""])]
+    async with opened(endpoint) as model:
+        text, generation = await generated(model)
+    assert (text, generation.finish) == ("I think", "length")
+    assert len(endpoint.asked) == 1
+
+
+async def test_the_room_for_a_turn_is_the_servers_own_count(endpoint: PublicEndpoint) -> None:
+    context, rooms = 4000, list[int]()
+    call = {"id": "c", "function": {"name": NAME, "arguments": '{"code": "print(7)"}'}}
+
+    def counted(body: Body) -> int:
+        """Every character is a token, as digits are; four bytes would count as one here."""
+        return 1000 + len(json.dumps(body["messages"]))
+
+    def checks(body: Body) -> Sent | None:
+        rooms.append(body["max_tokens"])
+        assert counted(body) < context
+        return None
+
+    endpoint.models = [{"id": "m", "max_model_len": context}]
+    endpoint.checks = checks
+    endpoint.answer = lambda body: {"tool_calls": [call]} if len(body["messages"]) < 4 else ANSWER
+    endpoint.usage = lambda body: {"prompt_tokens": counted(body), "completion_tokens": 30}
+    async with opened(endpoint) as model:
+        await rollout(
+            model.codec.prompt(model.codec.format.messages("Compute 6 * 7.")),
+            engine=model.engine,
+            tools=Prints(),
+            codec=model.codec,
+            limits=Limits(max_tokens=30_000),
+            sampling=Sampling(),
+        )
+    first, second, third = endpoint.asked
+    # The estimate adds what is new since the server last counted: the reply of the tool, at four bytes a token.
+    for sent, before, new in ((second, first, 120), (third, second, 120)):
+        known = counted(before) + 30
+        assert known < context - sent["max_tokens"] < known + new
+
+
+# Odd answers
+
+
+def _said(text: str = ANSWER) -> list[str]:
+    return [event({"content": text}), event({}, "stop"), DONE]
+
+
+ODD: dict[str, list[str]] = {
+    "ping": ['data: "ping"', "", "data: ping", "", ": keep-alive", "", *_said()],
+    "empty list": ["data: []", "", "data: 5", "", *_said()],
+    "content as parts": [event({"content": [{"type": "text", "text": ANSWER}]}), event({}, "stop"), DONE],
+    "error null": ['data: {"error": null, "choices": []}', "", *_said()],
+    "choices null": ['data: {"choices": null}', "", *_said()],
+    "delta null": ['data: {"choices": [{"index": 0, "delta": null}]}', "", *_said()],
+    "no finish reason": [event({"content": ANSWER}), DONE],
+    "another finish reason": [event({"content": ANSWER}), event({}, "eos"), DONE],
+    "another choice": [event({"content": "no"}, index=1), *_said()],
+    "index null": [event({"content": ANSWER}, "stop", index=None), DONE],
+    "no end of stream": _said()[:2],
+    "event on two lines": ['data: {"choices":', f'data: [{{"delta": {json.dumps({"content": ANSWER})}}}]}}', "", DONE],
+    "carriage returns": [line.replace("\n", "\r\n") for line in _said()],
+    "separators in the text": [
+        "data: " + json.dumps({"choices": [{"delta": {"content": ANSWER + "\u2028"}}]}, ensure_ascii=False) + "\n",
+        DONE,
+    ],
+}  # fmt: skip
+"""Streams that say `ANSWER`."""
+
+
+@pytest.mark.parametrize("name", ODD)
+async def test_an_odd_stream_is_read_as_it_is_meant(endpoint: PublicEndpoint, name: str) -> None:
+    endpoint.script = [Sent(lines=ODD[name])]
+    async with opened(endpoint) as model:
+        text, generation = await generated(model)
+    assert (text.rstrip("\u2028"), generation.finish) == (ANSWER, "stop")
+    assert len(endpoint.asked) == 1
+
+
+@pytest.mark.parametrize("content", [ANSWER, [{"type": "text", "text": ANSWER}]])
+async def test_a_server_that_never_streams_is_read_too(endpoint: PublicEndpoint, content: Any) -> None:
+    choice = {"index": None, "message": {"content": content}, "finish_reason": None}
+    endpoint.script = [Sent({"choices": [choice], "error": None, "usage": None})]
+    async with opened(endpoint) as model:
+        text, generation = await generated(model)
+    assert (text, generation.finish) == (ANSWER, "stop")
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"code": "print(6)"}, '{"code": "print(6)"}', {"code": "print('√')"}], ids=repr
+)
+async def test_arguments_may_be_an_object(endpoint: PublicEndpoint, arguments: Any) -> None:
+    call = {"id": "c", "function": {"name": NAME, "arguments": arguments}}
+    expected = arguments if isinstance(arguments, dict) else json.loads(arguments)
+    endpoint.answer = lambda body: {"tool_calls": [call]}
+    async with opened(endpoint) as model:
+        _, generation = await generated(model)
+        (written,) = model.codec.parse(generation.token_ids).calls
+        chat = ServerChat(endpoint.url, "m", RetryPolicy(0.0), TIMEOUT_S)
+        reply = await chat.reply([{"role": "user", "content": "?"}], Sampling(max_tokens=9))
+        await chat.aclose()
+    assert (written.name, written.arguments) == (NAME, expected)
+    assert json.loads(reply.message["tool_calls"][0]["function"]["arguments"]) == expected
+    assert reply.finish == "tool_calls"
+
+
+async def test_a_thought_among_the_parts_of_a_content_is_a_thought(endpoint: PublicEndpoint) -> None:
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+        {"type": "text", "text": ANSWER},
+    ]
+    endpoint.answer = lambda body: {"content": parts}
+    async with opened(endpoint) as model:
+        _, generation = await generated(model)
+        read = model.codec.parse(generation.token_ids)
+    assert (read.thought.strip(), read.said.strip()) == ("Hm.", ANSWER)
+
+
+ENGINE_DIED = {
+    "error": {
+        "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+        "type": "BadRequestError",
+        "code": 400,
+    }
+}
+FAULTS: dict[str, tuple[Sent, str]] = {
+    "event: error": (
+        Sent(lines=[event({"content": "I"}), "event: error", "data: upstream connect error", ""]),
+        "error 500 in its answer",
+    ),
+    "503 inside a 200": (
+        Sent(lines=['data: {"error": {"message": "overloaded", "code": 503}}', ""]),
+        "error 503 in its answer (503)",
+    ),
+    "vLLM's engine died": (
+        Sent(lines=[event({"content": "I"}), f"data: {json.dumps(ENGINE_DIED)}", "", DONE]),
+        "error 503 in its answer (400)",
+    ),
+    "503 in place of a completion": (
+        Sent({"error": {"message": "no capacity", "code": 503}}),
+        "error 503 in its answer (503)",
+    ),
+    "cut off": (Sent(lines=[event({"content": "I"})]), "the connection broke: the stream ended early"),
+    "cut in an event": (Sent(lines=[event({"content": "I"}), 'data: {"choices": [']), "malformed answer"),
+    "aborted": (Sent(lines=[event({"content": "I"}, "abort"), DONE]), "finish_reason abort"),
+    "content is a number": (Sent(lines=[event({"content": 5}), DONE]), "malformed answer"),
+    "nothing said": (Sent(lines=[DONE]), "the connection broke: the stream ended early"),
+    "no choices": (Sent({"object": "chat.completion", "choices": []}), "malformed answer"),
+    "529": (
+        Sent({"error": {"type": "overloaded_error", "message": "Overloaded"}}, 529),
+        "HTTP 529 (overloaded_error)",
+    ),
+    "520 with a page": (Sent("<html><title>520: unknown</title></html>", 520, kind="text/html"), "HTTP 520"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+async def test_a_fault_of_the_server_in_mid_answer_is_asked_again_and_counted_by_its_cause(
+    endpoint: PublicEndpoint, tmp_path: Path, name: str
+) -> None:
+    sent, cause = FAULTS[name]
+    endpoint.script = [sent]
+    result = await measured(endpoint, tmp_path, samples=1)
+    assert result.complete
+    assert result.summary["accuracy"] == 1.0
+    (outages,) = timing(tmp_path)["outages"]
+    assert outages["retries"] == {cause: 1}
+
+
+async def test_an_answer_that_stays_malformed_fails_the_sample_alone_with_its_cause(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    def answer(body: Body) -> Body:
+        return {"content": 5 if "Compute 3." in body["messages"][-1]["content"] else ANSWER}
+
+    endpoint.answer = answer
+    with pytest.raises(SamplesRefused, match=r"1 of 15 samples failed: .*choices\.0\.delta\.content"):
+        await measured(endpoint, tmp_path, samples=1)
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert record["failed"] == {"malformed answer": 1}
+    assert record["summary"]["samples"] == 14
+
+
+@pytest.mark.parametrize(
+    ("sent", "finish", "text"),
+    [
+        (Sent(lines=[event({"refusal": "I cannot."}), event({}, "stop"), DONE]), "refusal", "I cannot."),
+        (Sent(lines=[event({"content": "So"}), event({}, "content_filter"), DONE]), "content_filter", "So"),
+        (
+            Sent(lines=[event({"content": "So"}), event({}, "content_filter: SAFETY"), DONE]),
+            "content_filter",
+            "So",
+        ),
+        (
+            Sent(
+                {"error": {"message": "triggered our content management policy", "code": "content_filter"}},
+                400,
+            ),
+            "content_filter",
+            "",
+        ),
+    ],
+)
+async def test_refusals_and_filters_are_finished_answers_that_are_counted(
+    endpoint: PublicEndpoint, tmp_path: Path, sent: Sent, finish: str, text: str
+) -> None:
+    endpoint.script = [sent]
+    result = await measured(endpoint, tmp_path, samples=1, in_flight=1)
+    first = next(read_traces(tmp_path / "traces.jsonl"))
+    assert (first.finish, first.final_text) == (finish, text)
+    assert result.complete
+    counts = {"refusal": result.summary["refusals"], "content_filter": result.summary["content_filtered"]}
+    assert counts == {**dict.fromkeys(counts, 0), finish: 1}
+    label = {"refusal": "refusals", "content_filter": "ended by a content filter"}[finish]
+    assert summary_lines(result.summary)[label] == "1"
+    assert result.summary["truncated_share"] == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (
+            Sent("<!DOCTYPE html><html><title>Welcome &amp; hello</title></html>", kind="text/html"),
+            r"a web page \(Welcome & hello\)",
+        ),
+        (
+            Sent("<html><title>Not here</title></html>", 404, kind="text/html"),
+            r"HTTP 404: a web page \(Not here\)",
+        ),
+        (
+            Sent("Moved", 308, {"location": "https://new.example/v1"}),
+            "redirects requests to https://new.example/v1",
+        ),
+        (Sent({"hello": "world"}), r"JSON that is no completion: {\"hello\":"),
+        (Sent("hello", kind="text/plain"), "stream ended early"),
+    ],
+)
+async def test_a_server_that_is_no_api_is_named_as_what_it_is(
+    endpoint: PublicEndpoint, sent: Sent, said: str
+) -> None:
+    endpoint.checks = lambda body: sent
+    async with opened(endpoint) as model:
+        with pytest.raises((EngineError, ServiceGone), match=said):
+            await generated(model)
+
+
+# Requests
+
+
+@pytest.mark.parametrize(
+    ("checks", "absent", "left_out"),
+    [
+        (NO_MAX_TOKENS, "max_tokens", set()),
+        (NO_TEMPERATURE, "temperature", {"temperature"}),
+        (no_seed_422, "seed", {"seed"}),
+        (refuses("stream_options", "Unknown argument: stream_options"), "stream_options", set()),
+        (refuses("top_p", "`temperature` and `top_p` cannot both be specified for this model."), "top_p", {"top_p"}),
+    ],
+    ids=["max_tokens", "temperature", "seed", "stream_options", "top_p"],
+)  # fmt: skip
+async def test_a_field_that_a_server_does_not_take_is_left_out_and_told(
+    endpoint: PublicEndpoint, checks: Callable[[Body], Sent | None], absent: str, left_out: set[str]
+) -> None:
+    endpoint.checks = checks
+    told: dict[str, str] = {}
+    async with opened(endpoint) as model:
+        model.engine.when_left_out(told.__setitem__)
+        prompt = model.codec.prompt(model.codec.format.messages("?"))
+        for _ in range(2):
+            generation = await model.engine.generate(prompt, Sampling(max_tokens=77, seed=3))
+            assert generation.finish == "stop"
+    assert set(told) == left_out
+    assert [absent in body for body in endpoint.asked] == [True, False, False]
+    limits = [body.get("max_completion_tokens", body.get("max_tokens")) for body in endpoint.asked]
+    assert limits == [77] * 3
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "max_tokens is too large: 30000. This model supports at most 4096 completion tokens, whereas you gave 30000.",
+        "Range of max_tokens should be [1, 4096]",
+        "Invalid max_tokens value, the valid range of max_tokens is [1, 4096]",
+        "max_tokens: 30000 > 4096, which is the maximum allowed number of output tokens for m",
+        "`max_tokens` must be less than or equal to `4096`, the maximum value for `max_tokens` is less than the "
+        "`context_window` for this model",
+        "Unable to submit request because it has a maxOutputTokens value of 30000 but the supported range is from 1 "
+        "(inclusive) to 4097 (exclusive).",
+    ],
+)
+async def test_a_cap_on_completion_tokens_is_kept_to(endpoint: PublicEndpoint, message: str) -> None:
+    endpoint.checks = lambda body: (
+        Sent({"error": {"message": message, "code": 400}}, 400) if body["max_tokens"] > 4096 else None
+    )
+    async with opened(endpoint) as model:
+        for _ in range(2):
+            assert (await generated(model, budget=30_000))[1].finish == "stop"
+    assert [body["max_tokens"] for body in endpoint.asked] == [30_000, 4096, 4096]
+
+
+async def test_a_model_without_tools_says_which_option_helps(endpoint: PublicEndpoint) -> None:
+    endpoint.checks = refuses("tools", "m does not support tools")
+    async with opened(endpoint) as model:
+        with pytest.raises(Refused, match="does not support tools") as refused:
+            await generated(model)
+        assert "--no-tools" in refused.value.hint
+        assert "--tools-in-text" in refused.value.hint
+
+
+async def test_a_field_of_the_users_is_never_left_out(endpoint: PublicEndpoint) -> None:
+    endpoint.checks = refuses("top_k", "Unrecognized request argument supplied: top_k")
+    async with opened(endpoint, more={"top_k": 5}) as model:
+        with pytest.raises(Refused, match="top_k"):
+            await generated(model)
+    assert [body["top_k"] for body in endpoint.asked] == [5]
+
+
+def test_fields_of_a_request_are_read_from_the_command_line() -> None:
+    texts = [
+        "reasoning.effort=high",
+        "chat_template_kwargs.enable_thinking=false",
+        'stop=["a=b"]',
+        "reasoning.n=2",
+    ]
+    assert request_fields(texts) == {
+        "reasoning": {"effort": "high", "n": 2},
+        "chat_template_kwargs": {"enable_thinking": False},
+        "stop": ["a=b"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["effort"], "is not key=value"),
+        (["a..b=1"], "is not key=value"),
+        (["stream=true"], "rstar2 sets this field itself"),
+        (["temperature=1"], "has an option of its own"),
+        (["a=1", "a.b=2"], "a is set to a value that has no fields"),
+        (["a=1", "a=2"], "set twice"),
+    ],
+)
+def test_a_field_that_is_not_the_users_to_set_is_a_clear_message(texts: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        request_fields(texts)
+
+
+async def test_fields_of_the_users_are_in_every_request(endpoint: PublicEndpoint) -> None:
+    more = {"reasoning": {"effort": "high"}, "chat_template_kwargs": {"enable_thinking": False}}
+    async with opened(endpoint, more=more) as model:
+        await generated(model)
+    assert {key: endpoint.asked[0][key] for key in more} == more
+
+
+@pytest.mark.parametrize(
+    "base", ["/v1", "/api/v1", "/openai/v1", "/v1beta/openai", "/api/paas/v4", "/inference/v1"]
+)
+@pytest.mark.parametrize("end", ["", "/", "/chat/completions"])
+async def test_an_api_may_be_at_any_path(base: str, end: str) -> None:
+    endpoint = PublicEndpoint(base)
+    with endpoint.serving():
+        engine = ChatEngine(endpoint.url + end, None, [])
+        prompt = [3, 4, 5]
+        assert (await engine.generate(prompt, Sampling(max_tokens=9))).finish == "stop"
+        await engine.aclose()
+
+
+@pytest.mark.parametrize("models", [None, [], [{"id": "models/m"}], [{"id": "m", "context_length": 9999}]])
+async def test_a_named_model_needs_no_list(endpoint: PublicEndpoint, models: list[Body] | None) -> None:
+    endpoint.models = models
+    if models == []:
+        with pytest.raises(EngineError, match="does not serve m"):
+            async with opened(endpoint, "m"):
+                pass
+        return
+    async with opened(endpoint, "m") as model:
+        assert (await generated(model))[0] == ANSWER
+    assert endpoint.asked[0]["model"] == "m"
+
+
+async def test_without_a_list_and_a_name_the_option_is_named(endpoint: PublicEndpoint) -> None:
+    endpoint.models = None
+    with pytest.raises(EngineError, match="HTTP 404") as refused:
+        async with opened(endpoint):
+            pass
+    assert "--model-name" in refused.value.hint
+
+
+@pytest.mark.parametrize(("tools_in", "shown"), [("text", True), ("nothing", False)])
+async def test_tools_may_stand_in_the_system_text_or_be_left_out(
+    endpoint: PublicEndpoint, tools_in: str, shown: bool
+) -> None:
+    call = json.dumps({"name": NAME, "arguments": {"code": "print(7)"}})
+
+    def answer(body: Body) -> str:
+        called = len(body["messages"]) > 2 or not shown
+        return ANSWER if called else f"<think>Hm.</think>I ask.\n<tool_call>\n{call}\n</tool_call>"
+
+    endpoint.answer = answer
+    async with opened(endpoint, tools_in=tools_in) as model:
+        trace = await rollout(
+            model.codec.prompt(model.codec.format.messages("Compute 6 * 7.")),
+            engine=model.engine,
+            tools=Prints(),
+            codec=model.codec,
+            limits=Limits(),
+            sampling=Sampling(),
+        )
+    assert trace.finish == "answer"
+    assert all("tools" not in body for body in endpoint.asked)
+    assert len(trace.calls) == shown
+    if shown:
+        system, question, turn, reply = endpoint.asked[-1]["messages"]
+        assert NAME in system["content"]
+        assert question["role"] == "user"
+        assert turn == {"role": "assistant", "content": f"I ask.\n<tool_call>\n{call}\n</tool_call>"}
+        assert reply == {"role": "user", "content": f"<tool_response>\n{'7' * 400}\n</tool_response>"}
+
+
+# Kinds of errors
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (401, {"error": {"message": "Incorrect API key"}}, KeyRefused),
+        (
+            429,
+            {"error": {"message": "Resource exhausted", "status": "RESOURCE_EXHAUSTED"}},
+            EngineRateLimited,
+        ),
+        (
+            429,
+            {"error": {"message": "Request too large for m on tokens per min: Limit 9, Requested 10"}},
+            Refused,
+        ),
+        (500, {"error": {"message": "oops"}}, EngineUnavailable),
+        (501, {"error": {"message": "oops"}}, Refused),
+        (400, {"error": {"message": "messages: at least one is required"}}, Refused),
+    ],
+)
+def test_what_an_error_means_for_a_run(status: int, body: Body, kind: type[EngineError]) -> None:
+    error = refusal(Asked("the server at X", {}, "Give a key."), status, {}, json.dumps(body))
+    assert type(error) is kind
+    assert str(body["error"]["message"]) in error.message
+    assert isinstance(error, RateLimited) == (kind is EngineRateLimited)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", "5", '{"error": 5}', '{"detail": [{}]}', "{" * 3000, '{"error": {}}']
+)
+def test_an_error_of_any_shape_becomes_one_message(text: str) -> None:
+    error = refusal(Asked("the server at X", {}, ""), 400, {}, text)
+    assert isinstance(error, Refused)
+    assert "HTTP 400" in error.message
+    assert len(error.message) < 700
+
+
+# Providers
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+async def test_the_stand_in_of_each_provider_is_measured(name: str) -> None:
+    """It is asked after a refusal for the rate, for more tokens than it gives, and until the context is full."""
+    provider = PROVIDERS[name]
+    with stand_in(name).serving() as endpoint:
+        async with opened(endpoint, "m") as model:
+            text, generation = await generated(model, budget=30_000)
+            assert (text.partition("</think>")[2].strip() or text, generation.finish) == (ANSWER, "stop")
+            assert ("<think>Hm.</think>" in text) == ("Hm." in json.dumps(provider.message("")))
+            refused = Sent(*reversed(CONTEXT_WORDINGS[provider.wording](Tokens(8192, 9000, 1))))
+            endpoint.checks = lambda body: refused
+            assert (await generated(model))[1] == Generation([], None, "length")
+
+
+def test_the_table_of_providers_has_those_that_were_tried() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    rows = page.partition("| provider or server |")[2].partition("\n\n")[0].splitlines()[2:]
+    cells = {row.split("|")[1].strip(): row.split("|")[2].strip().strip("`") for row in rows}
+    assert cells.keys() == PROVIDERS.keys()
+    for name, address in cells.items():
+        path = urlsplit(address).path.rstrip("/") or "/v1"
+        assert path == PROVIDERS[name].base
+
+
+# Proxies
+
+
+@asynccontextmanager
+async def proxy_to(endpoint: PublicEndpoint) -> AsyncIterator[tuple[str, list[str]]]:
+    """A company's proxy, before which the endpoint is at api.example: its URL, and what it was asked."""
+    targets: list[str] = []
+    host, port = endpoint.url.removeprefix("http://").removesuffix("/v1").split(":")
+
+    async def serve(client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
+        line = (await client.readline()).decode()
+        method, target, version = line.split()
+        targets.append(target)
+        server, ask = await asyncio.open_connection(host, int(port))
+        ask.write(
+            f"{method} {target.removeprefix('http://api.example')} {version}\r\nConnection: close\r\n".encode()
+        )
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                sink.write(data)
+            sink.close()
+
+        await asyncio.gather(pump(client, ask), pump(server, answer))
+
+    proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}", targets
+    finally:
+        proxy.close()
+
+
+async def test_an_address_that_is_not_local_is_reached_by_the_proxy_of_the_environment(
+    endpoint: PublicEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with proxy_to(endpoint) as (proxy, targets):
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+        engine = ChatEngine("http://api.example/v1", None, [])
+        assert (await engine.generate([3, 4, 5], Sampling(max_tokens=9))).finish == "stop"
+        await engine.aclose()
+    assert targets == ["http://api.example/v1/models", "http://api.example/v1/chat/completions"]
+
+
+async def test_a_proxy_that_is_away_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@127.0.0.1:{free_port()}")
+    engine = ChatEngine("http://api.example/v1", "m", [])
+    with pytest.raises(EngineUnavailable, match=r"through the proxy http://127\.0\.0\.1:") as away:
+        await engine.generate([3, 4, 5], Sampling(max_tokens=9))
+    await engine.aclose()
+    assert "secret" not in str(away.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "goes"),
+    [
+        ("https://api.example/v1", True),
+        ("http://api.example/v1", True),
+        ("http://127.0.0.1:8000", False),
+        ("http://10.1.2.3:8000", False),
+        ("http://[::1]:8000", False),
+        ("http://gpu:8000", False),
+        ("http://localhost:8000", False),
+        ("http://gpu.local:8000", False),
+        ("http://inside.example:8000", False),
+    ],
+)
+def test_local_addresses_and_those_of_no_proxy_go_without_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, url: str, goes: bool
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "inside.example")
+    assert proxy_of(url) == ("http://proxy.example:3128" if goes else None)
+
+
+def test_a_wrong_proxy_is_a_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "socks9://proxy.example:1")
+    with pytest.raises(UserError, match="socks9"):
+        ChatEngine("https://api.example/v1", "m", [])

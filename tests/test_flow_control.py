@@ -1,0 +1,172 @@
+"""How many requests a service is sent at once after it refused some for their rate; on a clock of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+from support.clock import Clock
+
+from rstar2.errors import RateLimited, Unavailable
+from rstar2.flow_control import FlowControl
+from rstar2.retry import RetryPolicy, ServiceGone
+
+
+async def _yield_often() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_refusal_halves_the_requests_at_once_and_answers_raise_them_again() -> None:
+    clock = Clock()
+    flow = FlowControl(clock, clock.sleep)
+    rounds = [await flow.enter() for _ in range(8)]
+    assert flow.limit == float("inf")
+    for began_in in rounds:
+        flow.refused(began_in, 2.0)  # all of one round: the limit is halved once
+        flow.leave()
+    assert flow.limit == 4
+    entering = [asyncio.create_task(flow.enter()) for _ in range(8)]
+    await _yield_often()
+    assert sum(task.done() for task in entering) == 4
+    assert clock.now >= 2.0
+    for _ in range(5):
+        flow.answered()
+    assert 5 <= flow.limit < 6
+    await _yield_often()
+    assert sum(task.done() for task in entering) == 5
+    for task in entering:
+        task.cancel()
+    assert flow.paused_s == 2.0
+
+
+async def test_at_least_one_request_is_always_let_through_and_in_order() -> None:
+    clock = Clock()
+    flow = FlowControl(clock, clock.sleep)
+    for _ in range(6):
+        flow.refused(await flow.enter(), 0.0)
+        flow.leave()
+    assert flow.limit == 1
+    order: list[int] = []
+
+    async def request(number: int) -> None:
+        await flow.enter()
+        order.append(number)
+        await asyncio.sleep(0)
+        flow.leave()
+
+    await asyncio.gather(*map(request, range(5)))
+    assert order == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("admitted", [False, True])
+async def test_a_request_that_is_cancelled_while_it_waits_takes_no_place(admitted: bool) -> None:
+    clock = Clock()
+    flow = FlowControl(clock, clock.sleep)
+    flow.refused(await flow.enter(), 0.0)
+    waiting = asyncio.create_task(flow.enter())
+    await _yield_often()
+    if admitted:
+        flow.leave()  # gives the place to the one that waits, which does not run before it is cancelled
+    waiting.cancel()
+    await _yield_often()
+    if not admitted:
+        flow.leave()
+    await asyncio.wait_for(flow.enter(), timeout=60)
+
+
+async def test_a_request_is_sent_again_as_often_as_it_is_refused_for_its_rate_while_others_are_answered() -> (
+    None
+):
+    clock = Clock()
+    service = RetryPolicy(10.0, clock=clock, sleep=clock.sleep).service("engine")
+    refusals = 0
+
+    async def answered() -> str:
+        return "answer"
+
+    async def limited() -> str:
+        nonlocal refusals
+        if refusals < 50:
+            refusals += 1
+            raise RateLimited("slow down", retry_after_s=3.0, cause="rate limit")
+        return "answer"
+
+    async def others() -> None:
+        while refusals < 50:
+            await service.call(answered)
+            await clock.sleep(1.0)
+
+    result, _ = await asyncio.gather(service.call(limited), others())
+    assert result == "answer"
+    assert service.outages.retries == {"rate limit": 50}
+    assert service.outages.away_s == 0
+    assert "limited the rate of requests" in service.outages.text
+
+
+async def test_a_service_that_refuses_everything_for_its_rate_is_given_up_by_the_wait_alone() -> None:
+    clock = Clock()
+    service = RetryPolicy(60.0, clock=clock, sleep=clock.sleep).service("engine")
+    attempts = 0
+
+    async def limited() -> str:
+        nonlocal attempts
+        attempts += 1
+        raise RateLimited("slow down", retry_after_s=2.0)
+
+    with pytest.raises(
+        ServiceGone, match=r"has answered no request for .* seconds and is to be asked again in 2"
+    ):
+        await service.call(limited)
+    assert 55 <= clock.now <= 60
+    assert attempts > 25
+
+
+async def test_a_pause_that_outlasts_the_wait_is_not_begun() -> None:
+    clock = Clock()
+    service = RetryPolicy(60.0, clock=clock, sleep=clock.sleep).service("engine")
+
+    async def limited() -> str:
+        raise RateLimited("come back tomorrow", retry_after_s=86_400.0)
+
+    with pytest.raises(ServiceGone, match="come back tomorrow"):
+        await service.call(limited)
+    assert clock.now == 0
+
+
+async def test_without_a_pause_of_the_service_the_pauses_double() -> None:
+    clock = Clock()
+    service = RetryPolicy(300.0, clock=clock, sleep=clock.sleep).service("engine")
+    asked_at: list[float] = []
+
+    async def limited() -> str:
+        asked_at.append(clock.now)
+        if len(asked_at) < 5:
+            raise RateLimited("slow down")
+        return "answer"
+
+    await service.call(limited)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked_at)]
+    assert all(
+        0.5 * longest <= pause <= longest for pause, longest in zip(pauses, (0.5, 1, 2, 4), strict=True)
+    )
+
+
+async def test_an_outage_beside_a_rate_limit_is_told_apart() -> None:
+    clock = Clock()
+    service = RetryPolicy(300.0, clock=clock, sleep=clock.sleep).service("engine")
+    errors = [
+        RateLimited("slow", retry_after_s=2.0, cause="rate limit"),
+        Unavailable("gone", cause="HTTP 503"),
+    ]
+
+    async def attempt() -> str:
+        if errors:
+            raise errors.pop(0)
+        return "answer"
+
+    await service.call(attempt)
+    assert service.outages.retries == {"rate limit": 1, "HTTP 503": 1}
+    assert service.outages.paused_s == 2.0
+    assert 0 < service.outages.away_s < 2.0

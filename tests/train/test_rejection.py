@@ -1,0 +1,159 @@
+"""A run's correct, clean traces become conversations that teach exactly the tokens that the model wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from rstar2.data.mixture.prepare import prepare
+from rstar2.data.mixture.recipe import MixtureRequest, plan_mixture
+from rstar2.errors import UserError
+from rstar2.loop.trace import Trace, Turn
+from rstar2.loop.turns.choose import load_codec
+from rstar2.train.conversations import encode
+from rstar2.train.rejection import Selection, plan_traces
+
+
+class Silent:
+    """Progress that nobody looks at."""
+
+    def start(self, title: str) -> None: ...
+
+    def rows(self, count: int) -> None: ...
+
+    def finish(self, text: str) -> None: ...
+
+
+@pytest.fixture
+def model(tmp_path: Path, tokenizer: Any) -> Path:
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").touch()
+    return tmp_path / "model"
+
+
+def trace(model: Path, problem: str, sample: int, said: str, **changes: Any) -> Trace:
+    """A trace of one turn, as a model of the format wrote it."""
+    codec = load_codec(model)
+    written = [*codec.tokenizer.encode(said, add_special_tokens=False), codec.end_id]
+    prompt = codec.prompt(codec.format.messages(f"What is {problem}?"))
+    about: dict[str, Any] = {
+        "problem_id": problem,
+        "sample": sample,
+        "problem": f"What is {problem}?",
+        "prompt_ids": prompt,
+        "response_ids": written,
+        "response_mask": [1] * len(written),
+        "turns": [Turn.read(codec.parse(written, prompt), 0, len(written))],
+        "finish": "answer",
+        "verdict": "correct",
+        "paper_correct": True,
+    }
+    return Trace(**{**about, **changes})
+
+
+def said(number: int) -> str:
+    return f"Think {'so ' * number}</reason>\n<answer>\\boxed{{{number}}}</answer>"
+
+
+def made(
+    model: Path, traces: list[Trace], selection: Selection, **more: Any
+) -> tuple[Any, list[dict[str, Any]]]:
+    """The card and the rows of some traces."""
+    file = model.parent / "traces.jsonl"
+    file.write_text("".join(f"{each.model_dump_json()}\n" for each in traces))
+    output = model.parent / f"set-{len(list(model.parent.glob('set-*')))}"
+    card = prepare(plan_traces(file, selection, str(model), **more), output, Silent())
+    return card, pq.read_table(output / "data.parquet").to_pylist()
+
+
+def test_each_trace_that_is_left_out_is_counted_by_its_reason(model: Path) -> None:
+    call = {"name": "f", "arguments": {}, "output": "no"}
+    turn = trace(model, "a", 0, said(1)).turns[0].model_dump()
+    failed = Turn.model_validate({**turn, "calls": [{**call, "status": "error"}]})
+    lost = Turn.model_validate({**turn, "calls": [{**call, "status": "lost"}]})
+    traces = [
+        trace(model, "a", 0, said(1)),
+        trace(model, "a", 1, said(2), verdict="wrong"),
+        trace(model, "a", 2, said(3), finish="max_tokens"),
+        trace(model, "a", 3, said(4), turns=[failed]),
+        trace(model, "a", 4, said(5), turns=[lost]),
+        trace(model, "a", 5, said(6), paper_correct=False),
+        trace(model, "a", 6, said(7), prompt_ids=[1, 2, 3]),
+        trace(model, "a", 7, said(1)),
+    ]
+    card, rows = made(model, traces, Selection(per_problem=9))
+    assert card.sources["traces"]["refused"] == {
+        "another format": 1,
+        "answer not in the format": 1,
+        "cut off": 1,
+        "failed calls": 1,
+        "lost call": 1,
+        "not correct": 1,
+        "others of its problem are taken": 1,
+    }
+    [row] = rows
+    assert row["messages"][-1]["content"] == f"<reason>{said(1)}"
+    _, rows = made(model, traces, Selection(per_problem=9, failed_calls=1))
+    assert len(rows) == 2
+
+
+def test_of_a_problem_the_traces_with_the_least_penalty_are_taken(model: Path) -> None:
+    twice = f"{said(1)} <answer>\\boxed{{1}}</answer>"
+    traces = [
+        trace(model, name, sample, text)
+        for name in ("a", "b")
+        for sample, text in enumerate([twice, said(9), said(3), said(5)])
+    ]
+    _, rows = made(model, traces, Selection(per_problem=2))
+    taken = sorted(row["id"].rsplit("-", 1)[0] for row in rows)
+    assert taken == ["traces-a-2", "traces-a-3", "traces-b-2", "traces-b-3"], "the shortest with one answer"
+
+
+def test_traces_that_quote_a_benchmark_are_dropped(model: Path) -> None:
+    asked = "the number of apples that a farmer sells on the market each day"
+    bench = model.parent / "bench.jsonl"
+    bench.write_text(json.dumps({"problem": f"What is {asked}?", "answer": "1"}) + "\n")
+    traces = [trace(model, asked, 0, said(1)), trace(model, "six times seven", 0, said(42))]
+    card, rows = made(model, traces, Selection(), against=[str(bench)])
+    assert [row["id"].rsplit("-", 2)[0] for row in rows] == ["traces-six times seven"]
+    assert card.checked
+
+
+def test_another_selection_is_another_set(model: Path) -> None:
+    traces = [trace(model, "a", sample, said(sample + 1)) for sample in range(3)]
+    made(model, traces, Selection())
+    file, output = model.parent / "traces.jsonl", model.parent / "set-0"
+    with pytest.raises(UserError, match="holds a different set"):
+        prepare(plan_traces(file, Selection(per_problem=1), str(model)), output, Silent())
+
+
+def test_a_mixture_keeps_the_tokens_beside_other_conversations(model: Path) -> None:
+    traces = [trace(model, "a", sample, said(sample + 1)) for sample in range(3)]
+    _, rows = made(model, traces, Selection())
+    other = model.parent / "other.jsonl"
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    other.write_text(json.dumps({"messages": messages}) + "\n")
+    plan = plan_mixture(MixtureRequest([str(model.parent / "set-0" / "data.parquet"), str(other)]))
+    prepare(plan, model.parent / "mixed", Silent())
+    mixed = pq.read_table(model.parent / "mixed" / "data.parquet").to_pylist()
+    assert [row["tokens"] for row in mixed] == [*(row["tokens"] for row in rows), None]
+    assert [row["messages"] for row in mixed[:3]] == [row["messages"] for row in rows]
+    codec = load_codec(model)
+    sample = encode(mixed[0], codec)
+    assert sample.input_ids.tolist() == rows[0]["tokens"]["input_ids"]
+    again = encode({**mixed[0], "tokens": None}, codec)
+    assert again.input_ids.tolist() == sample.input_ids.tolist(), "the messages say the same"
+
+
+def test_without_a_model_or_traces_the_message_says_what_to_give(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no traces"):
+        plan_traces(tmp_path, Selection())
+    (tmp_path / "traces.jsonl").write_text(trace(model, "a", 0, said(1)).model_dump_json() + "\n")
+    with pytest.raises(UserError, match="does not name the model") as refused:
+        plan_traces(tmp_path / "traces.jsonl", Selection())
+    assert "--model" in refused.value.hint
