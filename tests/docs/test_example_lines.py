@@ -104,7 +104,8 @@ MAKERS = {
 
 
 def _is_only_parsed(line: str) -> bool:
-    """Whether a line speaks to what runs in the background, a judge or a server, or needs a harness's environment.
+    """Whether a line speaks to what runs in the background (a judge, a server, an evaluation), or needs the environment of
+    a harness.
 
     Or it trains for minutes: tests/doctor runs the checks of a GPU machine.
     """
@@ -113,7 +114,7 @@ def _is_only_parsed(line: str) -> bool:
     return (
         words[0] == "judge"
         or "--gpu-check" in words
-        or words[:2] in (*services, ["eval", "setup"])
+        or words[:2] in (*services, ["eval", "setup"], ["eval", "ctl"])
         or not HARNESSES.isdisjoint(words)
     )
 
@@ -150,6 +151,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     _jsonl(root / "conversations.jsonl", [{"messages": ROWS["tulu3"]["messages"]}])
     _jsonl(root / "outputs.jsonl", [{"gold": "1", "pred": "1", "answer": "1", "output": "2"}])
+    (root / "outputs.csv").write_text("answer,output\n1,2\n")
     # As many as a step of the paper's recipes takes.
     asked = [problem.problem for problem in builtin.held_out(0, 512)]
     _jsonl(root / "enough-problems.jsonl", [{"problem": each, "answer": "2"} for each in asked])

@@ -424,7 +424,10 @@ def test_a_box_in_a_thought_that_the_budget_cut_off_counts_in_evaluations_but_no
     assert [part.kind for part in trace.turns[-1].read_parts()] == ["thought"]
     part, rule = benchmark_part(trace)
     assert (grade("42", part).correct, rule) == (True, "boxed")
-    assert [rule for rule in RULES if grade("42", part_to_grade(trace, rule)).correct] == ["release", "lenient"]
+    assert [rule for rule in RULES if grade("42", part_to_grade(trace, rule)).correct] == [
+        "release",
+        "lenient",
+    ]
 
 
 def test_a_turn_that_waits_for_a_tool_is_not_finished(family: str, codec: ChatCodec) -> None:
