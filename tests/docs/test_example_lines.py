@@ -104,8 +104,8 @@ MAKERS = {
 
 
 def _is_only_parsed(line: str) -> bool:
-    """Whether a line speaks to what runs in the background (a judge, a server, an evaluation), or needs the environment of
-    a harness.
+    """Whether a line speaks to what runs in the background, a judge, a server or an evaluation, or needs the
+    environment of a harness.
 
     Or it trains for minutes: tests/doctor runs the checks of a GPU machine.
     """
