@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rstar2.errors import UnusableAnswer
 from rstar2.loop.engine import EngineError, EngineRateLimited, EngineUnavailable
 
 _MAY_PASS = frozenset({408, 409, 425})
@@ -82,7 +83,7 @@ class ContentFiltered(Refused):
     """A filter of the server refused the conversation for what it says."""
 
 
-class MalformedAnswer(EngineUnavailable):
+class MalformedAnswer(EngineUnavailable, UnusableAnswer):
     """A server's answer is no completion of OpenAI's API. Another attempt may bring one."""
 
     def __init__(self, message: str) -> None:

@@ -33,6 +33,7 @@ from support.tools import SharedTools
 from support.waiting import TIMEOUT_S
 
 from rstar2.addresses import proxy_of
+from rstar2.chat.model import ModelChoice, open_model
 from rstar2.data.problem import Problem
 from rstar2.engines.chat_api import ChatEngine, open_chat_api
 from rstar2.engines.models import ServerModel
@@ -529,6 +530,17 @@ async def test_a_field_that_a_server_does_not_take_is_left_out_and_told(
     assert [absent in body for body in endpoint.asked] == [True, False, False]
     limits = [body.get("max_completion_tokens", body.get("max_tokens")) for body in endpoint.asked]
     assert limits == [77] * 3
+
+
+async def test_a_chat_says_which_field_a_server_does_not_take(endpoint: PublicEndpoint) -> None:
+    endpoint.checks = NO_TEMPERATURE
+    told: list[str] = []
+    model = await open_model(ModelChoice(url=endpoint.url, api="chat"), told.append)
+    for _ in range(2):
+        await model.engine.generate([3, 4, 5], Sampling(max_tokens=9))
+    await model.engine.aclose()
+    (notice,) = told
+    assert notice.startswith("temperature is left to the server's default: ")
 
 
 @pytest.mark.parametrize(
