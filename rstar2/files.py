@@ -1,12 +1,14 @@
-"""Atomic writes of files and folders, and readers and an appending writer for JSON and JSON Lines."""
+"""Atomic writes of files and folders, readers for JSON, JSON Lines and CSV, and an appending writer for JSON Lines."""
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import mmap
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -48,11 +50,34 @@ def read_objects(
             on_fault(number, fault)
 
 
-def _lines(path: Path, hint: str) -> Iterator[str]:
+def read_csv(path: Path, hint: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a CSV file of a user, or of a `.tsv` file with tabs, each with its number, from 1. Values are text.
+
+    The first line has the names of the columns. A row without some of its last cells has None for them.
+
+    Raises:
+        UserError: it cannot be read, is not UTF-8 or not CSV, or a row has more cells than there are columns; `hint`
+            says what to do.
+    """
+    csv.field_size_limit(sys.maxsize)  # outputs of models are longer than its default
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    rows = csv.DictReader(_lines(path, hint, newline=""), delimiter=delimiter, strict=True)
+    try:
+        for number, row in enumerate(rows, 1):
+            if None in row:
+                raise UserError(
+                    f"{path}, row {number}: it has more cells than the first line has columns", hint
+                )
+            yield number, row
+    except csv.Error as error:
+        raise UserError(f"{path}, line {rows.reader.line_num}: not CSV: {error}", hint) from error
+
+
+def _lines(path: Path, hint: str, newline: str = "\n") -> Iterator[str]:
     """The lines of a text file; a UserError if it cannot be read."""
     try:
         # Not splitlines(): JSON allows in its strings what that takes for the end of a line.
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
             yield from file
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", hint) from error

@@ -10,7 +10,17 @@ import typer
 
 import rstar2.eval
 from rstar2.cli import common
-from rstar2.cli.common import RUN, RunGroup, completed_by, counted, err, examples, out, write_page
+from rstar2.cli.common import (
+    RUN,
+    RunArgument,
+    RunGroup,
+    completed_by,
+    counted,
+    err,
+    examples,
+    out,
+    write_page,
+)
 from rstar2.data.benchmarks import NAMES
 
 GENERAL = tuple(
@@ -36,7 +46,7 @@ Benchmarks = Annotated[
         metavar="BENCHMARK|GROUP|FILE.jsonl|MODULE:OBJECT...",
         help=f"{', '.join(dict.fromkeys((*NAMES, *GENERAL)))}; {', '.join(GROUPS)}; or JSON lines with "
         "`problem`, `answer` and optionally `id`; or a `Benchmark` of your own module. `setup` makes a "
-        "harness's environment, `compare` compares two runs.",
+        "harness's environment, `compare` compares two runs, `ctl` controls a run.",
         autocompletion=completed_by(known_names),
     ),
 ]
@@ -286,6 +296,45 @@ def setup(
         packages = counted(len(installed(harness)), "package")
         state = "made" if made else "already complete"
         out.print(f"{harness.name} {state}: {packages} in {harness.folder}", markup=False, soft_wrap=True)
+
+
+@app.command(
+    epilog=examples(
+        ("which samples are running, and for how long", "rstar2 eval ctl runs/night"),
+        ("start no more samples for now; those in flight finish", "rstar2 eval ctl runs/night pause"),
+        ("go on", "rstar2 eval ctl runs/night resume"),
+        ("16 samples at once, fewer or more than now", "rstar2 eval ctl runs/night in-flight 16"),
+        ("give up a sample that does not end", "rstar2 eval ctl runs/night cancel aime24/60/3"),
+    )
+)
+def ctl(
+    run: RunArgument,
+    action: Annotated[
+        str,
+        typer.Argument(
+            metavar="ACTION",
+            help="status, pause, resume, in-flight N or cancel BENCHMARK/PROBLEM/SAMPLE.",
+            autocompletion=completed_by(lambda: ("status", "pause", "resume", "in-flight", "cancel")),
+        ),
+    ] = "status",
+    value: Annotated[
+        str,
+        typer.Argument(metavar="VALUE", help="N, or the sample to cancel as status lists it."),
+    ] = "",
+) -> None:
+    """Control an evaluation that is running: pause, samples at once, cancel a sample.
+
+    Also over ssh, and for a run under nohup. A cancelled sample is no wrong answer: it is left out and counted as
+    cancelled, and the next start of the evaluation asks for it again.
+    """
+    from rstar2.eval.control import ask
+
+    state = ask(run, action, value)
+    running = sorted(state["sampling"].items(), key=lambda each: -each[1])
+    paused = "paused, " if state["paused"] else ""
+    out.print(f"{paused}{len(running)} of at most {state['in_flight']} samples are running", markup=False)
+    for name, seconds in running:
+        out.print(f"{seconds:8.1f} s  {name}", markup=False, soft_wrap=True)
 
 
 @app.command(

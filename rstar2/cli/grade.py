@@ -21,6 +21,10 @@ EPILOG = examples(
     ("confirm every correct verdict by a second, independent check", "rstar2 grade outputs.jsonl --verify"),
     ("with eight processes and five seconds of CPU time per row", "rstar2 grade outputs.jsonl -w 8 -t 5"),
     (
+        "a table, whose columns have other names",
+        "rstar2 grade outputs.csv --gold-key answer --pred-key output",
+    ),
+    (
         "from another program, which uses other keys",
         "cat outputs.jsonl | rstar2 grade - --gold-key answer --pred-key output",
     ),
@@ -35,8 +39,9 @@ def command(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE.jsonl|-",
-            help="Rows with `gold`, `pred` and optionally `id`, or traces; - is standard input.",
+            metavar="FILE|-",
+            help="Rows with `gold`, `pred` and optionally `id`, or traces: .jsonl, .json with a list, .csv, .tsv or "
+            ".parquet; - is standard input with JSON lines.",
         ),
     ],
     output: Annotated[
@@ -72,9 +77,9 @@ def command(
 ) -> None:
     """Grade answers that another program produced.
 
-    Each line of FILE.jsonl is an object with `gold` and `pred` (a bare answer
-    or a whole model output), as text or numbers. An optional `finish` says how
-    the output ended: answer, max_turns, max_tokens, stopped, error.
+    Each row of FILE has `gold` and `pred` (a bare answer or a whole model
+    output), as text or numbers. An optional `finish` says how the output ended:
+    answer, max_turns, max_tokens, stopped, error.
 
     The output has one line for each row, in order: `id`, `verdict` (correct,
     wrong, unparsed, timeout or invalid), the `extracted` answer and the `rule`
@@ -105,9 +110,9 @@ def command(
             write(verdict)
             counts[verdict["verdict"]] += 1
             if verdict["verdict"] == "invalid":
-                bad.append(f"line {row.line}: {row.fault or verdict['rule']}")
+                bad.append(f"{row.place}: {row.fault or verdict['rule']}")
             if verdict.get("verified", True) is not True:
-                refused.append(f"line {row.line}: {verdict['verified']}")
+                refused.append(f"{row.place}: {verdict['verified']}")
     _summary(counts, output)
     for fault in bad[:SHOWN_FAULTS]:
         err.print(fault, markup=False, soft_wrap=True)

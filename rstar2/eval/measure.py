@@ -21,6 +21,7 @@ from rstar2.engines.openai_server import OnLeftOut
 from rstar2.engines.pool import EnginePool
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.eval.benchmarks import Resources
+from rstar2.eval.control import Control, answer_requests
 from rstar2.eval.extension import extended_config
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.methods.agent import Agent, RetryingTools
@@ -139,8 +140,11 @@ class _Measurement:
                     each.as_published,
                     each.unreadable,
                 )
+            control = Control(plan.base.in_flight, self.view.note)
+            requests = answer_requests(self.folder.logs / "control", control, interrupt.stop)
+            stack.callback(asyncio.create_task(requests).cancel)
             results = await run_parts(
-                parts, plan.base.in_flight, services, on_progress=self.view, stop=interrupt.stop, about=about
+                parts, plan.base.in_flight, services, self.view, interrupt.stop, about, control
             )
         # Ctrl-C during the last samples leaves nothing out.
         return results, interrupt.asked and not all(result.complete for result in results)

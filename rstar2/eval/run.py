@@ -27,6 +27,7 @@ from rstar2.data.problem import Problem
 from rstar2.engines.pool import EnginePool
 from rstar2.engines.refusals import access_refusal
 from rstar2.errors import Failure, RStarError, UserError, first_error
+from rstar2.eval.control import Control
 from rstar2.eval.extension import keep_settings
 from rstar2.eval.methods import Method
 from rstar2.eval.methods.agent import Agent, AgentMethod, Grader, RetryingTools
@@ -137,6 +138,7 @@ async def run_parts(
     on_progress: OnProgress | None = None,
     stop: asyncio.Event | None = None,
     about: Mapping[str, Any] | None = None,
+    control: Control | None = None,
 ) -> list[EvalResult]:
     """Sample and grade every benchmark, and write the samples and results.json of each.
 
@@ -150,13 +152,14 @@ async def run_parts(
         on_progress: called about twice a second, seldomer with very many samples, and once at the end.
         stop: when set, nothing new is started; what is in flight is finished.
         about: further entries of results.json, such as the model and the versions.
+        control: of `in_flight` samples, through which a person changes how many run at once.
 
     Raises:
         UserError: two problems share an id, or a folder was made with other settings or problems.
         Failure: the engine or judge stayed away, or the disk is full. Finished samples are kept.
         SamplesRefused: some samples are missing, since a server refused them; it has the results without them.
     """
-    shared = _Shared(asyncio.Semaphore(in_flight), in_flight, stop or asyncio.Event())
+    shared = _Shared(control or Control(in_flight), in_flight, stop or asyncio.Event())
     running = [_Benchmark(name, part, shared) for name, part in parts.items()]
     counted = [(rows, part.samples) for part in running for rows in part.groups.values()]
     meter = Meter(services, counted, tuple(part.out for part in parts.values()))
@@ -181,8 +184,9 @@ async def run_parts(
 class _Shared:
     """What all benchmarks of one run share."""
 
-    slots: asyncio.Semaphore
+    control: Control
     in_flight: int
+    """At the start."""
     stop: asyncio.Event
     """Set from outside: start nothing new, finish what is in flight."""
 
@@ -326,7 +330,6 @@ class _Benchmark:
 
     async def _run(self, writers: Sequence[TraceWriter], meter: Meter) -> None:
         jobs = self._jobs()
-        workers = min(self._shared.in_flight, max(1, self.total - len(self._done)))
         async with asyncio.TaskGroup() as graders:
             for _ in range(self._shared.in_flight):
                 graders.create_task(self._grade_finished(writers))
@@ -334,31 +337,39 @@ class _Benchmark:
                 await self._finished.put(trace)
             try:
                 async with asyncio.TaskGroup() as samplers:
-                    for _ in range(workers):
-                        samplers.create_task(self._sample(jobs, meter, writers[-1]))
+                    samplers.create_task(self._sample(jobs, meter, writers[-1], samplers))
             except* RStarError as errors:
                 self.failure = first_error(errors)
             for _ in range(self._shared.in_flight):
                 await self._finished.put(None)
 
-    async def _sample(self, jobs: Iterator[tuple[Problem, int]], meter: Meter, writer: TraceWriter) -> None:
-        shared = self._shared
-        while True:
-            async with shared.slots:
-                job = None if shared.stop.is_set() else next(jobs, None)
-                if job is None:
-                    return
-                try:
-                    with meter.in_flight():
-                        trace = await self._method.sample(*job)
-                except EngineError as error:
-                    if (refusal := access_refusal(error)) is not None:
-                        raise refusal from error  # every other sample would be refused too
-                    if self._record.errors:
-                        self._record_error(*job, writer)
-                    else:
-                        self._refuse(error)
-                    continue
+    async def _sample(
+        self,
+        jobs: Iterator[tuple[Problem, int]],
+        meter: Meter,
+        writer: TraceWriter,
+        samplers: asyncio.TaskGroup,
+    ) -> None:
+        """Make the next sample, as soon as a slot is free. Then the one after it waits for a slot."""
+        control = self._shared.control
+        async with control.slot():
+            job = None if self._shared.stop.is_set() else next(jobs, None)
+            if job is None:
+                return
+            samplers.create_task(self._sample(jobs, meter, writer, samplers))
+            problem, sample = job
+            try:
+                with meter.in_flight():
+                    async with control.sampling(self.name, problem.id, sample):
+                        trace = await self._method.sample(problem, sample)
+            except EngineError as error:
+                if (refusal := access_refusal(error)) is not None:
+                    raise refusal from error  # every other sample would be refused too
+                if self._record.errors:
+                    self._record_error(problem, sample, writer)
+                else:
+                    self._refuse(error)
+                return
             self._ungraded[trace.problem_id, trace.sample] = trace
             await self._finished.put(trace)
 

@@ -258,6 +258,44 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     assert lines(traces) == COUNT
 
 
+def test_a_running_evaluation_is_controlled_from_another_terminal(
+    problems: Path, model: Path, standin: StandIn, tmp_path: Path, judge: JudgeHandle
+) -> None:
+    servers = ("--url", standin.url, "--judge", judge.url, "--model", str(model))
+    words = [str(problems), *servers, *["-n", "1", "--in-flight", "2", "--run"], str(tmp_path / "r")]
+    standin.complete_until = 0
+    with terminal("eval", *words) as shown:
+        shown.comes_to(lambda: len(standin.asked) == 2)
+        _, out, _ = run("ctl", "r")
+        assert out.splitlines()[0] == "2 of at most 2 samples are running"
+        samples = sorted(line.split()[-1] for line in out.splitlines()[1:])
+        assert run("ctl", "r", "in-flight", 3)[1].startswith(("2 of at most 3", "3 of at most 3"))
+        shown.comes_to(lambda: len(standin.asked) == 3)
+        shown.shows("3 samples at once")
+        assert run("ctl", "r", "pause")[1].startswith("paused, ")
+        shown.shows("paused")
+        code, out, err = run("ctl", "r", "cancel", samples[0])
+        assert code == 0, err
+        shown.shows(f"cancelled {samples[0]}")
+        assert samples[0] not in out
+        code, _, err = run("ctl", "r", "cancel", samples[0])
+        assert code == 2
+        assert f"no sample '{samples[0]}' is running" in err
+        assert run("ctl", "r", "resume")[0] == 0
+        standin.complete_until = None
+        shown.ends_with(1)
+        assert f"1 of {COUNT} samples failed: cancelled with `rstar2 eval ctl`" in " ".join(
+            shown.text.split()
+        )
+    results = json.loads((tmp_path / "r" / "numbers" / "results.json").read_text())
+    assert (results["complete"], results["missing"]) == (False, 1)
+    code, _, err = run("ctl", "r")
+    assert code == 2
+    assert "r is not an evaluation that is running: failed" in err
+    assert run(*words)[0] == 0
+    assert lines(tmp_path / "r" / "numbers" / "traces.jsonl") == COUNT
+
+
 def test_ctrl_c_during_the_last_samples_leaves_a_finished_run(
     problems: Path,
     model: Path,

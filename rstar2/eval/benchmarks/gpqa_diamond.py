@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from rstar2.eval.final_answer import benchmark_part
 from rstar2.eval.grader import Verdict
 from rstar2.eval.methods.agent import AgentMethod
 from rstar2.eval.settings import EvalSettings
-from rstar2.files import read_objects
+from rstar2.files import read_csv, read_objects
 from rstar2.loop.trace import Trace
 
 _SOURCE = SOURCES["gpqa-diamond"]
@@ -49,13 +48,8 @@ def _load(given: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
 
 
 def _read(path: Path) -> list[Mapping[str, Any]]:
-    if path.suffix != ".csv":
-        return [row for _, row in read_objects(path, _HINT)]
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"cannot read {path}: {error}", _HINT) from error
+    read = read_csv if path.suffix == ".csv" else read_objects
+    return [row for _, row in read(path, _HINT)]
 
 
 def _problem(place: str, row: Mapping[str, Any], number: int) -> ChoiceProblem:

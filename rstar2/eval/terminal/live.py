@@ -75,7 +75,7 @@ class LiveView(ABC):
         if self._console.is_terminal and self.last is not None:
             self._live.update(self._layout(self.last))
         elif not self._console.is_terminal:
-            self._console.print(note)
+            self._console.print(note, markup=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         """Print a line below all others."""

@@ -1,0 +1,208 @@
+"""Controls a running evaluation from outside: how many samples run at once, pause, and cancelling a sample.
+
+`rstar2 eval ctl` writes a request into a folder of the run, and the run answers beside it. Files work wherever the
+run's folder can be seen: over ssh, under nohup, and on another machine with the same file system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rstar2.errors import Failure, UserError
+from rstar2.files import read_json, write_json
+from rstar2.loop.engine import EngineError
+from rstar2.runs import load_status
+
+Action = Literal["status", "pause", "resume", "in-flight", "cancel"]
+_LOOK_EVERY_S = 0.25
+_ANSWER_S = 30.0
+"""How long an answer is waited for. The statistics of a very large run may keep it busy for seconds."""
+_REQUEST, _ANSWER = ".request.json", ".answer.json"
+_MAX_IN_FLIGHT = 100_000
+
+
+class SampleCancelled(EngineError):
+    """A person cancelled a sample with `rstar2 eval ctl`."""
+
+    def __init__(self) -> None:
+        super().__init__("cancelled with `rstar2 eval ctl`")
+
+
+class Control:
+    """How many samples run at once, and which.
+
+    Args:
+        in_flight: samples at once, at the start.
+        on_change: called with a sentence when a person changes something.
+    """
+
+    def __init__(self, in_flight: int, on_change: Callable[[str], None] = lambda text: None) -> None:
+        self.in_flight = in_flight
+        self.paused = False
+        self._on_change = on_change
+        self._slots = asyncio.Semaphore(in_flight)
+        self._open_slots = in_flight
+        """The number of slots: none while paused."""
+        self._owed = 0
+        """Slots that close as soon as their samples have ended."""
+        self._sampling: dict[str, tuple[asyncio.Timeout, float]] = {}
+        """By name, what ends a sample early, and when it began."""
+
+    @contextlib.asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Waits until one more sample may run."""
+        await self._slots.acquire()
+        try:
+            yield
+        finally:
+            self._close_or_free()
+
+    @contextlib.asynccontextmanager
+    async def sampling(self, benchmark: str, problem_id: str, sample: int) -> AsyncIterator[None]:
+        """Lets a person cancel a sample while it runs, which raises SampleCancelled here."""
+        name = f"{benchmark}/{problem_id}/{sample + 1}"
+        never = asyncio.timeout(None)
+        try:
+            async with never:
+                self._sampling[name] = never, time.monotonic()
+                yield
+        except TimeoutError:
+            if never.expired():
+                raise SampleCancelled from None
+            raise
+        finally:
+            self._sampling.pop(name, None)
+
+    async def end_pause(self) -> None:
+        """Let samples that wait for a slot see that the run ends."""
+        await self._resize(self.in_flight)
+
+    async def apply(self, action: Action, value: str) -> dict[str, Any]:
+        """Carry out a request. Returns the state after it, JSON-able.
+
+        Raises:
+            UserError: the request names no such sample, or no number of samples.
+        """
+        if action == "pause":
+            self.paused = True
+            await self._resize(0)
+            self._on_change("paused: no new sample starts; `rstar2 eval ctl RUN resume` goes on")
+        elif action == "resume":
+            self.paused = False
+            await self._resize(self.in_flight)
+            self._on_change("resumed")
+        elif action == "in-flight":
+            self.in_flight = _count(value)
+            if not self.paused:
+                await self._resize(self.in_flight)
+            self._on_change(f"{self.in_flight} samples at once")
+        elif action == "cancel":
+            if value not in self._sampling:
+                raise UserError(
+                    f"no sample {value!r} is running", "`rstar2 eval ctl RUN` lists those that are."
+                )
+            limit, _ = self._sampling.pop(value)
+            limit.reschedule(asyncio.get_running_loop().time())
+            self._on_change(f"cancelled {value}")
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        now = time.monotonic()
+        sampling = {name: round(now - began, 1) for name, (_, began) in self._sampling.items()}
+        return {"paused": self.paused, "in_flight": self.in_flight, "sampling": sampling}
+
+    async def _resize(self, slots: int) -> None:
+        for _ in range(slots - self._open_slots):
+            self._close_or_free()
+        for _ in range(self._open_slots - slots):
+            if self._slots.locked():
+                self._owed += 1
+            else:
+                await self._slots.acquire()  # at once
+        self._open_slots = slots
+
+    def _close_or_free(self) -> None:
+        if self._owed:
+            self._owed -= 1
+        else:
+            self._slots.release()
+
+
+def _count(value: str) -> int:
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value[:9]) <= _MAX_IN_FLIGHT:
+        raise UserError(f"{value!r} is not a number of samples (1 to {_MAX_IN_FLIGHT})", "For none: pause.")
+    return int(value)
+
+
+async def answer_requests(folder: Path, control: Control, stop: asyncio.Event) -> None:
+    """Carry out what `ask` writes into a folder, until this is cancelled.
+
+    A run that stops ends its pause, since samples that wait for a slot could not see it.
+    """
+    while True:
+        if stop.is_set():
+            await control.end_pause()
+        for path in _requests(folder):
+            try:
+                request = read_json(path)
+                answer = {"state": await control.apply(request["action"], request["value"])}
+            except UserError as error:
+                answer = {"error": error.message, "hint": error.hint}
+            # On a full disk nothing is answered, and `ask` says so.
+            with contextlib.suppress(OSError):
+                write_json(path.with_name(path.name.removesuffix(_REQUEST) + _ANSWER), answer)
+                path.unlink(missing_ok=True)
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _requests(folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    return sorted(folder.glob(f"*{_REQUEST}"))
+
+
+def ask(run: Path, action: str, value: str = "") -> dict[str, Any]:
+    """Have a running evaluation do something. Returns its state after that, as `Control.apply`.
+
+    Raises:
+        UserError: the run is not running, or refuses the request.
+        Failure: the run does not answer.
+    """
+    if action not in get_args(Action):
+        raise UserError(f"{action!r} is not an action", f"Use one of {', '.join(get_args(Action))}.")
+    if bool(value) != (action in ("in-flight", "cancel")):
+        needs = "no value" if value else "a value"
+        raise UserError(
+            f"{action} takes {needs}",
+            "Examples: in-flight 16; cancel aime24/60/3, a benchmark's problem and sample.",
+        )
+    folder = run / "attempts" / "latest" / "control"
+    if (state := load_status(run).get("state", "no run")) != "running" or not folder.is_dir():
+        raise UserError(
+            f"{run} is not an evaluation that is running: {state}", "Start it, or name another folder."
+        )
+    name = f"{time.time_ns()}-{os.getpid()}"
+    request, answered = folder / f"{name}{_REQUEST}", folder / f"{name}{_ANSWER}"
+    write_json(request, {"action": action, "value": value})
+    deadline = time.monotonic() + _ANSWER_S
+    try:
+        while not answered.exists():
+            if time.monotonic() > deadline:
+                raise Failure(
+                    f"{run} did not answer within {_ANSWER_S:.0f} s",
+                    "It may have just ended; see its status.",
+                )
+            time.sleep(_LOOK_EVERY_S / 5)
+        answer = read_json(answered)
+    finally:
+        request.unlink(missing_ok=True)
+        answered.unlink(missing_ok=True)
+    if "error" in answer:
+        raise UserError(answer["error"], answer["hint"])
+    state_after: dict[str, Any] = answer["state"]
+    return state_after
