@@ -206,7 +206,7 @@ class Rewriter:
             return "", "not a completion"
         if finish in ("refusal", "content_filter"):
             return "", "refused by the server"
-        text = "".join(choice.said.content for choice in choices).strip()
+        text = "".join(choice.part.content for choice in choices).strip()
         return text, fault_of(old, text, finish, self._settings)
 
 
