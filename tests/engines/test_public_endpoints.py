@@ -38,7 +38,14 @@ from rstar2.data.problem import Problem
 from rstar2.engines.chat_api import ChatEngine, open_chat_api
 from rstar2.engines.models import ServerModel
 from rstar2.engines.pool import RetryingEngine
-from rstar2.engines.refusals import Asked, KeyRefused, QuotaExhausted, Refused, refusal, requested_pause_s
+from rstar2.engines.refusals import (
+    KeyRefused,
+    QuotaExhausted,
+    Refused,
+    RefusedRequest,
+    refusal,
+    requested_pause_s,
+)
 from rstar2.engines.request_fields import request_fields
 from rstar2.errors import RateLimited, UserError
 from rstar2.eval.grader import Verdict
@@ -399,6 +406,7 @@ FAULTS: dict[str, tuple[Sent, str]] = {
     ),
     "cut off": (Sent(lines=[event({"content": "I"})]), "the connection broke: the stream ended early"),
     "cut in an event": (Sent(lines=[event({"content": "I"}), 'data: {"choices": [']), "malformed answer"),
+    "nested without end": (Sent(lines=["data: " + "[" * 100_000, ""]), "malformed answer"),
     "aborted": (Sent(lines=[event({"content": "I"}, "abort"), DONE]), "finish_reason abort"),
     "content is a number": (Sent(lines=[event({"content": 5}), DONE]), "malformed answer"),
     "nothing said": (Sent(lines=[DONE]), "the connection broke: the stream ended early"),
@@ -708,7 +716,7 @@ async def test_tools_may_stand_in_the_system_text_or_be_left_out(
     ],
 )
 def test_what_an_error_means_for_a_run(status: int, body: Body, kind: type[EngineError]) -> None:
-    error = refusal(Asked("the server at X", {}, "Give a key."), status, {}, json.dumps(body))
+    error = refusal(RefusedRequest("the server at X", {}, "Give a key."), status, {}, json.dumps(body))
     assert type(error) is kind
     assert str(body["error"]["message"]) in error.message
     assert isinstance(error, RateLimited) == (kind is EngineRateLimited)
@@ -718,7 +726,7 @@ def test_what_an_error_means_for_a_run(status: int, body: Body, kind: type[Engin
     "text", ["", "[]", "null", "5", '{"error": 5}', '{"detail": [{}]}', "{" * 3000, '{"error": {}}']
 )
 def test_an_error_of_any_shape_becomes_one_message(text: str) -> None:
-    error = refusal(Asked("the server at X", {}, ""), 400, {}, text)
+    error = refusal(RefusedRequest("the server at X", {}, ""), 400, {}, text)
     assert isinstance(error, Refused)
     assert "HTTP 400" in error.message
     assert len(error.message) < 700
