@@ -157,6 +157,8 @@ async def test_a_cancelled_sample_is_left_out_by_its_cause_and_asked_for_again(t
     cancelled = "1 of 12 samples failed: cancelled with `rstar2 eval ctl`"
     with pytest.raises(SamplesRefused, match=cancelled) as left:
         await run.finish()
+    results = json.loads((tmp_path / "a" / "results.json").read_text())
+    assert results["failed"] == {"cancelled with `rstar2 eval ctl`": 1}
     assert left.value.results[0].summary["samples"] == 11
     assert left.value.results[0].summary["accuracy"] == 1.0
     assert '"p1"' not in (tmp_path / "a" / "traces.jsonl").read_text()

@@ -48,6 +48,11 @@ TURNS = [
     (f'</reason><answer>{BOX}</answer><tool_call>{{"name"', "rle", "rle"),
     (f'<tool_call>{{"code": "print(r\'{BOX}\')"}}</tool_call>', "", ""),
     (f'<tool_call>{{"code": "print(r\'{BOX}\')', "", ""),
+    # A box in a thought that the budget cut off; as a server that keeps thoughts apart sends it; one that has ended.
+    (f"<think>so it is {BOX}, and then", "brle", "rle"),
+    (f"<think>so it is {BOX}, and then</think>\n", "brle", "rle"),
+    (f"<think>so it is {BOX}</think>\nThus we", "", ""),
+    (f"<think>it is \\boxed{{41}}, no, {BOX}, so \\boxed{{4", "", ""),
     # Words or signs beside the box say that it is not the answer.
     (rf"</reason><answer>{BOX} is wrong.</answer>", "", ""),
     (rf"</reason><answer>-{BOX}</answer>", "", ""),

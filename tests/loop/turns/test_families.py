@@ -413,6 +413,20 @@ def test_an_answer_in_a_thought_alone_is_graded_but_is_no_answer_block(family: s
     assert (trace.answer_blocks, made.closed_blocks, made.void_turns) == (0, 0, 0)
 
 
+def test_a_box_in_a_thought_that_the_budget_cut_off_counts_in_evaluations_but_not_under_the_papers_rule(
+    family: str, codec: ChatCodec
+) -> None:
+    before, _, end = SYNTAX[family].think.partition("{}")
+    if not end:
+        pytest.skip("it has no thoughts")
+    cut_off = _final(codec, f"{before}It is {ANSWER}, and then")
+    trace = cut_off.model_copy(update={"finish": "max_tokens"})
+    assert [part.kind for part in trace.turns[-1].read_parts()] == ["thought"]
+    part, rule = benchmark_part(trace)
+    assert (grade("42", part).correct, rule) == (True, "boxed")
+    assert [rule for rule in RULES if grade("42", part_to_grade(trace, rule)).correct] == ["release", "lenient"]
+
+
 def test_a_turn_that_waits_for_a_tool_is_not_finished(family: str, codec: ChatCodec) -> None:
     trace = _final(codec, _turn(family, f"It is {ANSWER}", _calls(family, CODE)))
     assert (trace.finish, part_to_grade(trace, "paper"), part_to_grade(trace, "boxed")) == (
