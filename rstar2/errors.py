@@ -67,6 +67,10 @@ class RateLimited(Unavailable):
     """A service works, and asks its clients to send fewer requests."""
 
 
+class UnusableAnswer(Unavailable):
+    """A service answered, with something that cannot be used. Another attempt may bring an answer that can be."""
+
+
 @contextmanager
 def as_user_error() -> Iterator[None]:
     """A Failure within the block becomes a UserError.

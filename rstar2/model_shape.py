@@ -87,7 +87,21 @@ class ModelShape(AttentionShape):
         return 4 * self.layers * self.query_size * context
 
 
-def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, context: int, tied: bool) -> ModelShape:
+_QWEN3 = {
+    "0.6B": (1024, 3072, 28, 16),
+    "1.7B": (2048, 6144, 28, 16),
+    "4B": (2560, 9728, 36, 32),
+    "8B": (4096, 12288, 36, 32),
+    "14B": (5120, 17408, 40, 40),
+    "32B": (5120, 25600, 64, 64),
+}
+"""By size: width, width of the MLP, layers, heads."""
+_TIED = ("0.6B", "1.7B", "4B")
+_CHAT_CONTEXT, _BASE_CONTEXT, _2507_CONTEXT = 40_960, 32_768, 262_144
+
+
+def _qwen3(size: str, context: int) -> ModelShape:
+    hidden, intermediate, layers, heads = _QWEN3[size]
     return ModelShape(
         kind="qwen3",
         hidden=hidden,
@@ -97,7 +111,7 @@ def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, context: int
         kv_heads=8,
         head_dim=128,
         vocab=151_936,
-        tied=tied,
+        tied=size in _TIED,
         attention_bias=False,
         output_bias=False,
         mlp_bias=False,
@@ -106,25 +120,15 @@ def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, context: int
     )
 
 
-_QWEN3 = {
-    "0.6B": (1024, 3072, 28, 16, True),
-    "1.7B": (2048, 6144, 28, 16, True),
-    "4B": (2560, 9728, 36, 32, True),
-    "8B": (4096, 12288, 36, 32, False),
-    "14B": (5120, 17408, 40, 40, False),
-    "32B": (5120, 25600, 64, 64, False),
-}
-"""By size: width, width of the MLP, layers, heads, and whether the output layer is the embedding."""
-_CHAT_CONTEXT, _BASE_CONTEXT, _2507_CONTEXT = 40_960, 32_768, 262_144
 SHAPES = {
-    f"Qwen/Qwen3-{size}{suffix}": _qwen3(*sizes, context=context, tied=tied)
+    f"Qwen/Qwen3-{size}{suffix}": _qwen3(size, context)
     for suffix, context in (
         ("", _CHAT_CONTEXT),
         ("-Base", _BASE_CONTEXT),
         ("-Instruct-2507", _2507_CONTEXT),
         ("-Thinking-2507", _2507_CONTEXT),
     )
-    for size, (*sizes, tied) in _QWEN3.items()
+    for size in _QWEN3
     if not (suffix == "-Base" and size == "32B") and ("2507" not in suffix or size == "4B")
 }
 """Models of the hub whose shape is known without a network. There is no Qwen3-32B-Base, and only the 4B has releases of

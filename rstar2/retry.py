@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rstar2.errors import Failure, RateLimited, Unavailable
+from rstar2.errors import Failure, RateLimited, Unavailable, UnusableAnswer
 from rstar2.flow_control import FlowControl
 
 T = TypeVar("T")
@@ -204,7 +204,8 @@ class Service:
         """Make attempts until one succeeds. Every error but `Unavailable` is passed on.
 
         Raises:
-            Unavailable: this request keeps failing while the service answers others.
+            Unavailable: this request keeps failing while the service answers others, or keeps bringing answers that
+                cannot be used.
             ServiceGone: the service answers nobody.
         """
         policy = self._policy
@@ -224,6 +225,12 @@ class Service:
                     pause_s = self._rate_pauses.next_s()
                 self._check_pause(error, pause_s, began, attempt_began)
                 self._flow.refused(began_in, pause_s)
+                count_cause(self._retries, error.cause)
+            except UnusableAnswer as error:
+                failures += 1
+                if failures >= policy.attempts:
+                    raise
+                pause_s = backoff.next_s()
                 count_cause(self._retries, error.cause)
             except Unavailable as error:
                 failures += 1

@@ -14,7 +14,7 @@ from support.servers.vllm_standin import StandIn, serving
 
 from rstar2.engines.models import ask_served, open_server
 from rstar2.engines.vllm import VLLMEngine
-from rstar2.errors import Unavailable
+from rstar2.errors import Unavailable, UnusableAnswer
 from rstar2.processes import free_port
 from rstar2.retry import ATTEMPTS, FIRST_ANSWER_S, Backoff, RetryPolicy, Service, ServiceGone
 
@@ -115,6 +115,21 @@ async def test_a_request_that_fails_while_others_are_answered_is_given_up_alone(
         await policy.call(refused)
     assert failures == ATTEMPTS
     assert await policy.call(server.request) == "answer"
+
+
+async def test_a_service_whose_answers_cannot_be_used_is_not_waited_for(clock: Clock) -> None:
+    policy, attempts = _policy(clock, 300.0), 0
+
+    async def nonsense() -> str:
+        nonlocal attempts
+        attempts += 1
+        raise UnusableAnswer("it sent a poem")
+
+    with pytest.raises(UnusableAnswer, match="it sent a poem"):
+        await policy.call(nonsense)
+    assert attempts == ATTEMPTS
+    assert clock.now < 10.0
+    assert policy.outages.away_s == 0
 
 
 async def test_a_policy_may_set_no_limit(clock: Clock) -> None:

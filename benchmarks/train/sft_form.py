@@ -1,13 +1,14 @@
 r"""Whether SFT teaches the form that RL rewards: `\boxed{}` inside `<answer>`, on problems that were not trained on.
 
-    python benchmarks/train/sft_form.py models/smollm2 --earlier CHECKOUT
-    python benchmarks/train/sft_form.py models/smollm2 --show          what is finished, without training
+    python benchmarks/train/sft_form.py --earlier CHECKOUT                   a tiny model with random weights
+    python benchmarks/train/sft_form.py models/smollm2 --earlier CHECKOUT    a language model: hours on two cores
+    python benchmarks/train/sft_form.py --show                               what is finished, without training
 
-The script writes rows in the schemas of Glaive, ToolACE, Magicoder, Tulu 3 and Llama-Nemotron, a few hundred in about
-the proportions of `paper-sft`. `rstar2 data prepare` converts them, `rstar2 sft` trains one epoch on them, and `rstar2
-eval` asks word problems in the format rstar2. No row of SFT is a word problem. `--earlier` names a checkout of another
-version of rstar2, which prepares and trains on the same rows; `--share` is the `answer_form` of this version. The same
-command continues where it was stopped.
+The script writes rows in the schemas of Glaive, ToolACE, Magicoder, Tulu 3 and Llama-Nemotron, in about the proportions
+of `paper-sft`. `rstar2 data prepare` converts them, `rstar2 sft` trains on them, and `rstar2 eval` asks word problems
+in the format rstar2. No row of SFT is a word problem. `--earlier` names a checkout of another version of rstar2, which
+prepares and trains on the same rows; `--share` is the `answer_form` of this version. The same command continues where
+it was stopped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,33 +27,39 @@ from typing import Any
 from language_model import questions, set_words
 
 from rstar2.cli.common import out
+from rstar2.demo.tiny import TinyModel, make_base_model
 from rstar2.eval.intervals import Interval, share
+from rstar2.files import whole_folder
+from rstar2.loop.formats.format import ours
 from rstar2.loop.trace import Trace, read_traces
+from rstar2.loop.turns.tags import message_text
+from rstar2.train.conversations import read_conversations
 
-HELD_OUT = 64
 COUNTS = {"glaive-v2": 84, "toolace": 12, "magicoder": 40, "tulu3": 24, "llama-nemotron": 20}
-SFT = (
-    "epochs=1",
-    "batch=12",
-    "lr=1e-4",
-    "warmup_ratio=0.1",
-    "max_tokens=640",
-    "checkpoint_every=5",
-    "hardware.update_tokens=1920",
-    "hardware.hung_after_s=7200",
+"""Rows of each source for `Setup.times` = 1."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How much a model is trained and measured."""
+
+    times: int
+    """The rows, in multiples of `COUNTS`."""
+    problems: int
+    sft: tuple[str, ...]
+
+
+LANGUAGE_MODEL = Setup(
+    times=1,
+    problems=64,
+    sft=("epochs=1", "batch=12", "lr=1e-4", "checkpoint_every=5", "hardware.update_tokens=1920"),
 )
+TINY = Setup(times=4, problems=200, sft=("epochs=4", "batch=16", "lr=3e-3", "checkpoint_every=60"))
+SFT = ("warmup_ratio=0.1", "max_tokens=640", "hardware.hung_after_s=7200")
+SIZE = TinyModel(vocab=2048, hidden=128, layers=4, rope_theta=1000.0)
 EVAL = (
-    "--format",
-    "rstar2",
-    "--force-format",
-    "-n",
-    "1",
-    "--temperature",
-    "1.0",
-    "--max-tokens",
-    "160",
-    "--max-turns",
-    "3",
+    *("--format", "rstar2", "--force-format", "-n", "1", "--temperature", "1.0"),
+    *("--max-tokens", "160", "--max-turns", "3"),
 )
 FUNCTIONS: tuple[tuple[str, str, dict[str, tuple[int, int]], str, str], ...] = (
     (
@@ -214,14 +222,18 @@ MAKERS = {
 class Study:
     """The models that are compared, in one folder."""
 
-    def __init__(self, model: Path, runs: Path, answer_form: float, earlier: Path | None) -> None:
-        self.model, self.runs, self.share, self.earlier = model, runs, answer_form, earlier
+    def __init__(self, model: Path | None, runs: Path, answer_form: float, earlier: Path | None) -> None:
+        self.runs, self.share, self.earlier = runs, answer_form, earlier
+        self.setup = TINY if model is None else LANGUAGE_MODEL
+        self.model = model or runs / "base"
         self.data = runs / "data"
 
     def run(self) -> None:
         """Whatever is not done yet."""
         if not (self.data / "held_out.jsonl").exists():
             self.write_data()
+        if not self.model.exists():
+            self.make_model()
         self.measure("before SFT", self.model)
         if self.earlier is not None:
             self.train("earlier", self.earlier, [])
@@ -232,25 +244,42 @@ class Study:
     def write_data(self) -> None:
         """The sources' rows, the mixture and the held-out problems, all from one seed."""
         self.data.mkdir(parents=True, exist_ok=True)
-        for name, count in COUNTS.items():
+        counts = {name: self.setup.times * count for name, count in COUNTS.items()}
+        for name, count in counts.items():
             rng = random.Random(name)
             # Some of them are copies, which the preparation drops.
             _write_lines(self.data / f"{name}.jsonl", [MAKERS[name](rng) for _ in range(3 * count)])
-        tables = "".join(f"[sources.{name}]\ncount = {count}\n" for name, count in COUNTS.items())
+        tables = "".join(f"[sources.{name}]\ncount = {count}\n" for name, count in counts.items())
         (self.data / "mixture.toml").write_text(f'filters = ["duplicates"]\nseed = 1\n{tables}')
-        held_out = islice(questions(1, held_out=True), HELD_OUT)
+        held_out = islice(questions(1, held_out=True), self.setup.problems)
         rows = [{"id": each.id, "problem": each.problem, "answer": each.answer} for each in held_out]
         _write_lines(self.data / "held_out.jsonl", rows)
 
+    def make_model(self) -> None:
+        """A tiny model with random weights, and a tokenizer that knows the words of the rows."""
+        self.prepare("base-rows", None, [])
+        rows = read_conversations(self.runs / "base-rows/data.parquet")
+        texts = [
+            [{"role": each["role"], "content": message_text(each)} for each in row["messages"]]
+            for row in rows
+        ]
+        with whole_folder(self.model) as part:
+            make_base_model(part, SIZE, texts, ours().template, seed=1)
+
     def train(self, name: str, checkout: Path | None, changes: list[str]) -> None:
-        """Prepare the rows and train one epoch on them, with this version or that of a checkout."""
-        folder, given = self.runs / name, []
+        """Prepare the rows and train on them, with this version or that of a checkout."""
+        folder = self.runs / name
+        self.prepare(f"{name}/data", checkout, changes)
+        sft = ["sft", "--model", self.model, "--data", folder / "data", "--run", folder / "sft"]
+        settings = set_words([*SFT, *self.setup.sft])
+        rstar2(*sft, "--profile", "laptop", *settings, checkout=checkout)
+
+    def prepare(self, folder: str, checkout: Path | None, changes: list[str]) -> None:
+        given = []
         for source in COUNTS:
             given += ["--from", f"{source}={self.data / source}.jsonl"]
-        mixture = ["data", "prepare", self.data / "mixture.toml", *given, "--output", folder / "data"]
+        mixture = ["data", "prepare", self.data / "mixture.toml", *given, "--output", self.runs / folder]
         rstar2(*mixture, *set_words(changes), checkout=checkout)
-        sft = ["sft", "--model", self.model, "--data", folder / "data", "--run", folder / "sft"]
-        rstar2(*sft, "--profile", "laptop", *set_words(SFT), checkout=checkout)
 
     def measure(self, name: str, model: Path) -> None:
         folder = self.runs / "eval" / name.replace(" ", "-").replace(",", "")
@@ -302,7 +331,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path, help="the folder that README's section on SmolLM2 makes")
+    parser.add_argument(
+        "model", type=Path, nargs="?", help="the folder that README's section on SmolLM2 makes"
+    )
     parser.add_argument(
         "--earlier", type=Path, help="a checkout of another version, trained on the same rows"
     )
@@ -311,7 +342,8 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="print what is finished, without training")
     given = parser.parse_args()
     earlier = given.earlier.resolve() if given.earlier else None
-    study = Study(given.model.resolve(), given.runs.resolve(), given.share, earlier)
+    model = given.model.resolve() if given.model else None
+    study = Study(model, given.runs.resolve(), given.share, earlier)
     if not given.show:
         study.run()
     study.show()

@@ -128,6 +128,9 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
     if choice.api == "chat":
         tool = _tool_name(choice.tool or "program")
         endpoint = await _reached(open_chat_api(choice.url, choice.name, choice.key, tool=tool))
+        endpoint.engine.when_left_out(
+            lambda field, words: notice(f"{field} is left to the server's default: {words}")
+        )
         engine = ContinuingEngine(endpoint.engine, (), notice, retries)
         checkpoint = f"{endpoint.served.model} at {choice.url}, over its chat API"
         return OpenModel(engine, endpoint.codec, checkpoint, INEXACT)

@@ -80,15 +80,15 @@ class _Turn:
     """Characters of the arguments of the call that is being written."""
 
     def add(self, choice: Choice) -> None:
-        said = choice.said
-        if said.thought:
+        part = choice.part
+        if part.thought:
             self._begin("thought", tags.THINK)
-            self._give(said.thought)
-            self.thought += len(said.thought)
-        if words := said.content + said.refusal:
+            self._give(part.thought)
+            self.thought += len(part.thought)
+        if words := part.content + part.refusal:
             self._begin("words", "")
             self._give(words)
-        for call in said.tool_calls:
+        for call in part.tool_calls:
             self._call(call)
 
     def end(self) -> None:

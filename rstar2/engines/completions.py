@@ -98,7 +98,7 @@ class Call(BaseModel):
     function: Annotated[Function, _none_is({})] = Function()
 
 
-class Said(BaseModel):
+class MessagePart(BaseModel):
     """What a message says, or a piece of a message."""
 
     content: Text = ""
@@ -137,14 +137,14 @@ class Choice(BaseModel):
     """One completion, or a piece of it."""
 
     index: Number = 0
-    delta: Annotated[Said, _none_is({})] = Said()
-    message: Annotated[Said, _none_is({})] = Said()
+    delta: Annotated[MessagePart, _none_is({})] = MessagePart()
+    message: Annotated[MessagePart, _none_is({})] = MessagePart()
     finish_reason: Annotated[str, _none_is("")] = ""
     token_ids: Annotated[list[int], _none_is([])] = []
     logprobs: Annotated[LogProbs, _none_is({})] = LogProbs()
 
     @property
-    def said(self) -> Said:
+    def part(self) -> MessagePart:
         """What it says: a piece in a stream, else the whole message."""
         return self.message if self.delta.empty else self.delta
 
@@ -292,7 +292,7 @@ class EventReader:
         text = "\n".join([*self._open, value])
         try:
             data = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             if text.lstrip().startswith(("{", "[")):
                 self._open.append(value)
             elif is_error:

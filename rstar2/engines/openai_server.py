@@ -31,13 +31,13 @@ from rstar2.engines.completions import (
 from rstar2.engines.connections import OneConnectionEach
 from rstar2.engines.refusals import (
     AccessRefused,
-    Asked,
     CompletionCapped,
     ContentFiltered,
     ContextExceeded,
     FieldRefused,
     MalformedAnswer,
     Refused,
+    RefusedRequest,
     error_in_answer,
     page_title,
     refusal,
@@ -99,7 +99,7 @@ class Completed:
 
 
 @dataclass
-class _Taken:
+class _Accepted:
     """What a server was found to take of a request; learned from what it refuses."""
 
     fixed: Mapping[str, Any]
@@ -162,13 +162,13 @@ class OpenAIServer:
     ) -> None:
         check_url(url, "a server's", "http://127.0.0.1:8000")
         self._base = _base(url)
-        self.url = _shown(url)
+        self.url = _display_url(url)
         key = key or _key_of_openai(self.url)
         if key:
             check_key(key)
         self._wording = wording
         self._where = f"the {wording.service} at {self.url}"
-        self._taken = _Taken(fields or {})
+        self._accepted = _Accepted(fields or {})
         self._proxy = proxy_of(url)
         self.on_left_out: OnLeftOut | None = None
         """Called once for each field that is left out of requests because the server does not take it, if the field has
@@ -194,7 +194,7 @@ class OpenAIServer:
             cards = {card.id: card for card in read_models(answer.json())}
         except AccessRefused:
             raise
-        except (Refused, ValueError) as error:
+        except (Refused, ValueError, RecursionError) as error:
             if name is not None:
                 return Served(name, name, None)
             hint = f"Check the address; if the server has no list of models, name one with {self._wording.name_option}."
@@ -220,25 +220,25 @@ class OpenAIServer:
 
     def note_limits(self, served: Served) -> None:
         """Keep to the limits of a model that was described by this server."""
-        self._taken.context = served.max_len
-        self._taken.most = served.most
+        self._accepted.context = served.max_len
+        self._accepted.most = served.most
 
     @property
     def context(self) -> int | None:
         """Tokens that a conversation and its reply may have together; None while the server has not said."""
-        return self._taken.context
+        return self._accepted.context
 
     @property
     def left_out(self) -> Mapping[str, str]:
         """Fields that the server was found not to take, with its words."""
-        return self._taken.left_out
+        return self._accepted.left_out
 
     async def post(self, path: str, body: Mapping[str, Any], hint: str = "") -> Any:
         """The JSON of an answer; `hint` helps if the server refuses."""
         answer = await self._send("POST", path, hint, json=body)
         try:
             return answer.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._not_json(answer.text, hint) from error
 
     async def complete(
@@ -261,17 +261,17 @@ class OpenAIServer:
         """
         reductions = 0
         while True:
-            sent, began = self._taken.request(body, room), False
+            sent, began = self._accepted.request(body, room), False
 
             def receive(choice: Choice) -> None:
                 nonlocal began
-                began = began or bool(choice.token_ids) or not choice.said.empty
+                began = began or bool(choice.token_ids) or not choice.part.empty
                 on_choice(choice)
 
             try:
                 completed = await (self._stream if stream else self._whole)(path, sent, receive)
             except ContextExceeded as full:
-                self._taken.context = full.context or self._taken.context
+                self._accepted.context = full.context or self._accepted.context
                 if began:
                     return Completed("length")
                 room, reductions = _smaller(room, full, reductions), reductions + 1
@@ -297,12 +297,12 @@ class OpenAIServer:
     def _learn(
         self, refused: Refused, sent: dict[str, Any], body: Mapping[str, Any], room: int | None
     ) -> None:
-        known = set(self._taken.left_out)
-        self._taken.learn(refused)
-        if self._taken.request(body, room) == sent:
+        known = set(self._accepted.left_out)
+        self._accepted.learn(refused)
+        if self._accepted.request(body, room) == sent:
             raise refused
         if self.on_left_out is not None:
-            for name in self._taken.left_out.keys() - known - _WITHOUT_EFFECT:
+            for name in self._accepted.left_out.keys() - known - _WITHOUT_EFFECT:
                 self.on_left_out(name, refused.message)
 
     async def _send(self, method: str, path: str, hint: str = "", **options: Any) -> httpx.Response:
@@ -320,11 +320,11 @@ class OpenAIServer:
     def _read_whole(self, text: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
         try:
             value = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._not_json(text) from error
         if not isinstance(value, dict) or not value.get("choices"):
             if isinstance(value, dict) and (value.get("error") or value.get("object") == "error"):
-                raise error_in_answer(self._asked(sent), value, text)
+                raise error_in_answer(self._request_of(sent), value, text)
             raise self._malformed(f"JSON that is no completion: {text[:200]}")
         turn = _Turn(on_choice)
         with self._read():
@@ -345,7 +345,7 @@ class OpenAIServer:
                 async with contextlib.aclosing(self._events(answer)) as events:
                     async for event in events:
                         if event.is_error:
-                            raise error_in_answer(self._asked(sent), event.data, event.text)
+                            raise error_in_answer(self._request_of(sent), event.data, event.text)
                         if event.data is None:
                             done = True
                             continue
@@ -391,12 +391,12 @@ class OpenAIServer:
             return self.error(f"sent a web page ({title}) in place of an answer", hint)
         return self.error(f"sent an answer that is not JSON: {text[:200]}", hint)
 
-    def _asked(self, sent: Mapping[str, Any], hint: str = "") -> Asked:
-        return Asked(self._where, sent, self._wording.key_hint, hint)
+    def _request_of(self, sent: Mapping[str, Any], hint: str = "") -> RefusedRequest:
+        return RefusedRequest(self._where, sent, self._wording.key_hint, hint)
 
     def _check(self, answer: httpx.Response, text: str, sent: Mapping[str, Any], hint: str) -> None:
         if answer.status_code >= 300:
-            raise refusal(self._asked(sent, hint), answer.status_code, answer.headers, text)
+            raise refusal(self._request_of(sent, hint), answer.status_code, answer.headers, text)
 
     def _unavailable(self, error: httpx.TransportError) -> EngineUnavailable:
         nothing = "nothing" if self._wording.service == "server" else f"no {self._wording.service}"
@@ -442,7 +442,7 @@ class _Turn:
         if choice.finish_reason.lower() in FAILURES:
             raise _TurnFailed(choice.finish_reason)
         self.finish = choice.finish or self.finish
-        self.refused = self.refused or bool(choice.said.refusal)
+        self.refused = self.refused or bool(choice.part.refusal)
         self.began = True
         self.on_choice(choice)
 
@@ -489,7 +489,7 @@ def _base(url: str) -> httpx.URL:
     return base.copy_with(path=path or "/v1")
 
 
-def _shown(url: str) -> str:
+def _display_url(url: str) -> str:
     """A server's address as messages have it, which leads to the same API as the user's."""
     url = url.rstrip("/")
     return url.removesuffix("/v1") if httpx.URL(url).path == "/v1" else url

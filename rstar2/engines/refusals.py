@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rstar2.errors import UnusableAnswer
 from rstar2.loop.engine import EngineError, EngineRateLimited, EngineUnavailable
 
 _MAY_PASS = frozenset({408, 409, 425})
@@ -82,7 +83,7 @@ class ContentFiltered(Refused):
     """A filter of the server refused the conversation for what it says."""
 
 
-class MalformedAnswer(EngineUnavailable):
+class MalformedAnswer(EngineUnavailable, UnusableAnswer):
     """A server's answer is no completion of OpenAI's API. Another attempt may bring one."""
 
     def __init__(self, message: str) -> None:
@@ -97,7 +98,7 @@ def access_refusal(error: EngineError) -> AccessRefused | None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RefusedRequest:
     """The request that was refused, for the message."""
 
     where: str
@@ -111,7 +112,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _ErrorBody:
     """An error as a server says it, whatever its shape."""
 
     message: str
@@ -123,59 +124,64 @@ class _Said:
     """The HTTP status that the error itself names."""
 
 
-def refusal(asked: Asked, status: int, headers: Mapping[str, str], text: str) -> EngineError:
+def refusal(request: RefusedRequest, status: int, headers: Mapping[str, str], text: str) -> EngineError:
     """The error for an answer with an HTTP status of 300 or more."""
     if 300 <= status < 400:
         target = headers.get("location", "another address")
         return Refused(
-            f"{asked.where} redirects requests to {target} (HTTP {status})", "Give that address.", status
+            f"{request.where} redirects requests to {target} (HTTP {status})", "Give that address.", status
         )
-    return _error(asked, status, headers, _said(text), text)
+    return _error(request, status, headers, _read_body(text), text)
 
 
-def error_in_answer(asked: Asked, event: Any, text: str) -> EngineError:
+def error_in_answer(request: RefusedRequest, event: Any, text: str) -> EngineError:
     """The error that stands in an answer whose HTTP status is 200: in a stream, or in place of a completion."""
-    said = _said_by(event) or _Said(text[:_MAX_LENGTH])
-    status = said.status or _status_of(said)
-    if _ENGINE_DIED.search(said.message):
+    error = _body_of(event) or _ErrorBody(text[:_MAX_LENGTH])
+    status = error.status or _status_of(error)
+    if _ENGINE_DIED.search(error.message):
         status = 503
-    return _error(asked, status, {}, said, text, in_answer=True)
+    return _error(request, status, {}, error, text, in_answer=True)
 
 
 def _error(
-    asked: Asked, status: int, headers: Mapping[str, str], said: _Said, text: str, in_answer: bool = False
+    request: RefusedRequest,
+    status: int,
+    headers: Mapping[str, str],
+    error: _ErrorBody,
+    text: str,
+    in_answer: bool = False,
 ) -> EngineError:
-    words = f"{said.message} {said.code}"
+    words = f"{error.message} {error.code}"
     number = f"error {status} in its answer" if in_answer else f"HTTP {status}"
-    message = f"{asked.where} refused the request: {number}: {said.message}"
-    if status == 402 or _NO_QUOTA_CODE.search(said.code) or _NO_QUOTA.search(said.message):
+    message = f"{request.where} refused the request: {number}: {error.message}"
+    if status == 402 or _NO_QUOTA_CODE.search(error.code) or _NO_QUOTA.search(error.message):
         hint = "Add credit or raise the limit at the provider; waiting does not help."
-        return QuotaExhausted(f"{asked.where} has no quota left: {number}: {said.message}", hint, status)
+        return QuotaExhausted(f"{request.where} has no quota left: {number}: {error.message}", hint, status)
     if status == 401:
-        return KeyRefused(message, asked.key_hint, status)
-    if _TOO_LARGE_FOR_RATE.search(said.message) and status in (413, 429):
+        return KeyRefused(message, request.key_hint, status)
+    if _TOO_LARGE_FOR_RATE.search(error.message) and status in (413, 429):
         return Refused(
             message, "A request of this size exceeds the account's limit of tokens a minute.", status
         )
-    if status == 429 or (status != 403 and _RATE_LIMIT.search(said.code)):
+    if status == 429 or (status != 403 and _RATE_LIMIT.search(error.code)):
         pause_s = requested_pause_s(headers, text)
-        limited = f"{asked.where} limits the rate of requests: {number}: {said.message}"
+        limited = f"{request.where} limits the rate of requests: {number}: {error.message}"
         return EngineRateLimited(limited, retry_after_s=pause_s, cause=f"rate limit ({number})")
-    if _FILTERED_CODE.search(said.code) or (400 <= status < 500 and _FILTERED.search(said.message)):
+    if _FILTERED_CODE.search(error.code) or (400 <= status < 500 and _FILTERED.search(error.message)):
         return ContentFiltered(message, "", status)
-    if (most := _cap(said.message)) is not None:
+    if (most := _cap(error.message)) is not None:
         return CompletionCapped(message, status, most)
-    if status != 404 and (_CONTEXT.search(words) or _CONTEXT_CODE.search(said.code)):
+    if status != 404 and (_CONTEXT.search(words) or _CONTEXT_CODE.search(error.code)):
         return ContextExceeded(message, status, _number(_CONTEXT_TOKENS, text), _number(_PROMPT_TOKENS, text))
     if status in _MAY_PASS or (status >= 500 and status not in _NEVER_PASS):
         return EngineUnavailable(
-            f"{asked.where} cannot answer now: {number}: {said.message}",
+            f"{request.where} cannot answer now: {number}: {error.message}",
             retry_after_s=requested_pause_s(headers, ""),
-            cause=number + (f" ({said.code.split()[0]})" if said.code else ""),
+            cause=number + (f" ({error.code.split()[0]})" if error.code else ""),
         )
-    if (field := _refused_field(asked.body, said)) is not None:
-        return FieldRefused(message, asked.hint, status, field)
-    return Refused(message, asked.hint, status)
+    if (field := _refused_field(request.body, error)) is not None:
+        return FieldRefused(message, request.hint, status, field)
+    return Refused(message, request.hint, status)
 
 
 def page_title(text: str) -> str | None:
@@ -186,28 +192,28 @@ def page_title(text: str) -> str | None:
     return html.unescape(" ".join(title[1].split()))[:_MAX_LENGTH] if title else "without a title"
 
 
-def _said(text: str) -> _Said:
+def _read_body(text: str) -> _ErrorBody:
     """The error in the body of an answer."""
     if (title := page_title(text)) is not None:
-        return _Said(f"a web page ({title})")
+        return _ErrorBody(f"a web page ({title})")
     with contextlib.suppress(ValueError, RecursionError):
-        if (said := _said_by(json.loads(text))) is not None:
-            return said
-    return _Said(" ".join(text.split())[:_MAX_LENGTH] or "no explanation")
+        if (error := _body_of(json.loads(text))) is not None:
+            return error
+    return _ErrorBody(" ".join(text.split())[:_MAX_LENGTH] or "no explanation")
 
 
-def _said_by(value: Any) -> _Said | None:
+def _body_of(value: Any) -> _ErrorBody | None:
     """The error in a JSON value: `{"error": …}`, `{"detail": …}`, `{"message": …}`, or such an object in a list."""
     if isinstance(value, list):
-        return next((said for said in map(_said_by, value) if said is not None), None)
+        return next((error for error in map(_body_of, value) if error is not None), None)
     if isinstance(value, str):
-        return _Said(value[:_MAX_LENGTH]) if value.strip() else None
+        return _ErrorBody(value[:_MAX_LENGTH]) if value.strip() else None
     if not isinstance(value, dict):
         return None
     for key in ("error", "errors", "detail"):
-        if value.get(key) and (inner := _said_by(value[key])) is not None:
+        if value.get(key) and (inner := _body_of(value[key])) is not None:
             outer = _code(value)
-            return _Said(inner.message, f"{inner.code} {outer}".strip(), inner.field, inner.status)
+            return _ErrorBody(inner.message, f"{inner.code} {outer}".strip(), inner.field, inner.status)
     message = next((value[key] for key in ("message", "msg", "error_msg") if value.get(key)), None)
     if message is None:
         return None
@@ -218,7 +224,7 @@ def _said_by(value: Any) -> _Said | None:
     )
     # An OpenRouter error has the words of the provider behind it beside its own.
     raw = value["metadata"].get("raw") if isinstance(value.get("metadata"), dict) else None
-    return _Said(
+    return _ErrorBody(
         (f"{message}: {raw}" if raw else str(message))[:_MAX_LENGTH],
         _code(value),
         str(field),
@@ -240,13 +246,13 @@ def _integer(value: Any) -> int | None:
         return None
 
 
-def _status_of(said: _Said) -> int:
+def _status_of(error: _ErrorBody) -> int:
     """The HTTP status of an error that names none, by its type; 500 if that says nothing."""
-    if _NO_QUOTA_CODE.search(said.code) or _RATE_LIMIT.search(said.code):
+    if _NO_QUOTA_CODE.search(error.code) or _RATE_LIMIT.search(error.code):
         return 429
-    if "authentication" in said.code or "invalid_api_key" in said.code:
+    if "authentication" in error.code or "invalid_api_key" in error.code:
         return 401
-    return 400 if re.search(r"invalid_?request|bad_?request|validation", said.code) else 500
+    return 400 if re.search(r"invalid_?request|bad_?request|validation", error.code) else 500
 
 
 # Rates
@@ -447,13 +453,13 @@ _MAY_BE_REFUSED = (
 `temperature` and `top_p`, the first one here counts."""
 
 
-def _refused_field(body: Mapping[str, Any], said: _Said) -> str | None:
+def _refused_field(body: Mapping[str, Any], error: _ErrorBody) -> str | None:
     """The field of a request that a server does not take."""
-    words = f"{said.message} {said.code}"
+    words = f"{error.message} {error.code}"
     if not _UNSUPPORTED.search(words):
         return None
-    if said.field in body and said.field in _MAY_BE_REFUSED:
-        return said.field
+    if error.field in body and error.field in _MAY_BE_REFUSED:
+        return error.field
     for field in _MAY_BE_REFUSED:
         name = "tools?|tool_choice|function calling|tool use" if field == "tools" else re.escape(field)
         if field in body and re.search(rf"(?<![\w-])(?:{name})(?![\w-])", words, re.IGNORECASE):

@@ -209,13 +209,18 @@ def open_target(
         plain = byte_codec()
         golds = {problem.problem: problem.answer for problem in problems}
         return Opened.of(OracleEngine(golds, plain), plain, name="oracle")
-    asked_for = {"request_body": dict(target.request_body)} if target.request_body else {}
+    asked_for: dict[str, Any] = {"request_body": dict(target.request_body)} if target.request_body else {}
     if isinstance(server, ServedChat):
         about = {"name": server.model, "format": "the server's chat template", **asked_for}
         return Opened(None, None, about, server)
     if server is not None and target.api == "chat":
-        about = {"name": server.served.model, "url": target.url, "api": "chat", "inexact": list(INEXACT)}
-        about |= asked_for
+        about = {
+            "name": server.served.model,
+            "url": target.url,
+            "api": "chat",
+            "inexact": list(INEXACT),
+            **asked_for,
+        }
         asked = ServedChat(
             server.engine.url,
             server.served.model,

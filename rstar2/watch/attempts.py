@@ -14,6 +14,7 @@ from pathlib import Path
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.files import read_json, write_json
 from rstar2.runs import load_status
+from rstar2.train.choose import HELD_OUT
 from rstar2.train.filter.progress import verdicts_written
 from rstar2.train.records.steps import sft_metrics, step_metrics
 from rstar2.train.trainer.checkpoints import finished_steps
@@ -23,7 +24,7 @@ STATE_FILE = ".cluster/attempts.json"
 
 
 def progress(run: Path) -> int:
-    """A number that grows with each finished step, saved checkpoint, filter sample and finished model of a run."""
+    """A number that grows with each finished step, saved checkpoint, sample and finished model of a run."""
     phases = ("sft", "stage[0-9]", "plain/stage[0-9]")
     folders = [run, *(folder for phase in phases for folder in run.glob(phase))]
     return sum(map(_phase_progress, folders))
@@ -32,8 +33,13 @@ def progress(run: Path) -> int:
 def _phase_progress(folder: Path) -> int:
     steps = {*sft_metrics(folder), *step_metrics(folder)}
     saved = finished_steps(folder / "checkpoints")
-    samples = verdicts_written(folder / "solved")
+    samples = verdicts_written(folder / "solved") + _held_out_samples(folder)
     return max(steps, default=0) + max(saved, default=0) + samples + (folder / "model").is_dir()
+
+
+def _held_out_samples(folder: Path) -> int:
+    """How many samples of held-out problems an SFT has written."""
+    return sum(file.read_bytes().count(b"\n") for file in folder.glob(f"{HELD_OUT}/step-*/traces.jsonl"))
 
 
 def next_attempt(run: Path, caller: str, most: int) -> int:

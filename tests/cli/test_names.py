@@ -52,7 +52,7 @@ def test_the_nearest_name_is_told(words: list[str], meant: str, tmp_path: Path) 
         ("eval setup bfcl", {"bfcl-v3", "bfcl-v4"}),
         ("plan --profile 8", {"8xh100"}),
         ("train --recipe rel", {"release"}),
-        ("chat --format rst", {"rstar2"}),
+        ("chat --format rst", {"rstar2", "rstar2-agent-14b"}),
         ("data prepare paper", {"paper-rl", "paper-sft"}),
         ("data prepare dapo --filters integer,dup", {"integer,duplicates"}),
         ("data prepare dapo --against amc", {"amc23"}),

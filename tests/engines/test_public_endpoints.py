@@ -33,11 +33,19 @@ from support.tools import SharedTools
 from support.waiting import TIMEOUT_S
 
 from rstar2.addresses import proxy_of
+from rstar2.chat.model import ModelChoice, open_model
 from rstar2.data.problem import Problem
 from rstar2.engines.chat_api import ChatEngine, open_chat_api
 from rstar2.engines.models import ServerModel
 from rstar2.engines.pool import RetryingEngine
-from rstar2.engines.refusals import Asked, KeyRefused, QuotaExhausted, Refused, refusal, requested_pause_s
+from rstar2.engines.refusals import (
+    KeyRefused,
+    QuotaExhausted,
+    Refused,
+    RefusedRequest,
+    refusal,
+    requested_pause_s,
+)
 from rstar2.engines.request_fields import request_fields
 from rstar2.errors import RateLimited, UserError
 from rstar2.eval.grader import Verdict
@@ -398,6 +406,7 @@ FAULTS: dict[str, tuple[Sent, str]] = {
     ),
     "cut off": (Sent(lines=[event({"content": "I"})]), "the connection broke: the stream ended early"),
     "cut in an event": (Sent(lines=[event({"content": "I"}), 'data: {"choices": [']), "malformed answer"),
+    "nested without end": (Sent(lines=["data: " + "[" * 100_000, ""]), "malformed answer"),
     "aborted": (Sent(lines=[event({"content": "I"}, "abort"), DONE]), "finish_reason abort"),
     "content is a number": (Sent(lines=[event({"content": 5}), DONE]), "malformed answer"),
     "nothing said": (Sent(lines=[DONE]), "the connection broke: the stream ended early"),
@@ -529,6 +538,17 @@ async def test_a_field_that_a_server_does_not_take_is_left_out_and_told(
     assert [absent in body for body in endpoint.asked] == [True, False, False]
     limits = [body.get("max_completion_tokens", body.get("max_tokens")) for body in endpoint.asked]
     assert limits == [77] * 3
+
+
+async def test_a_chat_says_which_field_a_server_does_not_take(endpoint: PublicEndpoint) -> None:
+    endpoint.checks = NO_TEMPERATURE
+    told: list[str] = []
+    model = await open_model(ModelChoice(url=endpoint.url, api="chat"), told.append)
+    for _ in range(2):
+        await model.engine.generate([3, 4, 5], Sampling(max_tokens=9))
+    await model.engine.aclose()
+    (notice,) = told
+    assert notice.startswith("temperature is left to the server's default: ")
 
 
 @pytest.mark.parametrize(
@@ -696,7 +716,7 @@ async def test_tools_may_stand_in_the_system_text_or_be_left_out(
     ],
 )
 def test_what_an_error_means_for_a_run(status: int, body: Body, kind: type[EngineError]) -> None:
-    error = refusal(Asked("the server at X", {}, "Give a key."), status, {}, json.dumps(body))
+    error = refusal(RefusedRequest("the server at X", {}, "Give a key."), status, {}, json.dumps(body))
     assert type(error) is kind
     assert str(body["error"]["message"]) in error.message
     assert isinstance(error, RateLimited) == (kind is EngineRateLimited)
@@ -706,7 +726,7 @@ def test_what_an_error_means_for_a_run(status: int, body: Body, kind: type[Engin
     "text", ["", "[]", "null", "5", '{"error": 5}', '{"detail": [{}]}', "{" * 3000, '{"error": {}}']
 )
 def test_an_error_of_any_shape_becomes_one_message(text: str) -> None:
-    error = refusal(Asked("the server at X", {}, ""), 400, {}, text)
+    error = refusal(RefusedRequest("the server at X", {}, ""), 400, {}, text)
     assert isinstance(error, Refused)
     assert "HTTP 400" in error.message
     assert len(error.message) < 700

@@ -37,6 +37,8 @@ def test_each_sign_of_progress_counts(tmp_path: Path) -> None:
     assert not further(), "a sample that ended in an error"
     write_text(run / "stage3" / "solved" / "verdicts.jsonl", '{"id": "a", "verdict": "wrong"}\n')
     assert further(), "a sample"
+    write_text(run / "sft" / "held_out" / "step-20" / "traces.jsonl", "{}\n")
+    assert further(), "a sample of a problem that SFT is measured on"
     write_steps(run / "plain" / "stage1", 10.0)
     assert further(), "a step of the demo's second arm"
 

@@ -306,8 +306,8 @@ class Rewriter:
             return _Answer("", fault="not a completion")
         if finish in ("refusal", "content_filter"):
             return _Answer("", fault=_DECLINED)
-        written = "".join(choice.said.content for choice in choices).strip()
-        thought = "".join(choice.said.thought for choice in choices).strip()
+        written = "".join(choice.part.content for choice in choices).strip()
+        thought = "".join(choice.part.thought for choice in choices).strip()
         text = after_leading_thought(written)
         if finish == "stop" and not text and (written or thought):
             return _Answer(written or thought, fault=_ONLY_A_THOUGHT)

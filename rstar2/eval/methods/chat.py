@@ -223,18 +223,18 @@ class ServerChat:
 
 def _message(choice: Choice) -> Message:
     """A reply as OpenAI's API has it."""
-    said = choice.said
-    message: Message = {"role": "assistant", "content": said.content + said.refusal}
+    part = choice.part
+    message: Message = {"role": "assistant", "content": part.content + part.refusal}
     calls = [
         {
             "id": call.id or f"call_{number}",
             "type": "function",
             "function": {"name": call.function.name, "arguments": call.function.arguments or "{}"},
         }
-        for number, call in enumerate(said.tool_calls)
+        for number, call in enumerate(part.tool_calls)
     ]
-    if said.thought:
-        message["reasoning_content"] = said.thought
+    if part.thought:
+        message["reasoning_content"] = part.thought
     return message | ({"tool_calls": calls} if calls else {})
 
 

@@ -69,7 +69,7 @@ class TemplateCodec(ChatCodec):
                     f"{name} is not supported: the model's chat template does not know it",
                     f"It knows: {', '.join(sorted(known)) or 'no such variable'}.",
                 )
-        return TemplateCodec(self.tokenizer, self.format, self.source, variables)
+        return TemplateCodec(self.tokenizer, self.format, self.source, {**self._variables, **variables})
 
     def between(self, messages: Sequence[Message]) -> list[int]:
         """Token ids between the end of a turn of the model, `end_id`, and its next turn."""

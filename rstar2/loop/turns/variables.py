@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from jinja2 import Environment, TemplateError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -22,7 +20,7 @@ _RENDERERS_OWN = {
 class _Generation(Extension):
     """Reads the block `generation`, which Transformers adds to Jinja's language, as what is in it."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

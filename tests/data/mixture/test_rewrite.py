@@ -393,8 +393,8 @@ def test_a_text_that_is_not_taken_leaves_the_row_as_it_was_and_is_counted(
     ran = prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer")
     assert ran.code == 0, ran.stderr
     assert [last for _, last in said(tmp_path / "out", "tulu3")] == [OLD] * 5 + [OLD.upper()] * 5
-    note = "5 answers rewritten by writer; left unchanged: 1 cut off, 1 empty, 1 refused by the server, 1 too long, "
-    note += "1 too short"
+    note = "5 answers rewritten by writer; left unchanged: 1 cut off, 1 declined by the model or a filter, 1 empty, "
+    note += "1 too long, 1 too short"
     assert note in (tmp_path / "out" / "card.md").read_text()
 
 

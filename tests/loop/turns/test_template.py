@@ -238,6 +238,7 @@ def test_a_variable_that_the_template_knows_is_set_in_prompts_and_bridges_and_an
     assert before is not None
     assert after is not None
     assert tokenizer.decode(after) == tokenizer.decode(before) + "glad"
+    assert glad.with_variables({}).prompt(question) == glad.prompt(question)
     with pytest.raises(UserError, match=r"weather is not supported: .* does not know it") as refused:
         codec.with_variables({"weather": "fair"})
     assert refused.value.hint == "It knows: mood."
