@@ -10,7 +10,9 @@ browser is Chromium, if there is one: RSTAR2_CHROMIUM or the first on PATH.
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,16 +22,10 @@ from rstar2.files import write_json
 from rstar2.loop.trace import ToolCall, Trace, TraceWriter, Turn
 from rstar2.report import write_report
 
-# In place of this folder, which has a `support` of its own.
-sys.path[0] = str(Path(__file__).resolve().parents[1] / "tests")
-
-from support.report.browser import open_browser  # noqa: E402
-from support.report.chromium import find_chromium  # noqa: E402
-from support.report.report_page import open_page, texts  # noqa: E402
-
 TOKENS_PER_BYTE = 0.3
-BATCH = 64
-"""Tokens of the vocabulary that the synthetic ids are drawn from, times 1,000."""
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+BROWSER = TESTS / "support" / "report" / "page_speed.py"
+"""Opens, filters and searches a page in the browser of the tests."""
 
 
 def formula(draw: random.Random) -> str:
@@ -115,34 +111,6 @@ def make_run(folder: Path, problems: int, samples: int, size: int) -> None:
                 writer.write(trace(problem, number, sample, size, draw))
 
 
-def show_browser(page: Path) -> None:
-    """Print how long opening, filtering, searching and the longest trace take in Chromium."""
-    with open_browser() as browser:
-        started = time.perf_counter()
-        open_page(browser, page.as_uri())
-        print(f"open, until the first trace is drawn: {time.perf_counter() - started:.2f} s")
-        started = time.perf_counter()
-        browser.run(
-            "[...document.querySelectorAll('.chips button')]"
-            ".find((chip) => chip.innerText.startsWith('wrong')).click()"
-        )
-        print(f"filter by verdict: {time.perf_counter() - started:.3f} s, {texts(browser, '.count')[0]!r}")
-        started = time.perf_counter()
-        browser.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'j', bubbles: true}))")
-        browser.wait("document.querySelectorAll('.row')[1].getAttribute('aria-current') === 'true'")
-        browser.wait("document.querySelector('.trace .sample').innerText.includes('sample 3')")
-        print(f"next trace: {time.perf_counter() - started:.3f} s")
-        formulas = browser.run("return document.querySelectorAll('.trace math').length")
-        print(f"formulas drawn in it: {formulas}; errors: {browser.errors()}")
-        started = time.perf_counter()
-        browser.run(
-            "const input = document.querySelector('.filters input'); input.value = 'no trace says this'; "
-            "input.dispatchEvent(new Event('input'))"
-        )
-        browser.wait("!document.querySelector('.count').innerText.includes('searched')")
-        print(f"search in the whole text of all traces: {time.perf_counter() - started:.1f} s")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -164,8 +132,9 @@ def main() -> None:
             f"written in {time.process_time() - started:.2f} s of processor time "
             f"({time.perf_counter() - wall:.2f} s by the clock), {page.stat().st_size / 1e6:.1f} MB"
         )
-        if find_chromium():
-            show_browser(page)
+        subprocess.run(
+            [sys.executable, BROWSER, page], env={**os.environ, "PYTHONPATH": str(TESTS)}, check=True
+        )
 
 
 if __name__ == "__main__":

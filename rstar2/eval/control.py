@@ -151,7 +151,7 @@ async def answer_requests(folder: Path, control: Control, stop: asyncio.Event) -
         for path in _requests(folder):
             try:
                 request = read_json(path)
-                answer = {"state": await control.apply(request["action"], request["value"])}
+                answer: dict[str, Any] = {"state": await control.apply(request["action"], request["value"])}
             except UserError as error:
                 answer = {"error": error.message, "hint": error.hint}
             # On a full disk nothing is answered, and `ask` says so.
