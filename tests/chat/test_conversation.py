@@ -468,7 +468,7 @@ async def test_tokens_that_come_after_an_answer_was_stopped_are_not_shown(codec:
 
 
 def test_one_word_nearly_always_repeats_and_one_digit_does_not(codec: ChatCodec) -> None:
-    word, other, zero, one = codec.tokenizer.encode("ab01")
+    word, other, zero, one = (codec.tokenizer.encode(character)[0] for character in "ab01")
     assert repeats([word] * 30 + [zero] + [word] * 20 + [one, other] + [word] * 30, codec)
     assert not repeats([word, word, other] * 40 + [zero] + [word, word, other] * 2, codec)
     assert not repeats([zero] * 30 + [one] + [zero] * 20 + [word, one] + [zero] * 30, codec)

@@ -159,7 +159,7 @@ def test_data_that_contradicts_its_system_text_or_the_reward_is_named_at_the_sta
 
     def warned(*rows: Any) -> list[str]:
         data = lines(tmp_path / "x.jsonl", *rows)
-        at_the_start = list(plan_sft(recipe, tmp_path, data).form.warnings())
+        at_the_start = list(plan_sft(recipe, tmp_path, data).split.data.form.warnings())
         assert form_warnings(recipe, tmp_path, check_conversations(recipe, data)) == at_the_start
         return at_the_start
 

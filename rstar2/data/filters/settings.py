@@ -94,9 +94,13 @@ class FilterSettings(Strict):
     patterns: dict[str, Pattern] = Field(default_factory=dict)
     """Filters of the user's own, by the names that `filters` has for them."""
 
+    def unset_keys(self) -> set[str]:
+        """Keys that are left out of a card if they are not set: cards of earlier versions lack them."""
+        unset = {"figures": self.figures == Figures(), "patterns": not self.patterns}
+        return {key for key, is_unset in unset.items() if is_unset}
+
     @model_serializer(mode="wrap")
     def _without_unset_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `figures` and `patterns` if they are not set: cards of earlier versions lack them."""
         values: dict[str, Any] = serialize(self)
-        unset = {"figures": self.figures == Figures(), "patterns": not self.patterns}
-        return {key: value for key, value in values.items() if not unset.get(key)}
+        unset = self.unset_keys()
+        return {key: value for key, value in values.items() if key not in unset}

@@ -80,6 +80,9 @@ class MixtureRecipe(FilterSettings):
     rewrite: Rewrite = Rewrite()
     """The model that rewrites some sources' answers or prompts."""
 
+    def unset_keys(self) -> set[str]:
+        return super().unset_keys() | ({"answer_form"} if self.answer_form is None else set())
+
     def answer_shares(self) -> dict[str, float]:
         """The share of each source's conversations that SFT teaches in the form that RL rewards."""
         shared = self.answer_form or 0.0
@@ -87,12 +90,6 @@ class MixtureRecipe(FilterSettings):
             name: shared if each.answer_form is None else each.answer_form
             for name, each in self.sources.items()
         }
-
-    @model_serializer(mode="wrap")
-    def _without_answer_form(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `answer_form` if it is not set, as in the cards of sets that earlier versions made."""
-        values: dict[str, Any] = serialize(self)
-        return {key: value for key, value in values.items() if key != "answer_form" or value is not None}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ for name in (
     parser.add_argument("--" + name)
 parser.add_argument("--chat-template")
 parser.add_argument("--enable-auto-tool-choice", action="store_true")
+parser.add_argument("--no-enable-chunked-prefill", action="store_true")
 parser.add_argument("--die", action="store_true")
 parser.add_argument("--wait-for", type=pathlib.Path)
 parser.add_argument("words", nargs="*")
