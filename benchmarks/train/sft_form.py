@@ -287,7 +287,7 @@ class Study:
 
     def show(self) -> None:
         """Print what is measured as a table in Markdown, in percent with 95 % intervals over the problems."""
-        columns = ("form of RL", "95 % interval", "called Python", "correct", "95 % interval")
+        columns = ("form of RL", "95 % interval", "made a call", "correct", "95 % interval")
         out.print(f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}", markup=False, soft_wrap=True)
         for name in ("before SFT", "after SFT, earlier version", "after SFT"):
             folder = self.runs / "eval" / name.replace(" ", "-").replace(",", "")
