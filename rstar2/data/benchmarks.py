@@ -111,7 +111,7 @@ NAMES = (*SOURCES, BUILTIN)
 def load_benchmark(
     name: str, data: Path | None = None, seed: int = 0, option: str = _OPTION
 ) -> list[Problem]:
-    """The problems of a benchmark, one of `NAMES`, a JSON-lines file or a prepared folder, in its own order.
+    """The problems of a benchmark, one of `NAMES`, a JSON-lines or parquet file or a prepared folder, in its own order.
 
     `data` is a JSON-lines file to read in place of the hub, which a user gives with `option`; `seed` draws the built-in
     problems alone. UserError where the name is unknown, a row is wrong, or the data cannot be loaded.
@@ -129,13 +129,15 @@ def load_benchmark(
         return held_out(seed, BUILTIN_COUNT)
     if name in SOURCES:
         return _distinct(_from_hub(name, SOURCES[name], option))
+    if name.endswith(".parquet"):
+        return _of_parquet(Path(name))
     if name.endswith(".jsonl") or Path(name).is_file():
         return read_problems(Path(name))
     if (Path(name) / PREPARED).is_file():
-        return _prepared(Path(name) / PREPARED)
+        return _of_parquet(Path(name) / PREPARED)
     raise UserError(
         f"unknown benchmark: {name}{did_you_mean(name, NAMES)}",
-        f"Known: {', '.join(NAMES)}; or a .jsonl file.",
+        f"Known: {', '.join(NAMES)}; or a .jsonl or .parquet file.",
     )
 
 
@@ -146,16 +148,15 @@ def read_problems(path: Path) -> list[Problem]:
     """
     rows = read_objects(path, _FORMAT_HINT, decimals_as_text=True)
     placed = ((f"{path}, line {number}", row, str(number)) for number, row in rows)
-    problems = _distinct((where, _from_line(where, row, number)) for where, row, number in placed)
+    problems = _distinct((where, _from_fields(where, row, number)) for where, row, number in placed)
     if not problems:
         raise UserError(f"{path} holds no problems", _FORMAT_HINT)
     return problems
 
 
-def _prepared(file: Path) -> list[Problem]:
-    rows = read_rows(file, "problem")
-    placed = ((f"{file}, row {at}", row) for at, row in enumerate(rows, 1))
-    return _distinct((where, Problem(row["id"], row["problem"], row["answer"])) for where, row in placed)
+def _of_parquet(file: Path) -> list[Problem]:
+    placed = ((f"{file}, row {at}", row, str(at)) for at, row in enumerate(read_rows(file, "problem"), 1))
+    return _distinct((where, _from_fields(where, row, number)) for where, row, number in placed)
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
@@ -184,7 +185,7 @@ def _short(digest: hashlib._Hash) -> str:
     return digest.hexdigest()[:16]
 
 
-def _from_line(where: str, row: dict[str, Any], number: str) -> Problem:
+def _from_fields(where: str, row: dict[str, Any], number: str) -> Problem:
     name = _text(where, row, "id") if "id" in row else number
     return Problem(id=name, problem=_text(where, row, "problem"), answer=_text(where, row, "answer"))
 

@@ -226,7 +226,7 @@ def _names(benchmarks: list[str]) -> list[str]:
             module, _, name = given.partition(":")
             stem = "-".join([module.rpartition(".")[2], *([] if name == "BENCHMARK" else [name])])
         else:
-            stem = given.rstrip("/").rpartition("/")[2].removesuffix(".jsonl")
+            stem = given.rstrip("/").rpartition("/")[2].removesuffix(".jsonl").removesuffix(".parquet")
         names.append(f"own-{stem}" if stem in _TAKEN and given not in _PUBLISHED else stem)
     for name in names:
         if names.count(name) > 1:

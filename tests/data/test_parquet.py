@@ -121,11 +121,16 @@ def test_a_row_in_verls_form_that_cannot_be_trained_on_is_named(
     assert f"verl.parquet, row 2: {said}" in refused.value.message
 
 
-def test_a_prepared_folder_can_be_evaluated(problems: Path) -> None:
-    assert load_benchmark(str(problems)) == [
-        Problem("a-1", "What is 1+1?", "2"),
-        Problem("b-x", "What is 6*7?", "42"),
-    ]
+def test_a_prepared_folder_and_a_parquet_file_can_be_evaluated(problems: Path, tmp_path: Path) -> None:
+    expected = [Problem("a-1", "What is 1+1?", "2"), Problem("b-x", "What is 6*7?", "42")]
+    assert load_benchmark(str(problems)) == expected
+    assert load_benchmark(str(problems / PREPARED)) == expected
+    mine = tmp_path / "mine.parquet"
+    pq.write_table(pa.table({"problem": ["What is 2+2?", ""], "answer": [4, 5]}), mine)
+    with pytest.raises(UserError, match='mine.parquet, row 2: field "problem" is empty'):
+        load_benchmark(str(mine))
+    pq.write_table(pa.table({"problem": ["What is 2+2?"], "answer": [4]}), mine)
+    assert load_benchmark(str(mine)) == [Problem("1", "What is 2+2?", "4")]
 
 
 def test_prepared_conversations_are_for_sft_and_not_for_rl(tmp_path: Path) -> None:

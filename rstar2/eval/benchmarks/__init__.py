@@ -152,7 +152,7 @@ def find(name: str) -> Benchmark:
     if name not in mathematics.NAMES and not name.endswith(".jsonl") and not Path(name).exists():
         raise UserError(
             f"unknown benchmark: {name}{did_you_mean(name, known_names())}",
-            f"Known: {', '.join(known_names())}; or a .jsonl file, or module:object.",
+            f"Known: {', '.join(known_names())}; or a .jsonl or .parquet file, or module:object.",
         )
     return Benchmark(load=lambda given, settings: mathematics.load_benchmark(name, given.data, settings.seed))
 
