@@ -90,7 +90,7 @@ _MAX_NESTING = 6
 
 _LABEL = re.compile(
     r"[\s\[(*#]*(?:problem|example|exercise|question|task|puzzle|q|ex)(?![a-z])\.?\s*(?:n?o\.?\s*|#\s*)?\d[\d.]*[a-z]?"
-    r"[\s\])*.:,-]*"
+    r"(?:[ \t]*(?:(?<=\.)|[\])*.:,\n-])[\s\])*.:,-]*|\s+(?=(?-i:[A-Z])|[$\\(]))"
     r"|\s*\(?\d{1,4}[.)]\s+(?=[A-Z$\\(])"
     r"|\s*[\[(][A-Z][\w .,/-]{0,40}\b(?:19|20)\d\d\b[\w .,/#-]{0,30}[\])][\s.:]*"
     r"|\s*[\[(]\s*\d+\s*(?:points?|pts?|marks?)\s*\.?[\])][\s.:]*",
@@ -183,8 +183,13 @@ def _operand(text: str) -> str:
     return text if _WORD.fullmatch(text) else f"({text})"
 
 
+def normalized_problem(text: str) -> str:
+    """Returns a problem's normal form, without its label: the text that copies of a problem are compared by."""
+    return without_label(normalized(text))
+
+
 def without_label(text: str) -> str:
-    """A normalised problem without what its collection wrote in front of it: 'Problem 12.', '3. ', '(AIME 1983)'."""
+    """Returns a normalised text without the label of a collection: 'Problem 12.', '3. ', '(AIME 1983)'."""
     for _ in range(_MAX_LABELS):
         label = _LABEL.match(text)
         if label is None or label.end() == len(text):
