@@ -33,8 +33,8 @@ from rstar2.data.own import own_source
 from rstar2.data.problem import Problem
 from rstar2.data.reading import Origin, read_source
 from rstar2.data.rows import integer_answer
-from rstar2.eval.grader.grading import same_answer
 from rstar2.errors import UserError
+from rstar2.eval.grader.grading import same_answer
 
 MEASURED = Problem("m", "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop.", "204")
 GRAM = 8
@@ -289,8 +289,11 @@ def test_markup_hides_no_copy(tmp_path: Path, spelling: str) -> None:
         "a<b and c>d",
         "a<b>c",
         "if 1<p<2 then p>1",
-        "2**3 and 5**2",
+        "2*x*3 and a*bc*d",
         "AT&T; x",
+        "if a[b]c[d] then x",
+        "a_1 and b__2",
+        "\\nu \\\\ \\neg \\notin \\nabla",
         "<i and j>k",
         "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
     ],
@@ -339,7 +342,54 @@ def test_two_spellings_have_one_meaning(one: str, other: str) -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("3\\frac12", "\\frac{31}{2}"), ("x^{10}", "x^1 0"), ("(1,234)", "(1234)"), ("a<b", "a>b")],
+    [
+        ("△ABC, ∠ABC", r"\triangle ABC, \angle ABC"),
+        ("AB ∥ CD ⊥ EF", r"AB \parallel CD \perp EF"),
+        (r"\bar{AB} + \widehat{A}", r"\overline{AB} + \hat{A}"),
+        (r"Let $\\frac12$.\n\nFind \"it\".", "Let $\\frac12$.\n\nFind it."),
+        (r"dif\u200bficult\nfind it", "difficult\nfind it"),
+        ("2**3 + x**{10}", "2^3 + x^{10}"),
+        (r"\textbf{\textit{find} the $x^{2}$}", "find the $x^2$"),
+        (r"\textcolor{red}{find} {\color{red} the} {\bf x}", "find the x"),
+        ("[latex]x[/latex] and [b][i]y[/i][/b], [color=red]z[/color]", "x and y, z"),
+        (
+            '<latex>x</latex>, <script type="math/tex">y</script>, <img class="a" alt="$z$" src="z.png">',
+            "x, y, z",
+        ),
+        ("diffi<wbr>cult", "difficult"),
+        ("diffi-\n   cult", "difficult"),
+        ("Сompute thе sum", "Compute the sum"),
+        (r"a \equiv b \pmod{7}", r"a \equiv b (\bmod 7)"),
+        (r"a \pmod 7", r"a \mod 7"),
+        (r"\Bbb R \mathbb N", r"\mathbb{R} \Bbb{N}"),
+        (r"a \not= b, a \not\in c", r"a \neq b, a \notin c"),
+        (r"{n \choose k}, $n+1 \choose 2$", r"\binom{n}{k}, \binom{n+1}{2}"),
+        (r"\varnothing, ∅", r"\emptyset, \emptyset"),
+        (r"\vec{v} + \varphi", r"\overrightarrow{v} + \phi"),
+        (r"$1\over2$", r"$\frac12$"),
+        (r"\|x\|, ‖y‖", r"\Vert x\Vert, \lVert y\rVert"),
+        ("``don't''", '"don\'t"'),
+        ("a &amp;lt; b &amp;amp;gt; c", "a < b > c"),
+        (r"\frac{1}{\sqrt 2}", r"1/\sqrt{2}"),
+        ("*Find the* __value__ of it", "Find the value of it"),
+        ("\\n\u200beq \\sq\u2060rt2", "\\neq \\sqrt{2}"),
+    ],
+)
+def test_rarer_spellings_have_one_meaning(one: str, other: str) -> None:
+    assert meant_of(normalized(one)) == meant_of(normalized(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("3\\frac12", "\\frac{31}{2}"),
+        ("x^{10}", "x^1 0"),
+        ("(1,234)", "(1234)"),
+        ("a<b", "a>b"),
+        ("f''(x)", "f(x)"),
+        ("n - k", "n k"),
+        ("|x|", "\\|x\\|"),
+    ],
 )
 def test_two_meanings_have_two_normal_forms(one: str, other: str) -> None:
     assert meant_of(normalized(one)) != meant_of(normalized(other))

@@ -2,9 +2,11 @@
 
 Two normalised texts are near duplicates if the Jaccard similarity of their shingles is high *and* they have the same
 numbers in the same order. Problems also need the same operators, and answers that the grader calls equal: 'the
-remainder of 2^10 by 7' is another problem than 'the remainder of 2^11 by 7'. A shingle is three words in a row, or one word in the stricter
-setting: one changed word touches three shingles of three words, which is much of a short problem. Signatures are
-rensa's (R-MinHash); rows that share one of `BANDS` bands of a signature are compared.
+remainder of 2^10 by 7' is another problem than 'the remainder of 2^11 by 7'.
+
+A shingle is three words in a row, or one word in the stricter setting: one changed word touches three shingles of three
+words, which is much of a short problem. Signatures are rensa's (R-MinHash); rows that share one of `BANDS` bands of a
+signature are compared.
 """
 
 from __future__ import annotations
