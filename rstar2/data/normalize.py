@@ -2,8 +2,11 @@ r"""Normal form of texts: copies of a problem become alike, however they are typ
 
 Near duplicates, contradictions, duplicates and the search for benchmark problems all compare normalised texts.
 `\dfrac12`, `\frac{1}{2}`, `½` and `1/2` are the same, and so are `\left(` and `(`, `$x$` and `\(x\)`, `<i>x</i>` and
-`x`, `４２` and `42`. Characters without width are left out. A normal form is only compared; it is
-never written to a set.
+`x`, `４２` and `42`. Characters without width are left out. A normal form is only compared; it is never written to a
+set.
+
+`plain_text` takes away what changes only the look of a text, and leaves formulas and lines as they are. The filters on
+content read that form. `normalized` goes on from there to one spelling of formulas.
 """
 
 from __future__ import annotations
@@ -17,17 +20,55 @@ _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]\w{1,30});")
 _ATTRIBUTES = r"(?:\s+[\w:-]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s\"'<>]+))*"
 _RAISED = re.compile(rf"<(su[bp]){_ATTRIBUTES}\s*>([^<>]*)</\1\s*>", re.IGNORECASE)
 _INLINE_TAG = re.compile(
-    rf"</?(?:span|em|strong|font|code|tt|small|big|mark|su[bp]|math|m[ino]|mrow|img){_ATTRIBUTES}\s*/?>|<!--[^<>]*-->",
+    rf"</?(?:span|em|strong|font|code|tt|small|big|mark|wbr|su[bp]|m[ino]|mrow|img){_ATTRIBUTES}\s*/?>|<!--[^<>]*-->",
     re.IGNORECASE,
 )
+_TEXT_OF_IMAGE = re.compile(
+    r"<img\s[^<>]{0,500}?\balt\s*=\s*(?:\"([^\"]*)\"|'([^']*)')[^<>]*>", re.IGNORECASE
+)
+"""An image of a formula, which has the formula as its text."""
 _PAIRED_TAG = re.compile(rf"<([abiqsu]){_ATTRIBUTES}\s*>([^<>]*)</\1\s*>", re.IGNORECASE)
 """Tags of one letter count in pairs only: `a<b>c` may be mathematics."""
 _BLOCK_TAG = re.compile(
-    rf"</?(?:p|br|hr|div|li|ul|ol|td|tr|th|table|tbody|thead|h[1-6]|center|pre|blockquote|section){_ATTRIBUTES}\s*/?>",
+    rf"</?(?:p|br|hr|div|li|ul|ol|td|tr|th|table|tbody|thead|h[1-6]|center|pre|blockquote|section"
+    rf"|math|latex|tex|script){_ATTRIBUTES}\s*/?>",
     re.IGNORECASE,
 )
+_BBCODE = re.compile(
+    r"\[/?(?:latex|tex|math|center|quote|hide|color|size|font|url|code)(?:=[^\[\]\n]{0,80})?\]", re.IGNORECASE
+)
+_BBCODE_PAIR = re.compile(r"\[([bius])\]([^\[\]]*)\[/\1\]", re.IGNORECASE)
 _BOLD = re.compile(r"(?<![\w*)\]}])\*\*([^\s*][^*\n]*)\*\*(?![\w*(\[{])")
 """Markdown's bold text; `2**3` is a power."""
+_UNDERLINED = re.compile(r"(?<!\w)__(?=\w)([^_\n]{1,200})__(?!\w)")
+_SLANTED = re.compile(r"(?<![\w*)\]}])\*([A-Za-z][A-Za-z ]{1,80}[A-Za-z])\*(?![\w*(\[{])")
+"""Words between Markdown's stars; `2*x*3` is a product."""
+_QUOTED = re.compile(r"``((?:[^`']|'(?!')){1,200})''")
+_HYPHENATED = re.compile(r"(?<=[a-z])-\r?\n[ \t]*(?=[a-z])")
+"""A word that goes on in the next line. The parts of `well-known` become one word too if a line ends between them."""
+_SIGNS = str.maketrans(
+    {
+        **{
+            "△": r"\triangle ",
+            "∆": r"\triangle ",
+            "∠": r"\angle ",
+            "∡": r"\angle ",
+            "⊥": r"\perp ",
+            "⟂": r"\perp ",
+        },
+        **{
+            "∥": r"\parallel ",
+            "‖": r"\Vert ",
+            "≅": r"\cong ",
+            "∼": r"\sim ",
+            "∂": r"\partial ",
+            "∇": r"\nabla ",
+        },
+        **{"∀": r"\forall ", "∃": r"\exists ", "⊂": r"\subset ", "⊆": r"\subseteq ", "∝": r"\propto "},
+        **dict(zip("асԁеһіјорԛѕԝхуАВЕНІЈКМОРЅТХУС", "acdehijopqswxyABEHIJKMOPSTXYC", strict=True)),
+    }
+)
+"""Signs and their commands; Cyrillic letters that look like Latin ones, and these."""
 _THOUSANDS = re.compile(r"[0-9](?<![\w.,(\[{].)[0-9]{0,2}(?:,[0-9]{3})+(?![\w,])")
 _TYPESET_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))")
 
@@ -35,6 +76,17 @@ _NAMES = {
     "frac": "dfrac tfrac cfrac nicefrac sfrac",
     "binom": "dbinom tbinom",
     "to": "rightarrow longrightarrow",
+    "implies": "Rightarrow Longrightarrow",
+    "iff": "Leftrightarrow Longleftrightarrow",
+    "overline": "bar",
+    "hat": "widehat",
+    "tilde": "widetilde",
+    "vec": "overrightarrow",
+    "mod": "bmod pmod",
+    "emptyset": "varnothing",
+    "phi": "varphi",
+    "epsilon": "varepsilon",
+    "theta": "vartheta",
 }
 """Commands, and what they are also called."""
 _REPLACED = {
@@ -51,6 +103,8 @@ _REPLACED = {
     "+-": "pm",
     "-+": "mp",
     "|": "mid vert lvert rvert",
+    "||": "Vert lVert rVert",
+    "l": "ell",
     ":": "colon",
     "...": "ldots dots cdots dotsc dotsb dotsm",
     "'": "prime",
@@ -62,7 +116,7 @@ _REPLACED = {
 _COMMANDS = {other: f"\\{name} " for name, others in _NAMES.items() for other in others.split()} | {
     name: f" {sign} " for sign, names in _REPLACED.items() for name in names.split()
 }
-_ESCAPED = {**dict.fromkeys("()[],;:> $\\", " "), "!": "", "%": "%", "#": "#", "&": "&"}
+_ESCAPED = {**dict.fromkeys("()[],;:> $\\", " "), "!": "", "%": "%", "#": "#", "&": "&", "|": "||"}
 """What takes the place of commands of one sign."""
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)(?:\s(?=\s*[^\s{]))?|([^A-Za-z]))")
 _OFTEN = "sqrt|text|pi|log|sin|cos|tan|circ|overline|angle|triangle|begin|sum|theta|alpha|mathrm|over"
@@ -70,27 +124,46 @@ _DOUBLED = re.compile(
     rf"(?<!\\)\\\\(?:{_OFTEN}|{'|'.join(sorted({*_COMMANDS, *_NAMES}, key=len, reverse=True))})(?![A-Za-z])"
 )
 """A command with two backslashes: the text was escaped twice."""
-_FONT = re.compile(
-    r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|bb|cal|frak|scr)|operatorname\*?|mbox|emph|boldsymbol|bm|pmb)"
-    r"\s*\{([^{}]*)\}"
+_OF_N = (
+    "e|eq|eqq|eg|exists|i|u|ot|otin|otag|onumber|abla|atural|mid|parallel|leq|geq|less|gtr|sim|cong|ewline|olimits|"
+    "ormalsize|earrow|warrow|subseteq|supseteq|prec|succ|icefrac|oindent|obreak"
 )
+"""Commands that begin with an n, without it."""
+_ESCAPE = re.compile(
+    rf"\\(?:(\\)|(n)(?!(?:{_OF_N})(?![A-Za-z]))|([rt])(?![A-Za-z])|(\")|u([0-9a-fA-F]{{4}}))"
+)
+"""A sign as JSON text writes it. LaTeX has few commands that begin like one."""
+_MAYBE_ESCAPED = ("\\\\", "\\n", '\\"', "\\u")
+_FONTS = r"text[a-z]*|math(?:rm|bf|it|sf|tt|bb|cal|frak|scr)|Bbb|operatorname\*?|mbox|emph|boldsymbol|bm|pmb"
+_FONT = re.compile(
+    rf"\\(?:{_FONTS})(?:\s*\{{((?:[^{{}}]|\{{(?:[^{{}}]|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*+\}})*+\}})*+)\}}"
+    r"|(?<=bb) ?([A-Z])(?![A-Za-z]))"
+)
+_COLOR = re.compile(r"\\(text)?color\s*(?:\[\w*\]\s*)?\{[^{}]*\}")
+_SWITCHED = re.compile(r"\{\s*\\(?:bf|it|em|rm|sf|tt|sl|sc|cal|bfseries|itshape|large|small)(?![A-Za-z])")
+"""The beginning of a group in another font."""
 _ENVIRONMENT = re.compile(
     r"\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|gathered|split|math|displaymath|center|flushleft)\*?\}"
 )
 _GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+\}"
 _ARGUMENT = rf"\s*({_GROUP}|\\[A-Za-z]+|[^\s\\{{}}])"
 _FRACTION = re.compile(rf"\\frac(?![A-Za-z]){_ARGUMENT}{_ARGUMENT}")
-_OVER = re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}")
+_OVER = re.compile(r"\{([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)\}")
+_WHOLE_OVER = re.compile(r"\$([^${}\\]{1,40})\\(over|choose)(?![A-Za-z])([^${}\\]{1,40})\$")
+_NO_EQUATION = re.compile(r"\\not\s*=")
+_NOT_IN = re.compile(r"\\not\s*\\in(?![A-Za-z])")
+_MODULUS = re.compile(r"\\mod\s*\{([^{}]*)\}")
+_IN_PARENTHESES = re.compile(r"\(\s*(\\mod[^()]*)\)")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9A-Za-z])")
 _SCRIPT = re.compile(r"([_^])\s*\{\s*(\w+|\\[A-Za-z]+|')\s*\}")
 _SCRIPT_DIGIT = re.compile(r"[_^]\d(?=[A-Za-z])")
 """A digit above or below the line with a letter behind it, as in x^2y."""
 _MAX_NESTING = 6
-"""Fractions within more fractions stay as they are typed."""
+"""Fractions within more fractions, and fonts within more fonts, stay as they are typed."""
 
 _LABEL = re.compile(
     r"[\s\[(*#]*(?:problem|example|exercise|question|task|puzzle|q|ex)(?![a-z])\.?\s*(?:n?o\.?\s*|#\s*)?\d[\d.]*[a-z]?"
-    r"[\s\])*.:,-]*"
+    r"(?:[ \t]*(?:(?<=\.)|[\])*.:,\n-])[\s\])*.:,-]*|\s+(?=(?-i:[A-Z])|[$\\(]))"
     r"|\s*\(?\d{1,4}[.)]\s+(?=[A-Z$\\(])"
     r"|\s*[\[(][A-Z][\w .,/-]{0,40}\b(?:19|20)\d\d\b[\w .,/#-]{0,30}[\])][\s.:]*"
     r"|\s*[\[(]\s*\d+\s*(?:points?|pts?|marks?)\s*\.?[\])][\s.:]*",
@@ -100,6 +173,8 @@ _MAX_LABELS = 3
 
 _WORD = re.compile(r"[^\W_]+")
 """Letters and digits; an index is a word of its own, as in `a_1` and `a_{1}`."""
+_OPERAND = re.compile(r"[^\W_]+|\\[A-Za-z]+\s?(?:\{[^{}]*\})?")
+"""A part of a fraction that needs no parentheses."""
 _PLAIN = bytes(
     ord(chr(code).lower() if code < 128 and _WORD.match(chr(code)) else " ") for code in range(256)
 )
@@ -113,14 +188,9 @@ _LOWER = bytes(range(256)).lower()
 
 def normalized(text: str) -> str:
     """The text with one spelling of markup, signs and numbers; the same for copies that are typed in another way."""
-    if "&" in text:
-        text = _ENTITY.sub(lambda entity: html.unescape(entity.group()), text)
-    if "<" in text:
-        text = _without_tags(text)
-    if not text.isascii():
-        text = as_commands(text)
+    text = plain_text(text)
     if "**" in text:
-        text = _BOLD.sub(r"\1", text)
+        text = text.replace("**", "^")
     if "\\" in text or "{" in text:
         text = _plain_latex(text)
     if "^" in text or "_" in text:
@@ -128,6 +198,64 @@ def normalized(text: str) -> str:
     if "," in text:
         text = _THOUSANDS.sub(lambda number: number.group().replace(",", ""), text)
     return text
+
+
+def plain_text(text: str) -> str:
+    """Returns the text without markup that changes its look: HTML, BBCode, Markdown's bold, fonts, rare characters."""
+    if not text.isascii():
+        # First, since characters without width may be within commands and tags.
+        text = as_commands(text.translate(_SIGNS))
+    if "\\" in text and any(sign in text for sign in _MAYBE_ESCAPED):
+        text = _unescaped(text)
+    for _ in range(_MAX_NESTING):
+        if "&" not in text or text == (
+            text := _ENTITY.sub(lambda entity: html.unescape(entity.group()), text)
+        ):
+            break
+    if not text.isascii():
+        # Escapes and entities were characters.
+        text = as_commands(text.translate(_SIGNS))
+    if "<" in text:
+        text = _without_tags(text)
+    if "[/" in text:
+        text = _BBCODE.sub(" ", _until_same(_BBCODE_PAIR, r"\2", text))
+    if "-\n" in text or "-\r" in text:
+        text = _HYPHENATED.sub("", text)
+    if "``" in text:
+        text = _QUOTED.sub(r'"\1"', text)
+    if "*" in text:
+        text = _SLANTED.sub(r"\1", _BOLD.sub(r"\1", text))
+    if "__" in text:
+        text = _UNDERLINED.sub(r"\1", text)
+    return _without_fonts(text) if "\\" in text else text
+
+
+def _unescaped(text: str) -> str:
+    """The text that JSON text stands for, if a text is JSON text, and text with two backslashes for each."""
+    backslashes = "\\" if _DOUBLED.search(text) else "\\\\"
+
+    def sign(escape: re.Match[str]) -> str:
+        backslash, _, _, quote, code = escape.groups()
+        return backslashes if backslash else quote or (chr(int(code, 16)) if code else "\n")
+
+    return _ESCAPE.sub(sign, text)
+
+
+def _until_same(expression: re.Pattern[str], replacement: str, text: str) -> str:
+    """Replaces matches, then those that come about by it, and so on."""
+    for _ in range(_MAX_NESTING):
+        text, count = expression.subn(replacement, text)
+        if not count:
+            break
+    return text
+
+
+def _without_fonts(text: str) -> str:
+    if "color" in text:
+        text = _COLOR.sub(lambda color: "\\text" if color[1] else "\\bf ", text)
+    if "{\\" in text or "{ \\" in text:
+        text = _SWITCHED.sub(r"\\text{", text)
+    return _until_same(_FONT, r" \1\2 ", text)
 
 
 def html_in(text: str) -> str | None:
@@ -143,27 +271,32 @@ def html_in(text: str) -> str | None:
 
 
 def _without_tags(text: str) -> str:
+    text = _TEXT_OF_IMAGE.sub(lambda image: f" {image[1] or image[2] or ''} ", text)
     text = _RAISED.sub(lambda tag: f"{'^' if tag[1].lower() == 'sup' else '_'}{{{tag[2]}}}", text)
-    text = _INLINE_TAG.sub("", text)
-    for _ in range(_MAX_NESTING):
-        text, count = _PAIRED_TAG.subn(r"\2", text)
-        if not count:
-            break
-    return _BLOCK_TAG.sub(" ", text)
+    text = _until_same(_PAIRED_TAG, r"\2", _INLINE_TAG.sub("", text))
+    return _BLOCK_TAG.sub("\n", text)
 
 
 def _plain_latex(text: str) -> str:
     if "\\" in text:
-        if "\\\\" in text and _DOUBLED.search(text):
-            text = text.replace("\\\\", "\\")
-        text = _FONT.sub(r" \1 ", _ENVIRONMENT.sub(" ", _TYPESET_THOUSANDS.sub("", text)))
-        text = _COMMAND.sub(_command, text)
+        text = _ENVIRONMENT.sub(" ", _TYPESET_THOUSANDS.sub("", text))
+        if "\\not" in text:
+            text = _NOT_IN.sub(r"\\notin ", _NO_EQUATION.sub(r"\\ne ", text))
+        text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _COMMAND.sub(_command, text))
+        if "\\mod" in text:
+            text = _IN_PARENTHESES.sub(r" \1 ", _MODULUS.sub(r"\\mod \1 ", text))
+        if "\\over" in text or "\\choose" in text:
+            text = _WHOLE_OVER.sub(r"${\1\\\2 \3}$", text)
         for _ in range(_MAX_NESTING):
-            if "\\frac" not in text and "\\over" not in text:
+            if "\\frac" not in text and "\\over" not in text and "\\choose" not in text:
                 break
-            text = _OVER.sub(r"\\frac{\1}{\2}", _FRACTION.sub(_fraction, text))
-        text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
+            text = _OVER.sub(_over, _FRACTION.sub(_fraction, text))
     return _SCRIPT.sub(r"\1\2 ", text.replace("{,}", ""))
+
+
+def _over(match: re.Match[str]) -> str:
+    above, command, below = match.groups()
+    return f"\\{'frac' if command == 'over' else 'binom'}{{{above.strip()}}}{{{below.strip()}}}"
 
 
 def _command(match: re.Match[str]) -> str:
@@ -180,11 +313,16 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def _operand(text: str) -> str:
-    return text if _WORD.fullmatch(text) else f"({text})"
+    return text if _OPERAND.fullmatch(text) else f"({text})"
+
+
+def normalized_problem(text: str) -> str:
+    """Returns a problem's normal form, without its label: the text that copies of a problem are compared by."""
+    return without_label(normalized(text))
 
 
 def without_label(text: str) -> str:
-    """A normalised problem without what its collection wrote in front of it: 'Problem 12.', '3. ', '(AIME 1983)'."""
+    """Returns a normalised text without the label of a collection: 'Problem 12.', '3. ', '(AIME 1983)'."""
     for _ in range(_MAX_LABELS):
         label = _LABEL.match(text)
         if label is None or label.end() == len(text):

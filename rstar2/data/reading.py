@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from rstar2.data.candidates import Candidates, encoded, schema_of
 from rstar2.data.hub import Demand, HubFile, located, used_share
-from rstar2.data.normalize import meant_of, normalized
+from rstar2.data.normalize import meant_of, normalized_problem
 from rstar2.data.rows import Refused, as_json, key_of, parsed
 from rstar2.data.source import Row, Source
 from rstar2.data.workers import ahead, mapped
@@ -405,7 +405,7 @@ def _working(row: Mapping[str, Any]) -> dict[str, int]:
     if "problem" in row:
         text, answer = row["problem"], row["answer"]
         return {
-            "key": key_of(meant_of(normalized(text))),
+            "key": key_of(meant_of(normalized_problem(text))),
             "answer_key": key_of(answer),
             "characters": len(text),
         }

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from rstar2.data.normalize import normalized, plain_of, signs_of, words_of
+from rstar2.data.normalize import normalized, normalized_problem, plain_of, signs_of, words_of
 from rstar2.data.problem import Problem
 from rstar2.data.rows import parsed, texts_of
 
@@ -36,10 +36,10 @@ MAX_WORDS_CHARS = 200
 _ROUNDING = 1e-9
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 20
-"""Of a hash, its beginning."""
+"""The number of leading bits of a hash that the table of beginnings is indexed by."""
 _SHIFT = np.uint64(64 - _BITS)
 _FIRST_BYTES = np.array([2 ** (8 * count) - 1 for count in range(9)], dtype=np.uint64)
-"""Leaves so many bytes of a little-endian number."""
+"""Masks that keep the first `count` bytes of a little-endian number, by count."""
 _END = ord("\n")
 """Stands after each text; it is in no word."""
 
@@ -56,7 +56,7 @@ def benchmark_grams(
     shared: set[Gram] = set()
     for name, problems in measured.items():
         for problem in problems:
-            own = set(grams_of(normalized(problem.problem), words))
+            own = set(grams_of(normalized_problem(problem.problem), words))
             known = own & found.keys()
             common = Counter(found[gram] for gram in known)
             shared |= {gram for gram in known if 2 * common[found[gram]] < len(own)}
@@ -94,7 +94,7 @@ def rarest_shingles(
     are looked for, since few texts have them.
     """
     problems = [
-        _contained(name, problem, normalized(problem.problem))
+        _contained(name, problem, normalized_problem(problem.problem))
         for name, listed in measured.items()
         for problem in listed
     ]
@@ -230,7 +230,7 @@ def _parts(batch: Any) -> tuple[list[str], Places]:
     """The normalised texts of a batch, and the row of each: a problem, or each message and each text in a call."""
     if "problem" in batch.schema.names:
         problems = texts_of(batch)
-        return list(map(normalized, problems)), np.arange(len(problems))
+        return list(map(normalized_problem, problems)), np.arange(len(problems))
     messages = batch.column("messages")
     said = pc.list_flatten(messages)
     texts: list[str] = said.field("content").fill_null("").to_pylist()
@@ -238,9 +238,9 @@ def _parts(batch: Any) -> tuple[list[str], Places]:
     calls = said.field("tool_calls")
     row_of_call = row_of_message[pc.list_parent_indices(calls).to_numpy()]
     arguments = pc.list_flatten(calls).field("function").field("arguments").to_pylist()
-    given = [list(_texts_in(parsed(text))) for text in arguments]
-    rows = np.concatenate([row_of_message, np.repeat(row_of_call, list(map(len, given)))])
-    return list(map(normalized, chain(texts, *given))), rows
+    texts_of_calls = [list(_texts_in(parsed(text))) for text in arguments]
+    rows = np.concatenate([row_of_message, np.repeat(row_of_call, list(map(len, texts_of_calls)))])
+    return list(map(normalized, chain(texts, *texts_of_calls))), rows
 
 
 def _texts_in(value: Any) -> Iterator[str]:
@@ -264,9 +264,9 @@ def _heads(texts: Iterable[str]) -> Hashes:
 
 
 def _hashes(heads: Hashes, words: int) -> Hashes:
-    """A hash of each run of so many words, by its first."""
+    """Returns a hash of each run of `words` words, in the order of the runs' first words."""
     count = max(0, len(heads) - words + 1)
-    found = np.zeros(count, dtype=np.uint64)
+    hashes = np.zeros(count, dtype=np.uint64)
     for at in range(words):
-        found = (found ^ heads[at : at + count]) * _FACTOR
-    return found
+        hashes = (hashes ^ heads[at : at + count]) * _FACTOR
+    return hashes

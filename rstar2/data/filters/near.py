@@ -1,10 +1,12 @@
 """Drops rows whose text is nearly that of an earlier one: MinHash finds the pairs, their shingles decide.
 
 Two normalised texts are near duplicates if the Jaccard similarity of their shingles is high *and* they have the same
-numbers in the same order and, for problems, the same operators and the same answer: 'the remainder of 2^10 by 7' is
-another problem than 'the remainder of 2^11 by 7'. A shingle is three words in a row, or one word in the stricter
-setting: one changed word touches three shingles of three words, which is much of a short problem. Signatures are
-rensa's (R-MinHash); rows that share one of `BANDS` bands of a signature are compared.
+numbers in the same order. Problems also need the same operators, and answers that the grader calls equal: 'the
+remainder of 2^10 by 7' is another problem than 'the remainder of 2^11 by 7'.
+
+A shingle is three words in a row, or one word in the stricter setting: one changed word touches three shingles of three
+words, which is much of a short problem. Signatures are rensa's (R-MinHash); rows that share one of `BANDS` bands of a
+signature are compared.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +24,17 @@ from rensa import RMinHash
 
 from rstar2.data.candidates import Candidates, Drop, Group, Keys, Numbers
 from rstar2.data.filters.settings import Near
-from rstar2.data.normalize import normalized, signs_of, without_label, words_of
+from rstar2.data.normalize import normalized, normalized_problem, words_of
 from rstar2.data.rows import key_of
 from rstar2.data.workers import mapped
+from rstar2.eval.grader.grading import same_answer
 
 BANDS = 21
 MAX_ROWS = 6
 MAX_MISSED = 0.005
 """The largest probability that a pair of the least similarity shares no band; (1 - 0.8^6)^21 = 0.2 % at 0.8."""
+MAX_ORIGINALS = 8
+"""The number of rows with alike texts and unequal answers that a later row is compared with."""
 _SEED = 1
 _NUMBER = re.compile(r"\d+")
 _DIGITS = bytes(code if chr(code) in "0123456789" else ord(" ") for code in range(256))
@@ -62,11 +68,8 @@ class _Sketch:
             ),
             dtype=np.uint64,
         ).reshape(len(texts), BANDS, self.rows)
-        must = np.array(
-            [key_of(" ".join(must_be_equal(*row))) for row in zip(texts, _answers(batch), strict=True)],
-            dtype=np.uint64,
-        )
-        bands = np.broadcast_to(must[:, None], (len(texts), BANDS)).copy()
+        equal = np.array(list(map(_equal_key, texts, repeat(_has_problems(batch)))), dtype=np.uint64)
+        bands = np.broadcast_to(equal[:, None], (len(texts), BANDS)).copy()
         for at in range(self.rows):
             bands = (bands ^ signatures[:, :, at]) * np.uint64(0x9E3779B97F4A7C15)
             bands ^= bands >> np.uint64(29)
@@ -75,8 +78,8 @@ class _Sketch:
 
 def _said(batch: Any) -> list[str]:
     """The normalised texts of a batch: a problem without its label, or a whole conversation, calls included."""
-    if "problem" in batch.schema.names:
-        return [without_label(normalized(text)) for text in batch.column("problem").to_pylist()]
+    if _has_problems(batch):
+        return [normalized_problem(text) for text in batch.column("problem").to_pylist()]
     conversations = batch.column("messages").to_pylist()
     return [normalized("\n".join(map(_message_text, messages))) for messages in conversations]
 
@@ -88,20 +91,27 @@ def _message_text(message: dict[str, Any]) -> str:
     )
 
 
+def _has_problems(batch: Any) -> bool:
+    return "problem" in batch.schema.names
+
+
 def _answers(batch: Any) -> list[str]:
-    """The normalised answers of problems; empty texts for conversations."""
-    if "answer" not in batch.schema.names:
-        return [""] * batch.num_rows
-    return [signs_of(normalized(answer)) for answer in batch.column("answer").to_pylist()]
+    """The answers of problems; empty texts for conversations."""
+    answers: list[str] = batch.column("answer").to_pylist() if _has_problems(batch) else [""] * batch.num_rows
+    return answers
 
 
-def must_be_equal(text: str, answer: str) -> list[str]:
-    """What near duplicates have in common in any case: the numbers; of problems, the answer and the operators too."""
+def must_be_equal(text: str, is_problem: bool) -> list[str]:
+    """Returns what near duplicates must have in common: their numbers and, for problems, also their operators."""
     # The same, several times as fast.
     numbers = text.encode().translate(_DIGITS).decode().split() if text.isascii() else _NUMBER.findall(text)
-    # Conversations, which have no answer, hold operators as marks of lists and tables.
-    operators = _OPERATOR.findall(text) if answer else ()
-    return [answer, *numbers, *operators]
+    # Conversations hold operators as marks of lists and tables.
+    operators = _OPERATOR.findall(text) if is_problem else ()
+    return [*numbers, *operators]
+
+
+def _equal_key(text: str, is_problem: bool) -> int:
+    return key_of(" ".join(must_be_equal(text, is_problem)))
 
 
 def _shingled(text: str, size: int) -> list[str]:
@@ -119,16 +129,16 @@ def _rows_of_a_band(similarity: float) -> int:
 
 
 def near_duplicates(rows: Candidates, near: Near, scratch: Path) -> Iterator[Drop]:
-    """All rows that are near duplicates of an earlier one that is kept; `scratch` is a file for the bands."""
+    """Yields each row that is a near duplicate of an earlier row that stays; `scratch` is a file for the bands."""
     live = rows.live_numbers()
     if not len(live):
         return
     columns = ("problem", "answer") if rows.kind == "problems" else ("messages",)
     sketch = _Sketch(columns, near.words, _rows_of_a_band(near.similarity))
     bands = np.lib.format.open_memmap(scratch, mode="w+", dtype=np.uint64, shape=(BANDS, len(live)))
-    for numbers, found in mapped(sketch, rows.groups()):
+    for numbers, keys in mapped(sketch, rows.groups()):
         start = int(np.searchsorted(live, numbers[0]))
-        bands[:, start : start + len(numbers)] = found.T
+        bands[:, start : start + len(numbers)] = keys.T
     pairs = _pairs(bands)
     del bands
     scratch.unlink()
@@ -140,18 +150,33 @@ def _pairs(bands: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
     In a band, a row is paired with the first that has the same key and with the one just before it.
     """
-    found = [np.empty((0, 2), dtype=np.int64)]
+    pairs = np.empty((0, 2), dtype=np.int64)
     for band in bands:
         order = np.argsort(band, kind="stable")
         same = np.flatnonzero(band[order][1:] == band[order][:-1]) + 1
         starts = np.ones(len(order), dtype=np.bool_)
         starts[same] = False
         first = np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
-        found.append(np.stack([order[first[same]], order[same]], axis=1))
-        found.append(np.stack([order[same - 1], order[same]], axis=1))
-        found = [np.unique(np.concatenate(found), axis=0)]
-    pairs = found[0]
+        of_band = [np.stack([order[earlier], order[same]], axis=1) for earlier in (first[same], same - 1)]
+        pairs = np.unique(np.concatenate([pairs, *of_band]), axis=0)
     return pairs[np.lexsort((pairs[:, 0], pairs[:, 1]))]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row that shares a band with another, as the comparison needs it."""
+
+    shingles: Shingles
+    equal: int
+    """The key of what near duplicates must have in common."""
+    answer: str
+
+    def similarity(self, other: _Row) -> float:
+        """Returns the Jaccard similarity of the texts, or 0 if something that must be equal is not."""
+        if self.equal != other.equal:
+            return 0.0
+        common = len(np.intersect1d(self.shingles, other.shingles, assume_unique=True))
+        return common / (len(self.shingles) + len(other.shingles) - common)
 
 
 def _verified(
@@ -161,29 +186,34 @@ def _verified(
     near: Near,
     columns: tuple[str, ...],
 ) -> Iterator[Drop]:
-    wanted = live[np.unique(pairs)]
-    ids = rows.values("id", wanted)
-    shingles: dict[int, Shingles] = {}
-    equal: dict[int, int] = {}
-    for numbers, table in rows.batches(columns, wanted):
+    paired = live[np.unique(pairs)]
+    ids = rows.values("id", paired)
+    compared: dict[int, _Row] = {}
+    for numbers, table in rows.batches(columns, paired):
         (batch,) = table.combine_chunks().to_batches()
+        is_problem = _has_problems(batch)
         for number, text, answer in zip(numbers.tolist(), _said(batch), _answers(batch), strict=True):
-            hashed = [key_of(shingle) for shingle in _shingled(text, near.words)]
-            shingles[number] = np.unique(np.array(hashed, dtype=np.uint64))
-            equal[number] = key_of(" ".join(must_be_equal(text, answer)))
-    kept_as: dict[int, int] = {}
+            hashes = [key_of(shingle) for shingle in _shingled(text, near.words)]
+            shingles = np.unique(np.array(hashes, dtype=np.uint64))
+            compared[number] = _Row(shingles, _equal_key(text, is_problem), answer)
+    original_of: dict[int, tuple[int, float]] = {}
+    leader_of: dict[int, int] = {}
+    """For a row that has an alike text and another answer than an earlier one: the earliest of these rows."""
+    led: dict[int, list[int]] = {}
     for earlier, later in live[pairs].tolist():
-        original = kept_as.get(earlier, earlier)
-        if later in kept_as or equal[original] != equal[later]:
+        if later in original_of:
             continue
-        value = _jaccard(shingles[original], shingles[later])
-        if value >= near.similarity:
-            kept_as[later] = original
-    for later, original in sorted(kept_as.items()):
-        value = _jaccard(shingles[original], shingles[later])
+        leader = leader_of.get(earlier, earlier)
+        candidates = (original_of.get(each, (each,))[0] for each in (earlier, leader, *led.get(leader, ())))
+        for original in dict.fromkeys(candidates):
+            value = compared[original].similarity(compared[later])
+            if value < near.similarity or original == later:
+                continue
+            if same_answer(compared[original].answer, compared[later].answer):
+                original_of[later] = (original, value)
+                break
+            if later not in leader_of and len(led.setdefault(leader, [])) < MAX_ORIGINALS:
+                leader_of[later] = leader
+                led[leader].append(later)
+    for later, (original, value) in sorted(original_of.items()):
         yield later, {"near": ids[original], "similarity": round(value, 3)}
-
-
-def _jaccard(one: Shingles, other: Shingles) -> float:
-    common = len(np.intersect1d(one, other, assume_unique=True))
-    return common / (len(one) + len(other) - common)

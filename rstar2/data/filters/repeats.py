@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 import numpy as np
 
 from rstar2.data.candidates import Candidates, Drop
+from rstar2.data.normalize import normalized, words_of
 from rstar2.eval.grader.grading import same_answer
 
 
@@ -23,23 +24,31 @@ def duplicates(rows: Candidates) -> Iterator[Drop]:
 
 
 def contradicted(rows: Candidates) -> Iterator[Drop]:
-    """Every problem that stands there with an unequal answer too: one of them is wrong, and nobody knows which."""
+    """Yields every copy of a problem whose copies have unequal answers: one is wrong, and nobody knows which."""
     live = rows.live_numbers()
     keys = rows.keys("key")[live]
     answers = rows.keys("answer_key")[live]
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
     differing = np.flatnonzero(np.isin(group, group[answers != answers[first[group]]]))
-    given: dict[int, set[str]] = {}
-    found = rows.values("answer", live[differing])
+    texts = rows.values("answer", live[differing])
+    spellings: dict[int, set[str]] = {}
     for at in differing:
-        given.setdefault(int(keys[at]), set()).add(found[int(live[at])])
-    listed = {key: sorted(texts) for key, texts in given.items()}
-    bad = {key for key, texts in listed.items() if not _are_one(texts)}
+        spellings.setdefault(int(keys[at]), set()).add(texts[int(live[at])])
+    unequal = {key: sorted(each) for key, each in spellings.items() if not are_equal(each)}
     for at in differing:
-        if int(keys[at]) in bad:
-            yield int(live[at]), {"answers": listed[int(keys[at])][:5]}
+        if int(keys[at]) in unequal:
+            yield int(live[at]), {"answers": unequal[int(keys[at])][:5]}
 
 
-def _are_one(answers: list[str]) -> bool:
-    """Whether the grader calls all answers equal, as 42, 42.0 and 42\\text{ cm}."""
-    return all(same_answer(one, other) for one, other in combinations(answers, 2))
+def are_equal(answers: Iterable[str]) -> bool:
+    r"""Whether the grader calls all answers equal, such as 42, 42.0 and 42\text{ cm}, but not 42\text{ m} beside them.
+
+    Words, such as units, make equality differ from pair to pair: 42 equals both lengths. So answers with the same words
+    are compared with one of them only, and these with each other.
+    """
+    by_words: dict[tuple[str, ...], str] = {}
+    for answer in sorted(answers):
+        words = tuple(word for word in words_of(normalized(answer)) if not word.isdecimal())
+        if not same_answer(by_words.setdefault(words, answer), answer):
+            return False
+    return all(same_answer(one, other) for one, other in combinations(by_words.values(), 2))
