@@ -446,6 +446,7 @@ def charts(sets: list[Uncertainty], curves: Table) -> list[Chart]:
             ("reply, words", GROUPS, "entropy of words after a tool reply"),
             ("reply, words", ("ok", *failures), "entropy of words after a tool reply, by kind of failure"),
             ("reply", GROUPS, "entropy of all tokens after a tool reply"),
+            ("reply", ("ok", *failures), "entropy of all tokens after a tool reply, by kind of failure"),
             ("call", GROUPS, "entropy from the start of a call"),
         ):
             lines = {each.named(name): _points(curves, (each.label, around, name)) for name in names}

@@ -209,12 +209,11 @@ def test_a_kind_of_failure_with_replies_enough_has_a_curve_of_its_own(
         tokens = reader.read(trace)
         found.add(trace, tokens, np.full(len(tokens.words), LOW, dtype=np.float32))
     drawn = uncertainty.charts([found], uncertainty.tables([found], {"made": "exact"})[-1])
-    (by_kind,) = [each for each in drawn if "by kind of failure" in each["title"]]
-    assert [line["name"] for line in by_kind["series"]] == [
-        "ok (12 replies)",
-        "NameError (12 replies)",
-        "ValueError (12 replies)",
-    ]
+    words, every = [each for each in drawn if "by kind of failure" in each["title"]]
+    assert "of words" in words["title"]
+    assert "of all tokens" in every["title"]
+    names = ["ok (12 replies)", "NameError (12 replies)", "ValueError (12 replies)"]
+    assert [line["name"] for line in words["series"]] == [line["name"] for line in every["series"]] == names
 
 
 def test_the_interval_of_a_difference_knows_how_few_problems_one_side_has() -> None:
