@@ -2,7 +2,7 @@
 
 The uncertain tokens of a trace are its top 20 % by entropy. The paper speaks of words (arXiv 2508.20722, section on
 analysis): uncertain words within k tokens after a tool reply are reflection words, all others forking words. k is found
-from the curve of the mean entropy after replies, once for calls that were right and once for those that failed.
+from the mean entropy of the words after replies, once for calls that were right and once for those that failed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ WINDOW = 8
 """Tokens after a reply that are compared beside the first one and the first k, which differs between sets."""
 _USUAL = 0.1
 """Share of the replies that must have a token at a place for the place to count in k."""
+_LEAST_RISE = 1e-3
+"""Nats by which words must exceed those elsewhere to count in k. Stored entropies have steps of 2e-4 nats."""
 _FEW = 10
 """Replies that a group needs for a k of its own, and tokens that a point of a drawn curve needs."""
 _MOST_WORDS = 20
@@ -44,6 +46,10 @@ _NOT_TOP = -2
 _AFTER_FAILURE = REACH + 1
 """Added to the place of a token after a failed reply, so that one number says both."""
 
+Curve = Literal["words", "reply"]
+"""Curves after replies: of words, or of all tokens."""
+_COMPARED: dict[Curve, str] = {"words": "words", "reply": "all tokens"}
+"""What contrasts compare. All tokens after replies are compared with the prose elsewhere."""
 Numbers = NDArray[np.float32]
 
 
@@ -121,7 +127,8 @@ class Uncertainty:
                     self.sums.add(trace.problem_id, f"{name} {group}", values, counts)
                 if name == "reply":
                     counts[at] = words[low:high]
-                    self.sums.add(trace.problem_id, f"words {groups[1]}", values * counts, counts)
+                    for group in groups:
+                        self.sums.add(trace.problem_id, f"words {group}", values * counts, counts)
 
     def _add_words(self, tokens: WrittenTokens, places: NDArray[np.int16], top: NDArray[np.bool_]) -> None:
         self._top.append(np.where(top, places, np.int16(_NOT_TOP)))
@@ -142,25 +149,29 @@ class Uncertainty:
         """A group with the number of its replies, as legends have it."""
         return f"{group} ({self._replies[group]:,} replies)"
 
-    def _after(self, group: str, window: int, of: str = "reply") -> Estimate:
-        """The mean entropy of the first tokens after the replies of a group; `of` is "words" for the words of them."""
+    def _after(self, group: str, window: int, of: Curve = "words") -> Estimate:
+        """The mean entropy of the words, or of all tokens, among the first tokens after the replies of a group."""
         return self.sums.estimate(f"{of} {group}", slice(REACH, REACH + window))
 
     @cached_property
     def windows(self) -> dict[Group, int]:
-        """k by group: how many tokens after a reply are more uncertain than prose elsewhere; 0 if they are not.
+        """k by group: for how many tokens after a reply the words are more uncertain than elsewhere; 0 if they are not.
 
-        The number of first tokens whose excess over the mean elsewhere adds up to the most, as far as one reply in ten
-        still has tokens: the few that run on longer are not like the others. A group of fewer than _FEW replies has the
-        k of all of them together.
+        The number of first tokens whose words exceed the mean of the words elsewhere by the largest sum. The search
+        ends at the first WINDOW tokens in a row whose words do not exceed it, because reflection follows the reply, and
+        where fewer than one reply in ten still has tokens. A group of fewer than _FEW replies has the k of all of them
+        together.
         """
         return {group: self._window(group if self._replies[group] >= _FEW else "any") for group in GROUPS}
 
     def _window(self, group: str) -> int:
-        elsewhere = self.sums.estimate("elsewhere").value
-        curve = self.sums.curve(f"reply {group}")[REACH:]
-        usual = [each for each in curve if each.count >= max(1, _USUAL * curve[0].count)]
-        total = np.cumsum([each.count * (each.value - elsewhere) for each in usual])
+        elsewhere = self.sums.estimate("elsewhere words").value
+        tokens = self.sums.curve(f"reply {group}")[REACH:]
+        usual = sum(each.count >= max(1, _USUAL * tokens[0].count) for each in tokens)
+        words = self.sums.curve(f"words {group}")[REACH : REACH + usual]
+        excess = [each.count * (each.value - elsewhere - _LEAST_RISE) if each.count else 0.0 for each in words]
+        flat = (start for start in range(len(excess)) if sum(excess[start : start + WINDOW]) <= 0)
+        total = np.cumsum(excess[: next(flat, len(excess)) + WINDOW])
         return int(total.argmax()) + 1 if len(total) and total.max() > 0 else 0
 
     def _is_reflection(self, places: NDArray[np.int16]) -> NDArray[np.bool_]:
@@ -243,30 +254,24 @@ class Uncertainty:
         return rows
 
     def contrasts(self) -> dict[tuple[str, int | None], Estimate]:
-        """By what is compared and over how many tokens: the entropy after tool replies with that elsewhere."""
+        """The entropy after tool replies and elsewhere, by what is compared and over how many first tokens."""
         compared: dict[tuple[str, int | None], Estimate] = {}
-        elsewhere = self.sums.estimate("elsewhere")
-        for group in GROUPS:
-            for window in sorted({1, WINDOW, self.windows[group] or WINDOW}):
-                compared[f"{group} reply − elsewhere", window] = self._after(group, window) - elsewhere
-        for window in sorted({1, WINDOW, self.windows["failed"] or WINDOW}):
-            compared["failed reply − ok reply", window] = self._after("failed", window) - self._after(
-                "ok", window
-            )
-        ok, failed = (self._after(group, WINDOW, "words") for group in GROUPS)
-        other = self.sums.estimate("elsewhere words")
+        for of, what in _COMPARED.items():
+            elsewhere = self.sums.estimate("elsewhere words" if of == "words" else "elsewhere")
+            for group in GROUPS:
+                for window in sorted({1, WINDOW, self.windows[group] or WINDOW}):
+                    after = self._after(group, window, of)
+                    compared[f"{group} reply − elsewhere, {what}", window] = after - elsewhere
+            for window in sorted({1, WINDOW, self.windows["failed"] or WINDOW}):
+                ok, failed = (self._after(group, window, of) for group in GROUPS)
+                compared[f"failed reply − ok reply, {what}", window] = failed - ok
         start = self.sums.estimate("start", slice(WINDOW))
-        compared |= {
-            ("ok reply − elsewhere, words", WINDOW): ok - other,
-            ("failed reply − elsewhere, words", WINDOW): failed - other,
-            ("failed reply − ok reply, words", WINDOW): failed - ok,
-            ("any reply − start of trace", WINDOW): self._after("any", WINDOW) - start,
-        }
+        compared["any reply − start of trace, all tokens", WINDOW] = self._after("any", WINDOW, "reply") - start
         return {name: each for name, each in compared.items() if each.count}
 
     def outcomes(self) -> list[Row]:
-        """By what became of the call, each kind of failure apart: the first WINDOW tokens after the reply."""
-        elsewhere, ok = self.sums.estimate("elsewhere"), self._after("ok", WINDOW)
+        """By what became of the call, each kind of failure apart: the words in the first WINDOW tokens after it."""
+        elsewhere, ok = self.sums.estimate("elsewhere words"), self._after("ok", WINDOW)
         rows: list[Row] = []
         kinds = self.failures()[:_MOST_FAILURES]
         for name in (*GROUPS, *(kinds if len(kinds) > 1 else [])):
@@ -279,24 +284,23 @@ class Uncertainty:
         return rows
 
     def compared(self) -> dict[tuple[str, int | None], Estimate]:
-        """What is compared between two sets: the mean entropy of all tokens and of prose, and the main contrasts."""
+        """What is compared between two sets: the mean entropy of all tokens and of words, and the contrasts of words."""
         compared: dict[tuple[str, int | None], Estimate] = {
             ("all tokens", None): self.sums.estimate("all"),
-            ("prose", None): self.sums.estimate("kinds", slice(len(PROSE))),
+            ("words", None): self.sums.estimate("kinds", slice(KINDS.index("word"), KINDS.index("word") + 1)),
         }
-        main = ("ok reply − elsewhere", "failed reply − elsewhere", "failed reply − ok reply")
         for (name, first), each in self.contrasts().items():
-            if name in main and first in (1, WINDOW):
+            if name.endswith(", words") and first in (1, WINDOW):
                 compared[name, first] = each
         return {name: each for name, each in compared.items() if each.count}
 
     def curves(self) -> list[Row]:
-        """The mean entropy at each place around calls and replies, by what became of the call."""
+        """The mean entropy at each place around calls and replies, by what became of the call; and of words alone."""
         return [
             (self.label, around, name, place - REACH, each.count, *interval(each))
-            for around in ("call", "reply")
+            for around, curve in (("call", "call"), ("reply", "reply"), ("reply, words", "words"))
             for name in (*GROUPS, *self.failures())
-            for place, each in enumerate(self.sums.curve(f"{around} {name}"))
+            for place, each in enumerate(self.sums.curve(f"{curve} {name}"))
             if each.count
         ]
 
@@ -363,9 +367,9 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
         ),
         Table(
             "entropy_outcomes",
-            f"Does entropy rise after tool replies? The first {WINDOW} tokens after one, by what became of the call: "
-            "nats over prose elsewhere, and over replies to calls that were ok",
-            ("traces of", "call", "replies", "over prose", "± prose", "over ok", "± ok"),
+            f"Does entropy rise after tool replies? Words among the first {WINDOW} tokens after one, by what became of "
+            "the call: nats over words elsewhere, and over words after calls that were ok",
+            ("traces of", "call", "replies", "over words", "± words", "over ok", "± ok"),
             [row for each in sets for row in each.outcomes()],
         ),
         Table(
@@ -376,7 +380,7 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
         ),
         Table(
             "entropy_contrasts",
-            "Entropy after tool replies: the first tokens, against prose elsewhere",
+            "Entropy after tool replies: words against words elsewhere, and all tokens against prose elsewhere",
             ("traces of", "contrast", "first tokens", "difference", "low", "high"),
             [(each.label, *name, *interval(of)) for each in sets for name, of in each.contrasts().items()],
             shown="page",
@@ -439,8 +443,10 @@ def charts(sets: list[Uncertainty], curves: Table) -> list[Chart]:
     for each in sets:
         failures = each.failures()[:_DRAWN_FAILURES]
         for around, names, title in (
-            ("reply", GROUPS, "entropy after a tool reply"),
-            ("reply", ("ok", *failures), "entropy after a tool reply, by kind of failure"),
+            ("reply, words", GROUPS, "entropy of words after a tool reply"),
+            ("reply, words", ("ok", *failures), "entropy of words after a tool reply, by kind of failure"),
+            ("reply", GROUPS, "entropy of all tokens after a tool reply"),
+            ("reply", ("ok", *failures), "entropy of all tokens after a tool reply, by kind of failure"),
             ("call", GROUPS, "entropy from the start of a call"),
         ):
             lines = {each.named(name): _points(curves, (each.label, around, name)) for name in names}
@@ -448,7 +454,7 @@ def charts(sets: list[Uncertainty], curves: Table) -> list[Chart]:
             if any(lines.values()) and (
                 names == GROUPS or (len(failures) > 1 and any(list(lines.values())[1:]))
             ):
-                x = "tokens " + title.removeprefix("entropy ").partition(",")[0]
+                x = "tokens from the start of a call" if around == "call" else "tokens after a tool reply"
                 drawn.append(chart(curves, f"{each.label}: {title}", x, "nats", list(lines.items())))
     return drawn
 

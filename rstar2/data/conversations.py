@@ -72,6 +72,18 @@ _INTRODUCTION = re.compile(
 _EMPTY_THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*")
 _THOUGHT = re.compile(r"</?think>")
 
+_NAMED_TOOLS = re.compile(
+    r"\b(?:functions?|tools?|APIs?)\b|</?(?:function|tool)|\bdef \w+\(|\"name\"\s*:", re.IGNORECASE
+)
+_DENIAL = re.compile(r"\b(?:no|not|without|cannot)\b[^.\n]*|n['’]t\b[^.\n]*", re.IGNORECASE)
+_MARKED_CALL = re.compile(
+    r"</?\|?(?:tool_?calls?|function_?calls?|function)\b|\bfunction_?call>?\s*\{"
+    r"|\[\s*[a-z_][\w. ]*\(\s*\w+\s*=|[\"']name[\"']\s*:\s*[\"'][^{}]*[\"'](?:arguments|parameters)[\"']\s*:",
+    re.IGNORECASE,
+)
+"""Calls by the tags, the JSON and the brackets that sources and families of models write them with."""
+_ASCII_BRACKETS = str.maketrans("（）［］｛｝：＝", "()[]{}:=")
+
 KEPT_TOOLS = 4096
 """How many texts of tools a source keeps read: its rows often list the same ones."""
 
@@ -225,6 +237,40 @@ def without_empty_thought(answer: Any) -> Any:
     if tag := _THOUGHT.search(text):
         raise Refused("reasoning", f"the answer has {tag[0]}, though its reasoning is off")
     return text
+
+
+def answered(content: Any, tools: Tools) -> Message:
+    """A message of the assistant that calls no tool.
+
+    Raises:
+        Refused: as `said`; or the text looks like a call, which would be taught as prose.
+    """
+    message = said("assistant", content)
+    if tools.names and (written := _call_in(message["content"], tools)):
+        raise Refused(BAD_CALL, f"a call in a form that is not read: {written}")
+    return message
+
+
+def _call_in(text: str, tools: Tools) -> str:
+    """The beginning of what looks like a call of one of the tools; empty if nothing does."""
+    plain = text.translate(_ASCII_BRACKETS)
+    if marked := _MARKED_CALL.search(plain):
+        return text[marked.start() :][:80]
+    for name in (each for each in tools.names if each in text):
+        written = rf"(?<!\w){re.escape(name)}\s*\(\s*(?:\)|[\w-]+\s*[=:]|[\"'“{{\[])|[\[(]\s*{re.escape(name)}\s*:"
+        if match := re.search(written, plain):
+            return text[match.start() :][:80]
+    return ""
+
+
+def refuse_unread_tools(system: str, rest: str) -> None:
+    """Raise Refused if a system text in which no tool was found speaks of tools, other than that there are none.
+
+    `rest` is the part of the text to quote.
+    """
+    if _NAMED_TOOLS.search(_DENIAL.sub("", system)):
+        quoted = " ".join(rest.split())[:80]
+        raise Refused("unreadable tools", f"system speaks of functions, but none could be read: {quoted}")
 
 
 def called(calls: list[dict[str, Any]], content: Any = None) -> Message:

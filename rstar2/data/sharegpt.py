@@ -10,6 +10,7 @@ from rstar2.data.conversations import (
     KEPT_TOOLS,
     Message,
     Tools,
+    answered,
     call,
     called,
     conversation_row,
@@ -19,8 +20,6 @@ from rstar2.data.conversations import (
 from rstar2.data.rows import Refused, list_of, parsed, text_of
 from rstar2.data.source import Row
 
-_ROLES = {"human": "user", "gpt": "assistant"}
-
 
 def sharegpt_row(row: Row) -> dict[str, Any]:
     """The columns of a conversation with `conversations`, `tools` and optionally `system`.
@@ -28,6 +27,7 @@ def sharegpt_row(row: Row) -> dict[str, Any]:
     Raises:
         Refused: as `conversation_row`, or a turn or the tools are not in this form.
     """
+    tools = _tools(text_of(row, "tools"))
     messages: list[Message] = [said("system", row["system"])] if row.get("system") else []
     for turn in list_of(row, "conversations"):
         if not isinstance(turn, dict):
@@ -37,11 +37,13 @@ def sharegpt_row(row: Row) -> dict[str, Any]:
             messages.append(called(_calls(value)))
         elif role == "observation":
             messages.append(replied(value))
-        elif role in _ROLES:
-            messages.append(said(_ROLES[role], value))
+        elif role == "human":
+            messages.append(said("user", value))
+        elif role == "gpt":
+            messages.append(answered(value, tools))
         else:
             raise Refused("malformed", f"a turn is from {role!r}")
-    return conversation_row(messages, _tools(text_of(row, "tools")))
+    return conversation_row(messages, tools)
 
 
 @lru_cache(KEPT_TOOLS)

@@ -73,6 +73,46 @@ def test_k_is_found_for_ok_and_failed_calls_apart(codec: ChatCodec, make_trace: 
     assert failed == [number % 4 == 0 for number in range(40)]
 
 
+def test_digits_code_and_markup_do_not_set_k(codec: ChatCodec, make_trace: Any) -> None:
+    """Digits are uncertain after a failed reply, words are not, but for one that stands far behind it."""
+    last = (
+        "The root of it is 4 and 12345678901234567890123456789012345678901234567890 so we write four but it is fine."
+        "</reason>\n<answer>\\boxed{4}</answer>"
+    )
+    reader, found = TokenReader(codec.tokenizer), Uncertainty("made")
+    for number in range(40):
+        trace = make_trace(("error",), problem=f"p{number}", last=last)
+        tokens = reader.read(trace)
+        after = after_reply(tokens, trace)
+        entropy = np.full(len(after), LOW, dtype=np.float32)
+        entropy[(after >= 0) & (tokens.kind != KINDS.index("word"))] = AFTER_FAILED
+        entropy[np.array(tokens.words) == "but"] = HIGH
+        found.add(trace, tokens, entropy)
+    assert found.windows == {"ok": 0, "failed": 0}
+    assert not any((marks == REFLECTION).any() for marks in found.marks)
+
+
+def test_outcomes_are_told_apart_by_words_alone(codec: ChatCodec, make_trace: Any) -> None:
+    """The markup after replies is certain and elsewhere it is not; words are equally uncertain everywhere."""
+    reader, found = TokenReader(codec.tokenizer), Uncertainty("made")
+    lasts = {"ok": "But it is four.</reason>\n<answer>4</answer>", "error": "But it is 4, 4, 4 and 4.</reason>"}
+    for number in range(40):
+        status = "error" if number % 2 else "ok"
+        trace = make_trace((status,), problem=f"p{number}", last=lasts[status], output=f"E{number % 3}Error: x")
+        tokens = reader.read(trace)
+        entropy = np.where(tokens.kind == KINDS.index("word"), HIGH, LOW).astype(np.float32)
+        found.add(trace, tokens, entropy)
+    rows = {row["call"]: row for row in _table(found, "entropy_outcomes")}
+    assert set(rows) == {"ok", "failed", "E0Error", "E1Error", "E2Error"}
+    assert all(row["over words"] == 0 for row in rows.values())
+    assert all(row["over ok"] == 0 for name, row in rows.items() if name != "ok")
+    contrasts = {
+        (row["contrast"], row["first tokens"]): row["difference"] for row in _table(found, "entropy_contrasts")
+    }
+    assert contrasts["failed reply − ok reply, words", WINDOW] == 0
+    assert contrasts["failed reply − ok reply, all tokens", WINDOW] != 0
+
+
 def test_few_replies_have_the_k_of_all(codec: ChatCodec, make_trace: Any) -> None:
     reader, found = TokenReader(codec.tokenizer), Uncertainty("made")
     for number in range(20):
@@ -146,12 +186,13 @@ def test_each_kind_of_failure_is_reported_apart(codec: ChatCodec, make_trace: An
     assert rows["failed"]["over ok"] == pytest.approx(0.9, abs=0.3)
     # One reply has no interval, however many it is compared with; three have a wide one.
     assert rows["TypeError"]["± ok"] is None
-    assert rows["ValueError"]["± ok"] > rows["ok"]["± prose"] > 0
+    assert rows["ValueError"]["± ok"] > rows["ok"]["± words"] > 0
     assert rows["ok"]["over ok"] is None
     curves = uncertainty.tables([found], {"made": "exact"})[-1]
     drawn = uncertainty.charts([found], curves)
     assert [each["title"] for each in drawn] == [
-        "made: entropy after a tool reply",
+        "made: entropy of words after a tool reply",
+        "made: entropy of all tokens after a tool reply",
         "made: entropy from the start of a call",
     ]
     names = {(row["around"], row["call"]) for row in _rows(curves)}
@@ -168,12 +209,11 @@ def test_a_kind_of_failure_with_replies_enough_has_a_curve_of_its_own(
         tokens = reader.read(trace)
         found.add(trace, tokens, np.full(len(tokens.words), LOW, dtype=np.float32))
     drawn = uncertainty.charts([found], uncertainty.tables([found], {"made": "exact"})[-1])
-    (by_kind,) = [each for each in drawn if "by kind of failure" in each["title"]]
-    assert [line["name"] for line in by_kind["series"]] == [
-        "ok (12 replies)",
-        "NameError (12 replies)",
-        "ValueError (12 replies)",
-    ]
+    words, every = [each for each in drawn if "by kind of failure" in each["title"]]
+    assert "of words" in words["title"]
+    assert "of all tokens" in every["title"]
+    names = ["ok (12 replies)", "NameError (12 replies)", "ValueError (12 replies)"]
+    assert [line["name"] for line in words["series"]] == [line["name"] for line in every["series"]] == names
 
 
 def test_the_interval_of_a_difference_knows_how_few_problems_one_side_has() -> None:
@@ -205,11 +245,16 @@ def test_the_top_tokens_are_a_fifth_and_at_least_one() -> None:
 
 def test_the_contrasts_are_the_rises_that_were_made(measured: Uncertainty) -> None:
     found = {(row["contrast"], row["first tokens"]): row for row in _table(measured, "entropy_contrasts")}
-    assert found["failed reply − ok reply", RISE]["difference"] == pytest.approx(AFTER_FAILED - AFTER_OK)
-    assert found["ok reply − elsewhere", RISE]["difference"] == pytest.approx(AFTER_OK - LOW)
-    assert found["failed reply − elsewhere", RISE]["difference"] == pytest.approx(AFTER_FAILED - LOW)
-    assert ("any reply − start of trace", WINDOW) in found
-    assert found["failed reply − ok reply, words", WINDOW]["difference"] > 0
+    for what in ("words", "all tokens"):
+        expected = {
+            "failed reply − ok reply": AFTER_FAILED - AFTER_OK,
+            "ok reply − elsewhere": AFTER_OK - LOW,
+            "failed reply − elsewhere": AFTER_FAILED - LOW,
+        }
+        for contrast, difference in expected.items():
+            assert found[f"{contrast}, {what}", RISE]["difference"] == pytest.approx(difference)
+        assert found[f"failed reply − ok reply, {what}", WINDOW]["difference"] > 0
+    assert ("any reply − start of trace, all tokens", WINDOW) in found
 
 
 def test_the_curve_has_each_offset_of_replies_and_calls_by_outcome(measured: Uncertainty) -> None:
@@ -218,11 +263,13 @@ def test_the_curve_has_each_offset_of_replies_and_calls_by_outcome(measured: Unc
     assert at["reply", "ok", 0]["mean"] == pytest.approx(AFTER_OK)
     assert at["reply", "failed", RISE - 1]["mean"] == pytest.approx(AFTER_FAILED)
     assert at["reply", "ok", -1]["mean"] == pytest.approx(LOW)
+    assert at["reply, words", "failed", 0]["mean"] == pytest.approx(AFTER_FAILED)
     assert at["call", "ok", 0]["tokens"] == 24
     assert min(offset for _, _, offset in at) >= -64
     drawn = uncertainty.charts([measured], curves)
     assert [each["title"] for each in drawn] == [
-        "made: entropy after a tool reply",
+        "made: entropy of words after a tool reply",
+        "made: entropy of all tokens after a tool reply",
         "made: entropy from the start of a call",
     ]
     assert [series["name"] for series in drawn[0]["series"]] == ["ok (24 replies)", "failed (12 replies)"]

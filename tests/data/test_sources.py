@@ -789,6 +789,80 @@ def test_functions_in_a_form_other_than_json_are_the_reason(tmp_path: Path, tool
     assert tools[:10] in detail
 
 
+@pytest.mark.parametrize(
+    "system",
+    [
+        "Tools:\n```yaml\n- name: get_weather\n```",
+        "<tools>\n<tool name='get_weather'/>\n</tools>",
+        "Here are the APIs you may use: get_weather(city: str) - gets the weather",
+        "You may call def get_weather(city): ...",
+        "You have access to tools. get_weather: the weather.",
+    ],
+)
+@pytest.mark.parametrize("name", ["toolace", "glaive-v2"])
+def test_a_row_is_refused_if_its_system_text_speaks_of_tools_and_none_is_read(
+    tmp_path: Path, name: str, system: str
+) -> None:
+    row = {**with_turns(name, ("user", "Hi"), ("assistant", "Hello!")), "system": system}
+    reason, detail = refused(tmp_path, name, row)
+    assert reason == "unreadable tools"
+    assert system[:6] in detail
+
+
+@pytest.mark.parametrize(
+    ("system", "count"),
+    [
+        (f"Functions: {json.dumps(WEATHER)}", 1),
+        (f"Functions:\n{json.dumps(WEATHER)}\n{json.dumps({**WEATHER, 'name': 'other'})}", 2),
+        (json.dumps({"tools": [WEATHER]}), 1),
+        (json.dumps({"functions": [{"type": "function", "function": WEATHER}]}, indent=1), 1),
+        (f'{{"user": "Ada"}}\nYour tools:\n[{json.dumps(WEATHER)}]', 1),
+    ],
+)
+def test_functions_of_toolace_in_any_json_are_read(tmp_path: Path, system: str, count: int) -> None:
+    row = one(tmp_path, "toolace", toolace(system))
+    assert len(json.loads(row["tools"])) == count
+    left = [each["content"] for each in row["messages"] if each["role"] == "system"]
+    assert left == (['{"user": "Ada"}'] if "Ada" in system else [])
+
+
+@pytest.mark.parametrize("form", ["<func1(params_name=params_value)>", "func1 with its params", "（func1(a=b)）"])
+def test_the_sentence_about_the_form_of_calls_is_not_left_in_another_form(tmp_path: Path, form: str) -> None:
+    start = TOOLACE_INSTRUCTIONS.partition("Should")[0].format(date=" ", tools=json.dumps([WEATHER]))
+    text = f"{start}Should you decide to return the function call(s), put it in the format of {form}\n"
+    assert refused(tmp_path, "toolace", toolace(text))[0] == "another call format"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "get_weather", "arguments": {"city": "Bern"}}',
+        "{ \"name\": \"get_weather\", \"arguments\": '{\"city\": \"Bern\"}' }",
+        'functioncall {"name": "get_weather"}',
+        '<tool_call>{"name": "get_weather"}</tool_call>',
+        '(get_weather(city="Bern"))',
+        '［get_weather（city＝"Bern"）］',
+        '[ get_weather: city="Bern" ]',
+        'I will use get_weather (city="Bern") now.',
+        '[GetWeather(city="Bern")] now',
+        "I call get_weather().",
+    ],
+)
+@pytest.mark.parametrize("name", CALLS)
+def test_what_looks_like_a_call_is_not_taught_as_prose(tmp_path: Path, name: str, text: str) -> None:
+    row = with_turns(name, ("user", "Rain?"), ("assistant", text))
+    reason, detail = refused(tmp_path, name, row)
+    assert reason == "bad call"
+    assert "a call" in detail
+
+
+@pytest.mark.parametrize("text", ["get_weather (the function) needs a city.", "f(x) = 2 and [a(1), b(2)]", '{"rain": 1}'])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_only_names_a_tool_stays_prose(tmp_path: Path, name: str, text: str) -> None:
+    row = one(tmp_path, name, with_turns(name, ("user", "Rain?"), ("assistant", f"So: {text}")))
+    assert row["messages"][-1]["content"] == f"So: {text}"
+
+
 def test_another_form_of_calls_that_the_system_text_asks_for_is_refused(tmp_path: Path) -> None:
     text = f"Functions: {json.dumps([WEATHER])} Reply with [func(name=value)] alone, please."
     assert refused(tmp_path, "toolace", toolace(text))[0] == "another call format"

@@ -12,10 +12,12 @@ from rstar2.data.conversations import (
     KEPT_TOOLS,
     Message,
     Tools,
+    answered,
     call,
     called,
     conversation_row,
     paragraphs,
+    refuse_unread_tools,
     replied,
     said,
     without_introduction,
@@ -50,6 +52,8 @@ def _read(row: Row) -> dict[str, Any]:
         elif speaker == "ASSISTANT" and _CALL in text:
             before, *calls = text.split(_CALL)
             messages.append(called([_one_call(each.strip()) for each in calls], before))
+        elif speaker == "ASSISTANT":
+            messages.append(answered(text, tools))
         else:
             messages.append(said(speaker.lower(), text))
     return conversation_row(messages, tools)
@@ -81,6 +85,8 @@ def _system(text: str) -> tuple[Tools, str]:
         except ValueError as error:
             raise Refused("malformed", f"a function in system is not JSON: {error}") from error
         functions.append(function)
+    if not functions:
+        refuse_unread_tools(text, _USUAL_WORDS.sub("", text))
     rest = _USUAL_WORDS.sub("", rest + text[end:])
     return Tools(functions), paragraphs(rest)
 

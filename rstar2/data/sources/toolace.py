@@ -14,10 +14,12 @@ from rstar2.data.conversations import (
     KEPT_TOOLS,
     Message,
     Tools,
+    answered,
     call,
     called,
     conversation_row,
     paragraphs,
+    refuse_unread_tools,
     replied,
     said,
     without_introduction,
@@ -25,26 +27,25 @@ from rstar2.data.conversations import (
 from rstar2.data.rows import Refused, list_of, parsed, strict_json, text_of
 from rstar2.data.source import HubSet, Row, Source
 
-_LIST = re.compile(r"\[\s*[{\]]")
-_LISTED = re.compile(
-    r"(?:list of|following|available) (?:functions|tools|APIs)\b[^\n]*?(?::|that you can (?:invoke|use|call)\.?|$)",
-    re.IGNORECASE | re.MULTILINE,
-)
-"""The words before a list of functions."""
+_JSON = re.compile(r"\[\s*[{\]]|\{\s*\"")
+"""The beginning of a list of objects, of an empty list, or of an object."""
+_NEXT_OBJECT = re.compile(r"[\s,]*(?=\{\s*\")")
 _INSTRUCTIONS = re.compile(
     r"You are an expert in composing functions\.|You are given a question and a set of possible functions\."
     r"|Based on the question, you will need to make one or more function/tool calls to achieve the purpose\."
     r"|If none of the functions can be used, (?:please )?point it out\."
     r"|If the given question lacks the parameters required by the function, (?:please )?also point it out\."
     r"|You should only return the function calls? in (?:the )?tools? calls? sections?\."
-    r"|Here is a list of functions in JSON format that you can invoke[:.]?"
+    r"|Here is a list of functions (?:in JSON format )?that you can invoke[:.]?"
     r"|Should you decide to return the function call\(s\)[.,]?\s*put it in the format of \[func\d?[^\n]*\]\.?"
     r"|NO other text MUST be included\.?",
     re.IGNORECASE,
 )
 """Sentences about the functions and the form of calls, which are not those of a conversation with `tools`."""
 _CALL_FORM = re.compile(
-    r"\[\s*func\w*\s*\([^\n]*|\[\s*\w+\((?:params?_?name|name|arg\w*)\s*=[^\n]*", re.IGNORECASE
+    r"[\[<({]\s*func\w*\s*\([^\n]*|\[\s*\w+\((?:params?_?name|name|arg\w*)\s*=[^\n]*|\bparams?_?name\d?\s*=[^\n]*"
+    r"|Should you decide to return the function call[^\n]*",
+    re.IGNORECASE,
 )
 _CALLS = re.compile(r"(\[.*\)\s*\])[\s.;,]*", re.DOTALL)
 _WORDS = {"true": True, "false": False, "null": None}
@@ -72,26 +73,48 @@ def _read(row: Row) -> dict[str, Any]:
 @lru_cache(KEPT_TOOLS)
 def _system(text: str) -> tuple[Tools, str]:
     """The functions in a system text, and its instructions but for those about functions and the form of calls."""
-    functions: list[Any] = []
-    if start := _LIST.search(text):
-        try:
-            functions, end = json.JSONDecoder(strict=False).raw_decode(text, start.start())
-        except ValueError as error:
-            raise Refused("malformed", f"the functions in system are not JSON: {error}") from error
-        text = f"{without_introduction(text[: start.start()])}\n{text[end:].removeprefix('.')}"
-    elif listed := _LISTED.search(text):
-        found = text[listed.end() :].strip()
-        raise Refused("unreadable tools", f"the functions in system are no JSON list: {found[:80]}")
+    found = _functions(text)
+    if found is None:
+        refuse_unread_tools(text, _INSTRUCTIONS.sub("", text))
+        functions = []
+    else:
+        functions, start, end = found
+        text = f"{without_introduction(text[:start])}\n{text[end:].removeprefix('.')}"
     rest = _INSTRUCTIONS.sub("", text)
     if form := _CALL_FORM.search(rest):
         raise Refused("another call format", f"system asks for calls as {form[0][:80]}")
     return Tools(functions), paragraphs(rest)
 
 
+def _functions(text: str) -> tuple[list[Any], int, int] | None:
+    """The functions in a system text, and where their JSON begins and ends; None if there is no such JSON.
+
+    It is a list of objects, objects with a name that follow each other, or an object that holds a list of tools.
+    """
+    decoder = json.JSONDecoder(strict=False)
+    at = 0
+    try:
+        while start := _JSON.search(text, at):
+            value, at = decoder.raw_decode(text, start.start())
+            listed = value.get("tools", value.get("functions")) if isinstance(value, dict) else value
+            if isinstance(listed, list):
+                return listed, start.start(), at
+            if "name" in value or "function" in value:
+                functions = [value]
+                while following := _NEXT_OBJECT.match(text, at):
+                    value, at = decoder.raw_decode(text, following.end())
+                    functions.append(value)
+                return functions, start.start(), at
+    except ValueError as error:
+        raise Refused("malformed", f"the functions in system are not JSON: {error}") from error
+    return None
+
+
 def _answer(text: str, tools: Tools) -> Message:
     """A message of the assistant: calls if it is a list of them, perhaps with signs after it, or else prose.
 
-    Refused if a call has words around it, or no brackets.
+    Raises:
+        Refused: a call has words around it or no brackets, or is in another form.
     """
     if calls := _CALLS.fullmatch(text):
         return called(list(_calls(calls[1])))
@@ -100,7 +123,7 @@ def _answer(text: str, tools: Tools) -> Message:
             raise Refused(BAD_CALL, f"a call with text around it: {text[:80]}")
         if re.match(rf"{re.escape(name)}\s*\(", text):
             raise Refused(BAD_CALL, f"a call without brackets: {text[:80]}")
-    return said("assistant", text)
+    return answered(text, tools)
 
 
 def _calls(value: str) -> Iterator[dict[str, Any]]:
