@@ -1,31 +1,73 @@
 r"""Finds conversations that can be taught in the form that RL rewards, and the definite value that answers a question.
 
-RL pays for a `\boxed{}` inside `<answer>`. Most replies of SFT's sources have no such value: a definite value is one
-that the reply itself boxes, or its only new number, if a tool's reply states it too.
+RL pays for a `\boxed{}` inside `<answer>`. Most replies of SFT's sources have no such value. A wrong value in a box
+does more harm than a right one does good, so a reply whose value is in any doubt is taught without a box.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from rstar2.eval.grader.boxes import last_box
 from rstar2.loop.turns import tags
 
 Message = dict[str, Any]
 
-_NUMBER = re.compile(r"(?<![\w.,:/\-])[-−]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w:/]|[.,\-−]\d|-\w)")
-_DIGIT = re.compile(r"\d")
-_LABEL = re.compile(
-    r"(?:\b(?:id|code|isbn|zip|version|(?:order|tracking|phone|serial|account|flight|invoice|confirmation) number)\b"
-    r"[^\w\d]*(?:is\b[^\w\d]*)?|#)$",
+_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
+_ANY_NUMBER = re.compile(rf"[-−]?{_NUMBER}")
+_CURRENCY = r"[$€£¥₹]"
+_UNIT = (
+    r"(?:%|percent|°\s?[CFK]?|degrees?(?: Celsius| Fahrenheit)?|radians?"
+    r"|dollars?|euros?|pounds?|cents?|yen|rupees?|USD|EUR|GBP|JPY|INR|CAD|AUD"
+    r"|mm|cm|m|km|inch(?:es)?|feet|foot|yards?|miles?"
+    r"|(?:square |cubic )?(?:units?|feet|(?:centi|kilo|milli)?met(?:er|re)s?)"
+    r"|mg|g|kg|(?:milli|kilo)?grams?|ounces?|tons?|lbs?|ml|(?:milli)?lit(?:er|re)s?|gallons?"
+    r"|seconds?|minutes?|hours?|days?|weeks?|months?|years?(?: old)?"
+    r"|km/h|mph|m/s|(?:kilometers|miles) per hour|calories|kcal|joules?|watts?)"
+)
+"""What may follow a number that is the whole value."""
+_STATED = re.compile(
+    r"(?:\b(?:is|are|(?:will|would) be|equals?|comes to)|'s|=)\s+(?:equal to\s+|approximately\s+)?"
+    rf"\**({_CURRENCY}?\s?[-−]?{_CURRENCY}?)({_NUMBER})(?:\s?{_UNIT})?(?=\**(?:\.\**(?:\s|$)|\s*$))"
+)
+"""A sentence that ends by stating its value, such as `The total is $12.50.` or `It is 21 degrees Celsius.`"""
+_VALUE = re.compile(rf"\s*{_CURRENCY}?\s?([-−]?{_NUMBER})\s?{_UNIT}?\s*")
+"""A text of a tool that is one number, perhaps with its unit."""
+_NUMBER_WORDS = re.compile(
+    r"\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty"
+    r"|seventy|eighty|ninety|hundreds?|thousands?|(?:m|b|tr)illions?|lakhs?|crores?|dozens?|half|halves|thirds?"
+    r"|quarters?|twice|double)\b",
     re.IGNORECASE,
 )
-"""Before a number: it names a thing, and is no answer."""
-_MOST_PLACES = 28
+_NO_ANSWER = re.compile(
+    r"\b(?:sorry|apologi[sz]e|unfortunately|errors?|fail(?:ed|s|ure)?|unable|cannot|couldn|can't|invalid|not|no|never"
+    r"|n't|less|more|fewer|least|most|than|below|above|under|over|minus|negative|range[sd]?|up to|or|if|maybe"
+    r"|might|may|could|should|assum\w+|estimat\w+|limit|minimum|maximum)\b|n't\b",
+    re.IGNORECASE,
+)
+"""Words with which a sentence states no value, or not only one."""
+_NO_ANSWER_AT_ALL = re.compile(
+    r"\b(?:sorry|apologi[sz]e|unfortunately|errors?|fail(?:ed|s|ure)?|unable|cannot|invalid)\b|n't\b",
+    re.IGNORECASE,
+)
+"""Words of a reply that does not answer."""
+_NAMES = re.compile(
+    r"(?:^|[^a-z])(?:ids?|codes?|status|errors?|isbn|zip|pin|passwords?|phone|serial|account|flight|invoice|booking"
+    r"|reservation|confirmation|tracking|orders?|tickets?|tables?|rooms?|seats?|gates?|pages?|rows?|steps?|versions?"
+    r"|ports?|ranks?|episodes?|chapters?|number|limits?|counts?|years?|dates?|days? of|months?|times?|hour"
+    r"|minute|alarms?|reminders?|latitude|longitude)(?:[^a-z]|$)",
+    re.IGNORECASE,
+)
+"""Words for a number that names a thing, counts results or is part of a date, and is no answer."""
+_IN_CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_BOX = re.compile(r"\\boxed\s*\{")
+_BEHIND_BOX = re.compile(r"[\s.!$*]*|\s*\\[\])][\s.]*")
+_BEFORE_BOX = re.compile(r"(?:\b(?:is|are|equals?|answer)|=|:)[\s:$*(\[\\]*$")
+_ABOUT_LATEX = re.compile(r"latex|amsmath|amssymb|\btex\b|markdown|`", re.IGNORECASE)
 _MOST_BOXED = 100
 """Characters of a value that a reply boxes; a longer one is a derivation."""
 
@@ -83,39 +125,88 @@ def _arguments(turns: Sequence[Message]) -> list[str]:
 
 
 def definite_value(reply: str, outputs: Sequence[str], stated: Sequence[str]) -> str | None:
-    """The value that answers a question: the reply's box, or its only new number, if a tool's reply confirms it.
+    r"""The value that answers a question; None if there is any doubt about it.
+
+    A reply's own box is the value if it is the only one, closed, the end of the reply, and not an example of LaTeX.
+
+    Otherwise it is a number, if all of this holds:
+
+    - Every other number of the reply is one of the question or of a call, and none is written in words.
+    - A sentence of the reply ends by stating it, such as `The total is $12.50.`, without words that limit it.
+    - A tool replied with just this number: a value in its JSON, or a line of its output. It names no thing, as an id
+      or an error's code does.
+    - Neither the question nor a call holds it.
 
     Args:
         outputs: what the tools replied.
         stated: the question and the arguments of calls, whose numbers are not new.
-
-    A number confirms one of the reply if it is the same, or the same rounded to the reply's places. Dates, times and
-    numbers that name a thing, such as an order's, are no values.
     """
-    # Most replies are long and have no box, which this tells at once.
-    if "box" in reply and (box := last_box(reply)) is not None:
-        return box.content.strip() if 0 < len(box.content.strip()) <= _MOST_BOXED else None
-    if not outputs or not _DIGIT.search(reply):
+    if "\\boxed" in reply or "\\fbox" in reply:
+        return _boxed(reply, stated)
+    if not outputs:
         return None
-    matches = list(_NUMBER.finditer(reply))
-    if len(_DIGIT.findall(_NUMBER.sub("", reply))) or any(
-        _LABEL.search(reply[max(0, match.start() - 40) : match.start()]) for match in matches
-    ):
+    known = {_decimal(each) for text in stated for each in _ANY_NUMBER.findall(text)}
+    known |= {abs(each) for each in known}
+    numbers = [_decimal(each) for each in _ANY_NUMBER.findall(reply)]
+    new = {each for each in numbers if abs(each) not in known}
+    if len(new) != 1 or any(each.isnumeric() and not each.isascii() for each in reply):
         return None
-    known = {_decimal(each) for text in stated for each in _NUMBER.findall(text)}
-    new = list(dict.fromkeys(match[0] for match in matches if _decimal(match[0]) not in known))
-    if len({_decimal(each) for each in new}) != 1:
+    found = [match for match in _STATED.finditer(reply) if _decimal_of(match) in new]
+    if len(found) != 1 or sum(each in new for each in numbers) != 1:
         return None
-    places = len(new[0].partition(".")[2])
-    values = [_decimal(each) for text in outputs for each in _NUMBER.findall(text)]
-    if places > _MOST_PLACES or not any(_rounded(value, places) == _decimal(new[0]) for value in values):
+    (match,) = found
+    sentence = re.split(r"(?<=[.!?])\s+|\n", reply[: match.end(2)])[-1]
+    doubtful = any(rule.search(sentence) for rule in (_NUMBER_WORDS, _NO_ANSWER, _NAMES))
+    if doubtful or _NO_ANSWER_AT_ALL.search(reply):
         return None
-    return new[0].replace(",", "").replace("−", "-")
+    if not any(_decimal_of(match) in _values(text) for text in outputs):
+        return None
+    sign = "-" if "-" in match[1] or "−" in match[1] else ""
+    return sign + match[2].replace(",", "")
+
+
+def _boxed(reply: str, stated: Sequence[str]) -> str | None:
+    """The content of a reply's box, if it is the answer."""
+    boxes = list(_BOX.finditer(reply))
+    if len(boxes) != 1 or "\\fbox" in reply or any(_ABOUT_LATEX.search(text) for text in [reply, *stated]):
+        return None
+    depth, start = 0, boxes[0].end()
+    for at in range(start - 1, len(reply)):
+        depth += {"{": 1, "}": -1}.get(reply[at], 0) if reply[at - 1] != "\\" else 0
+        if depth == 0:
+            value = reply[start:at].strip()
+            ends = _BEHIND_BOX.fullmatch(reply, at + 1) is not None
+            states = any(each.isdigit() for each in value) or _BEFORE_BOX.search(reply, 0, boxes[0].start())
+            return value if ends and states and 0 < len(value) <= _MOST_BOXED else None
+    return None
+
+
+def _values(output: str) -> set[Decimal]:
+    """The numbers that a tool replied with: values in its JSON, or whole lines."""
+    try:
+        parsed = json.loads(output, parse_float=Decimal, parse_int=Decimal)
+    except (ValueError, RecursionError):
+        parsed = output.splitlines()
+    values, waiting = set[Decimal](), [parsed]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Decimal):
+            values.add(value)
+        elif isinstance(value, str) and (match := _VALUE.fullmatch(value)):
+            values.add(_decimal(match[1]))
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += [
+                each for key, each in value.items() if not _NAMES.search(_IN_CAMEL_CASE.sub(" ", key))
+            ]
+    return values
+
+
+def _decimal_of(stated: re.Match[str]) -> Decimal:
+    number = _decimal(stated[2])
+    return -number if "-" in stated[1] or "−" in stated[1] else number
 
 
 def _decimal(number: str) -> Decimal:
     return Decimal(number.replace(",", "").replace("−", "-"))
-
-
-def _rounded(value: Decimal, places: int) -> Decimal:
-    return round(value, places) if value.adjusted() + places < _MOST_PLACES else value

@@ -31,7 +31,7 @@ VALUE: dict[str, Any] = {
             "content": "I compute it.",
             "tool_calls": [{"function": {"name": "bmi", "arguments": '{"kg": 70}'}}],
         },
-        {"role": "tool", "content": '{"bmi": 22.857}', "tool_call_id": "call_1"},
+        {"role": "tool", "content": '{"bmi": 22.86}', "tool_call_id": "call_1"},
         {"role": "assistant", "content": "Your BMI is 22.86."},
         {"role": "user", "content": "Thanks!"},
         {"role": "assistant", "content": "Welcome."},
