@@ -56,11 +56,22 @@ class Unavailable(Failure):
     Args:
         retry_after_s: seconds after which the service wants to be asked again at the earliest, if it said so.
         cause: as of `Failure`.
+        timed_out: whether the service had a request for longer than it may take. Otherwise it refused the request, or
+            broke it off.
     """
 
-    def __init__(self, message: str, hint: str = "", retry_after_s: float = 0.0, *, cause: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        hint: str = "",
+        retry_after_s: float = 0.0,
+        *,
+        cause: str = "",
+        timed_out: bool = False,
+    ) -> None:
         super().__init__(message, hint, cause=cause)
         self.retry_after_s = retry_after_s
+        self.timed_out = timed_out
 
 
 class RateLimited(Unavailable):

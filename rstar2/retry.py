@@ -128,7 +128,7 @@ class RetryPolicy:
     Args:
         wait_s: seconds that a service may answer nobody.
         pauses: between the attempts at one request.
-        attempts: how often one request may fail while the service answers others.
+        attempts: how often one request may fail while the service answers others; see `Service`.
         first_answer_s: seconds that a service that has never answered is waited for.
         clock: returns the time in seconds.
         sleep: waits for a number of seconds.
@@ -176,8 +176,12 @@ class RetryPolicy:
 class Service:
     """One service that a run asks. It decides, for all requests to it, whether a failed one is sent again.
 
-    The wait has one clock. It starts with the service's last answer, or with the request if that is later. Nothing is
-    given up while a request that was sent earlier is under way, because the service may be working on it.
+    The wait has one clock. It starts with the first failure after the service's last answer, or with the request if that
+    is later; if that failure is a timeout, with the attempt that was too slow. Nothing is given up while a request that
+    was sent earlier is under way, because the service may be working on it.
+
+    A failure counts against its request only if the service has answered others since the request's failure before it.
+    All failures of one outage therefore count as one, however many there are, and whatever was answered before.
 
     A request that the service refuses for its rate is sent again however often that happens, while the service answers
     others. Fewer requests are then sent at once, and none before the service asks for them.
@@ -194,6 +198,8 @@ class Service:
         self._under_way: dict[object, float] = {}
         """When each attempt under way began."""
         self._away_since: float | None = None
+        self._silent_since: float | None = None
+        """When the clock of the wait started; None while the service answers."""
         self._away_s = 0.0
         self._retries: Counter[str] = Counter()
         self._flow = FlowControl(policy.clock, policy.sleep)
@@ -209,7 +215,7 @@ class Service:
             ServiceGone: the service answers nobody.
         """
         policy = self._policy
-        began, answers_before, failures = policy.clock(), self._answers, 0
+        began, answers_before, failures = policy.clock(), self._answers, 0  # the answers before the last failure
         backoff = _backoff(policy)
         while True:
             began_in = await self._flow.enter()
@@ -233,9 +239,9 @@ class Service:
                 pause_s = backoff.next_s()
                 count_cause(self._retries, error.cause)
             except Unavailable as error:
-                failures += 1
-                self._failed(error.message)
-                others_answered = self._answers > answers_before
+                others_answered, answers_before = self._answers > answers_before, self._answers
+                failures += others_answered or not failures
+                self._failed(error, attempt_began)
                 longest_s = self._longest_pause(error, failures, began, attempt_began, others_answered)
                 pause_s = min(max(backoff.next_s(), error.retry_after_s), longest_s)
                 count_cause(self._retries, error.cause)
@@ -256,7 +262,7 @@ class Service:
         now = self._policy.clock()
         if self._away_since is not None:
             self._away_s += now - self._away_since
-        self.trouble, self._away_since = None, None
+        self.trouble, self._away_since, self._silent_since = None, None, None
         self._answers += 1
         self._last_answer = now
 
@@ -270,10 +276,14 @@ class Service:
         present_s = 0.0 if self._away_since is None else self._policy.clock() - self._away_since
         return Outages(self.name, self._away_s + present_s, dict(self._retries), self._flow.paused_s)
 
-    def _failed(self, message: str) -> None:
-        self.trouble = message
+    def _failed(self, error: Unavailable, attempt_began: float) -> None:
+        self.trouble = error.message
+        now = self._policy.clock()
         if self._away_since is None:
-            self._away_since = self._policy.clock()
+            self._away_since = now
+        if self._silent_since is None:
+            # A service that broke a request off was at work on it until then.
+            self._silent_since = max(attempt_began, self._last_answer) if error.timed_out else now
 
     def _check_pause(self, error: RateLimited, pause_s: float, began: float, attempt_began: float) -> None:
         """Raises ServiceGone if the wait ends before the service is to be asked again."""
@@ -298,10 +308,13 @@ class Service:
         Raises Unavailable or ServiceGone if there is to be no other attempt.
         """
         now = self._policy.clock()
-        if others_answered and (failures >= self._policy.attempts or now - began >= self._wait_s):
+        # Another attempt would most likely take as long.
+        too_slow = error.timed_out and now - attempt_began >= self._wait_s
+        if others_answered and (failures >= self._policy.attempts or too_slow or not self._wait_s):
             raise error
         allowed_s = self._wait_s if self._answers else min(self._wait_s, self._policy.first_answer_s)
-        left_s = allowed_s - (now - max(began, self._last_answer))
+        silent_since = now if self._silent_since is None else self._silent_since
+        left_s = allowed_s - (now - max(began, silent_since))
         if left_s > 0:
             return left_s
         if others_answered or self._others_under_way(attempt_began):

@@ -32,7 +32,7 @@ class Server:
         self.requests += 1
         self.clock.now += self.takes_s
         if self.down:
-            raise Unavailable("connection refused", "Start it.")
+            raise Unavailable("connection refused", "Start it.", timed_out=self.takes_s > 0)
         return "answer"
 
 
@@ -117,6 +117,70 @@ async def test_a_request_that_fails_while_others_are_answered_is_given_up_alone(
     assert await policy.call(server.request) == "answer"
 
 
+@pytest.mark.parametrize("generation_s", [1.0, 3600.0])
+async def test_answers_from_before_an_outage_do_not_count_against_the_requests_it_breaks_off(
+    clock: Clock, generation_s: float
+) -> None:
+    policy, server, attempts = _policy(clock, 300.0), Server(clock), 0
+
+    async def broken_off() -> str:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            await policy.call(server.request)
+            clock.now += generation_s
+            raise Unavailable("connection reset")
+        if clock.now < generation_s + 250.0:
+            raise Unavailable("connection refused")
+        return await server.request()
+
+    assert await policy.call(broken_off) == "answer"
+    assert attempts > 2 * ATTEMPTS
+
+
+async def test_a_request_that_alone_is_broken_off_after_longer_than_the_wait_is_sent_again(clock: Clock) -> None:
+    policy, server, attempts = _policy(clock, 300.0), Server(clock), 0
+    await policy.call(server.request)
+
+    async def broken_off() -> str:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            clock.now += 3600.0
+        if clock.now < 3600.0 + 250.0:
+            raise Unavailable("connection reset")
+        return await server.request()
+
+    assert await policy.call(broken_off) == "answer"
+    server.down = True
+    since = clock.now
+    await _gone(policy, server.request)
+    assert clock.now - since == pytest.approx(300.0)
+
+
+async def test_a_request_that_ends_every_server_it_is_sent_to_is_given_up(clock: Clock) -> None:
+    policy, server, ends = _policy(clock, 300.0), Server(clock), 0
+
+    async def fatal() -> str:
+        nonlocal ends
+        if clock.now < back_at:
+            raise Unavailable("connection refused")
+        await policy.call(server.request)
+        ends += 1
+        fall()
+        raise Unavailable("connection reset")
+
+    back_at = 0.0
+
+    def fall() -> None:
+        nonlocal back_at
+        back_at = clock.now + 30.0
+
+    with pytest.raises(Unavailable, match="connection reset"):
+        await policy.call(fatal)
+    assert ends == ATTEMPTS
+
+
 async def test_a_service_whose_answers_cannot_be_used_is_not_waited_for(clock: Clock) -> None:
     policy, attempts = _policy(clock, 300.0), 0
 
@@ -173,7 +237,7 @@ async def test_a_slow_request_that_fails_while_others_are_answered_is_not_repeat
         attempts += 1
         await policy.call(server.request)
         clock.now += 3600.0
-        raise Unavailable("no answer within an hour")
+        raise Unavailable("no answer within an hour", timed_out=True)
 
     with pytest.raises(Unavailable, match="no answer within an hour"):
         await policy.call(slow)
@@ -196,7 +260,7 @@ async def test_nothing_is_given_up_while_an_earlier_request_is_under_way(clock: 
     assert not later.done()
     answer.set()
     assert await earlier == "answer"
-    with pytest.raises(Unavailable, match="connection refused"):
+    with pytest.raises(ServiceGone, match="connection refused"):
         await later
 
 

@@ -60,7 +60,8 @@ async def _bounds(
             async with asyncio.timeout(_ANSWER_S):
                 return await engine.top_logprobs(ids, TOP)
         except TimeoutError as error:
-            raise EngineUnavailable(f"{engine.name} did not answer within {_ANSWER_S:g} s") from error
+            late = f"{engine.name} did not answer within {_ANSWER_S:g} s"
+            raise EngineUnavailable(late, timed_out=True) from error
 
     async def one(trace: Trace) -> Bounds:
         async with slots:

@@ -281,7 +281,9 @@ async def ask_served(engine: VLLMEngine, retries: RetryPolicy | None = None) -> 
                 return await engine.served()
         except TimeoutError as error:
             raise EngineUnavailable(
-                f"the server at {engine.url} accepts requests but does not answer", "See its log."
+                f"the server at {engine.url} accepts requests but does not answer",
+                "See its log.",
+                timed_out=True,
             ) from error
 
     return await policy.service("engine").call(attempt)

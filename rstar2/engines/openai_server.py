@@ -403,12 +403,11 @@ class OpenAIServer:
         through = f" through the proxy {_without_password(self._proxy)}" if self._proxy else ""
         hint = "Check that the server is running; `rstar2 serve MODEL` starts one."
         if isinstance(error, httpx.ReadTimeout):
-            return EngineUnavailable(
-                f"{self._where} accepts requests but does not answer", hint, cause="no answer in time"
-            )
+            message = f"{self._where} accepts requests but does not answer"
+            return EngineUnavailable(message, hint, cause="no answer in time", timed_out=True)
         if isinstance(error, httpx.ConnectTimeout):
             message = f"{nothing} answers at {self.url}{through}: no connection within {_CONNECT_S:g} seconds"
-            return EngineUnavailable(message, hint, cause="no connection in time")
+            return EngineUnavailable(message, hint, cause="no connection in time", timed_out=True)
         cause = _cause(error)
         if isinstance(error, httpx.ConnectError):
             return EngineUnavailable(f"{nothing} answers at {self.url}{through}: {cause}", hint, cause=cause)

@@ -58,7 +58,7 @@ class RetryingEngine:
                     return await self._engine.generate(prompt_ids, sampling, show if on_tokens else None)
             except TimeoutError as error:
                 late = f"{self.name} did not finish a turn within {self._turn_timeout_s:g} seconds"
-                raise _final(EngineUnavailable(late), shown) from error
+                raise _final(EngineUnavailable(late, timed_out=True), shown) from error
             except EngineUnavailable as error:
                 raise _final(error, shown) from error
 

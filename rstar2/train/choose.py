@@ -4,6 +4,7 @@
 RUN/
   metrics-1.jsonl …          `val/loss` of the steps whose validation loss was measured
   held_out/step-500/ …       what the model of a step makes of the held-out problems, see `rstar2.eval.run`
+  models/step-500/ …         models of sampled steps; of other steps there are checkpoints at most
   chosen.json                the chosen step, the reason, and all measurements
 ```
 """
@@ -16,9 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar2.errors import first_few
 from rstar2.files import read_json, write_json
 from rstar2.train.recipe import Choose, SftRecipe
 from rstar2.train.records.steps import validation_losses
+from rstar2.train.trainer.checkpoints import fault, finished_steps
 
 CHOSEN = "chosen.json"
 HELD_OUT = "held_out"
@@ -153,26 +156,32 @@ def may_be_chosen(recipe: SftRecipe, steps: int) -> list[int]:
 
 
 def best_so_far(recipe: SftRecipe, folder: Path, steps: int) -> int | None:
-    """The best step of those that were measured; None before the first."""
-    best = _best(recipe.chosen_by, _candidates(recipe, measurements(folder), steps))
-    return None if best is None else best.step
+    """The best step of those that were measured and have a model or a checkpoint; None before the first."""
+    ranked = _ranked(recipe, measurements(folder), steps)
+    return next((each.step for each in ranked if _can_be_returned(folder, each.step)), None)
 
 
 def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
-    """Choose the step whose model is returned, and keep the choice in the run's folder."""
+    """Choose the step whose model is returned, and keep the choice in the run's folder.
+
+    A step that has neither a model nor a whole checkpoint cannot be chosen: the recipe may have said at an earlier start
+    that fewer steps are saved, or that others may be chosen. The reason names those that would have been better.
+    """
     measured, by = measurements(folder), recipe.chosen_by
-    candidates = _candidates(recipe, measured, steps)
-    best = _best(by, candidates)
-    if best is None:
+    ranked = _ranked(recipe, measured, steps)
+    there = [each for each in ranked if _can_be_returned(folder, each.step)]
+    gone = [f"{each.step} ({each.text()})" for each in ranked[: ranked.index(there[0]) if there else None]]
+    if not there:
         why = {"held_out": ": no step was sampled", "validation": ": no validation loss was measured"}
-        reason = f"the last step{why.get(by, '')}"
-        choice = Choice(steps, by, reason, measured)
+        reason = f"the last step{'' if gone else why.get(by, '')}"
     else:
         what = "highest accuracy on the held-out problems" if by == "held_out" else "lowest validation loss"
-        others = (
-            f"of the {len(candidates)} steps that could be chosen" if len(candidates) > 1 else "the only one"
-        )
-        choice = Choice(best.step, by, f"{what} ({best.text()}), {others}", measured)
+        others = f"of the {len(there)} steps that could be chosen" if len(there) > 1 else "the only one"
+        reason = f"{what} ({there[0].text()}), {others}"
+    if gone:
+        better, have = ("better steps", "have") if len(gone) > 1 else ("a better step", "has")
+        reason += f"; {better} {have} no checkpoint: {first_few(gone)}"
+    choice = Choice(there[0].step if there else steps, by, reason, measured)
     write_json(folder / CHOSEN, asdict(choice))
     return choice
 
@@ -185,14 +194,24 @@ def read_choice(folder: Path) -> Choice | None:
     return Choice(**{**held, "measured": [Measured(**each) for each in held["measured"]]})
 
 
-def _candidates(recipe: SftRecipe, measured: Sequence[Measured], steps: int) -> list[Measured]:
+def _ranked(recipe: SftRecipe, measured: Sequence[Measured], steps: int) -> list[Measured]:
+    """What was measured of the steps that may be chosen, the best first, of equal ones the earliest."""
     may_be = set(may_be_chosen(recipe, steps))
-    return [each for each in measured if each.step in may_be and _cost(recipe.chosen_by, each) is not None]
+    costs = [(_cost(recipe.chosen_by, each), each) for each in measured if each.step in may_be]
+    ranked = sorted((cost, each.step, each) for cost, each in costs if cost is not None)
+    return [each for *_, each in ranked]
 
 
-def _best(by: Choose, candidates: Sequence[Measured]) -> Measured | None:
-    """The candidate of the least cost, of equal ones the earliest."""
-    return min(candidates, key=lambda each: (_cost(by, each), each.step), default=None)
+def step_model(folder: Path, step: int) -> Path:
+    """The folder for the model of a step before the choice, or of an earlier step of RL."""
+    return folder / "models" / f"step-{step}"
+
+
+def _can_be_returned(folder: Path, step: int) -> bool:
+    """Whether a step has a model, or a checkpoint to make one of."""
+    checkpoints = folder / "checkpoints"
+    saved = step in finished_steps(checkpoints) and fault(checkpoints / f"global_step_{step}") is None
+    return saved or step_model(folder, step).is_dir()
 
 
 def _cost(by: Choose, measured: Measured) -> float | None:

@@ -49,7 +49,7 @@ from rstar2.loop.model_folder import write_format
 from rstar2.loop.turns.choose import load_codec
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.answers import readable_rows
-from rstar2.train.choose import best_so_far, choose, held_out_steps, results_of
+from rstar2.train.choose import best_so_far, choose, held_out_steps, results_of, step_model
 from rstar2.train.command import (
     ROUTER_FILE,
     SFT_KEEP,
@@ -214,7 +214,7 @@ def run_sft(
         for step in held_out_steps(recipe, steps) if evaluate else ():
             if evaluate and results_of(folder, step) is None:
                 start = start_until(step)
-                model = _model_of(start, step)
+                model = step_model(start.folder, step)
                 _export(start, _trained(start, on_step), model)
                 evaluate(step, model)
                 _keep_best_model(recipe, folder, steps)
@@ -239,7 +239,7 @@ def _keep_best_model(recipe: SftRecipe, folder: Path, steps: int) -> None:
 
 def _take(start: Start, step: int) -> None:
     """Make the chosen step's model that of the stage; it may have been made for an evaluation."""
-    made = _model_of(start, step)
+    made = step_model(start.folder, step)
     if made.is_dir():
         made.rename(start.folder / "model")
     else:
@@ -410,7 +410,7 @@ def _tend_checkpoints(start: Start, failed: set[int]) -> None:
     """
     for step in _steps_without_model(start, failed):
         try:
-            _export(start, start.checkpoints / f"global_step_{step}", _model_of(start, step))
+            _export(start, start.checkpoints / f"global_step_{step}", step_model(start.folder, step))
         except Failure as failure:  # no reason to end the training
             failed.add(step)
             start.warn(f"{failure.message}; step {step} has no model")
@@ -426,12 +426,8 @@ def _steps_without_model(start: Start, failed: set[int]) -> list[int]:
     return [
         step
         for step in finished_steps(start.checkpoints)
-        if every and step % every == 0 and step not in failed and not _model_of(start, step).is_dir()
+        if every and step % every == 0 and step not in failed and not step_model(start.folder, step).is_dir()
     ]
-
-
-def _model_of(start: Start, step: int) -> Path:
-    return start.folder / "models" / f"step-{step}"
 
 
 def _export(start: Start, checkpoint: Path, model: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import numpy as np
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.train.choose import choose, measurements, read_choice
+from rstar2.train.choose import best_so_far, choose, measurements, read_choice
 from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.start_checks import SftPlan, plan_sft
+from rstar2.train.trainer.checkpoints import POINTER
 
 ANIMALS = ("apple", "bear", "cat", "dog", "eel", "fox", "goat", "hen", "ibis", "jay")
 OTHERS = ("moon", "sun", "sea", "hill", "road", "tree", "house", "stone", "cloud", "river")
@@ -88,6 +91,19 @@ def test_of_a_validation_file_what_is_trained_on_is_left_out(model: Path) -> Non
         planned(model, questions(2), *changes)
 
 
+def checkpoint(folder: Path, step: int) -> Path:
+    """A checkpoint of one rank, of the files that are looked at, as the last that was finished."""
+    made = folder / "checkpoints" / f"global_step_{step}"
+    made.mkdir(parents=True)
+    (made / "fsdp_config.json").write_text(json.dumps({"world_size": 1}))
+    parts = (f"{part}_world_size_1_rank_0.pt" for part in ("model", "optim", "extra_state"))
+    for name in (*parts, "data_0.pt"):
+        with zipfile.ZipFile(made / name, "w") as file:
+            file.writestr("x", "x")
+    (folder / "checkpoints" / POINTER).write_text(str(step))
+    return made
+
+
 def measured(folder: Path, losses: dict[int, float | None], accuracies: dict[int, float]) -> None:
     """What a run writes of its steps."""
     lines = [
@@ -123,6 +139,8 @@ def test_the_recipe_says_which_measure_chooses(
 ) -> None:
     # Step 25 is the best, but it is not saved; of equal ones the earliest is chosen.
     measured(tmp_path, {5: 0.9, 10: 0.6, 20: 0.4, 25: 0.1, 30: 0.5}, {15: 0.25, 30: 0.25})
+    for saved in (10, 15, 20, 25, 30):
+        checkpoint(tmp_path, saved)
     choice = choose(sft_recipe("laptop", ["checkpoint_every=10", *changes]), tmp_path, 30)
     assert choice.step == step
     assert choice.reason.startswith(reason)
@@ -132,8 +150,41 @@ def test_the_recipe_says_which_measure_chooses(
 
 def test_a_loss_that_is_no_number_is_not_chosen(tmp_path: Path) -> None:
     measured(tmp_path, {10: None, 20: 0.4}, {})
+    checkpoint(tmp_path, 20)
     recipe = sft_recipe("laptop", ["checkpoint_every=10"])
     assert choose(recipe, tmp_path, 20).step == 20
     measured(tmp_path, {10: None}, {})
     assert choose(recipe, tmp_path, 20).reason == "the last step: no validation loss was measured"
     assert [each.step for each in measurements(tmp_path)] == [10]
+
+
+def test_a_step_without_a_checkpoint_is_not_chosen_and_the_reason_names_it(tmp_path: Path) -> None:
+    """A run that saved each 100th step at first, and was resumed with each 2nd."""
+    measured(tmp_path, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 5: 0.5, 6: 0.6}, {})
+    recipe = sft_recipe("laptop", ["checkpoint_every=2", "validation.every=1"])
+    last = checkpoint(tmp_path, 6)
+    choice = choose(recipe, tmp_path, 6)
+    assert choice.text == (
+        "step 6: lowest validation loss (validation loss 0.6), the only one; better steps have no checkpoint: "
+        "2 (validation loss 0.2), 4 (validation loss 0.4)"
+    )
+    assert best_so_far(recipe, tmp_path, 6) == 6, "it is kept"
+    shutil.rmtree(last)
+    checkpoint(tmp_path, 4)
+    assert best_so_far(recipe, tmp_path, 6) == 4
+    (tmp_path / "checkpoints" / "global_step_4" / "data_0.pt").write_bytes(b"cut short")
+    assert best_so_far(recipe, tmp_path, 6) is None
+    (tmp_path / "models" / "step-2").mkdir(parents=True)
+    assert choose(recipe, tmp_path, 6).step == 2, "a model that was made for an evaluation is enough"
+
+
+def test_another_measure_chooses_among_the_models_that_are_left(tmp_path: Path) -> None:
+    measured(tmp_path, {10: 0.1, 20: 0.4, 30: 0.5}, {15: 0.5})
+    checkpoint(tmp_path, 20)
+    checkpoint(tmp_path, 30)
+    recipe = sft_recipe("laptop", ["checkpoint_every=10", "held_out.data=x", "held_out.every=15"])
+    choice = choose(recipe, tmp_path, 30)
+    assert (choice.by, choice.step) == ("held_out", 30)
+    assert choice.reason.startswith("the last step; a better step has no checkpoint: 15 (accuracy 50.0%")
+    validation = sft_recipe("laptop", ["checkpoint_every=10", "choose=validation"])
+    assert choose(validation, tmp_path, 30).step == 20

@@ -79,7 +79,8 @@ class Notebook:
                 async with asyncio.timeout(wait_s):
                     await self._context.sessions.acquire()
             except TimeoutError as error:
-                raise Unavailable(f"no session became free within {wait_s:g} s") from error
+                late = f"no session became free within {wait_s:g} s"
+                raise Unavailable(late, timed_out=True) from error
             self._opening = asyncio.create_task(self._open())
         try:
             # A rollout that is cancelled must still learn of the session, to close it.
