@@ -96,7 +96,11 @@ class FilterSettings(Strict):
 
     @model_serializer(mode="wrap")
     def _without_unset_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `figures` and `patterns` if they are not set: cards of earlier versions lack them."""
         values: dict[str, Any] = serialize(self)
+        unset = self.unset_keys()
+        return {key: value for key, value in values.items() if key not in unset}
+
+    def unset_keys(self) -> set[str]:
+        """Returns the keys that are left out because they are not set: cards of earlier versions lack them."""
         unset = {"figures": self.figures == Figures(), "patterns": not self.patterns}
-        return {key: value for key, value in values.items() if not unset.get(key)}
+        return {key for key, is_unset in unset.items() if is_unset}

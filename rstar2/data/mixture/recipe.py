@@ -88,11 +88,9 @@ class MixtureRecipe(FilterSettings):
             for name, each in self.sources.items()
         }
 
-    @model_serializer(mode="wrap")
-    def _without_answer_form(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `answer_form` if it is not set, as in the cards of sets that earlier versions made."""
-        values: dict[str, Any] = serialize(self)
-        return {key: value for key, value in values.items() if key != "answer_form" or value is not None}
+    def unset_keys(self) -> set[str]:
+        """Returns the keys that are left out because they are not set: cards of earlier versions lack them."""
+        return super().unset_keys() | ({"answer_form"} if self.answer_form is None else set())
 
 
 @dataclass(frozen=True)
