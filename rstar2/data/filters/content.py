@@ -127,11 +127,13 @@ def _named(labels: Sequence[str]) -> re.Pattern[str]:
     return re.compile(rf"\b(?:[Pp]art|[Qq]uestion|[Tt]ask|Q) ?\(?({'|'.join(labels)})\)?[:.)]")
 
 
-_LABELS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
-    *((labels, _labelled(labels)) for labels in (_LETTER_LABELS, _ROMAN_LABELS, _NUMBER_LABELS)),
-    *((labels, _named(labels)) for labels in (_LETTER_LABELS, _CAPITAL_LABELS, _NUMBER_LABELS)),
+_LABELS = tuple((labels, _labelled(labels)) for labels in (_LETTER_LABELS, _ROMAN_LABELS, _NUMBER_LABELS))
+"""Labels of parts, of each kind: (a), a) with a space behind it, and `a.` that begins a line."""
+_NAMED_LABELS = tuple(
+    (labels, _named(labels)) for labels in (_LETTER_LABELS, _CAPITAL_LABELS, _NUMBER_LABELS)
 )
-"""Labels of parts, of each kind: (a), a) with a space behind it, and `a.` that begins a line; 'Part A:', 'Q1.'."""
+"""Labels with a word, as in 'Part A:' and 'Q1.'."""
+_LABEL_WORDS = ("Part", "part", "Question", "question", "Task", "task", "Q")
 _ITEM = re.compile(r"\\item\b(?:\s?\[[^\]]{0,20}\])?")
 
 _LETTERS = ("A", "B", "C", "D", "E")
@@ -235,18 +237,23 @@ def proof(text: str) -> str | None:
 def questions(text: str) -> str | None:
     """Returns the two first labelled parts of a problem that ask something; None if it has fewer."""
     words = searched(text)
-    for parts in (*_labelled_parts(words), _ITEM.split(words)[1:]):
+    for parts in _parts_of_each_kind(words):
         asking = [part for part in parts if _PART_ASKS.search(part)]
         if len(asking) >= 2:
             return " … ".join(part.strip()[: _MAX_DETAIL_CHARS // 2 - 5] for part in asking[:2])
     return None
 
 
-def _labelled_parts(words: str) -> Iterator[list[str]]:
-    """Yields the parts of a text for each kind of label that it has."""
+def _parts_of_each_kind(words: str) -> Iterator[list[str]]:
+    """Yields the parts of a text for each kind of label that it may have."""
     for labels, expression in _LABELS:
-        if any(all(f"{label}{sign}" in words for label in labels[:2]) for sign in ").:"):
+        if any(all(f"{label}{sign}" in words for label in labels[:2]) for sign in ")."):
             yield _parts(words, expression, labels)
+    if any(word in words for word in _LABEL_WORDS):
+        for labels, expression in _NAMED_LABELS:
+            yield _parts(words, expression, labels)
+    if "\\item" in words:
+        yield _ITEM.split(words)[1:]
 
 
 def choices(text: str) -> str | None:
@@ -258,7 +265,8 @@ def choices(text: str) -> str | None:
             re.search(r"\w", option) and len(option) <= _MAX_OPTION_CHARS for option in options[: least - 1]
         ):
             return _shortened(options)
-    for expression in (_SMALL_IN_PARENTHESES, _SMALL_WITH_PARENTHESIS):
+    has_small = all(f"{letter})" in words for letter in "abcd")
+    for expression in (_SMALL_IN_PARENTHESES, _SMALL_WITH_PARENTHESIS) if has_small else ():
         options = _parts(words, expression, tuple("abcde"))
         if len(options) >= 4 and all(
             re.search(r"\w", option) and len(option) <= _MAX_SMALL_OPTION_CHARS for option in options
@@ -276,6 +284,9 @@ def _shortened(options: Sequence[str]) -> str:
 
 def link(text: str) -> str | None:
     """Returns the first web address of a text."""
+    lower = text.lower()
+    if "http" not in lower and "www." not in lower:
+        return None
     address = _LINK.search(without_drawings(text))
     return address[0] if address else None
 
