@@ -468,7 +468,7 @@ def test_marks_of_a_format_are_not_taken() -> None:
     for text in ("<thinking>", "</reasoning>", "<answer id=1>", "<\uff5ctool\u2581calls\u2581begin\uff5c>"):
         assert fault_of("Yes, it is.", text, "stop", Rewrite(model="m", shortest=0, longest=9)), text
     code = "x: list[int] = a[i_1] | b; f <b>bold</b> <span> 1 <x|y> 2 |> g; [link_a](u/think)"
-    assert fault_of(code, code, "stop", Rewrite(model="m")) == ""
+    assert fault_of(code, f"{code}, h", "stop", Rewrite(model="m")) == ""
     assert fault_of("Yes.", "It is < 3.\n```\nx\n```", "stop", Rewrite(model="m", longest=9)) == ""
 
 
