@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema_rs
 
 from rstar2.data.rows import Refused, parsed, strict_json, unicode_text
+from rstar2.loop.turns.tags import THOUGHT_TAG
 
 Message = dict[str, Any]
 BAD_CALL = "bad call"
@@ -69,8 +70,7 @@ _INTRODUCTION = re.compile(
     r"(?:(?<=[.!?\n])|^)(?!\s*You are)[^.!?\n]*\b(?:functions?|tools?|APIs?)\b[^.!?\n]*[:-]\s*$",
     re.IGNORECASE,
 )
-_EMPTY_THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*")
-_THOUGHT = re.compile(r"</?think>")
+_EMPTY_THOUGHT = re.compile(rf"\s*{THOUGHT_TAG.pattern}\s*</(?P=name)>\s*")
 
 _NAMED_TOOLS = re.compile(
     r"\b(?:functions?|tools?|APIs?)\b|</?(?:function|tool)|\bdef \w+\(|\"name\"\s*:", re.IGNORECASE
@@ -226,15 +226,16 @@ def without_introduction(text: str) -> str:
 
 
 def without_empty_thought(answer: Any) -> Any:
-    """An answer without the empty `<think></think>` that models write if reasoning is off.
+    """An answer without the empty thought, such as `<think></think>`, that models write if reasoning is off.
 
     Raises:
         Refused: the answer has a thought.
     """
     if not isinstance(answer, str):
         return answer
-    text = _EMPTY_THOUGHT.sub("", answer)
-    if tag := _THOUGHT.search(text):
+    empty = _EMPTY_THOUGHT.match(answer)
+    text = answer[empty.end() :] if empty else answer
+    if tag := THOUGHT_TAG.search(text):
         raise Refused("reasoning", f"the answer has {tag[0]}, though its reasoning is off")
     return text
 
@@ -257,7 +258,9 @@ def _call_in(text: str, tools: Tools) -> str:
     if marked := _MARKED_CALL.search(plain):
         return text[marked.start() :][:80]
     for name in (each for each in tools.names if each in text):
-        written = rf"(?<!\w){re.escape(name)}\s*\(\s*(?:\)|[\w-]+\s*[=:]|[\"'“{{\[])|[\[(]\s*{re.escape(name)}\s*:"
+        written = (
+            rf"(?<!\w){re.escape(name)}\s*\(\s*(?:\)|[\w-]+\s*[=:]|[\"'“{{\[])|[\[(]\s*{re.escape(name)}\s*:"
+        )
         if match := re.search(written, plain):
             return text[match.start() :][:80]
     return ""

@@ -40,7 +40,14 @@ _KINDS: dict[str, PartKind] = {
 _PART_TAG = re.compile("|".join(_KINDS))
 _ANY_TAG = re.compile("|".join([*_KINDS, OPEN, CLOSE, REPLY, REPLY_END]))
 _CONTROL_TAG = re.compile("|".join((*REASONING_STARTS, *REASONING_ENDS, OPEN, CLOSE, REPLY, REPLY_END)))
-_REASONING_TAG = re.compile("|".join((*REASONING_STARTS, *REASONING_ENDS)))
+THOUGHT_TAG = re.compile(r"<(?P<end>/?)(?P<name>(?:\w{1,20}:)?(?:think(?:ing)?|thoughts?|reason(?:ing)?))>")
+"""The tags around a thought in our formats and those of other models: `<thinking>`, `<seed:think>`."""
+_CHANNELS = re.compile(
+    r"\s*(?:(?:<\|start\|>assistant)?<\|channel\|>|analysis(?=.*assistantfinal))", re.DOTALL
+)
+"""What begins a turn in the channels of gpt-oss; without special tokens if a server leaves those out."""
+_FINAL_CHANNEL = re.compile(r".*(?:<\|channel\|>final[^<]*<\|message\|>|assistantfinal)", re.DOTALL)
+_END_OF_CHANNEL = re.compile(r"\s*<\|(?:return|end)\|>\s*\Z")
 _CLOSED_ANSWER = re.compile(f"{ANSWER}.*?{ANSWER_END}", re.DOTALL)
 BOX = re.compile(r"(?:\\(?:boxed|fbox)|(?<![\\A-Za-z])boxed(?=\{))\s*(?=[{\d])")
 """What begins a boxed answer, which counts in a turn beside our tags."""
@@ -150,15 +157,17 @@ def after_leading_thought(text: str) -> str | None:
     The thought may lack the tag that begins it, because a template that begins the thought keeps the tag in the prompt.
     Returns None if the thought does not end.
     """
-    tag = _REASONING_TAG.search(text)
+    if _CHANNELS.match(text):
+        final = _FINAL_CHANNEL.match(text)
+        return _END_OF_CHANNEL.sub("", text[final.end() :]).lstrip() if final else None
+    tag = THOUGHT_TAG.search(text)
     if tag is None:
         return text
-    if tag[0] in REASONING_ENDS:
+    if tag["end"]:
         return text[tag.end() :].lstrip()
     if text[: tag.start()].strip():
         return text
-    closing = REASONING_ENDS[REASONING_STARTS.index(tag[0])]
-    _, end, rest = text[tag.end() :].partition(closing)
+    _, end, rest = text[tag.end() :].partition(f"</{tag['name']}>")
     return rest.lstrip() if end else None
 
 
