@@ -341,7 +341,9 @@ def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
 def _answered(reply: Message, waiting: dict[str, int]) -> int:
     """The number of the call that a tool's reply answers, taken out of those that wait for theirs."""
     if not waiting:
-        raise Refused("malformed", "a tool's reply without a call")
+        raise Refused(
+            "malformed", "a tool's reply without a call in tool_calls, or in tags that end a message"
+        )
     given = reply.get("tool_call_id") or next(iter(waiting))
     if given not in waiting:
         raise Refused("malformed", f"a tool's reply to {given!r}, which is no open call")

@@ -208,7 +208,7 @@ def _following(messages: Sequence[Message], wording: Wording) -> list[bool]:
 def _has_form(turn: Message) -> bool:
     """Whether a turn has a thought or an answer block of ours, and does not only mention a tag."""
     content = turn.get("content") or ""
-    return tags.leading_thought(content) is not None or tags.closed_answer_blocks(content) > 0
+    return tags.leading_thought(content) is not None or tags.ending_answer(content) is not None
 
 
 def _with_system_text(

@@ -137,8 +137,8 @@ class CodecOf:
 
 
 @lru_cache(maxsize=1)
-def _loaded(how: CodecOf) -> ChatCodec:
-    return taught_codec(how.named, how.model)
+def _loaded(codec: CodecOf) -> ChatCodec:
+    return taught_codec(codec.named, codec.model)
 
 
 def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: None) -> EncodedData:
@@ -149,9 +149,9 @@ def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: Non
         Failure: the disk is full, or a process died.
     """
     content = sha256(data)
-    about = {"data": content, "codec": codec.digest, "code": _code_digest()}
+    made_of = {"data": content, "codec": codec.digest, "code": _code_digest()}
     with _store(data) as store:
-        folder = store / f"{data.name}-{json_digest(about, 16)}"
+        folder = store / f"{data.name}-{json_digest(made_of, 16)}"
         if (folder / _RECORD).exists():
             return EncodedData(folder, content)
         # What a killed process left, and what is of a file that was replaced by now.
@@ -163,7 +163,7 @@ def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: Non
         try:
             with whole_folder(folder) as part:
                 form = _encode(data, content, codec, part, on_rows)
-                write_json(part / _RECORD, {"file": data.name, **about, "form": form.as_json()})
+                write_json(part / _RECORD, {"file": data.name, **made_of, "form": form.as_json()})
         except OSError as error:
             raise Failure(
                 f"cannot write to {folder}: {error.strerror or error}",
@@ -186,13 +186,13 @@ def groups_of(parts: list[EncodedData]) -> Numbers:
         starts = {part.digest: int(start) for part, start in zip(parts, rows.starts, strict=False)}
         groups = np.arange(rows.starts[-1])
         scratch = file.with_suffix(f".{os.getpid()}.scratch")
-        for later, found in near_duplicates(rows, Near(words=1), scratch):
-            digest, _, number = found["near"].partition(":")
+        for later, earlier in near_duplicates(rows, Near(words=1), scratch):
+            digest, _, number = earlier["near"].partition(":")
             groups[later] = starts[digest] + int(number)
         with whole_path(file) as part_file, part_file.open("wb") as opened:
             np.save(opened, groups)
-    found_groups: Numbers = np.load(file)
-    return found_groups
+    loaded: Numbers = np.load(file)
+    return loaded
 
 
 @contextmanager
@@ -217,12 +217,12 @@ def _code_digest() -> str:
     """A digest of the code that makes token ids of conversations, and of the version of the tokenizers' library."""
     import tokenizers
 
-    found = hashlib.sha256(f"{rstar2.__version__} {tokenizers.__version__}".encode())
+    digest = hashlib.sha256(f"{rstar2.__version__} {tokenizers.__version__}".encode())
     modules = (answer_form, taught, conversations, form_check)
     files = [Path(module.__file__) for module in modules if module.__file__]
     for file in (*sorted(Path(turns.__file__).parent.glob("*.py")), *files, Path(__file__)):
-        found.update(file.read_bytes())
-    return found.hexdigest()
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -266,9 +266,18 @@ class _Encoder:
             for number, row in enumerate(rows, piece.first - 1)
         ]
         questions = pa.RecordBatch.from_pylist(asked, schema=schema_of("conversations"))
-        samples = batch_of([encode(row, codec) for row in rows])
+        samples = batch_of([self._sample(row, piece, number) for number, row in enumerate(rows, piece.first)])
         form = check_form(rows, codec.wording, piece.first)
         return _EncodedPiece(encoded(samples), encoded(questions), form)
+
+    def _sample(self, row: dict[str, Any], piece: _Piece, number: int) -> Encoded:
+        try:
+            return encode(row, self.codec.load())
+        except UserError as error:
+            raise UserError(
+                f"{piece.file}, row {number}: {error.message}",
+                "Take the row out, or teach a format that can write it (--set format=…).",
+            ) from error
 
 
 def _checked(piece: _Piece) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from rstar2.engines.models import find_model
 from rstar2.errors import UserError
 from rstar2.files import read_json
 from rstar2.loop.trace import Trace, Turn, read_traces
+from rstar2.loop.turns import tags
 from rstar2.loop.turns.choose import load_codec
 from rstar2.loop.turns.codec import ChatCodec, Message
 from rstar2.loop.turns.template import TemplateCodec
@@ -111,17 +112,17 @@ class _TraceOrigin(Origin):
 
 
 def _files(run: Path) -> tuple[Path, ...]:
-    found = (
+    files = (
         [run]
         if run.is_file()
         else [*sorted(run.glob("**/traces.jsonl")), *sorted(run.glob("**/traces/step-*.jsonl"))]
     )
-    if not found:
+    if not files:
         raise UserError(
             f"{run} has no traces",
             "Give the folder of an evaluation, or of a training run that keeps traces (traces_per_step).",
         )
-    return tuple(found)
+    return tuple(files)
 
 
 def _model_of(run: Path) -> Path:
@@ -214,12 +215,13 @@ def _loaded(model: Path) -> ChatCodec:
 def conversation_of(trace: Trace, codec: ChatCodec) -> dict[str, Any]:
     """The columns of a conversation that a model wrote: texts as it wrote them, and its own token ids.
 
-    Refused if the trace was written in another format than the codec's.
+    The question is the problem alone: every format puts its own text around it (`rstar2.data.taught`). Refused if the
+    trace was written in another format than the codec's.
     """
-    messages: list[Message] = list(codec.format.messages(trace.problem))
-    tools = codec.format.shown_tools or []
-    if codec.prompt(messages) != trace.prompt_ids:
+    if codec.prompt(codec.format.messages(trace.problem)) != trace.prompt_ids:
         raise Refused("another format", "its prompt is not what the model's format makes of the problem")
+    messages: list[Message] = [{"role": "user", "content": trace.problem}]
+    tools = codec.format.shown_tools or []
     ids = [*trace.prompt_ids, *trace.response_ids]
     mask = [*[0] * len(trace.prompt_ids), *trace.response_mask]
     for turn in trace.turns:
@@ -239,4 +241,7 @@ def _message(turn: Turn, trace: Trace, codec: ChatCodec, tools: list[Message]) -
     if isinstance(codec, TemplateCodec):
         return {"role": "assistant", "content": codec.turn_start + turn.text}
     before = [*trace.prompt_ids, *trace.response_ids[: turn.start]]
-    return codec.message(trace.response_ids[turn.start : turn.end], before, tools)[0]
+    message = codec.message(trace.response_ids[turn.start : turn.end], before, tools)[0]
+    if thought := message.pop("reasoning_content", ""):
+        message["content"] = tags.thought_first(thought, message["content"])
+    return message

@@ -146,7 +146,8 @@ def test_a_mixture_keeps_the_tokens_beside_other_conversations(model: Path) -> N
     codec = load_codec(model)
     sample = encode(mixed[0], codec)
     assert sample.input_ids.tolist() == rows[0]["tokens"]["input_ids"]
-    again = encode({**mixed[0], "tokens": None}, codec)
+    assert mixed[0]["messages"][0]["content"] == "What is a?", "each format puts its own text around it"
+    again = encode({**mixed[0], "tokens": {**mixed[0]["tokens"], "codec": "another"}}, codec)
     assert again.input_ids.tolist() == sample.input_ids.tolist(), "the messages say the same"
 
 

@@ -166,7 +166,7 @@ def test_data_that_contradicts_its_system_text_or_the_reward_is_named_at_the_sta
     assert warned({"messages": [GOOD[0], form]}, {"messages": GOOD}) == []
     (both,) = warned({"messages": [GOOD[0], form]}, {"messages": GOOD}, {"messages": asked})
     assert both.startswith(
-        "1 of 2 turns do not keep the form that their own system text or question asks for"
+        "1 of 2 turns does not keep the form that their own system text or question asks for"
     )
     assert "the first in conversation 3" in both
     (never,) = warned({"messages": GOOD})

@@ -40,7 +40,8 @@ DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
 }
 """Where sources are named, and no recipe."""
 DEFAULT_ANSWER_FORM = 0.5
-"""The share of conversations in the form that RL rewards, where sources are named, and no recipe."""
+"""The share of conversations in the form that RL rewards, if sources are named, and no recipe. Of a user's own files it
+is 0."""
 _OWN = (".json", ".jsonl", ".parquet")
 
 
@@ -225,10 +226,15 @@ def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path], li
         **{name: load_source(reference) for name, reference in users.items()},
     }
     kind = _one_kind({every[each].kind: each for each in names})
-    settings = {each: {"object": users[each]} if each in users else {} for each in names}
+    settings: dict[str, dict[str, Any]] = {
+        each: {"object": users[each]} if each in users else {} for each in names
+    }
     values: dict[str, Any] = {"sources": settings, "filters": DEFAULT_FILTERS[kind]}
-    if kind == "conversations":
+    if kind == "conversations" and own.keys() < set(names):
+        # What is in a user's own file is taught as it is, unless the user says otherwise.
         values["answer_form"] = DEFAULT_ANSWER_FORM
+        for each in own:
+            settings[each]["answer_form"] = 0.0
     return values, "+".join(names), own, []
 
 

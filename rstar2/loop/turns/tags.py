@@ -176,11 +176,11 @@ def leading_thought(text: str) -> tuple[str, str] | None:
         return None
     if start := _THOUGHT_START.match(text):
         thought, end, rest = text[start.end() :].partition(f"</{start[1]}>")
-        return (thought.strip(), rest.lstrip()) if end else None
+        return (thought.strip("\n"), rest.lstrip()) if end else None
     end_tag = _LOST_START.search(text)
     if end_tag is None or f"<{end_tag[1] or end_tag[2]}>" in text[: end_tag.start()]:
         return None
-    return text[: end_tag.start()].strip(), text[end_tag.end() :].lstrip()
+    return text[: end_tag.start()].strip("\n"), text[end_tag.end() :].lstrip()
 
 
 def unfinished_thought(text: str) -> tuple[str, str] | None:

@@ -553,27 +553,29 @@ def test_a_share_of_the_conversations_is_marked_for_the_form_that_rl_rewards(tmp
     source = conversations(tmp_path / "it.jsonl", 60)
     cards = {}
     for name, overrides in {
-        "default": [],
+        "half": ["answer_form=0.5"],
         "again": ["answer_form=0.5"],
-        "seed": ["seed=2"],
+        "seed": ["answer_form=0.5", "seed=2"],
+        "own": [],
         "all": ["answer_form=1"],
         "none": ["answer_form=1", "sources.it.answer_form=0"],
     }.items():
         cards[name] = prepare(plan(source, filters=[], overrides=overrides), tmp_path / name, Silent())
     found = {name: marked(tmp_path / name) for name in cards}
-    assert 15 < len(found["default"]) < 45
-    assert found["default"] == found["again"] != found["seed"]
-    assert (len(found["all"]), len(found["none"])) == (60, 0)
+    assert 15 < len(found["half"]) < 45
+    assert found["half"] == found["again"] != found["seed"]
+    assert [len(found[name]) for name in ("all", "none", "own")] == [60, 0, 0]
     forms = {name: card.sources["it"]["form"] for name, card in cards.items()}
-    chosen = len(found["default"])
+    chosen = len(found["half"])
     # The system texts of their own ask for what no turn does.
-    assert forms["default"] == {
+    assert forms["half"] == {
         **{"share": 0.5, "suitable": 60, "marked": chosen, "conversations": 120, "rewarded_endings": chosen},
         **{"turns": 240, "demanded_turns": 120 + 2 * chosen, "compliant_turns": 60 + 2 * chosen},
+        **{"unlearnt_turns": 0, "lost_thoughts": 0, "mixed": 0},
     }
-    assert f"| it | 50% | 60 | {chosen} | {chosen} | 240 | " in (tmp_path / "default/card.md").read_text()
-    shown = form_by_source(open_prepared(tmp_path / "default"), wording_of(ours()))["it"]
-    assert shown == {key: forms["default"][key] for key in shown}
+    assert f"| it | 50% | 60 | {chosen} | {chosen} | 240 | " in (tmp_path / "half/card.md").read_text()
+    shown = form_by_source(open_prepared(tmp_path / "half"), wording_of(ours()))["it"]
+    assert shown == {key: forms["half"][key] for key in shown}
 
 
 def test_a_set_without_the_column_is_still_read(tmp_path: Path) -> None:
