@@ -215,11 +215,7 @@ class Service:
             ServiceGone: the service answers nobody.
         """
         policy = self._policy
-        began, answers_before, failures = (
-            policy.clock(),
-            self._answers,
-            0,
-        )  # the answers before the last failure
+        began, answers_before, failures = policy.clock(), self._answers, 0  # the answers before the last failure
         backoff = _backoff(policy)
         while True:
             began_in = await self._flow.enter()
