@@ -204,7 +204,7 @@ class _TraceReader:
         if key not in self.chosen:
             most = self.selection.per_problem
             raise Refused("others of its problem are taken", f"the same text, or {most} with less penalty")
-        return {"id": key, **conversation_of(trace, _loaded(self.model))}
+        return {"id": key, **conversation_columns(trace, _loaded(self.model))}
 
 
 @lru_cache(maxsize=1)
@@ -212,7 +212,7 @@ def _loaded(model: Path) -> ChatCodec:
     return load_codec(model)
 
 
-def conversation_of(trace: Trace, codec: ChatCodec) -> dict[str, Any]:
+def conversation_columns(trace: Trace, codec: ChatCodec) -> dict[str, Any]:
     """The columns of a conversation that a model wrote: texts as it wrote them, and its own token ids.
 
     The question is the problem alone: every format puts its own text around it (`rstar2.data.taught`). Refused if the

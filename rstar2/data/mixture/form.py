@@ -69,11 +69,11 @@ class AnswerForm:
 
     def marks(self, rows: Candidates) -> Iterator[Any]:
         """For each record batch with rows left, in order, the column that says which of them are taught so."""
-        for found in mapped(_Marking(self._shares, self._seed, wording_of(ours())), rows.groups()):
-            self._suitable[found.source] += found.suitable
-            self._marked[found.source] += sum(found.marks)
-            self._counts[found.source] += found.counts
-            yield pa.array(found.marks, pa.bool_())
+        for marked in mapped(_Marking(self._shares, self._seed, wording_of(ours())), rows.groups()):
+            self._suitable[marked.source] += marked.suitable
+            self._marked[marked.source] += sum(marked.marks)
+            self._counts[marked.source] += marked.counts
+            yield pa.array(marked.marks, pa.bool_())
 
     def card(self, source: str) -> dict[str, int | float]:
         """What the card says of a source: the share, `suitable` and `marked` conversations, and `FormCounts`."""
