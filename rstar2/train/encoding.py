@@ -11,14 +11,20 @@ data/sft/.rstar2-encoded/           beside the data; in the user's cache if that
 ```
 A folder appears by rename when it is whole. A process that waits for another's encoding uses its result. Everything
 that decides the token ids is in the folder's name, the code that makes them included.
+
+A process holds a shared lock on the `record.json` of each encoding that it uses. Whoever looks for an encoding removes
+those that nobody can use any more and no process holds: of another version of the code, or of a file that was changed
+or removed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import math
 import os
 import shutil
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -152,14 +158,9 @@ def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: Non
     about = {"data": content, "codec": codec.digest, "code": _code_digest()}
     with _store(data) as store:
         folder = store / f"{data.name}-{json_digest(about, 16)}"
+        _remove_unusable(store, data, content)
         if (folder / _RECORD).exists():
-            return EncodedData(folder, content)
-        # What a killed process left, and what is of a file that was replaced by now.
-        for stale in store.iterdir():
-            record = read_json(stale / _RECORD) if stale.is_dir() else None
-            replaced = record and record["file"] == data.name and record["data"] != content
-            if stale.suffix == ".part" or replaced:
-                shutil.rmtree(stale, ignore_errors=True)
+            return _in_use(folder, content)
         try:
             with whole_folder(folder) as part:
                 form = _encode(data, content, codec, part, on_rows)
@@ -169,7 +170,41 @@ def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: Non
                 f"cannot write to {folder}: {error.strerror or error}",
                 "Make room, then start the same command again.",
             ) from error
-        return EncodedData(folder, content)
+        return _in_use(folder, content)
+
+
+def _in_use(folder: Path, content: str) -> EncodedData:
+    """An encoding that is not removed as long as the object lives. Called under the store's lock."""
+    encoded = EncodedData(folder, content)
+    record = os.open(folder / _RECORD, os.O_RDONLY)
+    weakref.finalize(encoded, os.close, record)
+    fcntl.flock(record, fcntl.LOCK_SH)
+    return encoded
+
+
+def _remove_unusable(store: Path, data: Path, content: str) -> None:
+    """Remove what a killed process left, and encodings that cannot be used any more. Called under the store's lock.
+
+    `content` is the SHA-256 of the file `data`; the store is that of all files in its folder.
+    """
+    code = _code_digest()
+    for folder in store.iterdir():
+        if folder.suffix == ".part":
+            shutil.rmtree(folder, ignore_errors=True)
+        elif record := read_json(folder / _RECORD) if folder.is_dir() else None:
+            file = data.absolute().with_name(record["file"])
+            changed = file.name == data.name and record["data"] != content
+            if record.get("code") != code or changed or not file.is_file():
+                _remove_unless_in_use(folder)
+
+
+def _remove_unless_in_use(folder: Path) -> None:
+    with (folder / _RECORD).open("r+b") as record:
+        try:
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def groups_of(parts: list[EncodedData]) -> Numbers:
