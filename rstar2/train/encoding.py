@@ -155,9 +155,9 @@ def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: Non
         Failure: the disk is full, or a process died.
     """
     content = sha256(data)
-    about = {"data": content, "codec": codec.digest, "code": _code_digest()}
+    about = _about(content, codec)
     with _store(data) as store:
-        folder = store / f"{data.name}-{json_digest(about, 16)}"
+        folder = store / _name(data, about)
         _remove_unusable(store, data, content)
         if (folder / _RECORD).exists():
             return _in_use(folder, content)
@@ -173,8 +173,29 @@ def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: Non
         return _in_use(folder, content)
 
 
+def known_encoding(data: Path, codec: CodecOf) -> EncodedData | None:
+    """The encoded conversations of a file if an earlier run has encoded them."""
+    content = sha256(data)
+    folder = _store_of(data) / _name(data, _about(content, codec))
+    try:
+        encoded = _in_use(folder, content)
+    except FileNotFoundError:
+        return None
+    # It may have been removed before it was locked.
+    return encoded if (folder / _RECORD).exists() else None
+
+
+def _about(content: str, codec: CodecOf) -> dict[str, str]:
+    """What decides the token ids of a file."""
+    return {"data": content, "codec": codec.digest, "code": _code_digest()}
+
+
+def _name(data: Path, about: dict[str, str]) -> str:
+    return f"{data.name}-{json_digest(about, 16)}"
+
+
 def _in_use(folder: Path, content: str) -> EncodedData:
-    """An encoding that is not removed as long as the object lives. Called under the store's lock."""
+    """An encoding that is not removed as long as the object lives."""
     encoded = EncodedData(folder, content)
     record = os.open(folder / _RECORD, os.O_RDONLY)
     weakref.finalize(encoded, os.close, record)
@@ -230,13 +251,19 @@ def groups_of(parts: list[EncodedData]) -> Numbers:
     return found_groups
 
 
+def _store_of(data: Path) -> Path:
+    """The folder for the encodings of a file."""
+    store = data.absolute().parent / STORE
+    if os.access(store if store.is_dir() else store.parent, os.W_OK):
+        return store
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "rstar2" / "encoded"
+    return cache / hashlib.sha256(str(store).encode()).hexdigest()[:16]
+
+
 @contextmanager
 def _store(data: Path) -> Iterator[Path]:
-    """The folder with the encodings of a file, locked: another process that encodes is waited for."""
-    store = data.absolute().parent / STORE
-    if not os.access(store if store.is_dir() else store.parent, os.W_OK):
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "rstar2" / "encoded"
-        store = cache / hashlib.sha256(str(store).encode()).hexdigest()[:16]
+    """The folder for the encodings of a file, locked: another process that encodes is waited for."""
+    store = _store_of(data)
     try:
         store.mkdir(parents=True, exist_ok=True)
     except OSError as error:
