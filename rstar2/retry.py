@@ -176,9 +176,9 @@ class RetryPolicy:
 class Service:
     """One service that a run asks. It decides, for all requests to it, whether a failed one is sent again.
 
-    The wait has one clock. It starts with the first failure after the service's last answer, or with the request if that
-    is later; if that failure is a timeout, with the attempt that was too slow. Nothing is given up while a request that
-    was sent earlier is under way, because the service may be working on it.
+    The wait has one clock. It starts with the first failure after the service's last answer, or with the request if
+    that is later; if that failure is a timeout, with the attempt that was too slow. Nothing is given up while a request
+    that was sent earlier is under way, because the service may be working on it.
 
     A failure counts against its request only if the service has answered others since the request's failure before it.
     All failures of one outage therefore count as one, however many there are, and whatever was answered before.

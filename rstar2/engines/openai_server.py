@@ -276,6 +276,8 @@ class OpenAIServer:
                     return Completed("length")
                 room, reductions = _smaller(room, full, reductions), reductions + 1
                 if room == 0:
+                    if _surely_fits(body, full, self._accepted.context):
+                        raise
                     return Completed("length")
             except ContentFiltered:
                 return Completed("content_filter")
@@ -462,6 +464,16 @@ def _smaller(room: int | None, full: ContextExceeded, reductions: int) -> int | 
         if room is None or left < room:
             return max(left, 0)
     return 0 if room is None else None
+
+
+def _surely_fits(body: Mapping[str, Any], full: ContextExceeded, context: int | None) -> bool:
+    """Whether a conversation takes less than half of the context, though the server says that it does not fit.
+
+    A text has at most as many tokens as bytes.
+    """
+    asked = [body.get(name) for name in ("prompt", "messages", "tools")]
+    prompt = full.prompt or len(json.dumps(asked, ensure_ascii=False).encode(errors="replace"))
+    return context is not None and 2 * prompt < context
 
 
 def _streams(answer: httpx.Response) -> bool:

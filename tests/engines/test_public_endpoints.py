@@ -39,6 +39,7 @@ from rstar2.engines.chat_api import ChatEngine, open_chat_api
 from rstar2.engines.models import ServerModel
 from rstar2.engines.pool import RetryingEngine
 from rstar2.engines.refusals import (
+    ContentFiltered,
     KeyRefused,
     QuotaExhausted,
     Refused,
@@ -241,9 +242,10 @@ async def test_a_rollout_that_fills_the_context_is_finished_in_every_wording(
         return Sent(said, status)
 
     endpoint.checks = checks
+    question = "7 " * prompt
     async with opened(endpoint) as model:
         trace = await rollout(
-            model.codec.prompt(model.codec.format.messages("Compute 6 * 7.")),
+            model.codec.prompt(model.codec.format.messages(question)),
             engine=model.engine,
             tools=Prints(),
             codec=model.codec,
@@ -251,7 +253,7 @@ async def test_a_rollout_that_fills_the_context_is_finished_in_every_wording(
             sampling=Sampling(),
         )
         chat = ServerChat(endpoint.url, "m", RetryPolicy(0.0), TIMEOUT_S)
-        reply = await chat.reply([{"role": "user", "content": "?"}], Sampling(max_tokens=30_000))
+        reply = await chat.reply([{"role": "user", "content": question}], Sampling(max_tokens=30_000))
         await chat.aclose()
     if prompt < context:
         assert (trace.finish, trace.final_text) == ("answer", ANSWER)
@@ -259,6 +261,28 @@ async def test_a_rollout_that_fills_the_context_is_finished_in_every_wording(
     else:
         assert (trace.finish, trace.final_text) == ("max_tokens", "")
         assert (reply.finish, reply.text) == ("length", "")
+
+
+async def test_a_short_prompt_that_stays_refused_for_the_context_is_an_error(
+    endpoint: PublicEndpoint,
+) -> None:
+    """A server whose words about the context mean something else must not have its model graded for them."""
+    endpoint.models = [{"id": "m", "max_model_len": 32_768}]
+    endpoint.checks = lambda body: Sent({"error": {"message": "prompt is too long"}}, 400)
+    async with opened(endpoint) as model:
+        with pytest.raises(Refused, match="prompt is too long"):
+            await generated(model)
+    assert ["max_tokens" in body for body in endpoint.asked] == [True, False]
+
+
+async def test_a_busy_server_that_speaks_of_its_cache_is_asked_again(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    busy = {"message": "Not enough KV cache: reduce the number of concurrent requests", "type": "unavailable"}
+    endpoint.script = [Sent({"error": busy}, 503)] * 5
+    result = await measured(endpoint, tmp_path)
+    assert (result.summary["truncated_share"], result.summary["accuracy"]) == (0, 1.0)
+    assert timing(tmp_path)["outages"][0]["retries"] == {"HTTP 503 (unavailable)": 5}
 
 
 async def test_what_was_written_before_the_context_was_full_is_kept(endpoint: PublicEndpoint) -> None:
@@ -390,19 +414,19 @@ ENGINE_DIED = {
 FAULTS: dict[str, tuple[Sent, str]] = {
     "event: error": (
         Sent(lines=[event({"content": "I"}), "event: error", "data: upstream connect error", ""]),
-        "error 500 in its answer",
+        "an error in its answer",
     ),
     "503 inside a 200": (
         Sent(lines=['data: {"error": {"message": "overloaded", "code": 503}}', ""]),
-        "error 503 in its answer (503)",
+        "error 503 in its answer",
     ),
     "vLLM's engine died": (
         Sent(lines=[event({"content": "I"}), f"data: {json.dumps(ENGINE_DIED)}", "", DONE]),
-        "error 503 in its answer (400)",
+        "error 400 in its answer",
     ),
     "503 in place of a completion": (
         Sent({"error": {"message": "no capacity", "code": 503}}),
-        "error 503 in its answer (503)",
+        "error 503 in its answer",
     ),
     "cut off": (Sent(lines=[event({"content": "I"})]), "the connection broke: the stream ended early"),
     "cut in an event": (Sent(lines=[event({"content": "I"}), 'data: {"choices": [']), "malformed answer"),
@@ -713,6 +737,35 @@ async def test_tools_may_stand_in_the_system_text_or_be_left_out(
         (500, {"error": {"message": "oops"}}, EngineUnavailable),
         (501, {"error": {"message": "oops"}}, Refused),
         (400, {"error": {"message": "messages: at least one is required"}}, Refused),
+        (
+            503,
+            {"error": {"message": "KV cache full; reduce the number of concurrent requests"}},
+            EngineUnavailable,
+        ),
+        (500, {"error": {"message": "context window service unavailable"}}, EngineUnavailable),
+        (502, {"error": {"message": "upstream says: prompt too long to wait"}}, EngineUnavailable),
+        (503, {"error": {"message": "maximum context length of 10 exceeded"}}, EngineUnavailable),
+        (413, {"error": {"message": "Request body size limit exceeded"}}, Refused),
+        (400, {"error": {"message": "image size limit exceeded"}}, Refused),
+        (400, {"error": {"message": "seed exceeds the limit of 2147483647"}}, Refused),
+        (400, {"error": {"message": "messages: reduce the number of system messages to 1"}}, Refused),
+        (422, {"error": {"message": "too many tokens in field stop"}}, Refused),
+        (403, {"error": {"message": "Your account has been flagged for potential abuse."}}, Refused),
+        (
+            403,
+            {"error": {"message": "Your organization violates our usage policies; access is suspended."}},
+            Refused,
+        ),
+        (400, {"error": {"message": "Your organization violates our usage policies."}}, Refused),
+        (400, {"error": {"message": "Request blocked: source address violates the network policy"}}, Refused),
+        (401, {"error": {"message": "flagged for abuse", "code": "content_filter"}}, KeyRefused),
+        (400, {"error": {"message": "Your prompt violates our usage policy."}}, ContentFiltered),
+        (403, {"error": {"message": "Blocked.", "code": "content_filter"}}, ContentFiltered),
+        (
+            403,
+            {"error": {"message": "your input was flagged", "code": 403, "metadata": {"flagged_input": "x"}}},
+            ContentFiltered,
+        ),
     ],
 )
 def test_what_an_error_means_for_a_run(status: int, body: Body, kind: type[EngineError]) -> None:
@@ -746,7 +799,8 @@ async def test_the_stand_in_of_each_provider_is_measured(name: str) -> None:
             assert ("<think>Hm.</think>" in text) == ("Hm." in json.dumps(provider.message("")))
             refused = Sent(*reversed(CONTEXT_WORDINGS[provider.wording](Tokens(8192, 9000, 1))))
             endpoint.checks = lambda body: refused
-            assert (await generated(model))[1] == Generation([], None, "length")
+            _, generation = await generated(model, "7 " * 70_000)
+            assert generation == Generation([], None, "length")
 
 
 def test_the_table_of_providers_has_those_that_were_tried() -> None:
