@@ -57,10 +57,15 @@ _WITHOUT_EFFECT = frozenset({"stream_options"})
 """Fields that do not change a reply."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """The two names of the field that limits the tokens of a reply."""
+_SMALL_CAP = 32
+"""A cap on the tokens of a reply that is so many times below what was asked for holds for that request alone, until the
+server names it for another conversation too: it may come from a broken proxy, or mean something else."""
 
 OnChoice = Callable[[Choice], None]
 OnLeftOut = Callable[[str, str], None]
 """Receives a field that a server does not take, and the server's words."""
+OnCapped = Callable[[int, str], None]
+"""Receives the most tokens that a server gives a reply, if a request asked for more, and the server's words."""
 
 
 @dataclass(frozen=True)
@@ -110,21 +115,33 @@ class _Accepted:
     """Names of the limit of a reply's tokens that it has not refused yet, the one in use first."""
     most: int | None = None
     """Tokens that a reply may have at most, whatever its prompt."""
+    cap_words: dict[int, str] = field(default_factory=dict)
+    """The server's words for each cap on a reply's tokens."""
     context: int | None = None
     """Tokens that a conversation and its reply may have together."""
+    _small_caps: dict[int, str] = field(default_factory=dict)
+    """The conversation for which the server named a cap that is not confirmed."""
 
-    def request(self, body: Mapping[str, Any], room: int | None) -> dict[str, Any]:
-        """The request to send: a body with as many tokens for the reply, None for as many as the server gives."""
+    def request(self, body: Mapping[str, Any], room: int | None, cap: int | None = None) -> dict[str, Any]:
+        """The request to send: a body with as many tokens for the reply, None for as many as the server gives.
+
+        `cap` is the most tokens that the server gives the reply to this conversation.
+        """
         sent = {key: value for key, value in body.items() if key not in self.left_out}
         if room is not None:
-            sent[self.limit_names[0]] = room if self.most is None else min(room, self.most)
+            sent[self.limit_names[0]] = min(most for most in (room, self.most, cap) if most is not None)
         return sent | dict(self.fixed)
+
+    def learn_cap(self, capped: CompletionCapped, body: Mapping[str, Any], room: int | None) -> None:
+        """Take note of a cap, which holds for all requests unless it is small and named for one conversation alone."""
+        conversation = str(_question(body))
+        first = self._small_caps.setdefault(capped.most, conversation)
+        self.cap_words.setdefault(capped.most, capped.message)
+        if room is None or room <= _SMALL_CAP * capped.most or first != conversation:
+            self.most = capped.most if self.most is None else min(self.most, capped.most)
 
     def learn(self, refused: Refused) -> None:
         """Take note of why a request was refused; raises the refusal if nothing about a request can be changed."""
-        if isinstance(refused, CompletionCapped) and refused.most > 0:
-            self.most = refused.most if self.most is None else min(self.most, refused.most)
-            return
         if not isinstance(refused, FieldRefused) or refused.field in self.fixed:
             raise refused
         if refused.field in _LIMITS:
@@ -173,6 +190,9 @@ class OpenAIServer:
         self.on_left_out: OnLeftOut | None = None
         """Called once for each field that is left out of requests because the server does not take it, if the field has
         an effect on the reply."""
+        self.on_capped: OnCapped | None = None
+        """Called once for each number of tokens to which the server caps a reply that was to have more."""
+        self._told_caps: set[int] = set()
         try:
             transport = OneConnectionEach(self._base.scheme, self._proxy)
         except (ValueError, ImportError) as error:
@@ -222,6 +242,8 @@ class OpenAIServer:
         """Keep to the limits of a model that was described by this server."""
         self._accepted.context = served.max_len
         self._accepted.most = served.most
+        if served.most is not None:
+            self._accepted.cap_words.setdefault(served.most, "its list of models says so")
 
     @property
     def context(self) -> int | None:
@@ -253,15 +275,18 @@ class OpenAIServer:
         """One completion of at most `room` tokens; None for as many as the server gives.
 
         A conversation that fills the model's context ends with the finish `length`: the reply gets what is left, which
-        may be nothing. A request with a field that the server does not take is sent again without it.
+        may be nothing. A request with a field that the server does not take is sent again without it. If the server
+        says so in the middle of the reply, EngineUnavailable is raised, so that the reply is begun again.
 
         Args:
             path: `completions` or `chat/completions`.
             on_choice: called with the completion, in pieces if it is streamed.
         """
         reductions = 0
+        cap: int | None = None
         while True:
-            sent, began = self._accepted.request(body, room), False
+            sent, began = self._accepted.request(body, room, cap), False
+            self._tell_cap(sent, room)
 
             def receive(choice: Choice) -> None:
                 nonlocal began
@@ -282,7 +307,13 @@ class OpenAIServer:
             except ContentFiltered:
                 return Completed("content_filter")
             except Refused as refused:
-                self._learn(refused, sent, body, room)
+                if isinstance(refused, CompletionCapped) and refused.most > 0:
+                    cap = refused.most if cap is None else min(cap, refused.most)
+                self._learn(refused, sent, body, room, cap)
+                if began:
+                    raise EngineUnavailable(
+                        refused.message, refused.hint, cause="refused in mid-answer"
+                    ) from refused
             else:
                 return completed
 
@@ -297,15 +328,32 @@ class OpenAIServer:
         return str(self._base.copy_with(path=f"{self._base.path}/{path}"))
 
     def _learn(
-        self, refused: Refused, sent: dict[str, Any], body: Mapping[str, Any], room: int | None
+        self,
+        refused: Refused,
+        sent: dict[str, Any],
+        body: Mapping[str, Any],
+        room: int | None,
+        cap: int | None,
     ) -> None:
         known = set(self._accepted.left_out)
-        self._accepted.learn(refused)
-        if self._accepted.request(body, room) == sent:
+        if isinstance(refused, CompletionCapped) and refused.most > 0:
+            self._accepted.learn_cap(refused, body, room)
+        else:
+            self._accepted.learn(refused)
+        if self._accepted.request(body, room, cap) == sent:
             raise refused
         if self.on_left_out is not None:
             for name in self._accepted.left_out.keys() - known - _WITHOUT_EFFECT:
                 self.on_left_out(name, refused.message)
+
+    def _tell_cap(self, sent: Mapping[str, Any], room: int | None) -> None:
+        """Say that a request asks for fewer tokens than it should, because the server caps its replies."""
+        limit = sent.get(self._accepted.limit_names[0])
+        if self.on_capped is None or room is None or limit in self._told_caps:
+            return
+        if limit in self._accepted.cap_words and limit < room:
+            self._told_caps.add(limit)
+            self.on_capped(limit, self._accepted.cap_words[limit])
 
     async def _send(self, method: str, path: str, hint: str = "", **options: Any) -> httpx.Response:
         try:
@@ -464,6 +512,12 @@ def _smaller(room: int | None, full: ContextExceeded, reductions: int) -> int | 
         if room is None or left < room:
             return max(left, 0)
     return 0 if room is None else None
+
+
+def _question(body: Mapping[str, Any]) -> Any:
+    """What a conversation begins with: the same for all turns and samples of a problem."""
+    messages = body.get("messages") or []
+    return next((each["content"] for each in messages if each["role"] == "user"), body.get("prompt"))
 
 
 def _surely_fits(body: Mapping[str, Any], full: ContextExceeded, context: int | None) -> bool:

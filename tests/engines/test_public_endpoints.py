@@ -592,10 +592,58 @@ async def test_a_cap_on_completion_tokens_is_kept_to(endpoint: PublicEndpoint, m
     endpoint.checks = lambda body: (
         Sent({"error": {"message": message, "code": 400}}, 400) if body["max_tokens"] > 4096 else None
     )
+    told: list[tuple[int, str]] = []
     async with opened(endpoint) as model:
+        model.engine.when_capped(lambda most, words: told.append((most, words)))
         for _ in range(2):
             assert (await generated(model, budget=30_000))[1].finish == "stop"
     assert [body["max_tokens"] for body in endpoint.asked] == [30_000, 4096, 4096]
+    ((most, words),) = told
+    assert most == 4096
+    assert message in words
+
+
+async def test_a_tiny_cap_holds_for_all_only_when_it_is_confirmed(endpoint: PublicEndpoint) -> None:
+    def checks(body: Body) -> Sent | None:
+        if "ok" in body["messages"][-1]["content"] or body["max_tokens"] <= 8:
+            return None
+        return Sent({"error": {"message": "max_tokens must be less than or equal to 8"}}, 400)
+
+    endpoint.checks = checks
+    told: list[int] = []
+    async with opened(endpoint) as model:
+        model.engine.when_capped(lambda most, words: told.append(most))
+        for question in ("one", "one", "ok", "two", "ok"):
+            await generated(model, question)
+    asked = [(body["messages"][-1]["content"], body["max_tokens"]) for body in endpoint.asked]
+    refused_once = [("one", 900), ("one", 8)]
+    assert asked == [*refused_once, *refused_once, ("ok", 900), ("two", 900), ("two", 8), ("ok", 8)]
+    assert told == [8]
+
+
+async def test_a_cap_in_the_list_of_models_is_told_when_it_matters(endpoint: PublicEndpoint) -> None:
+    endpoint.models = [{"id": "m", "max_completion_tokens": 500}]
+    told: list[int] = []
+    async with opened(endpoint) as model:
+        model.engine.when_capped(lambda most, words: told.append(most))
+        await generated(model, budget=500)
+        assert told == []
+        await generated(model, budget=900)
+    assert told == [500]
+
+
+async def test_a_reply_that_is_refused_in_the_middle_is_begun_again(endpoint: PublicEndpoint) -> None:
+    refused = {
+        "error": {"message": "property seed is unsupported", "type": "invalid_request_error", "code": 400}
+    }
+    endpoint.script = [Sent(lines=[event({"content": "FIRST "}), f"data: {json.dumps(refused)}", ""])]
+    async with opened(endpoint) as model:
+        prompt = model.codec.prompt(model.codec.format.messages("?"))
+        engine = RetryingEngine(model.engine, policies_on(Clock())(60.0).service("engine"))
+        generation = await engine.generate(prompt, Sampling(max_tokens=90, seed=3))
+        text = model.codec.decode(generation.token_ids)
+    assert text.strip() == ANSWER
+    assert ["seed" in body for body in endpoint.asked] == [True, False]
 
 
 async def test_a_model_without_tools_says_which_option_helps(endpoint: PublicEndpoint) -> None:
