@@ -290,7 +290,7 @@ class OpenAIServer:
 
             def receive(choice: Choice) -> None:
                 nonlocal began
-                began = began or bool(choice.token_ids) or not choice.part.empty
+                began = began or choice.says_something
                 on_choice(choice)
 
             try:
@@ -379,7 +379,10 @@ class OpenAIServer:
         turn = _Turn(on_choice)
         with self._read():
             turn.add(read_completion(value))
-        return turn.completed(done=True)
+            turn.adopt_other()
+        if not turn.ended(done=True):
+            raise self._malformed(f"a completion that says nothing and has no finish_reason: {text[:200]}")
+        return turn.completed()
 
     async def _stream(self, path: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
         turn = _Turn(on_choice)
@@ -401,11 +404,13 @@ class OpenAIServer:
                             continue
                         with self._read():
                             turn.add(read_completion(event.data))
+            with self._read():
+                turn.adopt_other()
             if not turn.ended(done):
                 raise httpx.RemoteProtocolError("the stream ended early")
         except httpx.TransportError as error:
             raise self._unavailable(error) from error
-        return turn.completed(done)
+        return turn.completed()
 
     async def _events(self, answer: httpx.Response) -> AsyncGenerator[Event]:
         reader = EventReader()
@@ -432,14 +437,15 @@ class OpenAIServer:
                 cause=f"finish_reason {failed.reason}",
             ) from failed
 
-    def _malformed(self, what: str) -> MalformedAnswer:
-        return MalformedAnswer(f"{self._where} sent {what}")
+    def _malformed(self, what: str, hint: str = "") -> MalformedAnswer:
+        return MalformedAnswer(f"{self._where} sent {what}", hint)
 
-    def _not_json(self, text: str, hint: str = "") -> EngineError:
+    def _not_json(self, text: str, hint: str = "") -> MalformedAnswer:
+        """The error for a text that is no JSON: an answer that was cut off, or a page of something in between."""
         hint = hint or "Check that the address is that of an API like OpenAI's, such as https://host/v1."
         if (title := page_title(text)) is not None:
-            return self.error(f"sent a web page ({title}) in place of an answer", hint)
-        return self.error(f"sent an answer that is not JSON: {text[:200]}", hint)
+            return self._malformed(f"a web page ({title}) in place of an answer", hint)
+        return self._malformed(f"an answer that is not JSON: {text[:200]}", hint)
 
     def _request_of(self, sent: Mapping[str, Any], hint: str = "") -> RefusedRequest:
         return RefusedRequest(self._where, sent, self._wording.key_hint, hint)
@@ -482,24 +488,37 @@ class _Turn:
     usage: Usage = field(default_factory=Usage)
     refused: bool = False
     began: bool = False
+    _others: list[Choice] = field(default_factory=list)
+    """Choices with other numbers than 0 of events without a choice 0."""
 
     def add(self, completion: Completion) -> None:
         """Add an event. Raises Malformed or _TurnFailed for a finish reason that is not known, or is a fault's."""
         self.usage = completion.usage or self.usage
         if (choice := completion.choice) is None:
+            self._others += completion.choices
             return
+        self._add(choice)
+
+    def adopt_other(self) -> None:
+        """Take the one choice with another number than 0 for the turn, if the server sent no choice 0."""
+        others, self._others = self._others, []
+        if self.finish is None and not self.began and len({choice.index for choice in others}) == 1:
+            for choice in others:
+                self._add(choice)
+
+    def _add(self, choice: Choice) -> None:
         if choice.finish_reason.lower() in FAILURES:
             raise _TurnFailed(choice.finish_reason)
         self.finish = choice.finish or self.finish
         self.refused = self.refused or bool(choice.part.refusal)
-        self.began = True
+        self.began = self.began or choice.says_something
         self.on_choice(choice)
 
     def ended(self, done: bool) -> bool:
-        """Whether the server ended the turn; `done` says whether it ended the stream."""
+        """Whether the server ended the turn; `done` says whether it ended the stream, which ends what was begun."""
         return self.finish is not None or (done and self.began)
 
-    def completed(self, done: bool) -> Completed:
+    def completed(self) -> Completed:
         finish = self.finish or "stop"
         return Completed("refusal" if self.refused and finish == "stop" else finish, self.usage)
 

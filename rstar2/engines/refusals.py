@@ -86,8 +86,8 @@ class ContentFiltered(Refused):
 class MalformedAnswer(EngineUnavailable, UnusableAnswer):
     """A server's answer is no completion of OpenAI's API. Another attempt may bring one."""
 
-    def __init__(self, message: str) -> None:
-        hint = "Check that the address is that of an API like OpenAI's."
+    def __init__(self, message: str, hint: str = "") -> None:
+        hint = hint or "Check that the address is that of an API like OpenAI's."
         super().__init__(message, hint, cause="malformed answer")
 
 

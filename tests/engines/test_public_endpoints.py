@@ -344,6 +344,10 @@ ODD: dict[str, list[str]] = {
     "no finish reason": [event({"content": ANSWER}), DONE],
     "another finish reason": [event({"content": ANSWER}), event({}, "eos"), DONE],
     "another choice": [event({"content": "no"}, index=1), *_said()],
+    "one choice, of another number": [event({"content": ANSWER}, "stop", index=1), DONE],
+    "usage is a list": [*_said()[:2], 'data: {"choices": [], "usage": []}', "", DONE],
+    "finish reason is an object": [event({"content": ANSWER}), event({}, finish_reason={"type": "stop"}), DONE],
+    "text of a completion": [f"data: {json.dumps({'choices': [{'text': ANSWER, 'finish_reason': 'stop'}]})}", "", DONE],
     "index null": [event({"content": ANSWER}, "stop", index=None), DONE],
     "no end of stream": _said()[:2],
     "event on two lines": ['data: {"choices":', f'data: [{{"delta": {json.dumps({"content": ANSWER})}}}]}}', "", DONE],
@@ -392,6 +396,17 @@ async def test_arguments_may_be_an_object(endpoint: PublicEndpoint, arguments: A
     assert reply.finish == "tool_calls"
 
 
+async def test_the_call_of_an_old_api_is_a_call(endpoint: PublicEndpoint) -> None:
+    call = {"name": NAME, "arguments": '{"code": "print(7)"}'}
+    endpoint.script = [
+        Sent({"choices": [{"message": {"function_call": call}, "finish_reason": "function_call"}]})
+    ]
+    async with opened(endpoint) as model:
+        _, generation = await generated(model)
+        (written,) = model.codec.parse(generation.token_ids).calls
+    assert (written.name, written.arguments) == (NAME, {"code": "print(7)"})
+
+
 async def test_a_thought_among_the_parts_of_a_content_is_a_thought(endpoint: PublicEndpoint) -> None:
     parts = [
         {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
@@ -433,6 +448,13 @@ FAULTS: dict[str, tuple[Sent, str]] = {
     "nested without end": (Sent(lines=["data: " + "[" * 100_000, ""]), "malformed answer"),
     "aborted": (Sent(lines=[event({"content": "I"}, "abort"), DONE]), "finish_reason abort"),
     "content is a number": (Sent(lines=[event({"content": 5}), DONE]), "malformed answer"),
+    "nothing said but a role": (
+        Sent(lines=[event({"role": "assistant", "content": ""}), DONE]),
+        "the connection broke: the stream ended early",
+    ),
+    "JSON that is cut off": (Sent('{"choices":[{"message":{"content":"It is'), "malformed answer"),
+    "a page": (Sent("<html><title>Just a moment</title></html>", kind="text/html"), "malformed answer"),
+    "a whole answer without words": (Sent({"choices": [{"message": {"content": ""}}]}), "malformed answer"),
     "nothing said": (Sent(lines=[DONE]), "the connection broke: the stream ended early"),
     "no choices": (Sent({"object": "chat.completion", "choices": []}), "malformed answer"),
     "529": (
