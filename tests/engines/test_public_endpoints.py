@@ -564,10 +564,11 @@ async def test_a_server_that_is_no_api_is_named_as_what_it_is(
         (NO_MAX_TOKENS, "max_tokens", set()),
         (NO_TEMPERATURE, "temperature", {"temperature"}),
         (no_seed_422, "seed", {"seed"}),
+        (refuses("temperature", "invalid temperature: only 1 is allowed for this model"), "temperature", {"temperature"}),
         (refuses("stream_options", "Unknown argument: stream_options"), "stream_options", set()),
         (refuses("top_p", "`temperature` and `top_p` cannot both be specified for this model."), "top_p", {"top_p"}),
     ],
-    ids=["max_tokens", "temperature", "seed", "stream_options", "top_p"],
+    ids=["max_tokens", "temperature", "seed", "temperature of 1", "stream_options", "top_p"],
 )  # fmt: skip
 async def test_a_field_that_a_server_does_not_take_is_left_out_and_told(
     endpoint: PublicEndpoint, checks: Callable[[Body], Sent | None], absent: str, left_out: set[str]
@@ -602,6 +603,10 @@ async def test_a_chat_says_which_field_a_server_does_not_take(endpoint: PublicEn
     [
         "max_tokens is too large: 30000. This model supports at most 4096 completion tokens, whereas you gave 30000.",
         "Range of max_tokens should be [1, 4096]",
+        "max_tokens must be between 1 and 4096",
+        "max_tokens should be at most 4,096",
+        "`max_tokens` must be in the range [1, 4096]",
+        "max_completion_tokens must be in the range of [1, 4096]",
         "Invalid max_tokens value, the valid range of max_tokens is [1, 4096]",
         "max_tokens: 30000 > 4096, which is the maximum allowed number of output tokens for m",
         "`max_tokens` must be less than or equal to `4096`, the maximum value for `max_tokens` is less than the "
