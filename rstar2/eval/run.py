@@ -350,11 +350,15 @@ class _Benchmark:
         writer: TraceWriter,
         samplers: asyncio.TaskGroup,
     ) -> None:
-        """Make the next sample, as soon as a slot is free. Then the one after it waits for a slot."""
+        """Make the next sample as soon as a slot is free. Then the one after it waits for a slot.
+
+        If no sample is left, nothing waits: a paused run has no free slot, and ends as soon as its last sample has.
+        """
+        if (job := next(jobs, None)) is None:
+            return
         control = self._shared.control
         async with control.slot():
-            job = None if self._shared.stop.is_set() else next(jobs, None)
-            if job is None:
+            if self._shared.stop.is_set():
                 return
             samplers.create_task(self._sample(jobs, meter, writer, samplers))
             problem, sample = job
