@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rstar2.train.survey import Survey
 
 EPILOG = examples(
-    ("the paper's stage 0", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --run runs/sft"),
+    ("the paper's stage 0", "rstar2 sft --model Qwen/Qwen3-14B-Base --data data/sft --run runs/sft"),
     (
         "on a laptop, for a tiny model",
         "rstar2 sft --model runs/demo/base --data data/sft --profile laptop "
@@ -46,10 +46,10 @@ EPILOG = examples(
     ),
     (
         "measure it on problems every 200 steps, and return the step that solves most of them",
-        "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --run runs/sft "
+        "rstar2 sft --model Qwen/Qwen3-14B-Base --data data/sft --run runs/sft "
         "--set held_out.data=data/rl-held-out --set held_out.every=200",
     ),
-    ("print what would run", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --dry-run"),
+    ("print what would run", "rstar2 sft --model Qwen/Qwen3-14B-Base --data data/sft --dry-run"),
 )
 
 
