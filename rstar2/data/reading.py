@@ -38,8 +38,8 @@ PIECE_ROWS = 2048
 EXAMPLES = 3
 """Refused rows of each reason that are kept to be shown."""
 
-_AFTER_BRACKET = re.compile(r"\[[ \t\n\r]*|")
-_SEPARATOR = re.compile(r"[ \t\n\r]*([,\]])[ \t\n\r]*")
+_SEPARATOR = re.compile(r"[ \t\n\r]*([\[,\]])[ \t\n\r]*")
+"""What stands before, between and after the elements of a list in JSON."""
 
 OnRows = Callable[[int], None]
 """Called with how many rows more were read."""
@@ -340,16 +340,17 @@ def _texts_in_list(text: str) -> Iterator[bytes]:
         ValueError: the text is not a list in JSON.
     """
     decoder = json.JSONDecoder(strict=False)
-    at, closed = _AFTER_BRACKET.match(text, text.index("[")).end(), False
-    while not closed:
-        _, end = decoder.raw_decode(text, at)
-        yield text[at:end].encode()
-        separator = _SEPARATOR.match(text, end)
-        if separator is None:
-            raise json.JSONDecodeError("Expecting ',' delimiter", text, end)
-        at, closed = separator.end(), separator[1] == "]"
-    if at < len(text):
-        raise json.JSONDecodeError("Extra data", text, at)
+    end, allowed = 0, "["
+    while (separator := _SEPARATOR.match(text, end)) and separator[1] in allowed:
+        if separator[1] == "]":
+            if separator.end() < len(text):
+                raise json.JSONDecodeError("Extra data", text, separator.end())
+            return
+        start = separator.end()
+        _, end = decoder.raw_decode(text, start)
+        yield text[start:end].encode()
+        allowed = ",]"
+    raise json.JSONDecodeError("Expecting ',' delimiter", text, end)
 
 
 def _check_utf8(place: object, start: bytes) -> None:
