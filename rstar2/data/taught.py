@@ -197,8 +197,10 @@ def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Messa
 
 
 def _following(messages: Sequence[Message], wording: Wording) -> list[bool]:
-    """Of each turn, whether it does what the format's opening asks for; empty if none has tags of ours, or it asks for
-    nothing."""
+    """Of each turn, whether it does what the format's opening asks for.
+
+    Empty if no turn has tags of ours, or the opening asks for nothing.
+    """
     turns = [message for message in messages if message["role"] == "assistant"]
     if not wording.opening or not any(_has_form(turn) for turn in turns):
         return []
@@ -285,8 +287,7 @@ def _ends_in_form(messages: Sequence[Message], wording: Wording) -> bool:
 
 
 def _turns(messages: Sequence[Message], opening: Demands) -> Iterator[tuple[Message, Demands, bool]]:
-    """The model's turns, what the system text and the last question ask of them, and whether another question
-    follows."""
+    """The model's turns, what the system text and the last question ask of each, and if another question follows."""
     last_question = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=0)
     demands = opening
     for at, message in enumerate(messages):

@@ -12,11 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.family_tokenizers import family_tokenizer
 from support.waiting import TIMEOUT_S
 
 from rstar2.data import workers
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
+from rstar2.loop.formats.format import read_format
+from rstar2.loop.turns.choose import codec_for
 from rstar2.train import encoding
 from rstar2.train.conversations import encode
 from rstar2.train.encoding import DATA, STORE, CodecOf, EncodedData, encoded_data, groups_of, taught_codec
@@ -230,3 +233,18 @@ def test_conversations_that_ask_nearly_the_same_are_one_group(tmp_path: Path, ho
 
 
 CLOSING = [{"role": "assistant", "content": "!"}]
+
+
+def test_a_row_that_the_format_cannot_write_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("renderers")
+    codec = codec_for(family_tokenizer("qwen3.5"), read_format("qwen3.5", ""), "qwen3.5")
+    again = [{"role": "system", "content": "Be brief."}, *conversation(2)["messages"]]
+    rows = [*ROWS[:3], {"messages": [*conversation(1)["messages"], *again]}]
+    encoder = encoding._Encoder(CodecOf("qwen3.5", tmp_path, codec.digest), "0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CodecOf, "load", lambda _: codec)
+        with pytest.raises(
+            UserError, match=r"x.jsonl, row 14: .*System message must be at the beginning"
+        ) as named:
+            encoder(encoding._Piece(Path("x.jsonl"), 11, rows))
+    assert "Take the row out" in named.value.hint

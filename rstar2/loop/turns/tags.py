@@ -51,11 +51,11 @@ _LOST_START = re.compile(
     rf"|(?<![\s`'\"(])</({_THOUGHT_NAMES})>(?![`'\",.;:)])"
 )
 """The end of a thought that lacks its start. In prose, a tag stands between spaces, quotes or punctuation."""
-_ASKED_TAG = re.compile(
-    rf"\b(?:in|inside|within|between|into|use|using|with)\b[^.<>\n]{{0,40}}<(?P<named>{_THOUGHT_NAMES}|answer)>"
-    rf"|<(?P<paired>{_THOUGHT_NAMES}|answer)>(?=.*?</(?P=paired)>)",
-    re.DOTALL,
+_NAMED_TAG = re.compile(rf"<(?P<end>/?)(?P<name>{_THOUGHT_NAMES}|answer)>")
+_WHERE_TO_WRITE = re.compile(
+    r"\b(?:in|inside|within|between|into|use|using|with)\b[^.<>\n]{0,40}\Z", re.IGNORECASE
 )
+"""Words before a tag by which a text asks for it."""
 _LAST_ANSWER = re.compile(rf"{ANSWER}(.*){ANSWER_END}\s*\Z", re.DOTALL)
 _CHANNELS = re.compile(
     r"\s*(?:(?:<\|start\|>assistant)?<\|channel\|>|analysis(?=.*assistantfinal))", re.DOTALL
@@ -209,9 +209,16 @@ def asked_tags(text: str) -> set[str]:
 
     `Explain the HTML <answer> element` asks for none.
     """
-    if "<" not in text:
-        return set()
-    return {f"<{match['named'] or match['paired']}>" for match in _ASKED_TAG.finditer(text)}
+    named = list(_NAMED_TAG.finditer(text))
+    ends = {match["name"] for match in named if match["end"]}
+    return {
+        match[0]
+        for match in named
+        if not match["end"]
+        and (
+            match["name"] in ends or _WHERE_TO_WRITE.search(text[max(0, match.start() - 50) : match.start()])
+        )
+    }
 
 
 def body(call: str) -> str:
