@@ -110,7 +110,9 @@ class _Measurement:
     def _about(self, judge: _RunningJudge | None) -> dict[str, Any]:
         """Entries of results.json that are the same for every benchmark; a user is told what is unusual."""
         opened, report = self.plan.opened, self.plan.judge_report
-        about: dict[str, Any] = {"model": opened.identity, "versions": versions()}
+        about: dict[str, Any] = {"model": dict(opened.identity), "versions": versions()}
+        if opened.folder is not None:
+            about["model"]["path"] = str(opened.folder.absolute())
         if opened.left_to_server:
             about["left_to_server"] = opened.left_to_server
         if judge is not None:

@@ -136,6 +136,39 @@ def test_a_run_that_was_killed_between_two_epochs_resumes_exactly(root: Path, wh
     ]
 
 
+def test_a_run_that_was_killed_while_it_samples_samples_what_is_missing(root: Path) -> None:
+    line = words(
+        root, "killed-sampling", f"held_out.data={root / 'held'}", "held_out.every=20", "held_out.samples=16",
+        "held_out.tokens=128", "held_out.max_turns=4",
+    )  # fmt: skip
+    run = root / "killed-sampling"
+    traces = run / "held_out" / "step-20" / "traces.jsonl"
+
+    def sampled() -> list[str]:
+        """The lines that are whole."""
+        return traces.read_text().splitlines(keepends=True)[:-1] if traces.exists() else []
+
+    with subprocess.Popen(
+        command(*line), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
+        wait_until(lambda: bool(sampled()))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    before = sampled()
+    assert len(before) < 16 * 16
+    ran(*line)
+    assert sampled()[: len(before)] == before
+    drawn = [(trace.problem_id, trace.sample) for trace in read_traces(traces)]
+    assert len(drawn) == len(set(drawn)) == 16 * 16
+    assert [each.step for each in measurements(run) if each.accuracy is not None] == [20, 36]
+    assert not (run / "metrics-3.jsonl").exists(), (
+        "training continues after step 20, and starts no third time"
+    )
+    second = {int(json.loads(line)["step"]) for line in (run / "metrics-2.jsonl").read_text().splitlines()}
+    assert second == set(range(21, 37))
+    assert (run / "model").is_dir()
+
+
 def test_the_model_is_sampled_on_problems_and_is_taught_its_own_correct_traces(root: Path) -> None:
     held_out = [
         f"held_out.data={root / 'held'}", "held_out.every=20", "held_out.samples=2", "held_out.tokens=128",
