@@ -39,6 +39,7 @@ from rstar2.engines.chat_api import ChatEngine, open_chat_api
 from rstar2.engines.models import ServerModel
 from rstar2.engines.pool import RetryingEngine
 from rstar2.engines.refusals import (
+    AccessRefused,
     ContentFiltered,
     KeyRefused,
     QuotaExhausted,
@@ -492,6 +493,35 @@ async def test_an_answer_that_stays_malformed_fails_the_sample_alone_with_its_ca
     assert record["summary"]["samples"] == 14
 
 
+MODEL_AWAY = Sent({"error": {"message": "The model `m` does not exist", "code": "model_not_found"}}, 404)
+
+
+async def test_a_refusal_that_every_request_meets_ends_the_run(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    endpoint.checks = lambda body: MODEL_AWAY
+    with pytest.raises(AccessRefused, match="The model `m` does not exist"):
+        await measured(endpoint, tmp_path, in_flight=1)
+    assert len(endpoint.asked) == 5
+
+
+async def test_a_refusal_after_an_answer_costs_its_sample_alone(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    refused = len(PROBLEMS) - 1
+    endpoint.script = [Sent(lines=[event({"content": ANSWER}, "stop"), DONE]), *[MODEL_AWAY] * refused]
+    with pytest.raises(SamplesRefused, match=f"{refused} of 15 samples failed"):
+        await measured(endpoint, tmp_path, samples=1, in_flight=1)
+
+
+async def test_refusals_of_single_requests_do_not_end_the_run(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    endpoint.checks = lambda body: Sent({"error": {"message": "an image is missing"}}, 400)
+    with pytest.raises(SamplesRefused, match="15 of 15 samples failed"):
+        await measured(endpoint, tmp_path, samples=1, in_flight=1)
+
+
 @pytest.mark.parametrize(
     ("sent", "finish", "text"),
     [
@@ -564,7 +594,7 @@ async def test_a_server_that_is_no_api_is_named_as_what_it_is(
         (NO_MAX_TOKENS, "max_tokens", set()),
         (NO_TEMPERATURE, "temperature", {"temperature"}),
         (no_seed_422, "seed", {"seed"}),
-        (refuses("temperature", "invalid temperature: only 1 is allowed for this model"), "temperature", {"temperature"}),
+        (refuses("temperature", "invalid temperature: only 1 is allowed"), "temperature", {"temperature"}),
         (refuses("stream_options", "Unknown argument: stream_options"), "stream_options", set()),
         (refuses("top_p", "`temperature` and `top_p` cannot both be specified for this model."), "top_p", {"top_p"}),
     ],
