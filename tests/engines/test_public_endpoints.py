@@ -175,6 +175,11 @@ async def test_a_rate_limit_that_outlasts_the_wait_ends_the_run_with_its_words(
         Sent({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}, 429),
         Sent({"error": {"message": "Insufficient Balance", "type": "unknown_error"}}, 402),
         Sent({"error": {"message": "Your credit balance is too low to access the API."}}, 400),
+        Sent({"error": {"message": "Monthly quota exceeded"}}, 429),
+        Sent(
+            {"error": {"message": "Your team has used all available credits or reached its spending limit"}},
+            403,
+        ),
     ],
 )
 async def test_an_exhausted_quota_ends_the_run_at_once(
@@ -204,6 +209,10 @@ async def test_an_exhausted_quota_ends_the_run_at_once(
             0.12,
         ),
         ({"ratelimit-remaining": "0", "ratelimit-reset": "9"}, "", 9.0),
+        ({"RateLimit": '"default";r=0;t=30'}, "", 30.0),
+        ({"RateLimit": '"burst";r=5;t=99, "day";r=0;t=40'}, "", 40.0),
+        ({"x-ratelimit-remaining-requests-day": "0", "x-ratelimit-reset-requests-day": "3600"}, "", 3600.0),
+        ({"x-ratelimit-remaining-tokens-minute": "0", "x-ratelimit-reset-tokens-minute": "12.5"}, "", 12.5),
         ({}, "Rate limit reached for m. Please try again in 1.352s. Visit the site.", 1.352),
         ({}, "Please try again in 7m12s.", 432.0),
         ({}, '{"error": {"details": [{"retryDelay": "34s"}]}}', 34.0),
@@ -223,6 +232,10 @@ def test_the_pause_may_be_a_date_or_a_unix_time(monkeypatch: pytest.MonkeyPatch)
     for reset in ("1790000005", "1790000005000"):
         headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": reset}
         assert requested_pause_s(headers, "") == pytest.approx(5.0)
+    for what in ("requests", "tokens", "input-tokens", "output-tokens"):
+        limit = f"anthropic-ratelimit-{what}"
+        headers = {f"{limit}-remaining": "0", f"{limit}-reset": "2026-09-21T14:13:30Z"}
+        assert requested_pause_s(headers, "") == pytest.approx(10.0)
 
 
 # Contexts
