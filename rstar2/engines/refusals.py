@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from rstar2.errors import UnusableAnswer
@@ -266,9 +267,20 @@ _TRY_AGAIN = re.compile(
     r"|\"retryDelay\":\s*\"([\d.]+s)\"",
     re.IGNORECASE,
 )
+_PARAMETER = re.compile(r";\s*([a-z]+)=(\d+)")
+"""A parameter of a policy in the header `RateLimit`: r is what is left, t the seconds until it is whole again."""
 _DURATION = re.compile(r"([\d.]+) ?(ms|milli|h|m|s)", re.IGNORECASE)
 _SECONDS = {"ms": 0.001, "milli": 0.001, "h": 3600.0, "m": 60.0, "s": 1.0}
 _RESETS = (
+    *(
+        (f"x-ratelimit-remaining-{what}-{window}", f"x-ratelimit-reset-{what}-{window}")
+        for what in ("requests", "tokens")
+        for window in ("minute", "hour", "day")
+    ),
+    *(
+        (f"anthropic-ratelimit-{what}-tokens-remaining", f"anthropic-ratelimit-{what}-tokens-reset")
+        for what in ("input", "output")
+    ),
     ("x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
     ("x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
     ("anthropic-ratelimit-requests-remaining", "anthropic-ratelimit-requests-reset"),
@@ -295,6 +307,11 @@ def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
         if (remaining := _float(lower.get(left))) is not None and remaining <= 0 and reset in lower
         if (pause_s := _pause_s(lower[reset])) is not None
     ]
+    pauses += [
+        float(pause["t"])
+        for policy in lower.get("ratelimit", "").split(",")
+        if (pause := dict(_PARAMETER.findall(policy))).get("r") == "0" and "t" in pause
+    ]
     if pauses:
         return max(pauses)
     if words := _TRY_AGAIN.search(text):
@@ -303,15 +320,17 @@ def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
 
 
 def _pause_s(text: str) -> float | None:
-    """Seconds until a moment, written as seconds, `6m0s`, a date, or a Unix time in seconds or milliseconds."""
+    """Seconds until a moment: written as seconds, `6m0s`, a Unix time in seconds or milliseconds, or a date of HTTP or
+    RFC 3339."""
     if (number := _float(text)) is not None:
         # No server asks for a pause of thirty years.
         unix = number / 1000 if number > 1e11 else number
         return max(0.0, unix - time.time()) if number > 1e9 else max(0.0, number)
     if (duration := _duration_s(text)) is not None:
         return duration
-    with contextlib.suppress(ValueError, TypeError):
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    for read in (datetime.fromisoformat, email.utils.parsedate_to_datetime):
+        with contextlib.suppress(ValueError, TypeError):
+            return max(0.0, read(text).timestamp() - time.time())
     return None
 
 
@@ -341,7 +360,7 @@ _NO_QUOTA_CODE = re.compile(
 _NO_QUOTA = re.compile(
     r"insufficient (?:account )?(?:balance|credits?|quota|funds)|credit balance is too low|billing hard limit"
     r"|(?:out of|no|more|all available) credits\b|credits? (?:are|is) (?:used up|exhausted)"
-    r"|(?:monthly|spending|billing|usage) (?:quota|limit) (?:was |is |has been )?(?:exceeded|reached)"
+    r"|(?:monthly|spending|billing) (?:quota|limit) (?:was |is |has been )?(?:exceeded|reached)"
     r"|reached (?:its|your|the) (?:monthly )?(?:spending|billing) limit",
     re.IGNORECASE,
 )

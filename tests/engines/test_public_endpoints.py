@@ -39,6 +39,7 @@ from rstar2.engines.chat_api import ChatEngine, open_chat_api
 from rstar2.engines.models import ServerModel
 from rstar2.engines.pool import RetryingEngine
 from rstar2.engines.refusals import (
+    AccessRefused,
     ContentFiltered,
     KeyRefused,
     QuotaExhausted,
@@ -174,6 +175,11 @@ async def test_a_rate_limit_that_outlasts_the_wait_ends_the_run_with_its_words(
         Sent({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}, 429),
         Sent({"error": {"message": "Insufficient Balance", "type": "unknown_error"}}, 402),
         Sent({"error": {"message": "Your credit balance is too low to access the API."}}, 400),
+        Sent({"error": {"message": "Monthly quota exceeded"}}, 429),
+        Sent(
+            {"error": {"message": "Your team has used all available credits or reached its spending limit"}},
+            403,
+        ),
     ],
 )
 async def test_an_exhausted_quota_ends_the_run_at_once(
@@ -203,6 +209,10 @@ async def test_an_exhausted_quota_ends_the_run_at_once(
             0.12,
         ),
         ({"ratelimit-remaining": "0", "ratelimit-reset": "9"}, "", 9.0),
+        ({"RateLimit": '"default";r=0;t=30'}, "", 30.0),
+        ({"RateLimit": '"burst";r=5;t=99, "day";r=0;t=40'}, "", 40.0),
+        ({"x-ratelimit-remaining-requests-day": "0", "x-ratelimit-reset-requests-day": "3600"}, "", 3600.0),
+        ({"x-ratelimit-remaining-tokens-minute": "0", "x-ratelimit-reset-tokens-minute": "12.5"}, "", 12.5),
         ({}, "Rate limit reached for m. Please try again in 1.352s. Visit the site.", 1.352),
         ({}, "Please try again in 7m12s.", 432.0),
         ({}, '{"error": {"details": [{"retryDelay": "34s"}]}}', 34.0),
@@ -222,6 +232,10 @@ def test_the_pause_may_be_a_date_or_a_unix_time(monkeypatch: pytest.MonkeyPatch)
     for reset in ("1790000005", "1790000005000"):
         headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": reset}
         assert requested_pause_s(headers, "") == pytest.approx(5.0)
+    for what in ("requests", "tokens", "input-tokens", "output-tokens"):
+        limit = f"anthropic-ratelimit-{what}"
+        headers = {f"{limit}-remaining": "0", f"{limit}-reset": "2026-09-21T14:13:30Z"}
+        assert requested_pause_s(headers, "") == pytest.approx(10.0)
 
 
 # Contexts
@@ -492,6 +506,35 @@ async def test_an_answer_that_stays_malformed_fails_the_sample_alone_with_its_ca
     assert record["summary"]["samples"] == 14
 
 
+MODEL_AWAY = Sent({"error": {"message": "The model `m` does not exist", "code": "model_not_found"}}, 404)
+
+
+async def test_a_refusal_that_every_request_meets_ends_the_run(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    endpoint.checks = lambda body: MODEL_AWAY
+    with pytest.raises(AccessRefused, match="The model `m` does not exist"):
+        await measured(endpoint, tmp_path, in_flight=1)
+    assert len(endpoint.asked) == 5
+
+
+async def test_a_refusal_after_an_answer_costs_its_sample_alone(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    refused = len(PROBLEMS) - 1
+    endpoint.script = [Sent(lines=[event({"content": ANSWER}, "stop"), DONE]), *[MODEL_AWAY] * refused]
+    with pytest.raises(SamplesRefused, match=f"{refused} of 15 samples failed"):
+        await measured(endpoint, tmp_path, samples=1, in_flight=1)
+
+
+async def test_refusals_of_single_requests_do_not_end_the_run(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    endpoint.checks = lambda body: Sent({"error": {"message": "an image is missing"}}, 400)
+    with pytest.raises(SamplesRefused, match="15 of 15 samples failed"):
+        await measured(endpoint, tmp_path, samples=1, in_flight=1)
+
+
 @pytest.mark.parametrize(
     ("sent", "finish", "text"),
     [
@@ -564,7 +607,7 @@ async def test_a_server_that_is_no_api_is_named_as_what_it_is(
         (NO_MAX_TOKENS, "max_tokens", set()),
         (NO_TEMPERATURE, "temperature", {"temperature"}),
         (no_seed_422, "seed", {"seed"}),
-        (refuses("temperature", "invalid temperature: only 1 is allowed for this model"), "temperature", {"temperature"}),
+        (refuses("temperature", "invalid temperature: only 1 is allowed"), "temperature", {"temperature"}),
         (refuses("stream_options", "Unknown argument: stream_options"), "stream_options", set()),
         (refuses("top_p", "`temperature` and `top_p` cannot both be specified for this model."), "top_p", {"top_p"}),
     ],
