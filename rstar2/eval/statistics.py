@@ -242,9 +242,8 @@ def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
 def _detectable(problems: int, noise: float, change: float) -> float | None:
     """The difference that a share `POWER` of comparisons finds, if it is alike on all problems; None if there is none.
 
-    Two conditions set it, and the larger one counts. It has to stand out from the noise, by the noncentral t. And enough
-    problems have to change: if no other problem differs, four equal changes are found and three are not (of five
-    problems, all have to change).
+    It has to stand out from the noise, by the noncentral t. And enough problems have to change: if no other problem
+    differs, four equal changes are found and three are not (of five problems, all have to change).
 
     Args:
         problems: at least two.
