@@ -94,8 +94,9 @@ def _widths(column: Column, console: Console) -> tuple[int, int]:
     """The least width of a column in which it can be read, and the most that it needs."""
     options = _unbounded(console)
     cells = [console.measure(cell, options=options) for cell in (column.header, *column.cells)]
-    most = max(cell.maximum for cell in cells)
-    least = most if column.no_wrap else max(cell.minimum for cell in cells)
+    # A column that names its width keeps it, also if its cells need less.
+    most = max(column.width or 0, *(cell.maximum for cell in cells))
+    least = most if column.no_wrap or column.width else max(cell.minimum for cell in cells)
     if column.max_width is not None:
         most = min(most, column.max_width)
     if column.overflow == "fold" or (column.no_wrap and column.max_width is not None):

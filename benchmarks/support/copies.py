@@ -114,6 +114,48 @@ MORE_SPELLINGS: dict[str, Change] = {
     r"`\,`, `\displaystyle`": _formulas(lambda formula: f"$\\displaystyle {formula[1:-1]}\\,$"),
     "Markdown's bold": _each_word(lambda word, rng: f"**{word}**", 0.2),
 }  # fmt: skip
+_LOOK_ALIKE = str.maketrans("aeocpxAEOC", "аеοсрхАЕОС")
+RARER_SPELLINGS: dict[str, Change] = {
+    "`△`, `∠`, `∥`, `⊥`": lambda text, rng: (
+        text.replace("\\triangle", "△").replace("\\angle", "∠").replace("\\parallel", "∥").replace("\\perp", "⊥")
+    ),
+    r"`\bar`, `\vec`, `\varnothing`, `\Bbb`, `\Vert`": lambda text, rng: (
+        text.replace("\\overline", "\\bar").replace("\\overrightarrow", "\\vec")
+        .replace("\\emptyset", "\\varnothing").replace("\\mathbb", "\\Bbb").replace("\\|", "\\Vert ")
+    ),
+    r"`\mod` for `\bmod`, `\pmod`": lambda text, rng: re.sub(r"\\[bp]mod", r"\\mod", text),
+    r"`{n \choose k}`": lambda text, rng: re.sub(r"\\d?binom\{(\w+)\}\{(\w+)\}", r"{\1 \\choose \2}", text),
+    "JSON text": lambda text, rng: json.dumps(text)[1:-1],
+    "`x**2`": lambda text, rng: text.replace("^", "**"),
+    "fonts within fonts": _each_word(lambda word, rng: f"\\textbf{{\\textit{{{word}}}}}", 0.3),
+    r"`\textcolor`, `{\color …}`": _each_word(
+        lambda word, rng: rng.choice((f"\\textcolor{{red}}{{{word}}}", f"{{\\color{{red}} {word}}}")), 0.3
+    ),
+    "`[latex]…[/latex]`": _formulas(lambda formula: f"[latex]{formula[1:-1]}[/latex]"),
+    "`<latex>`, `<script type=\"math/tex\">`": lambda text, rng: _FORMULA.sub(
+        lambda formula: rng.choice(("<latex>{}</latex>", '<script type="math/tex">{}</script>')).format(
+            formula.group()[1:-1]
+        ),
+        text,
+    ),
+    "`<img alt=\"…\">`": _formulas(lambda formula: f'<img alt="{formula}" src="x.png">'),
+    "`[b]…[/b]`": _each_word(lambda word, rng: f"[b]{word}[/b]", 0.3),
+    "`<wbr>` within words": _each_word(lambda word, rng: _split(word, rng, "<wbr>"), 0.3),
+    "hyphens at line breaks": lambda text, rng: re.sub(r"(?<= [a-z]{3})(?=[a-z]{4,} )", "-\n", text),
+    "Markdown's `_word_`": _each_word(lambda word, rng: f"_{word}_", 0.3),
+    "Cyrillic and Greek look-alikes": _each_word(lambda word, rng: word.translate(_LOOK_ALIKE), 0.3),
+    "entities escaped twice": lambda text, rng: (
+        text.replace("&", "&amp;amp;").replace("<", "&amp;lt;").replace(" the ", "&amp;nbsp;the ")
+    ),
+}  # fmt: skip
+NOT_ALIKE: dict[str, Change] = {
+    "numbers in words (2 for two, 3 for three)": lambda text, rng: re.sub(
+        r"\bthree\b", "3", re.sub(r"\btwo\b", "2", text)
+    ),
+    "`1 000`": lambda text, rng: re.sub(r"(?<=\d)(?:,|\{,\})(?=\d{3})", " ", text),
+    "`ν` for v": _each_word(lambda word, rng: word.replace("v", "ν"), 0.3),
+}
+"""Spellings that the normal form does not make one."""
 WORDS: dict[str, Change] = {
     "a word in front": lambda text, rng: f"Please {text[0].lower()}{text[1:]}",
     "a sentence in front": lambda text, rng: f"Solve the following task and explain each step. {text}",
@@ -156,7 +198,7 @@ def _measure_grams(
         return [at for at, _ in filters[rule](pa.RecordBatch.from_pydict({"problem": texts}))]
 
     print(f"\n| copies of {len(originals)} problems | copies | {' | '.join(RULES)} |\n|---|---|---|---|---|")
-    for name, change in {**SPELLINGS, **MORE_SPELLINGS, **WORDS}.items():
+    for name, change in {**SPELLINGS, **MORE_SPELLINGS, **RARER_SPELLINGS, **NOT_ALIKE, **WORDS}.items():
         copies = changed_copies(originals, change, seed)
         for title, chosen in ((name, copies), (f"{name}, fewer than {SHORT} words", _short(copies))):
             if not chosen or (title != name and name not in WORDS):

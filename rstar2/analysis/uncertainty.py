@@ -169,7 +169,9 @@ class Uncertainty:
         tokens = self.sums.curve(f"reply {group}")[REACH:]
         usual = sum(each.count >= max(1, _USUAL * tokens[0].count) for each in tokens)
         words = self.sums.curve(f"words {group}")[REACH : REACH + usual]
-        excess = [each.count * (each.value - elsewhere - _LEAST_RISE) if each.count else 0.0 for each in words]
+        excess = [
+            each.count * (each.value - elsewhere - _LEAST_RISE) if each.count else 0.0 for each in words
+        ]
         flat = (start for start in range(len(excess)) if sum(excess[start : start + WINDOW]) <= 0)
         total = np.cumsum(excess[: next(flat, len(excess)) + WINDOW])
         return int(total.argmax()) + 1 if len(total) and total.max() > 0 else 0
@@ -266,7 +268,9 @@ class Uncertainty:
                 ok, failed = (self._after(group, window, of) for group in GROUPS)
                 compared[f"failed reply − ok reply, {what}", window] = failed - ok
         start = self.sums.estimate("start", slice(WINDOW))
-        compared["any reply − start of trace, all tokens", WINDOW] = self._after("any", WINDOW, "reply") - start
+        compared["any reply − start of trace, all tokens", WINDOW] = (
+            self._after("any", WINDOW, "reply") - start
+        )
         return {name: each for name, each in compared.items() if each.count}
 
     def outcomes(self) -> list[Row]:
@@ -284,7 +288,7 @@ class Uncertainty:
         return rows
 
     def compared(self) -> dict[tuple[str, int | None], Estimate]:
-        """What is compared between two sets: the mean entropy of all tokens and of words, and the contrasts of words."""
+        """What two sets are compared by: the mean entropy of all tokens and of words, and the contrasts of words."""
         compared: dict[tuple[str, int | None], Estimate] = {
             ("all tokens", None): self.sums.estimate("all"),
             ("words", None): self.sums.estimate("kinds", slice(KINDS.index("word"), KINDS.index("word") + 1)),

@@ -332,6 +332,14 @@ def _print_card(card: Card, output: Path) -> None:
     out.print(f"what was dropped, and why: [cyan]{written}[/]", soft_wrap=True)
 
 
+_FORM_NOTES = {
+    "mixed": "× only some turns of a conversation keep the format's form: it is shown without its system text",
+    "lost_thoughts": "× a thought is left out, since the format has no place for it",
+    "unlearnt_turns": "× a turn is not learnt from, since the format's later prompts leave out its thought",
+}
+"""What is said of further counts of `FormCounts`, if they are not 0."""
+
+
 def _print_form(forms: Mapping[str, Mapping[str, int]], rewarded: bool = True) -> None:
     """A table of how many turns keep the form that they are asked for, by source, and what is wrong with it.
 
@@ -357,8 +365,13 @@ def _print_form(forms: Mapping[str, Mapping[str, int]], rewarded: bool = True) -
     out.print(table)
     for name, form in forms.items():
         if ignoring := form["demanded_turns"] - form["compliant_turns"]:
-            broken = f"{ignoring:,} turns do not keep the form that their system text asks for"
+            verb = "turn does" if ignoring == 1 else "turns do"
+            broken = f"{ignoring:,} {verb} not keep the form that their system text or question asks for"
             err.print(f"[yellow]{escape(name)}[/]: {broken}", soft_wrap=True)
+        for key, what in _FORM_NOTES.items():
+            # Cards of earlier versions lack these counts.
+            if count := form.get(key, 0):
+                err.print(f"[yellow]{escape(name)}[/]: {count:,} {what}", soft_wrap=True)
     if rewarded and not any(form["rewarded_endings"] for form in forms.values()):
         err.print(
             "[yellow]no conversation ends in the form that RL rewards[/]: raise answer_form, or add sources whose "
@@ -452,7 +465,7 @@ app.command("agree", epilog=agree_verb.EPILOG)(agree_verb.command)
 def from_traces(
     run: Annotated[
         Path,
-        typer.Argument(help="An evaluation, an SFT or a training run, a folder in one, or a file of traces."),
+        typer.Argument(help="An evaluation or a training run, a folder in one, or a file of traces."),
     ],
     output: Annotated[Path, typer.Option(help="The folder to write; use the same one to resume.")],
     per_problem: Annotated[
@@ -476,17 +489,14 @@ def from_traces(
     """Make an SFT set of a run's correct, clean traces (rejection sampling), with a data card.
 
     A trace is taken if its answer is correct and in the format that RL rewards, it was not cut off, and no more calls
-    failed than allowed. Its rows keep the model's own token ids.
+    failed than allowed. Its rows keep the model's own token ids. Traces of held-out problems and of benchmarks are left
+    out, unless RUN is their own folder or file.
     """
     from rstar2.data.mixture.prepare import prepare
-    from rstar2.train.rejection import Selection, measured_benchmarks, plan_traces
+    from rstar2.train.rejection import Selection, plan_traces, traces_of
 
-    for name in measured_benchmarks(run):
-        err.print(
-            f"[yellow]these are traces of the benchmark {name}[/]: a model that learns from them cannot be measured on "
-            "it",
-            soft_wrap=True,
-        )
+    for warning in traces_of(run).warnings():
+        err.print(escape(warning), style="yellow", soft_wrap=True)
     plan = plan_traces(run, Selection(per_problem, failed_calls), model, against or (), change or ())
     with _Steps() as steps:
         card = prepare(plan, output, steps)

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from rstar2.eval.grader.boxes import last_box
 from rstar2.loop.turns import tags
 
 Message = dict[str, Any]
+THOUGHT = "reasoning_content"
+"""The key of a turn's thought, if it is not in the turn's text."""
 
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _ANY_NUMBER = re.compile(rf"[-−]?{_NUMBER}")
@@ -86,37 +89,70 @@ class Question:
     """The definite value that answers it; None if there is none."""
 
 
-def questions(messages: Sequence[Message]) -> list[Question] | None:
+def apart(message: Message) -> tuple[str | None, str]:
+    """A turn's thought, None if it has none, and what it says besides. Its calls in tags stay in that text."""
+    said = message.get("content") or ""
+    thought = message.get(THOUGHT) or None
+    if (in_tags := tags.leading_thought(said)) is not None:
+        thought, said = thought or in_tags[0], in_tags[1]
+    return thought, said
+
+
+def plain_turn(message: Message) -> Message:
+    """A turn with its thought in `reasoning_content` and its calls in `tool_calls`; another message as it is."""
+    if message["role"] != "assistant":
+        return message
+    thought, said = apart(message)
+    plain = {**message, "content": said}
+    if not message.get("tool_calls") and (ending := tags.ending_calls(said)) is not None:
+        calls = [tags.openai_call(call, number) for number, call in enumerate(ending[1])]
+        plain |= {"content": ending[0], "tool_calls": calls}
+    return plain if thought is None else {**plain, THOUGHT: thought}
+
+
+def questions(messages: Sequence[Message], solves: bool = False) -> list[Question] | None:
     """The questions of a conversation that can be taught in the form that RL rewards; None if it cannot be.
 
-    It cannot be if it has a system text of its own, turns with our tags in them, or turns that no question opens.
+    It cannot be if it has a system text of its own, tags of ours within its texts, or turns that no question opens.
+
+    `solves`: a model wrote it to solve a problem, so that its box is the answer.
     """
     if messages[0]["role"] != "user":
         return None
-    starts = [at for at, message in enumerate(messages) if message["role"] == "user"]
-    found = []
-    for start, end in zip(starts, [*starts[1:], len(messages)], strict=True):
-        question = _question(messages, start, end)
-        if question is None or not (question.answered or end == len(messages)):
+    plain = [plain_turn(message) for message in messages]
+    starts = [at for at, message in enumerate(plain) if message["role"] == "user"]
+    listed = []
+    for start, end in zip(starts, [*starts[1:], len(plain)], strict=True):
+        question = _question(plain, start, end, solves)
+        if question is None or not (question.answered or end == len(plain)):
             return None
-        found.append(question)
-    return found
+        listed.append(question)
+    return listed
 
 
-def _question(messages: Sequence[Message], start: int, end: int) -> Question | None:
+def _question(messages: Sequence[Message], start: int, end: int, solves: bool) -> Question | None:
     turns = messages[start + 1 : end]
     if not turns or any(message["role"] not in ("assistant", "tool") for message in turns):
         return None
     replies = [turn for turn in turns if turn["role"] == "assistant" and not turn.get("tool_calls")]
-    if any(tags.has_tags(turn.get("content") or "") for turn in turns if turn["role"] == "assistant"):
+    if any(_mentions_tags(turn.get("content") or "") for turn in turns if turn["role"] == "assistant"):
         return None
     if not replies:
         return Question(start, end, False, None) if turns[-1]["role"] == "assistant" else None
     if len(replies) > 1 or replies[0] is not turns[-1]:
         return None
+    said = str(replies[0]["content"])
+    reply = (tags.ending_answer(said) or ("", said))[1]
+    if solves and (box := last_box(reply)) is not None:
+        return Question(start, end, True, box.content.strip())
     outputs = [turn.get("content") or "" for turn in turns if turn["role"] == "tool"]
     stated = [str(messages[start].get("content") or ""), *_arguments(turns)]
-    return Question(start, end, True, definite_value(str(replies[0]["content"]), outputs, stated))
+    return Question(start, end, True, definite_value(reply, outputs, stated))
+
+
+def _mentions_tags(text: str) -> bool:
+    """Whether a tag of ours is in a text, other than those around the answer that ends it."""
+    return any(tags.has_tags(part) for part in tags.ending_answer(text) or (text,))
 
 
 def _arguments(turns: Sequence[Message]) -> list[str]:

@@ -6,6 +6,7 @@ into the hub's cache. With `HF_HUB_OFFLINE=1` the files are those in that cache.
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections import Counter
@@ -30,14 +31,45 @@ _ANSWER_S = 10.0
 """How long the hub may take to answer the first request about a set."""
 _CARD = "README.md"
 _DATA = (".json", ".jsonl", ".parquet")
+_ABOUT_DATA = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
+"""Files that the library datasets writes beside the data."""
 _SPLITS = {
     "test": ("test", "testing", "eval", "evaluation"),
     "validation": ("validation", "valid", "val", "dev"),
     "train": ("train", "training"),
 }
 """The splits that paths may name, and the words for them."""
+_CHOICE = re.compile(r"\{([^{}]*)\}")
+"""The alternatives of a pattern: `{a,b}`."""
 _NUMBERED = re.compile(r"^(.*)-\d+-of-(\d+)\.\w+$")
 """The name of a file that is one of several: `cot-00000-of-00144.parquet`."""
+
+
+class _Retries(logging.Filter):
+    """Says once for each request that the hub's library sends again why it does, in place of two lines per try."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cause = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        cause, thrown, _ = message.partition(" thrown while requesting ")
+        if thrown:
+            self._cause = cause.strip("'")
+            return False
+        if " [Retry " not in message:
+            return True
+        record.msg = (
+            f"the dataset hub does not answer ({self._cause}): the request is sent again, up to 5 times"
+        )
+        record.args = ()
+        return "[Retry 1/" in message
+
+
+logging.getLogger("huggingface_hub.utils._http").addFilter(_Retries())
+# A set's card need not have metadata.
+logging.getLogger("huggingface_hub.repocard").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
@@ -195,7 +227,10 @@ def _located(name: str, part: HubSet) -> HubFiles:
         # Of the branch, not of the revision, so that the cache can be used offline by the branch's name.
         card = Path(hf_hub_download(part.hub_id, _CARD, repo_type="dataset")).read_text(encoding="utf-8")
     files = []
-    for path in files_of_split(name, part, card, sizes):
+    paths = files_of_split(name, part, card, sizes)
+    if not paths:
+        raise _changed(name, f"{part.hub_id} has no file that the patterns of {part} in its card match")
+    for path in paths:
         cached = try_to_load_from_cache(part.hub_id, path, revision=info.sha, repo_type="dataset")
         files.append((path, sizes[path], Path(cached) if isinstance(cached, str) else None))
     return _complete(part, str(info.sha), files)
@@ -240,34 +275,51 @@ def files_of_split(name: str, part: HubSet, card: str, paths: Iterable[str]) -> 
     """
     from huggingface_hub import DatasetCard
 
-    ordered = sorted(paths)
+    visible = [path for path in sorted(paths) if _may_be_data(path)]
     about: Any = DatasetCard(card, ignore_metadata_errors=True).data if card else {}
     configs = {each.get("config_name", "default"): each for each in about.get("configs") or ()}
-    if not configs:
-        data = [each for each in ordered if Path(each).suffix in _DATA and not each.startswith(".")]
-        named = {each: split for each in data if (split := _split_in(each))}
-        splits = {
-            split: [f"/{each}" for each in data if named.get(each, "train") == split] for split in _SPLITS
-        }
-        splits = {split: files for split, files in splits.items() if files}
-    else:
-        default = next((each for each, config in configs.items() if config.get("default")), "default")
-        config = part.config or (default if default in configs or len(configs) > 1 else next(iter(configs)))
-        if config not in configs:
-            raise _changed(name, f"{part.hub_id} has no config {config}; it has {', '.join(configs)}")
-        splits = _splits_of(configs[config].get("data_files") or ())
+    default = next((each for each, config in configs.items() if config.get("default")), "default")
+    if configs and default not in configs and len(configs) == 1:
+        default = next(iter(configs))
+    config = configs.get(
+        part.config or default, {} if not configs and part.config in (None, "default") else None
+    )
+    if config is None:
+        known = ", ".join(configs) or "none in its card"
+        raise _changed(name, f"{part.hub_id} has no config {part.config or default}; it has {known}")
+    folder = str(PurePosixPath(config.get("data_dir") or ""))
+    inside = [path for path in visible if folder == "." or PurePosixPath(path).is_relative_to(folder)]
+    listed = config.get("data_files")
+    splits = _splits_of(listed, folder) if listed else _named_splits(inside, folder)
     if part.split not in splits:
         raise _changed(name, f"{part.hub_id} has no split {part.split}; it has {', '.join(splits) or 'none'}")
-    return [each for each in ordered if any(_matches(each, pattern) for pattern in splits[part.split])]
+    return [path for path in inside if any(_matches(path, pattern) for pattern in splits[part.split])]
 
 
-def _splits_of(listed: Any) -> dict[str, list[str]]:
-    """The patterns of each split's files, from `data_files` of a set's card."""
+def _may_be_data(path: str) -> bool:
+    """Whether a file of a set may hold rows: it is neither hidden nor one that only describes the data."""
+    place = PurePosixPath(path)
+    return place.name not in _ABOUT_DATA and not any(each.startswith((".", "__")) for each in place.parts)
+
+
+def _splits_of(listed: Any, folder: str) -> dict[str, list[str]]:
+    """The patterns of each split's files, from `data_files` of a set's card, which are relative to the folder."""
+    if isinstance(listed, dict) and "path" not in listed:
+        listed = [{"split": split, "path": path} for split, path in listed.items()]
     splits: dict[str, list[str]] = {}
     for each in [listed] if isinstance(listed, str | dict) else listed:
-        split, path = ("train", each) if isinstance(each, str) else (each["split"], each["path"])
-        splits.setdefault(split, []).extend([path] if isinstance(path, str) else path)
+        split, path = ("train", each) if isinstance(each, str) else (each.get("split", "train"), each["path"])
+        patterns = [path] if isinstance(path, str) else path
+        splits.setdefault(split, []).extend(str(PurePosixPath(folder, pattern)) for pattern in patterns)
     return splits
+
+
+def _named_splits(paths: list[str], folder: str) -> dict[str, list[str]]:
+    """The data files of each split, by the words in their paths below the folder."""
+    data = [path for path in paths if PurePosixPath(path).suffix in _DATA]
+    named = {path: _split_in(str(PurePosixPath(path).relative_to(folder))) for path in data}
+    splits = {split: [path for path in data if (named[path] or "train") == split] for split in _SPLITS}
+    return {split: [f"/{path}" for path in files] for split, files in splits.items() if files}
 
 
 def _split_in(path: str) -> str | None:
@@ -277,7 +329,13 @@ def _split_in(path: str) -> str | None:
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Whether a path matches a pattern of the hub, in which `*` stays within a folder and `**` does not."""
+    """Whether a path matches a pattern of the hub.
+
+    In it, `*` stays within a folder, `**` does not, and `{a,b}` is a choice.
+    """
+    if choice := _CHOICE.search(pattern):
+        before, after = pattern[: choice.start()], pattern[choice.end() :]
+        return any(_matches(path, f"{before}{each}{after}") for each in choice[1].split(","))
     if "**" in pattern:
         return fnmatchcase(path, pattern.replace("**/", "*"))
     return PurePosixPath("/", path).match(str(PurePosixPath("/", pattern)))

@@ -40,7 +40,7 @@ _BBCODE = re.compile(
 _BBCODE_PAIR = re.compile(r"\[([bius])\]([^\[\]]*)\[/\1\]", re.IGNORECASE)
 _BOLD = re.compile(r"(?<![\w*)\]}])\*\*([^\s*][^*\n]*)\*\*(?![\w*(\[{])")
 """Markdown's bold text; `2**3` is a power."""
-_UNDERLINED = re.compile(r"(?<!\w)__(?=\w)([^_\n]{1,200})__(?!\w)")
+_UNDERLINED = re.compile(r"_(?<![^\s(].)(_?)([A-Za-z][A-Za-z ]{0,80}[A-Za-z])\1_(?![\w{])")
 _SLANTED = re.compile(r"(?<![\w*)\]}])\*([A-Za-z][A-Za-z ]{1,80}[A-Za-z])\*(?![\w*(\[{])")
 """Words between Markdown's stars; `2*x*3` is a product."""
 _QUOTED = re.compile(r"``((?:[^`']|'(?!')){1,200})''")
@@ -66,9 +66,10 @@ _SIGNS = str.maketrans(
         },
         **{"∀": r"\forall ", "∃": r"\exists ", "⊂": r"\subset ", "⊆": r"\subseteq ", "∝": r"\propto "},
         **dict(zip("асԁеһіјорԛѕԝхуАВЕНІЈКМОРЅТХУС", "acdehijopqswxyABEHIJKMOPSTXYC", strict=True)),
+        **dict(zip("οΑΒΕΖΗΙΚΜΝΟΡΤΥΧ", "oABEZHIKMNOPTYX", strict=True)),
     }
 )
-"""Signs and their commands; Cyrillic letters that look like Latin ones, and these."""
+"""Signs and their commands; Cyrillic and Greek letters that look like Latin ones, and these."""
 _THOUSANDS = re.compile(r"[0-9](?<![\w.,(\[{].)[0-9]{0,2}(?:,[0-9]{3})+(?![\w,])")
 _TYPESET_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d{3}(?!\d))")
 
@@ -112,12 +113,12 @@ _REPLACED = {
     "\\{": "lbrace",
     "\\}": "rbrace",
 }
-"""What takes the place of commands."""
+"""Replacements, each with the commands that it replaces."""
 _COMMANDS = {other: f"\\{name} " for name, others in _NAMES.items() for other in others.split()} | {
     name: f" {sign} " for sign, names in _REPLACED.items() for name in names.split()
 }
 _ESCAPED = {**dict.fromkeys("()[],;:> $\\", " "), "!": "", "%": "%", "#": "#", "&": "&", "|": "||"}
-"""What takes the place of commands of one sign."""
+"""The replacement of each command of one sign."""
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)(?:\s(?=\s*[^\s{]))?|([^A-Za-z]))")
 _OFTEN = "sqrt|text|pi|log|sin|cos|tan|circ|overline|angle|triangle|begin|sum|theta|alpha|mathrm|over"
 _DOUBLED = re.compile(
@@ -225,8 +226,8 @@ def plain_text(text: str) -> str:
         text = _QUOTED.sub(r'"\1"', text)
     if "*" in text:
         text = _SLANTED.sub(r"\1", _BOLD.sub(r"\1", text))
-    if "__" in text:
-        text = _UNDERLINED.sub(r"\1", text)
+    if "_" in text:
+        text = _UNDERLINED.sub(r"\2", text)
     return _without_fonts(text) if "\\" in text else text
 
 
@@ -236,7 +237,10 @@ def _unescaped(text: str) -> str:
 
     def sign(escape: re.Match[str]) -> str:
         backslash, _, _, quote, code = escape.groups()
-        return backslashes if backslash else quote or (chr(int(code, 16)) if code else "\n")
+        if code:
+            # The halves of a surrogate pair are of a picture, such as an emoji.
+            return " " if "d8" <= code[:2].lower() <= "df" else chr(int(code, 16))
+        return backslashes if backslash else quote or "\n"
 
     return _ESCAPE.sub(sign, text)
 

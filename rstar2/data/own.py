@@ -20,6 +20,7 @@ from rstar2.data.reading import columns_of
 from rstar2.data.rows import Refused, list_of, parsed, problem_row, text_of
 from rstar2.data.source import Row, Source
 from rstar2.errors import UserError
+from rstar2.loop.turns import tags
 
 _HINT = (
     'A row is {"problem": …, "answer": …} or {"messages": [{"role": …, "content": …}, …], "tools": […]}; '
@@ -86,6 +87,8 @@ def _message(message: Any) -> Message:
         return {**replied(message.get("content")), "tool_call_id": _id(message, "tool_call_id")}
     if role not in ("system", "user", "assistant"):
         raise Refused("malformed", f"a message has role {role!r}")
+    if role == "assistant":
+        message = _with_calls_apart(message)
     if not message.get("tool_calls"):
         return said(role, message.get("content"))
     try:
@@ -97,6 +100,18 @@ def _message(message: Any) -> Message:
     return called(
         [{**each, "id": given} for each, given in zip(calls, ids, strict=True)], message.get("content")
     )
+
+
+def _with_calls_apart(message: dict[str, Any]) -> dict[str, Any]:
+    """An assistant's message whose thought is in its text, and the calls that end the text in tags in `tool_calls`."""
+    content, thought = message.get("content"), message.get("reasoning_content")
+    if not message.get("tool_calls") and isinstance(content, str) and (calls := tags.ending_calls(content)):
+        # Without ids: the replies are in the order of the calls.
+        listed = [{"function": {"name": call.name, "arguments": call.arguments}} for call in calls[1]]
+        message = {**message, "content": calls[0], "tool_calls": listed}
+    if isinstance(thought, str) and thought.strip() and isinstance(content, str | None):
+        message = {**message, "content": tags.thought_first(thought.strip(), message.get("content") or "")}
+    return message
 
 
 def _id(given: dict[str, Any], key: str) -> str | None:

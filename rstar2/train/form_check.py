@@ -41,9 +41,26 @@ class FormCheck:
         counts = self.counts
         if ignoring := counts.demanded_turns - counts.compliant_turns:
             yield (
-                f"{ignoring:,} of {counts.demanded_turns:,} turns do not keep the form that their own system text or "
-                f"question asks for, the first in conversation {self.first_fault}: the model would learn to ignore "
-                "that text. Take the text out of these conversations, or write their turns as it asks."
+                f"{ignoring:,} of {counts.demanded_turns:,} turns {_verb(ignoring, 'do')} not keep the form that their "
+                f"own system text or question asks for, the first in conversation {self.first_fault}: the model would "
+                "learn to ignore that text. Take the text out of these conversations, or write their turns as it asks."
+            )
+        if mixed := counts.mixed:
+            yield (
+                f"{mixed:,} of {counts.conversations:,} conversations {_verb(mixed, 'have')} turns in the format's "
+                "form and others outside it: the format's system text stands before none of these turns. Write all "
+                "turns in the form, or set answer_form to true in these rows."
+            )
+        if lost := counts.lost_thoughts:
+            yield (
+                f"{lost:,} of {counts.turns:,} turns {_verb(lost, 'have')} a thought, for which the format has no "
+                "place: it is left out. Teach a format that has thoughts (--set format=…)."
+            )
+        if unlearnt := counts.unlearnt_turns:
+            yield (
+                f"{unlearnt:,} of {unlearnt + counts.turns:,} turns {_verb(unlearnt, 'be')} followed by another "
+                "question, before which the format leaves out their thoughts: nothing is learnt from them. To learn "
+                "from every turn, end a conversation of its own with each."
             )
         if self.rewarded and not counts.rewarded_endings:
             yield (
@@ -62,6 +79,14 @@ def check_form(rows: Iterable[Mapping[str, Any]], wording: Wording, first: int =
         if counts.compliant_turns < counts.demanded_turns and fault is None:
             fault = number
     return FormCheck(total, fault, wording.rewarded)
+
+
+_SINGULAR = {"do": "does", "have": "has", "be": "is"}
+_PLURAL = {"do": "do", "have": "have", "be": "are"}
+
+
+def _verb(count: int, verb: str) -> str:
+    return (_SINGULAR if count == 1 else _PLURAL)[verb]
 
 
 def _described(demands: Demands) -> str:

@@ -95,10 +95,15 @@ def test_digits_code_and_markup_do_not_set_k(codec: ChatCodec, make_trace: Any) 
 def test_outcomes_are_told_apart_by_words_alone(codec: ChatCodec, make_trace: Any) -> None:
     """The markup after replies is certain and elsewhere it is not; words are equally uncertain everywhere."""
     reader, found = TokenReader(codec.tokenizer), Uncertainty("made")
-    lasts = {"ok": "But it is four.</reason>\n<answer>4</answer>", "error": "But it is 4, 4, 4 and 4.</reason>"}
+    lasts = {
+        "ok": "But it is four.</reason>\n<answer>4</answer>",
+        "error": "But it is 4, 4, 4 and 4.</reason>",
+    }
     for number in range(40):
         status = "error" if number % 2 else "ok"
-        trace = make_trace((status,), problem=f"p{number}", last=lasts[status], output=f"E{number % 3}Error: x")
+        trace = make_trace(
+            (status,), problem=f"p{number}", last=lasts[status], output=f"E{number % 3}Error: x"
+        )
         tokens = reader.read(trace)
         entropy = np.where(tokens.kind == KINDS.index("word"), HIGH, LOW).astype(np.float32)
         found.add(trace, tokens, entropy)
@@ -107,7 +112,8 @@ def test_outcomes_are_told_apart_by_words_alone(codec: ChatCodec, make_trace: An
     assert all(row["over words"] == 0 for row in rows.values())
     assert all(row["over ok"] == 0 for name, row in rows.items() if name != "ok")
     contrasts = {
-        (row["contrast"], row["first tokens"]): row["difference"] for row in _table(found, "entropy_contrasts")
+        (row["contrast"], row["first tokens"]): row["difference"]
+        for row in _table(found, "entropy_contrasts")
     }
     assert contrasts["failed reply − ok reply, words", WINDOW] == 0
     assert contrasts["failed reply − ok reply, all tokens", WINDOW] != 0

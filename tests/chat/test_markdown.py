@@ -106,6 +106,17 @@ def test_a_table_keeps_its_comparisons_and_products() -> None:
     assert text.endswith("\nafter\n")
 
 
+@pytest.mark.parametrize(
+    ("cell", "seen"),
+    [("$|x|$", "|x|"), (r"$P(A \mid B)$", "P(A"), ("`a|b`", "a|b"), (r"`a\|b`", "a|b"), ("``a|`b``", "a|")],
+)
+def test_a_bar_in_a_formula_or_in_code_ends_no_cell(cell: str, seen: str) -> None:
+    text = shown(f"| what | value |\n|---|---|\n| {cell} | 34567 |\n| 2 | 89 |\n")
+    [row] = [line for line in text.splitlines() if "34567" in line]
+    assert seen in row
+    assert "89" in text
+
+
 SAMPLE = (
     "# T *x*\n\nA **b c** `d` $\\frac{1}{2}$ 2*3*4\n- i *j*\n  - k\n1. l\n> q\n---\n"
     "```py\nx = 1\n\n```\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**open\n* \n\\boxed{3}."

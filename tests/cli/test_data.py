@@ -215,7 +215,7 @@ def test_turns_that_keep_the_form_are_counted_by_source(tmp_path: Path) -> None:
     inspected = CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "sft")])
     for ran in (prepared, inspected):
         assert re.search(r"mine +1 +1 +2 +2 +1\s", ran.stdout), ran.stdout
-        assert "mine: 1 turns do not keep the form that their system text asks for" in ran.stderr
+        assert "mine: 1 turn does not keep the form that their system text or question asks for" in ran.stderr
     plain = _prepare(str(source), "--output", str(tmp_path / "plain"), "--set", "answer_form=0")
     assert "no conversation ends in the form that RL rewards: raise answer_form" in plain.stderr
 

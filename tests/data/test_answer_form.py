@@ -137,8 +137,8 @@ def test_each_question_has_its_own_answer_and_the_last_may_end_with_a_call() -> 
     "messages",
     [
         [{"role": "system", "content": "Be brief."}, USER, REPLY],
-        [USER, {"role": "assistant", "content": "<answer>42</answer>"}],
-        [USER, {"role": "assistant", "content": "<think>so</think>42"}],
+        [USER, {"role": "assistant", "content": "Use the tag <answer> here."}],
+        [USER, {"role": "assistant", "content": "4 <think>so</think> 2"}],
         [USER, REPLY, REPLY],
         [USER, REPLY, CALLING],
         [USER, USER, REPLY],

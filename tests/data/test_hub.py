@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -309,6 +310,38 @@ def test_an_unknown_set_may_be_private(tmp_path: Path) -> None:
             ["SFT/a/b/chat1.jsonl", "SFT/chat2.jsonl", "RL/chat3.jsonl"],
             ["SFT/a/b/chat1.jsonl", "SFT/chat2.jsonl"],
         ),
+        ("", None, "train", ["a.json", "dataset_infos.json", ".cache/b.json"], ["a.json"]),
+        (
+            "",
+            None,
+            "train",
+            ["dataset_dict.json", "train/0.parquet", "train/state.json", "train/dataset_info.json"],
+            ["train/0.parquet"],
+        ),
+        ("- config_name: en\n  data_dir: en", "en", "train", ["en/a.json", "cn/a.json"], ["en/a.json"]),
+        ("- config_name: en\n  data_dir: test/en", "en", "train", ["test/en/a.json"], ["test/en/a.json"]),
+        (
+            "- config_name: en\n  data_dir: en\n  data_files: '*.json'",
+            None,
+            "train",
+            ["a.json", "en/a.json"],
+            ["en/a.json"],
+        ),
+        (
+            "- config_name: x\n  data_files:\n    train: [a.json, b.json]\n    test: c.json",
+            "x",
+            "train",
+            ["a.json", "b.json", "c.json"],
+            ["a.json", "b.json"],
+        ),
+        ("- data_files:\n    path: a.json", None, "train", ["a.json", "b.json"], ["a.json"]),
+        (
+            "- config_name: x\n  data_files:\n  - split: train\n    path: 'd/{a,b}-*.json'",
+            "x",
+            "train",
+            ["d/a-1.json", "d/b-1.json", "d/c-1.json"],
+            ["d/a-1.json", "d/b-1.json"],
+        ),
     ],
 )
 def test_the_files_of_a_split_are_those_that_the_sets_card_lists(
@@ -316,3 +349,35 @@ def test_the_files_of_a_split_are_those_that_the_sets_card_lists(
 ) -> None:
     card = f"---\nconfigs:\n{configs}\n---\n" if configs else "# A set\n"
     assert files_of_split("it", HubSet("a/b", config, split), card, paths) == chosen
+
+
+def test_a_config_that_no_card_describes_is_refused() -> None:
+    with pytest.raises(UserError, match="a/b has no config en; it has none in its card"):
+        files_of_split("it", HubSet("a/b", "en", "train"), "# A set", ["en/a.json", "cn/a.json"])
+
+
+def test_patterns_of_a_card_that_match_no_file_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "sets/open-r1/DAPO-Math-17k-Processed"
+    readme(folder, en={"train": "data/train-*"})
+    parquet(folder / "en/train-00000-of-00001.parquet", [{"prompt": "?"}])
+    with serving_hub(tmp_path / "sets") as hub:
+        said = refused("dapo", "--output", tmp_path / "out", *NO_BENCHMARK, env=hub.env(tmp_path / "home"))
+    assert (
+        "DAPO-Math-17k-Processed has no file that the patterns of open-r1/DAPO-Math-17k-Processed (en, train)"
+        in said
+    )
+
+
+def test_the_librarys_lines_about_retries_and_cards_become_one_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    http = logging.getLogger("huggingface_hub.utils._http")
+    for attempt in (1, 2, 3):
+        http.warning("'timed out' thrown while requesting GET http://hub/a.parquet")
+        http.warning(f"Retrying in {attempt}s [Retry {attempt}/5].")
+    http.warning("something else")
+    logging.getLogger("huggingface_hub.repocard").warning("Repo card metadata block was not found.")
+    assert caplog.messages == [
+        "the dataset hub does not answer (timed out): the request is sent again, up to 5 times",
+        "something else",
+    ]

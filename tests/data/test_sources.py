@@ -638,7 +638,9 @@ def test_a_prepared_set_can_be_read_again(tmp_path: Path) -> None:
         (b'{"prompt": "x", "reward_model": {}}\n{"prompt"\n', "line 2: not JSON"),
         (b'{"prompt": "x", "reward_model": {}}\n[1]\n', "line 2: not a JSON object but list"),
         (b"", "no rows"),
-        (b"\xff\xfe", "line 1: not JSON"),
+        ('{"prompt": "x", "reward_model": {}}'.encode("utf-16"), "UTF-16 or UTF-32, not UTF-8"),
+        ('{"prompt": "x", "reward_model": {}}'.encode("utf-16-be"), "UTF-16 or UTF-32, not UTF-8"),
+        (b"\xe9", "line 1: not JSON"),
         (b'{"prompt": "x", "reward_model": {}}\n{"prompt": ' + b"[" * 100_000, "line 2: not JSON"),
         (b'{"prompt": "x", "reward_model": {}}\n{"other": "\xff"}\n', "line 2: not JSON"),
         (b'{"prompt": "x", "reward_model": {}}\n{}{}\n\n', "line 2: not JSON"),
@@ -695,6 +697,25 @@ def test_json_lines_in_a_json_file_and_what_only_python_reads_in_a_list(tmp_path
     file.write_text(json.dumps([{**ROWS["dapo"], "loss": float("nan")}, changed("dapo", prompt="\ud800")]))
     found, counts = read(sources()["dapo"], file)
     assert (len(found), counts.refused) == (1, {"malformed": 1})
+    file.write_text(json.dumps([ROWS["dapo"]]), encoding="utf-16")
+    with pytest.raises(UserError, match="UTF-16 or UTF-32, not UTF-8"):
+        read(sources()["dapo"], file)
+
+
+def test_a_row_that_only_python_reads_leaves_the_others_of_its_list_as_they_are(tmp_path: Path) -> None:
+    rows = [changed("dapo", prompt=f"What is {n} plus {n}?", more=[n, {"deep": "]"}]) for n in range(5)]
+    rows[2]["loss"] = float("inf")
+    for indent in (None, 3):
+        file = tmp_path / "data.json"
+        file.write_text(json.dumps(rows, indent=indent))
+        listed = [bytes(each) for each in reading._listed_rows(file) or ()]
+        assert [json.loads(each) for each in listed] == rows
+        assert all(each in file.read_bytes() for each in listed), "the texts are those of the file"
+        assert read(sources()["dapo"], file)[1].read == 5
+    for broken in ("[NaN,]", "[NaN", "[NaN]]", "[NaN 1]"):
+        file.write_text(broken)
+        with pytest.raises(UserError, match="is not JSON"):
+            read(sources()["dapo"], file)
 
 
 @pytest.mark.parametrize(
@@ -826,7 +847,9 @@ def test_functions_of_toolace_in_any_json_are_read(tmp_path: Path, system: str, 
     assert left == (['{"user": "Ada"}'] if "Ada" in system else [])
 
 
-@pytest.mark.parametrize("form", ["<func1(params_name=params_value)>", "func1 with its params", "（func1(a=b)）"])
+@pytest.mark.parametrize(
+    "form", ["<func1(params_name=params_value)>", "func1 with its params", "（func1(a=b)）"]
+)
 def test_the_sentence_about_the_form_of_calls_is_not_left_in_another_form(tmp_path: Path, form: str) -> None:
     start = TOOLACE_INSTRUCTIONS.partition("Should")[0].format(date=" ", tools=json.dumps([WEATHER]))
     text = f"{start}Should you decide to return the function call(s), put it in the format of {form}\n"
@@ -837,7 +860,7 @@ def test_the_sentence_about_the_form_of_calls_is_not_left_in_another_form(tmp_pa
     "text",
     [
         '{"name": "get_weather", "arguments": {"city": "Bern"}}',
-        "{ \"name\": \"get_weather\", \"arguments\": '{\"city\": \"Bern\"}' }",
+        '{ "name": "get_weather", "arguments": \'{"city": "Bern"}\' }',
         'functioncall {"name": "get_weather"}',
         '<tool_call>{"name": "get_weather"}</tool_call>',
         '(get_weather(city="Bern"))',
@@ -856,7 +879,9 @@ def test_what_looks_like_a_call_is_not_taught_as_prose(tmp_path: Path, name: str
     assert "a call" in detail
 
 
-@pytest.mark.parametrize("text", ["get_weather (the function) needs a city.", "f(x) = 2 and [a(1), b(2)]", '{"rain": 1}'])
+@pytest.mark.parametrize(
+    "text", ["get_weather (the function) needs a city.", "f(x) = 2 and [a(1), b(2)]", '{"rain": 1}']
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_what_only_names_a_tool_stays_prose(tmp_path: Path, name: str, text: str) -> None:
     row = one(tmp_path, name, with_turns(name, ("user", "Rain?"), ("assistant", f"So: {text}")))
@@ -967,6 +992,27 @@ def test_a_block_of_code_is_read_as_markdown_has_it(tmp_path: Path, solution: st
         ("```python\nname = input('Name: ')\nprint(name)\n```", "reads input", "input"),
         ("```python\nimport sys\nfor line in sys.stdin:\n    print(line)\n```", "reads input", "stdin"),
         ("```python\nfrom sys import stdin\nprint(stdin.read())\n```", "reads input", "stdin"),
+        (
+            "```python\nfrom sys import argv, stdin, stdout\nprint(stdin.read())\n```",
+            "reads input",
+            "sys.stdin",
+        ),
+        ("```python\nfrom sys import *\nprint(stdin.read())\n```", "reads input", "sys.stdin"),
+        ("```python\nimport sys as q\nq.stdin.read()\n```", "reads input", "line 2 reads sys.stdin"),
+        (
+            "```python\nimport fileinput\nfor l in fileinput.input():\n    pass\n```",
+            "reads input",
+            "fileinput",
+        ),
+        ("```python\nprint(open(0).read())\n```", "reads input", "open(0)"),
+        ("```python\nprint(open(file=0).read())\n```", "reads input", "open(0)"),
+        ("```python\nprint(open('/dev/stdin').read())\n```", "reads input", "/dev/stdin"),
+        ("```python\nimport os\nos.read(0, 5)\n```", "reads input", "os.read(0)"),
+        ("```python\nf = input\nf()\n```", "reads input", "input"),
+        ("```python\nprint(list(map(int, iter(input, ''))))\n```", "reads input", "input"),
+        ("```python\ndef f(input):\n    return input\nf(1)\ng = input\n```", "reads input", "input"),
+        ("```python\nimport builtins as b\nb.input()\n```", "reads input", "builtins.input"),
+        ("```python\nfrom getpass import getpass as g\ng()\n```", "reads input", "getpass.getpass"),
         ("```python\nprint 'hello'\n```", "not Python", "does not compile"),
         ("```python\nx = 'a\\x00'\n\x00\n```", "not Python", "does not compile"),
     ],
@@ -979,8 +1025,17 @@ def test_code_that_would_not_run_as_it_is_taught_is_refused_with_the_reason(
     assert said in detail
 
 
-def test_code_that_only_names_input_is_read(tmp_path: Path) -> None:
-    code = "def double(input):\n    return 2 * input  # input() is not called\nprint(double(2))"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def double(input):\n    return 2 * input  # input() is not called\nprint(double(2))",
+        "input = [1, 2]\nprint(sum(input), [input for input in input])",
+        "import sys\nprint(sys.argv, file=sys.stdout)\nself.input = open('0').read(0)",
+        "from os import path as stdin\nprint(stdin.join('a', 'b'))",
+        "print('sys.stdin and input() are named only')",
+    ],
+)
+def test_code_that_only_names_input_is_read(tmp_path: Path, code: str) -> None:
     assert code_of(tmp_path, f"```python\n{code}\n```")[1] == code
 
 
@@ -990,6 +1045,9 @@ def test_a_problem_whose_label_is_no_persons_answer_is_refused_as_that(tmp_path:
     assert reason == "no answer extracted"
     assert "vote" in detail
     assert "97" in detail
+    for empty in (None, ""):
+        row = changed("openmathreasoning", problem_type="no_answer_extracted", expected_answer=empty)
+        assert refused(tmp_path, "openmathreasoning", row)[0] == "no answer extracted"
     for rate in ("n/a", None, ""):
         row = changed("openmathreasoning", pass_rate_72b_tir=rate)
         assert one(tmp_path, "openmathreasoning", row)["pass_rate"] is None
@@ -1021,6 +1079,20 @@ def test_dapos_wrapper_is_taken_off_a_prompt_that_is_text_too(tmp_path: Path) ->
             "unknown wrapper",
             "Remember to put",
         ),
+        (
+            "What?\nPlease reason step by step, and put your final answer within \\boxed{}.",
+            "unknown wrapper",
+            "step",
+        ),
+        ("What? Put your final answer within $\\boxed{}$.", "unknown wrapper", "boxed"),
+        (
+            "What? Let's think step by step and output the final answer within \\boxed{}.",
+            "unknown wrapper",
+            "step",
+        ),
+        ("Please solve the following math problem: What?", "unknown wrapper", "solve the following"),
+        ("Solve this problem. What?", "unknown wrapper", "Solve this"),
+        ("What? Reply in <answer></answer>.", "unknown wrapper", "<answer>"),
         ([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "malformed", "2 messages"),
         ([{"role": "user"}], "malformed", "prompt"),
     ],
@@ -1033,7 +1105,28 @@ def test_a_prompt_that_cannot_be_unwrapped_is_refused_with_the_reason(
     assert said in detail
 
 
-@pytest.mark.parametrize("thought", ["<think></think>", "<think>\n\n</think>\n\n", "<think> </think>"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        r"Fill in: $3 + \boxed{\ } = 5$. What is the number in the box?",
+        "A frog climbs a stair step by step. Express your final answer as an integer.",
+        "Ann must solve the following equation: $x + 1 = 2$. What is $x$?",
+    ],
+)
+def test_words_of_a_problem_are_no_wrapper(tmp_path: Path, problem: str) -> None:
+    assert one(tmp_path, "dapo", changed("dapo", prompt=problem))["problem"] == problem
+
+
+@pytest.mark.parametrize(
+    "thought",
+    [
+        "<think></think>",
+        "<think>\n\n</think>\n\n",
+        "<think> </think>",
+        "<thinking></thinking>",
+        "<seed:think>\n</seed:think>\n",
+    ],
+)
 def test_an_empty_thought_is_taken_off_an_answer(tmp_path: Path, thought: str) -> None:
     row = one(tmp_path, "llama-nemotron", changed("llama-nemotron", output=f"{thought}Hello!"))
     assert row["messages"][-1]["content"] == "Hello!"
@@ -1046,7 +1139,15 @@ def test_an_empty_thought_is_taken_off_an_answer(tmp_path: Path, thought: str) -
     assert [each["content"] for each in row["messages"][:3]] == ["Hi", "Hi!", "What is <think>?"]
 
 
-@pytest.mark.parametrize("output", ["<think>Well.</think>Hello!", "Well.</think>Hello!", "<think>Hello!"])
+@pytest.mark.parametrize(
+    "output",
+    [
+        "<thinking>Well.</thinking>Hello!",
+        "<think>Well.</think>Hello!",
+        "Well.</think>Hello!",
+        "<think>Hello!",
+    ],
+)
 def test_an_answer_with_a_thought_is_refused_as_reasoning(tmp_path: Path, output: str) -> None:
     reason, detail = refused(tmp_path, "llama-nemotron", changed("llama-nemotron", output=output))
     assert (reason, "though its reasoning is off" in detail) == ("reasoning", True)
@@ -1056,6 +1157,20 @@ def test_nemotrons_own_system_text_is_kept_but_for_its_switch(tmp_path: Path) ->
     row = one(tmp_path, "llama-nemotron", changed("llama-nemotron", system_prompt="Talk like a pirate."))
     assert [each["content"] for each in row["messages"]][:2] == ["Talk like a pirate.", "Hello?"]
     assert one(tmp_path, "llama-nemotron", ROWS["llama-nemotron"])["messages"][0]["content"] == "Hello?"
+    user = {"role": "user", "content": "Hi"}
+    for text, rest in (
+        ("detailed thinking off", []),
+        ("Detailed thinking off.\n\nTalk like a pirate.", ["Talk like a pirate."]),
+        ("Talk like a pirate.\ndetailed thinking off", ["Talk like a pirate."]),
+    ):
+        as_message = changed(
+            "llama-nemotron", input=[{"role": "system", "content": text}, user], system_prompt=text
+        )
+        for row in (as_message, changed("llama-nemotron", input=[user], system_prompt=text)):
+            found = [each["content"] for each in one(tmp_path, "llama-nemotron", row)["messages"]]
+            assert found[:-1] == [*rest, "Hi"]
+    on = changed("llama-nemotron", system_prompt="detailed thinking on")
+    assert refused(tmp_path, "llama-nemotron", on)[0] == "reasoning"
 
 
 def test_a_message_of_white_space_is_refused_as_empty(tmp_path: Path) -> None:

@@ -202,3 +202,147 @@ def test_a_system_text_of_ones_own_that_the_turns_ignore_is_counted(codec: ChatC
 
 def test_the_wording_is_the_same_with_and_without_a_tokenizer(codec: ChatCodec) -> None:
     assert wording_of(ours()) == codec.wording
+
+
+THOUGHTS = [
+    {"role": "assistant", "content": "<think>I know it.</think>\n<answer>\\boxed{21}</answer>"},
+    {"role": "assistant", "content": " <reason>I know it.</reason> <answer>\\boxed{21}</answer>"},
+    {"role": "assistant", "content": "I know it.</reason>\n<answer>\\boxed{21}</answer>"},
+    {"role": "assistant", "content": "<seed:think>I know it.</seed:think><answer>\\boxed{21}</answer>"},
+    {"role": "assistant", "content": "<answer>\\boxed{21}</answer>", "reasoning_content": "I know it."},
+]
+PROSE = [
+    "Use the HTML tag <answer> here.",
+    "Write <answer>x</answer> around it.",
+    "End it with </think> or `</reason>`, please.",
+    "A <think> tag opens a thought; </think> closes it.",
+    "Call it as <tool_call>x</tool_call>.",
+]
+
+
+def taught_text(codec: ChatCodec, row: dict[str, Any]) -> str:
+    sample = encode(row, codec)
+    return str(codec.tokenizer.decode(sample.input_ids[sample.loss_mask.index(1) :].tolist()))
+
+
+@pytest.mark.parametrize("turn", THOUGHTS)
+def test_a_thought_of_any_form_becomes_the_formats_own(codec: ChatCodec, turn: dict[str, Any]) -> None:
+    row = {"messages": [CHAT[0], turn]}
+    assert taught_text(codec, row) == "I know it.</reason>\n<answer>\\boxed{21}</answer><|im_end|>"
+    assert count_form(row, codec.wording) == FormCounts(1, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3.5"])
+@pytest.mark.parametrize("turn", THOUGHTS)
+def test_so_it_does_in_a_family_that_thinks(family: str, turn: dict[str, Any]) -> None:
+    pytest.importorskip("renderers")
+    codec = codec_for(family_tokenizer(family), read_format(family, ""), family)
+    text = taught_text(codec, {"messages": [CHAT[0], turn]}).removeprefix("<think>\n")
+    assert text == "I know it.\n</think>\n\n\\boxed{21}<|im_end|>"
+
+
+@pytest.mark.parametrize("prose", PROSE)
+def test_tags_that_prose_mentions_stay_in_the_text(codec: ChatCodec, prose: str) -> None:
+    row = {"messages": [CHAT[0], {"role": "assistant", "content": prose}]}
+    assert taught_text(codec, row).replace("< ", "<").startswith(f"</reason>\n{prose}")
+    assert count_form(row, codec.wording).demanded_turns == 0
+    pytest.importorskip("renderers")
+    qwen = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
+    # Tags that are tokens of the family are broken up.
+    assert prose in taught_text(qwen, row).replace("< ", "<")
+
+
+def test_a_thought_without_a_place_is_counted(tokenizer: Any) -> None:
+    codec = codec_of("no-tools", tokenizer)
+    tagged, separate = {"messages": [CHAT[0], THOUGHTS[0]]}, {"messages": [CHAT[0], THOUGHTS[4]]}
+    assert "I know it." in taught_text(codec, tagged), "a text is taught as it is"
+    assert [count_form(row, codec.wording).lost_thoughts for row in (tagged, separate)] == [0, 1]
+    pytest.importorskip("renderers")
+    llama = codec_for(family_tokenizer("llama-3"), read_format("llama-3", ""), "llama-3")
+    assert [count_form(row, llama.wording).lost_thoughts for row in (tagged, separate)] == [1, 1]
+
+
+def test_a_thought_that_is_asked_for_in_another_tag_is_not_kept(codec: ChatCodec, tokenizer: Any) -> None:
+    system = {"role": "system", "content": "Think in <think></think> first."}
+    plain, thinking = [system, *CHAT], [system, CHAT[0], THOUGHTS[0]]
+    for messages in (plain, thinking):
+        assert count_form({"messages": messages}, codec.wording) == FormCounts(
+            1, int(messages is thinking), 1, 1, 0
+        )
+    free = codec_of("no-tools", tokenizer)
+    separate = [system, CHAT[0], {**CHAT[1], "reasoning_content": "I greet."}]
+    assert "<think>I greet.</think>\nHello!" in taught_text(free, {"messages": separate})
+    counts = [count_form({"messages": each}, free.wording) for each in (plain, separate)]
+    assert [each.compliant_turns for each in counts] == [0, 1]
+
+
+def test_a_question_about_a_tag_does_not_ask_for_it(codec: ChatCodec) -> None:
+    for question in ("Explain the HTML <answer> element in 2 words.", "Which model are you? <think>"):
+        asked = [{"role": "system", "content": ""}, {"role": "user", "content": question}, CHAT[1]]
+        assert count_form({"messages": asked}, codec.wording).demanded_turns == 0
+
+
+def test_a_conversation_that_leaves_the_form_is_counted(codec: ChatCodec) -> None:
+    row = {"messages": [*FOLLOWING, *CHAT]}
+    assert as_taught(row, codec.wording).messages[0] == {"role": "system", "content": ""}
+    assert count_form(row, codec.wording) == FormCounts(1, 0, 2, mixed=1)
+    assert count_form({**row, "answer_form": True}, codec.wording) == FormCounts(1, 0, 2, 2, 2)
+
+
+def test_turns_that_a_family_does_not_teach_are_counted_apart() -> None:
+    pytest.importorskip("renderers")
+    codec = codec_for(family_tokenizer("qwen3.5"), read_format("qwen3.5", ""), "qwen3.5")
+    row = {"messages": [*CHAT, *CHAT, *CHAT]}
+    mask = encode(row, codec).loss_mask.tolist()
+    counts = count_form(row, codec.wording)
+    assert (counts.turns, counts.unlearnt_turns) == (1, 2)
+    assert sum(b > a for a, b in zip([0, *mask], mask, strict=False)) == counts.turns
+
+
+def test_calls_that_no_rollout_runs_in_one_turn_become_turns(tokenizer: Any) -> None:
+    def call(city: str) -> dict[str, Any]:
+        return {"id": city, "function": {"name": "f", "arguments": f'{{"x": "{city}"}}'}}
+
+    def reply(city: str) -> dict[str, Any]:
+        return {"role": "tool", "content": f"in {city}", "tool_call_id": city}
+
+    two = {"role": "assistant", "content": "Both.", "tool_calls": [call("a"), call("b")]}
+    wording = codec_of("release", tokenizer).wording
+    split = as_taught({"messages": [CHAT[0], two, reply("b"), reply("a"), CHAT[1]]}, wording).messages
+    turns = [each for each in split if each["role"] in ("assistant", "tool")]
+    assert [(each.get("content") or "", len(each.get("tool_calls") or [])) for each in turns] == [
+        ("Both.", 1),
+        ("in a", 0),
+        ("", 1),
+        ("in b", 0),
+        ("Hello!", 0),
+    ]
+    last = as_taught({"messages": [CHAT[0], two]}, wording).messages[-1]
+    assert [each["id"] for each in last["tool_calls"]] == ["a"]
+    pytest.importorskip("renderers")
+    llama = codec_for(family_tokenizer("llama-3"), read_format("llama-3", ""), "llama-3")
+    row = {"messages": [CHAT[0], two, reply("a"), reply("b"), CHAT[1]], "tools": [BMI]}
+    assert sum(encode(row, llama).loss_mask.tolist()) > 0
+
+
+@pytest.mark.parametrize("named", ["rstar2", "no-tools"])
+def test_a_trace_of_another_format_is_taught_in_this_ones_form(named: str, tokenizer: Any) -> None:
+    codec = codec_of(named, tokenizer)
+    said = "<think>\nSix sevens are 42.\n</think>\n\nSo it is \\boxed{42}, the sixth."
+    messages = [{"role": "user", "content": "6 · 7?"}, {"role": "assistant", "content": said}]
+    row = {
+        "messages": messages,
+        "tools": [],
+        "tokens": {"codec": "another", "input_ids": [], "loss_mask": []},
+    }
+    question, turn = as_taught(row, codec.wording).messages
+    assert question["content"] == codec.format.user.replace("{problem}", "6 · 7?")
+    assert (
+        turn["content"]
+        == {
+            "rstar2": "<reason>Six sevens are 42.</reason>\n<answer>So it is \\boxed{42}, the sixth.</answer>",
+            "no-tools": "So it is \\boxed{42}, the sixth.",
+        }[named]
+    )
+    counts = count_form(row, codec.wording)
+    assert (counts.rewarded_endings, counts.lost_thoughts) == (1, int(named == "no-tools"))

@@ -49,11 +49,9 @@ PAGES = [
 """By name, wherever they are: cli.md makes runs that evaluation.md speaks of."""
 PUBLISHED = "rstar2-reproduce/rStar2-Agent-14B"
 MODELS = (
-    "Qwen3-14B-Base",
     "Qwen3-14B",
     "Qwen3-8B",
     "Qwen3-4B",
-    "Qwen3-4B-Base",
     "models/smollm2",
     PUBLISHED,
     "runs/demo/base",

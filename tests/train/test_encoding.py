@@ -12,11 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.family_tokenizers import family_tokenizer
 from support.waiting import TIMEOUT_S
 
 from rstar2.data import workers
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
+from rstar2.loop.formats.format import read_format
+from rstar2.loop.turns.choose import codec_for
 from rstar2.train import encoding
 from rstar2.train.conversations import encode
 from rstar2.train.encoding import DATA, STORE, CodecOf, EncodedData, encoded_data, groups_of, taught_codec
@@ -85,9 +88,57 @@ def test_a_second_run_encodes_nothing(tmp_path: Path, how: CodecOf, monkeypatch:
     for other in (CodecOf(how.named, how.model, "another tokenizer"),):
         with pytest.raises(AssertionError, match="encodes again"):
             encoded_data(data, other)
+    del first
     with pytest.raises(AssertionError, match="encodes again"):
         encoded_data(lines(tmp_path / "x.jsonl", ROWS[:11]), how)
     assert [each.name for each in (tmp_path / STORE).iterdir()] == [".lock"], "the replaced file's is removed"
+
+
+def stored(folder: Path) -> set[str]:
+    return {each.name for each in (folder / STORE).iterdir() if each.name != ".lock"}
+
+
+def test_after_an_upgrade_the_old_encodings_go_and_other_models_stay(
+    tmp_path: Path, how: CodecOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, other = lines(tmp_path / "x.jsonl", ROWS[:10]), lines(tmp_path / "y.jsonl", ROWS[:5])
+    encoded_data(other, how)
+    encoded_data(data, how)
+    encoded_data(data, CodecOf("listed-tools", how.model, "another format"))
+    assert len(stored(tmp_path)) == 3
+    other.unlink()
+    encoded_data(data, how)
+    assert len(stored(tmp_path)) == 2, "nobody can ask for the removed file's"
+    monkeypatch.setattr(encoding, "_code_digest", lambda: "a new version's")
+    new = encoded_data(data, how)
+    assert stored(tmp_path) == {new.folder.name}
+
+
+_HOLDS = """
+import sys
+from pathlib import Path
+from rstar2.train.encoding import CodecOf, encoded_data
+held = encoded_data(Path(sys.argv[1]), CodecOf(None, Path(sys.argv[2]), sys.argv[3]))
+print(held.folder.name, flush=True)
+sys.stdin.readline()
+print(len(held.lengths))
+"""
+
+
+def test_an_encoding_that_another_process_uses_is_not_removed(
+    tmp_path: Path, how: CodecOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = lines(tmp_path / "x.jsonl", ROWS[:10])
+    words = [sys.executable, "-c", _HOLDS, str(data), str(how.model), how.digest]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        old = process.stdout.readline().strip()
+        monkeypatch.setattr(encoding, "_code_digest", lambda: "a new version's")
+        new = encoded_data(data, how).folder.name
+        assert stored(tmp_path) == {old, new}
+        assert process.communicate("go on\n", timeout=TIMEOUT_S)[0] == "10\n"
+    encoded_data(data, how)
+    assert stored(tmp_path) == {new}
 
 
 def test_another_format_has_another_digest_and_training_leaves_a_tokenizers_digest(
@@ -182,3 +233,18 @@ def test_conversations_that_ask_nearly_the_same_are_one_group(tmp_path: Path, ho
 
 
 CLOSING = [{"role": "assistant", "content": "!"}]
+
+
+def test_a_row_that_the_format_cannot_write_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("renderers")
+    codec = codec_for(family_tokenizer("qwen3.5"), read_format("qwen3.5", ""), "qwen3.5")
+    again = [{"role": "system", "content": "Be brief."}, *conversation(2)["messages"]]
+    rows = [*ROWS[:3], {"messages": [*conversation(1)["messages"], *again]}]
+    encoder = encoding._Encoder(CodecOf("qwen3.5", tmp_path, codec.digest), "0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CodecOf, "load", lambda _: codec)
+        with pytest.raises(
+            UserError, match=r"x.jsonl, row 14: .*System message must be at the beginning"
+        ) as named:
+            encoder(encoding._Piece(Path("x.jsonl"), 11, rows))
+    assert "Take the row out" in named.value.hint

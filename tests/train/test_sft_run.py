@@ -154,23 +154,28 @@ def test_the_model_is_sampled_on_problems_and_is_taught_its_own_correct_traces(r
     assert not (run / "models").exists()
     assert sorted(sft_metrics(run)) == list(range(1, 73)), "each start continues after the stop before it"
 
-    ran("data", "from-traces", run, "--output", root / "traces")
-    written = {
-        trace.problem_id: set[tuple[int, ...]]()
-        for file in run.glob("held_out/*/traces.jsonl") for trace in read_traces(file)
-    }  # fmt: skip
-    for file in run.glob("held_out/*/traces.jsonl"):
-        for trace in read_traces(file):
-            if trace.correct and not trace.failed_calls:
-                own = zip(trace.response_ids, trace.response_mask, strict=True)
-                written[trace.problem_id].add(tuple(token for token, mask in own if mask))
+    refused = subprocess.run(
+        command("data", "from-traces", run, "--output", root / "traces"), capture_output=True, text=True
+    )
+    assert refused.returncode == 2, "the held-out problems have chosen the checkpoint"
+    problems = [
+        {"id": each.id, "problem": each.problem, "answer": each.answer} for each in builtin.training(2, 16)
+    ]
+    ran(
+        "eval", jsonl(root / "training.jsonl", problems), "--model", run, "-n", 4, "--max-tokens", 128,
+        "--max-turns", 4, "--run", root / "own",
+    )  # fmt: skip
+    ran("data", "from-traces", root / "own", "--output", root / "traces")
+    written = set[tuple[int, ...]]()
+    for trace in read_traces(root / "own" / "training" / "traces.jsonl"):
+        if trace.correct and not trace.failed_calls:
+            own = zip(trace.response_ids, trace.response_mask, strict=True)
+            written.add(tuple(token for token, mask in own if mask))
     line = ["sft", "--profile", "laptop", "--model", root / "base", "--data", root / "traces"]
     ran(*line, "--run", root / "again", "--set", "batch=2", "--set", "epochs=1", "--set", "max_tokens=512")
     taught = taught_tokens(root / "again")
     assert taught
-    assert set(taught) <= set[tuple[int, ...]]().union(*written.values()), (
-        "exactly the tokens that the model wrote"
-    )
+    assert set(taught) <= written, "exactly the tokens that the model wrote"
 
 
 def taught_tokens(run: Path) -> list[tuple[int, ...]]:

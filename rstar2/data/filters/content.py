@@ -10,8 +10,9 @@ r"""Filters by what a problem's text asks and refers to. They read problems, not
 | `links` | has a web address |
 | `html` | has tags or entities of HTML |
 
-Each finds words and signs, and understands nothing; the first words that decided are in the details of the drop. Code
-that draws a figure is not searched for anything else.
+Each looks for words and signs, and understands nothing. The words that decided are in the details of the drop. Texts
+are searched without markup that changes only their look (`plain_text`), except for the markup that `figures` and `html`
+look for. Code that draws a figure is not searched for anything else.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from rstar2.data.normalize import html_in
+from rstar2.data.normalize import html_in, normalized, plain_text
 from rstar2.eval.grader.grading import same_answer
 
 _MAX_DETAIL_CHARS = 100
@@ -32,7 +34,8 @@ _DRAWING = re.compile(
 )
 """Code that draws a figure."""
 _IMAGE = re.compile(
-    r"!\[[^\]]{0,200}\]\s?\(|\\includegraphics\b|\\begin\{figure\}|<img\b|\[img\]|<image>|\[image\b|\\epsf(?:ig|box)\b",
+    r"!\[[^\]]{0,200}\]\s?\(|\\includegraphics\b|\\begin\{figure\}|<img\b|<figure\b|\[img\]|\{\{image\b|<image\b[^<>]{0,20}>"
+    r"|\[(?:image|diagram|figure|picture|drawing|graph)\b[^\[\]]{0,60}\]|\[image\b|\\epsf(?:ig|box)\b",
     re.IGNORECASE,
 )
 """A place at which an image stood."""
@@ -40,22 +43,32 @@ _FIGURE = r"(?:figures?|diagrams?|drawings?|sketch|illustrations?)"
 _GRAPHIC = rf"(?:{_FIGURE}|pictures?|images?|graphs?|charts?|grids?|maps?)"
 _NEAR = r"(?:below|above|here|(?:on|at|to) (?:the )?(?:right|left))"
 _SHOWN = r"(?:shown|pictured|illustrated|depicted|drawn|sketched)"
+_SPOKEN_OF = (
+    r"(?:in|see|from|on|using|by|consider|given|study|examine|observe|according to|refer(?:ring)? to|based on"
+    r"|look(?:ing)? at)"
+)
+_OTHER_FIGURES = r"(?! (?:of|eight|skat\w+)\b)(?!:? ?\$?\d[\d$]{0,9},)"
+"""Words behind 'figure' that make it no picture: 'the figure skating contest', 'the figures 1, 2, 3'."""
 _REFERS_TO_FIGURE = re.compile(
-    rf"\b(?:(?:in|see|from|on|using|by) (?:the|this)(?: (?:\w+ )?{_FIGURE}| (?:following|given|above) pictures?)\b"
-    r"(?! of\b)"
+    rf"\b(?:{_SPOKEN_OF} (?:the|this)(?: (?:\w+ )?{_FIGURE}| (?:following|given|above) pictures?)\b{_OTHER_FIGURES}"
+    r"|(?:see|according to|refer(?:ring)? to|based on) (?:the|this) (?:pictures?|images?|photos?)\b(?! of\b)"
+    r"|(?:figure|fig\.|diagram) ?\d+ (?:shows|depicts|illustrates|represents|displays)\b"
+    r"|not (?:necessarily )?(?:drawn )?to scale\b"
     rf"|(?:the|this|following|given) (?:{_FIGURE}|pictures?) (?:show|depict|indicate|illustrate|represent|display)s?\b"
     rf"|(?:adjoining|accompanying|attached|adjacent) {_GRAPHIC}\b"
-    rf"|{_GRAPHIC} (?:(?:is|are|as) )?(?:{_SHOWN}\b|{_NEAR})"
+    rf"|{_GRAPHIC} (?:(?:is|are|as) )?(?:{_SHOWN}\b(?! for \$?\d)|{_NEAR})"
     rf"|as (?:is )?{_SHOWN}\b(?! that\b| by\b|:)"
     rf"|{_SHOWN} {_NEAR}"
     r"|(?:the|these|two|three|four) (?:(?!is|are|was|were|be)[\w$\\{}^.-]+ ){1,3}shown"
-    r"(?=[.,;]| (?:has|have|is|are|was|with|shares?|consists?)\b)"
-    r"|(?:see|in) fig(?:ure|\.) ?\d|\bsee (?:figure|diagram)\b)",
+    r"(?=[.,;]| (?:has|have|is|are|was|with|shares?|consists?)\b(?! \$?\d))"
+    r"|(?:see|in) fig(?:ure|\.) ?\d|see (?:figure|diagram|image|picture|sketch|drawing)\b)",
     re.IGNORECASE,
 )
+_LOTTERY = re.compile(r"\b(?:tickets?|lottery|raffles?|lots|prizes?)\b", re.IGNORECASE)
+"""With one of these words, a drawing is no figure."""
 _FIGURE_STEMS = (
     *("figure", "fig.", "diagram", "illustrat", "pictur", "shown", "drawn", "drawing", "sketch", "depict"),
-    *("image", "graph", "chart", "grid", "map"),
+    *("image", "photo", "graph", "chart", "grid", "map", "scale"),
 )
 """One of them is in every text that refers to a figure; to look for them takes a tenth of the time."""
 _THEN_TEXT = re.compile(
@@ -87,32 +100,48 @@ _ORDER = (
     r"(?:find|compute|determine|calculate|evaluate|solve|simplify|express|estimate|factor(?:ise|ize)?|state|give|list"
     r"|how (?:many|much|long|far|old)|what (?:is|are|was|will|would|percent\w*|fraction|value))"
 )
-_ASKS_VALUE = re.compile(rf"\?|{_STARTS}(?:\w+ly )?{_ORDER}\b(?! a (?:\w+ )?proof\b)", re.IGNORECASE)
+_ASKS_VALUE = re.compile(
+    rf"\?|{_STARTS}(?:\w+ly )?(?:{_ORDER}|enter|submit|report|type|output|answer with)\b(?! a (?:\w+ )?proof\b)",
+    re.IGNORECASE,
+)
 
 _PART_ASKS = re.compile(
     rf"\?|\A[\s.:)*]{{0,9}}(?:\w+ly,? )?"
     rf"(?:{_ORDER}|(?:dis)?prove|show|demonstrate|verify|sketch|draw|explain|derive|write)\b",
     re.IGNORECASE,
 )
-_LABELS: tuple[tuple[str, ...], ...] = (
-    tuple("abcdefgh"),
-    ("i", "ii", "iii", "iv", "v", "vi"),
-    tuple("12345678"),
-)
-_LABELLED: tuple[re.Pattern[str], ...] = tuple(
-    re.compile(
+_LETTER_LABELS, _ROMAN_LABELS = tuple("abcdefgh"), ("i", "ii", "iii", "iv", "v", "vi")
+_CAPITAL_LABELS, _NUMBER_LABELS = tuple("ABCDEFGH"), tuple("12345678")
+
+
+def _labelled(labels: Sequence[str]) -> re.Pattern[str]:
+    each = "|".join(labels)
+    return re.compile(
         rf"\((?<![\w\\$^)}}\]=+*/<>-].)({each})\)|(?:^|(?<=[\s.;?]))({each})\)(?=\s)"
         rf"|^[ \t]{{0,8}}({each})\.(?=\s)",
         re.MULTILINE,
     )
-    for each in map("|".join, _LABELS)
-)
+
+
+def _named(labels: Sequence[str]) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:[Pp]art|[Qq]uestion|[Tt]ask|Q) ?\(?({'|'.join(labels)})\)?[:.)]")
+
+
+_LABELS = tuple((labels, _labelled(labels)) for labels in (_LETTER_LABELS, _ROMAN_LABELS, _NUMBER_LABELS))
 """Labels of parts, of each kind: (a), a) with a space behind it, and `a.` that begins a line."""
+_NAMED_LABELS = tuple(
+    (labels, _named(labels)) for labels in (_LETTER_LABELS, _CAPITAL_LABELS, _NUMBER_LABELS)
+)
+"""Labels with a word, as in 'Part A:' and 'Q1.'."""
+_LABEL_WORDS = ("Part", "part", "Question", "question", "Task", "task", "Q")
+_ITEM = re.compile(r"\\item\b(?:\s?\[[^\]]{0,20}\])?")
 
 _LETTERS = ("A", "B", "C", "D", "E")
 _IN_PARENTHESES = re.compile(r"\((?<![\w\\^)\]].)\s?([A-E])\s?\)")
 _WITH_POINT = re.compile(r"([A-E])(?<![^\s(].)[.):：．、](?!\w*\()")
+_IN_BRACKETS = re.compile(r"\[(?<![\w\\^)\]].)\s?([A-E])\s?\]")
 _SMALL_IN_PARENTHESES = re.compile(r"\((?<![\w\\^)\]].)([a-e])\)")
+_SMALL_WITH_PARENTHESIS = re.compile(r"(?<!\S)([a-e])\)(?=\s)")
 _BEFORE_SMALL = re.compile(r"(?:\?|\b(?:is|are|be|equals?|equal to)|=|[.…_]{2,})[\s$:\\]*\Z")
 _OF_THE_FOLLOWING = re.compile(
     r"\bwhich(?: one)?(?: \w+)? of (?:the|these) following\b|\bwhich of these\b", re.IGNORECASE
@@ -120,14 +149,19 @@ _OF_THE_FOLLOWING = re.compile(
 _MAX_OPTION_CHARS = 300
 _MAX_SMALL_OPTION_CHARS = 80
 
+_WIDE_SIGNS = str.maketrans({"、": ".", "（": " ("})
+"""Signs around labels, as in A、 and 1（B）. The plain text alone would have a comma, and what looks like a call."""
+_SPACES = re.compile(r"[ \t]{2,}")
 _LINK = re.compile(r"(?:\bhttps?://|\bwww\.)[^\s\])}>\"']+", re.IGNORECASE)
 
 _ANNOUNCED = re.compile(
-    r"(?:\b(?:answer|ans|result)(?: is)?\*{0,2} {0,4}(?::|=|\bis\b|->|→|⇒)|\banswer:?\s{0,4}\n|####|\(ans\.?)"
+    r"(?:\b(?:(?:answer|ans)(?: is)?\*{0,2} {0,4}(?::|=|\bis\b|->|\\to\b|\\implies\b)|result\*{0,2} {0,4}(?::|=))"
+    r"|\banswer:?\s{0,4}\n|####|\(ans\b\.?|\bans\b\.?(?=\s{1,2}[-\d$\\]))"
     r"\s{0,4}\*{0,2}\s{0,4}(\$[^$\n]{1,80}\$|[^\s.;\n)][^.;\n)]{0,60}?(?:\.\d{1,20})?)\s{0,4}\*{0,2}(?=[.;)\n]|\Z)",
     re.IGNORECASE,
 )
 """An answer that the text announces. A value that goes on in words is read as a whole, and is then no value."""
+_TAGGED = re.compile(r"<answer>([^<>]{1,200})</answer>", re.IGNORECASE)
 _ANSWER_SIGNS = ("answer", "ans", "result", "####", "boxed", "fbox", "solution")
 """One of them is in every text that states an answer."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{((?:[^{}]|\{(?:[^{}]|\{[^{}]{0,80}+\}){0,80}+\}){0,80}+)\}")
@@ -174,65 +208,87 @@ class Figures:
             return image[0]
         if drawing := _DRAWING.search(text):
             return None if self.keep_drawn else drawing[0]
-        lower = text.lower()
+        words = searched(text)
+        lower = words.lower()
         if not any(stem in lower for stem in _FIGURE_STEMS):
             return None
-        for found in _REFERS_TO_FIGURE.finditer(text):
-            shows_text = re.search(_NEAR, found[0], re.IGNORECASE) and _THEN_TEXT.match(text, found.end())
-            if not shows_text:
-                return found[0]
+        for reference in _REFERS_TO_FIGURE.finditer(words):
+            shows_text = re.search(_NEAR, reference[0], re.IGNORECASE) and _THEN_TEXT.match(
+                words, reference.end()
+            )
+            of_lots = "drawing" in reference[0].lower() and _LOTTERY.search(words)
+            if not shows_text and not of_lots:
+                return reference[0]
         return None
 
 
 def proof(text: str) -> str | None:
     """Returns the words with which a problem asks for a proof, if it asks for nothing else."""
-    words = without_drawings(text)
+    words = searched(text)
     if not _PROOF_WORD.search(words):
         return None
-    for found in _ASKS_PROOF.finditer(words):
-        if not _NOT_AN_ORDER.search(words[max(0, found.start() - 20) : found.start("verb")].rstrip()):
-            rest = words[: found.start()] + words[found.end() :]
-            return None if _ASKS_VALUE.search(rest) else found["verb"]
+    for order in _ASKS_PROOF.finditer(words):
+        if not _NOT_AN_ORDER.search(words[max(0, order.start() - 20) : order.start("verb")].rstrip()):
+            rest = words[: order.start()] + words[order.end() :]
+            return None if _ASKS_VALUE.search(rest) else order["verb"]
     return None
 
 
 def questions(text: str) -> str | None:
     """Returns the two first labelled parts of a problem that ask something; None if it has fewer."""
-    words = without_drawings(text)
-    for labels, expression in zip(_LABELS, _LABELLED, strict=True):
-        if not any(all(f"{label}{sign}" in words for label in labels[:2]) for sign in ")."):
-            continue
-        parts = _parts(words, expression, labels)
+    words = searched(text)
+    for parts in _parts_of_each_kind(words):
         asking = [part for part in parts if _PART_ASKS.search(part)]
         if len(asking) >= 2:
             return " … ".join(part.strip()[: _MAX_DETAIL_CHARS // 2 - 5] for part in asking[:2])
     return None
 
 
+def _parts_of_each_kind(words: str) -> Iterator[list[str]]:
+    """Yields the parts of a text for each kind of label that it may have."""
+    for labels, expression in _LABELS:
+        if any(all(f"{label}{sign}" in words for label in labels[:2]) for sign in ")."):
+            yield _parts(words, expression, labels)
+    if any(word in words for word in _LABEL_WORDS):
+        for labels, expression in _NAMED_LABELS:
+            yield _parts(words, expression, labels)
+    if "\\item" in words:
+        yield _ITEM.split(words)[1:]
+
+
 def choices(text: str) -> str | None:
     """Returns the options that a problem lists, or the words with which it speaks of them."""
-    words = without_drawings(text)
-    for expression, least in ((_IN_PARENTHESES, 3), (_WITH_POINT, 4)):
+    words = searched(text)
+    for expression, least in ((_IN_PARENTHESES, 3), (_WITH_POINT, 4), (_IN_BRACKETS, 4)):
         options = _parts(words, expression, _LETTERS)
         if len(options) >= least and all(
             re.search(r"\w", option) and len(option) <= _MAX_OPTION_CHARS for option in options[: least - 1]
         ):
-            return " | ".join(" ".join(option.split())[:24] for option in options)
-    small = _parts(words, _SMALL_IN_PARENTHESES, tuple("abcde"))
-    if len(small) >= 4 and all(
-        re.search(r"\w", option) and len(option) <= _MAX_SMALL_OPTION_CHARS for option in small
-    ):
-        first = _SMALL_IN_PARENTHESES.search(words)
-        if first and _BEFORE_SMALL.search(words[max(0, first.start() - 40) : first.start()]):
-            return " | ".join(" ".join(option.split())[:24] for option in small)
+            return _shortened(options)
+    has_small = all(f"{letter})" in words for letter in "abcd")
+    for expression in (_SMALL_IN_PARENTHESES, _SMALL_WITH_PARENTHESIS) if has_small else ():
+        options = _parts(words, expression, tuple("abcde"))
+        if len(options) >= 4 and all(
+            re.search(r"\w", option) and len(option) <= _MAX_SMALL_OPTION_CHARS for option in options
+        ):
+            first = expression.search(words)
+            if first and _BEFORE_SMALL.search(words[max(0, first.start() - 40) : first.start()]):
+                return _shortened(options)
     following = _OF_THE_FOLLOWING.search(words)
     return following[0] if following else None
 
 
+def _shortened(options: Sequence[str]) -> str:
+    return " | ".join(" ".join(option.split())[:24] for option in options)
+
+
 def link(text: str) -> str | None:
     """Returns the first web address of a text."""
-    found = _LINK.search(without_drawings(text))
-    return found[0] if found else None
+    lower = text.lower()
+    if "http" not in lower and "www." not in lower:
+        return None
+    address = _LINK.search(without_drawings(text))
+    return address[0] if address else None
 
 
 def markup(text: str) -> str | None:
@@ -247,15 +303,18 @@ def stated_answer(text: str, answer: str) -> str | None:
     behind which the answer comes. What is announced or boxed has to be equal to the answer by the grader's reading. An
     answer that only occurs among the numbers of the problem is not stated.
     """
-    words = without_drawings(text)
+    words = searched(text)
     lower = words.lower()
     if not any(sign in lower for sign in _ANSWER_SIGNS):
         return None
-    for expression in (_ANNOUNCED, _BOX):
-        for found in expression.finditer(words):
-            if same_answer(found[1].strip("$ *"), answer):
-                return found[0].strip()
-    if (heading := _SOLUTION.search(words)) and _holds(words[heading.end() :], answer):
+    for expression in (_ANNOUNCED, _BOX, _TAGGED):
+        for statement in expression.finditer(words):
+            # Words in parentheses may follow, as in 'Answer: 42 (see the book)'.
+            values = dict.fromkeys((statement[1], statement[1].partition(" (")[0]))
+            if any(same_answer(value.strip("$ *"), answer) for value in values):
+                return statement[0].strip()
+    heading = _SOLUTION.search(words)
+    if heading and _holds(normalized(words[heading.end() :]), normalized(answer).strip()):
         return words[heading.start() :].strip()
     return None
 
@@ -265,16 +324,23 @@ def _holds(text: str, answer: str) -> bool:
     return re.search(rf"(?<![\w.,]){re.escape(answer)}(?![\w]|[.,]\d)", text) is not None
 
 
+@lru_cache(maxsize=1 << 13)
+def searched(text: str) -> str:
+    """Returns the text that is searched: without drawings and markup. It is cached, since several filters read it."""
+    words = without_drawings(text)
+    return _SPACES.sub(" ", plain_text(words if words.isascii() else words.translate(_WIDE_SIGNS)))
+
+
 def without_drawings(text: str) -> str:
-    """A text with a space in place of each code that draws a figure."""
+    """Returns a text with a space in place of each code that draws a figure."""
     return _DRAWING.sub(" ", text) if "asy" in text or "picture" in text else text
 
 
 def _parts(text: str, expression: re.Pattern[str], labels: Sequence[str]) -> list[str]:
-    """What follows each label, up to the next or the end; labels count in their order, from the first one."""
-    found: list[re.Match[str]] = []
+    """Returns what follows each label, up to the next or the end. Labels count in their order, from the first one."""
+    places: list[re.Match[str]] = []
     for match in expression.finditer(text):
-        if len(found) < len(labels) and labels[len(found)] in match.groups():
-            found.append(match)
-    ends = [match.start() for match in found[1:]]
-    return [text[match.end() : end] for match, end in zip(found, [*ends, len(text)], strict=False)]
+        if len(places) < len(labels) and labels[len(places)] in match.groups():
+            places.append(match)
+    ends = [match.start() for match in places[1:]]
+    return [text[match.end() : end] for match, end in zip(places, [*ends, len(text)], strict=False)]

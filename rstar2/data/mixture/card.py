@@ -25,6 +25,7 @@ FORM_COLUMNS = {
     "turns": "turns",
     "demanded_turns": "turns that are asked for a form",
     "compliant_turns": "turns that keep it",
+    "mixed": "conversations of which only some turns keep the format's form",
 }
 """The counts of `FormCounts` and `AnswerForm.card` that the card shows, with the heads of their columns."""
 

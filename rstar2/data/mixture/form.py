@@ -36,7 +36,7 @@ class _Marking:
     wording: Wording
 
     def __call__(self, group: Group) -> _Marked:
-        _, batch = group.read(["id", "messages", "tools", "source"])
+        _, batch = group.read(["id", "messages", "tools", "source", "tokens"])
         rows = batch.to_pylist()
         source, suitable, marks, counts = rows[0]["source"], 0, list[bool](), FormCounts()
         for row in rows:

@@ -40,7 +40,8 @@ DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
 }
 """Where sources are named, and no recipe."""
 DEFAULT_ANSWER_FORM = 0.5
-"""The share of conversations in the form that RL rewards, where sources are named, and no recipe."""
+"""The share of conversations in the form that RL rewards, if sources are named, and no recipe. Of a user's own files it
+is 0."""
 _OWN = (".json", ".jsonl", ".parquet")
 
 
@@ -51,7 +52,7 @@ class SourceSettings(Strict):
     """The number of rows to draw at random from those that the filters leave. If fewer are left, all of them are
     taken, and the card says so. None for all rows."""
     minimum: int | None = Field(None, ge=1)
-    """The preparation fails if the filters leave fewer rows than this, and fewer than `count`. None for no such
+    """The preparation fails if the filters leave fewer rows than this, which is at most `count`. None for no such
     limit."""
     answer_form: float | None = Field(None, ge=0, le=1)
     """Of conversations: the share that SFT teaches in the form that RL rewards. None for the mixture's."""
@@ -225,10 +226,15 @@ def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path], li
         **{name: load_source(reference) for name, reference in users.items()},
     }
     kind = _one_kind({every[each].kind: each for each in names})
-    settings = {each: {"object": users[each]} if each in users else {} for each in names}
+    settings: dict[str, dict[str, Any]] = {
+        each: {"object": users[each]} if each in users else {} for each in names
+    }
     values: dict[str, Any] = {"sources": settings, "filters": DEFAULT_FILTERS[kind]}
-    if kind == "conversations":
+    if kind == "conversations" and own.keys() < set(names):
+        # What is in a user's own file is taught as it is, unless the user says otherwise.
         values["answer_form"] = DEFAULT_ANSWER_FORM
+        for each in own:
+            settings[each]["answer_form"] = 0.0
     return values, "+".join(names), own, []
 
 
@@ -348,7 +354,13 @@ def _check_patterns(recipe: MixtureRecipe, kind: Kind) -> None:
 
 
 def _check_settings(recipe: MixtureRecipe) -> None:
-    """A UserError where two settings exclude each other."""
+    """Raise UserError if two settings exclude each other."""
+    for name, source in recipe.sources.items():
+        if source.count is not None and source.minimum is not None and source.minimum > source.count:
+            raise UserError(
+                f"sources.{name}.minimum = {source.minimum} is greater than sources.{name}.count = {source.count}",
+                f"Lower the minimum: --set sources.{name}.minimum={source.count}.",
+            )
     for name, bounds in (("length", recipe.length), ("measured", recipe.measured)):
         if bounds.least > bounds.most:
             raise UserError(

@@ -1,9 +1,9 @@
 """Has a served model rewrite the answers or prompts of some sources, as the paper did with o4-mini; off by default.
 
-Of a conversation, the assistant's last message is rewritten, or the user's last one. A text that is cut off, far
-shorter or longer, in another language, or has marks of a chat format in it is rejected: the row stays as it was, and is
-counted. Each text is stored as it arrives, so that a preparation that was stopped asks for none twice. If nearly all of
-the first texts are rejected, the preparation stops.
+The assistant's last message of a conversation is rewritten, or the user's last one. A text is rejected if it is cut
+off, far shorter or longer, the old text again, in another language, begins with words about the rewriting, or has marks
+of a chat format in it. The row then stays as it was, and is counted. Each text is stored as it arrives, so that a
+preparation that was stopped asks for none twice. If nearly all of the first texts are rejected, the preparation stops.
 
 A model that thinks is asked not to, and a thought in front of its answer is left out.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
@@ -39,7 +40,7 @@ from rstar2.retry import RetryPolicy
 What = Literal["answers", "prompts"]
 """What of a source's conversations the paper had rewritten."""
 KEY = "OPENAI_API_KEY"
-"""The environment variable with the server's key, where it asks for one."""
+"""The environment variable with the server's key, if the server asks for one."""
 _ROLES: dict[What, str] = {"answers": "assistant", "prompts": "user"}
 _ASK: dict[What, str] = {
     "answers": "Below is a conversation with an assistant. Rewrite the assistant's last message as a better answer, "
@@ -53,13 +54,23 @@ _IN_FLIGHT = 32
 WAIT_S = 300.0
 """How long a server may answer nobody."""
 _ANSWER_S = 600.0
-"""For one answer."""
+"""How long one answer may take."""
 _CHECK_S = 10.0
 _THINK_NOT = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
-"""Of a request: variables of chat templates that switch thinking off. Qwen3, GLM and others read the first, DeepSeek,
-Granite and others the second. vLLM, SGLang and llama.cpp pass them to the template."""
+"""A part of requests: variables of chat templates that switch thinking off. Qwen3, GLM and others read the first,
+DeepSeek, Granite and others the second. vLLM, SGLang and llama.cpp pass them to the template."""
 _FIRST = 50
-"""After this many texts of a source, a share that is accepted of at least `Rewrite.accepted` is asked for."""
+"""After this many texts of a source, the share of accepted ones must be at least `Rewrite.accepted`."""
+_PREFACE = re.compile(
+    r"[\W_]*(?:(?:sure|certainly|of course|absolutely|okay|ok)\b[^\w\n]*)?"
+    r"(?:(?:here(?:'s|’s| is| are)|below is|this is)\b[^\n:]{0,40}\b|(?:the )?)"
+    r"(?:rewrite|(?:rewritten|revised|reworded|rephrased|improved|updated|better|new)(?: \w+){0,2} "
+    r"(?:message|answer|version|response|reply|text|prompt|question|request))\b[^\n:]{0,40}:"
+    r"|(?:okay|ok|alright|hmm|first|so|let me)\b[^\n]{0,40}\b(?:the user (?:wants|asks|asked|is asking)|rewrite)\b"
+    r"|\[(?:assistant|user)\]",
+    re.IGNORECASE,
+)
+"""Words before a new text that belong to the rewriting: a preface, a thought without tags, or a label of the prompt."""
 _EXAMPLE_CHARS = 300
 _NOTHING_TO_REWRITE = "nothing to rewrite"
 _REFUSED = "refused by the server"
@@ -73,9 +84,9 @@ class Rewrite(Strict):
     model: str = ""
     """Empty: nothing is rewritten."""
     shortest: float = Field(0.3, ge=0)
-    """A text of fewer characters than this share of the old one's is not taken."""
+    """A text with fewer characters than this share of the old one's is rejected."""
     longest: float = Field(3.0, gt=0)
-    """Nor one of more."""
+    """A text with more characters than this multiple of the old one's is rejected."""
     accepted: float = Field(0.1, ge=0, le=1)
     """The preparation stops if fewer of a source's texts are accepted than this share, after the first 50 of them."""
 
@@ -88,7 +99,7 @@ class Rewrite(Strict):
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What became of a source's rows."""
+    """How many of a source's rows were rewritten."""
 
     what: What
     taken: int
@@ -97,7 +108,11 @@ class Rewritten:
 
 
 def check_server(url: str, model: str) -> None:
-    """A UserError where no OpenAI-compatible server answers at the URL, or it lists its models without this one."""
+    """Check that a server can rewrite.
+
+    Raises:
+        UserError: no OpenAI-compatible server answers at the URL, or it lists its models without this one.
+    """
 
     async def check() -> None:
         async with aclosing(_server(url, _CHECK_S)) as server:
@@ -146,7 +161,7 @@ class Texts:
         self._file = file
         self._found: dict[int, tuple[str, str]] = {}
         self.faults: Counter[str] = Counter()
-        """Of the texts that the model was asked for; those that are accepted count under the empty reason."""
+        """Counts of texts by the reason of their rejection. Accepted ones count under the empty reason."""
         if file.exists():
             for _, line in whole_lines(file):
                 self._remember(**json.loads(line))
@@ -193,7 +208,7 @@ def _line(number: int, text: str, fault: str) -> str:
 
 
 def _place(what: What, messages: list[dict[str, Any]]) -> int:
-    """The message that is rewritten; -1 where there is none."""
+    """The place of the message that is rewritten; -1 if there is none."""
     wanted = (at for at in range(len(messages) - 1, -1, -1) if messages[at]["role"] == _ROLES[what])
     return next((at for at in wanted if messages[at]["content"] and not messages[at]["tool_calls"]), -1)
 
@@ -323,7 +338,7 @@ def _shown(messages: list[dict[str, Any]]) -> str:
 
 
 def fault_of(old: str, new: str, finish: str | None, settings: Rewrite) -> str:
-    """Returns why a new text is rejected, by its length, format and language; empty if it is accepted."""
+    """Returns why a new text is rejected, by its length, words, format and language; empty if it is accepted."""
     if finish not in (None, "stop"):
         return "cut off"
     if not new:
@@ -336,6 +351,10 @@ def fault_of(old: str, new: str, finish: str | None, settings: Rewrite) -> str:
         new.encode()
     except UnicodeEncodeError:
         return "not Unicode"
+    if new.split() == old.split():
+        return "the old text again"
+    if _PREFACE.match(new) and not _PREFACE.match(old):
+        return "words about the rewriting"
     if holds_control(new) or new.count("```") % 2:
         return "marks of a format"
     return "another language" if in_another_language(old, new) else ""

@@ -15,8 +15,14 @@ _WRAPPER = re.compile(
 )
 """The words around a problem in the raw set."""
 _PART_OF_WRAPPER = re.compile(
-    r"Solve the following math problem|The last line of your response|Remember to put your answer on its"
+    r"Solve the following math\w* (?:problem|question)"
+    r"|\A\W*(?:please )?solve (?:the following|this) (?:problem|question)"
+    r"|The last line of your response|Remember to put your answer on its"
+    r"|(?:reason|think|solve it|work)\b[^.\n]{0,30}\bstep[ -]by[ -]step"
+    r"|(?:with)?in(?:side)?\s+(?:an? )?[$`]*\\+boxed|final answer[^.\n]{0,40}\\+boxed|</?(?:think|answer)>",
+    re.IGNORECASE,
 )
+"""Words that ask for a form of the answer, or for a way to think, rather than for a value."""
 
 
 def _read(row: Row) -> dict[str, Any]:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rstar2.data.conversations import Tools, conversation_row, said, without_empty_thought
+from rstar2.data.conversations import (
+    Message,
+    Tools,
+    conversation_row,
+    paragraphs,
+    said,
+    without_empty_thought,
+)
 from rstar2.data.rows import Refused, list_of, text_of, unicode_text
 from rstar2.data.source import HubSet, Row, Source
 
-_SWITCH = re.compile(r"\s*detailed thinking off\s*", re.IGNORECASE)
-"""The system text that switches the reasoning of Nemotron models off."""
+_SWITCH = re.compile(r"\s*\bdetailed thinking (?P<state>on|off)\b[.:]?\s*", re.IGNORECASE)
+"""The part of a system text that switches the reasoning of Nemotron models."""
 
 
 def _read(row: Row) -> dict[str, Any]:
@@ -18,20 +25,35 @@ def _read(row: Row) -> dict[str, Any]:
         raise Refused("reasoning", f"reasoning is {row.get('reasoning')}")
     if row.get("category", "chat") != "chat":
         raise Refused("not chat", f"category is {row['category']}")
-    messages = []
     system = row.get("system_prompt")
-    if isinstance(system, str) and system.strip() and not _SWITCH.fullmatch(system):
-        messages.append(said("system", system))
+    messages = _system(system) if isinstance(system, str) else []
     for message in list_of(row, "input"):
         role = message.get("role") if isinstance(message, dict) else None
-        if role not in ("system", "user", "assistant"):
+        content = message.get("content") if isinstance(message, dict) else None
+        if role == "system" and isinstance(content, str):
+            messages += [each for each in _system(content) if each not in messages]
+        elif role in ("system", "user"):
+            messages.append(said(role, content))
+        elif role == "assistant":
+            messages.append(said(role, without_empty_thought(content)))
+        else:
             raise Refused("malformed", f"a message has role {role!r}")
-        content = message.get("content")
-        messages.append(said(role, without_empty_thought(content) if role == "assistant" else content))
     messages.append(said("assistant", without_empty_thought(text_of(row, "output"))))
     licence = row.get("license")
     own = {"licence": unicode_text(licence, "license")} if isinstance(licence, str) and licence else {}
     return {**conversation_row(messages, Tools()), **own}
+
+
+def _system(text: str) -> list[Message]:
+    """The message of a system text without the switch of the reasoning; none if nothing else is in it.
+
+    Raises:
+        Refused: it switches the reasoning on.
+    """
+    if any(switch["state"].lower() == "on" for switch in _SWITCH.finditer(text)):
+        raise Refused("reasoning", "a system text says 'detailed thinking on'")
+    rest = paragraphs(_SWITCH.sub("\n\n", text))
+    return [said("system", rest)] if rest else []
 
 
 SOURCE = Source(
@@ -45,7 +67,7 @@ SOURCE = Source(
     download="about 300 MB of the set's 33M rows, estimated",
     disk="about 600 MB",
     hub=(HubSet("nvidia/Llama-Nemotron-Post-Training-Dataset", "SFT", "chat"),),
-    left_out="the system text 'detailed thinking off' and empty <think></think>",
+    left_out="'detailed thinking off' in system texts, and empty thoughts such as <think></think>",
     rewritten="prompts",
     paper="27K, the prompts rewritten with o4-mini",
 )

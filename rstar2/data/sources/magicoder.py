@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import symtable
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,21 @@ from rstar2.data.source import HubSet, Row, Source
 from rstar2.loop.tools.python_code_with_standard_io import NAME, python_code_with_standard_io
 
 _FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*([^`\s]*)[^`]*")
+_BUILTIN_READERS = frozenset({"input", "raw_input"})
+_READERS = frozenset(
+    {
+        "sys.stdin",
+        "sys.__stdin__",
+        "builtins.input",
+        "fileinput.input",
+        "fileinput.FileInput",
+        "getpass.getpass",
+    }
+)
+"""Names of the standard library that read the standard input."""
+_OPENERS = frozenset({"open", "io.open", "os.fdopen", "os.read"})
+"""Functions that read the standard input if their first argument is 0."""
+_DEVICES = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _TOOLS = Tools([python_code_with_standard_io.schema])
 
 
@@ -94,18 +110,75 @@ def _check_runs(code: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(code)
+            tree, scopes = ast.parse(code), symtable.symtable(code, "code", "exec")
     except (SyntaxError, ValueError, MemoryError) as error:
         raise Refused("not Python", f"the code does not compile: {error}") from error
+    if reading := _reads_input(tree, scopes):
+        raise Refused("reads input", f"{reading}, but a call has no input")
+
+
+def _reads_input(tree: ast.Module, scopes: symtable.SymbolTable) -> str:
+    """Returns where and how a program reads its standard input; empty if it does not."""
+    origins = _imported(tree)
+    uses_builtin = _uses_global(scopes, _BUILTIN_READERS)
     for node in ast.walk(tree):
-        match node:
-            case ast.Call(func=ast.Name(id="input" | "raw_input" as name)):
-                raise Refused("reads input", f"line {node.lineno} calls {name}(), but a call has no input")
-            case (
-                ast.Attribute(value=ast.Name(id="sys"), attr="stdin")
-                | ast.ImportFrom(module="sys", names=[ast.alias(name="stdin")])
-            ):
-                raise Refused("reads input", f"line {node.lineno} reads sys.stdin, but a call has no input")
+        if isinstance(node, ast.expr) and (reading := _reading(node, origins, uses_builtin)):
+            return f"line {node.lineno} reads {reading}"
+    return ""
+
+
+def _reading(node: ast.expr, origins: dict[str, str], uses_builtin: bool) -> str:
+    """Returns the reader of standard input that an expression names or calls; empty if it is none."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = _dotted(node, origins)
+        return name if name in _READERS or (uses_builtin and name in _BUILTIN_READERS) else ""
+    if isinstance(node, ast.Constant):
+        return str(node.value) if node.value in _DEVICES else ""
+    if isinstance(node, ast.Call):
+        name = _dotted(node.func, origins)
+        if name in _BUILTIN_READERS:
+            return f"{name}()"
+        first = [*node.args, *(each.value for each in node.keywords if each.arg in ("file", "fd"))][:1]
+        if name in _OPENERS and any(isinstance(each, ast.Constant) and each.value == 0 for each in first):
+            return f"{name}(0)"
+    return ""
+
+
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """The full names of what a program imports, by the names that it uses."""
+    origins: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                first = each.name.partition(".")[0]
+                origins[each.asname or first] = each.name if each.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            for each in node.names:
+                origins[each.asname or each.name] = f"{node.module}.{each.name}"
+            if "*" in origins:
+                del origins["*"]
+                prefix = f"{node.module}."
+                origins |= {name.removeprefix(prefix): name for name in _READERS if name.startswith(prefix)}
+    return origins
+
+
+def _dotted(node: ast.expr, origins: dict[str, str]) -> str:
+    """The full name of what an expression names, such as `sys.stdin`; empty if it is no name."""
+    if isinstance(node, ast.Name):
+        return origins.get(node.id, node.id)
+    if isinstance(node, ast.Attribute) and (of := _dotted(node.value, origins)):
+        return f"{of}.{node.attr}"
+    return ""
+
+
+def _uses_global(scope: symtable.SymbolTable, names: frozenset[str]) -> bool:
+    """Whether a scope, or one within it, uses one of these names as that of a builtin."""
+    for symbol in scope.get_symbols():
+        is_own = symbol.is_assigned() or symbol.is_imported() or symbol.is_parameter()
+        is_builtin = not is_own if scope.get_type() == "module" else symbol.is_global()
+        if symbol.get_name() in names and symbol.is_referenced() and is_builtin:
+            return True
+    return any(_uses_global(child, names) for child in scope.get_children())
 
 
 SOURCE = Source(

@@ -15,12 +15,11 @@ _NOT_MEASURED = ("", "n/a", "none")
 
 def _read(row: Row) -> dict[str, Any]:
     kind, answer = row.get("problem_type"), row.get("expected_answer")
+    if kind in _NO_LABEL:
+        label = "empty" if answer in (None, "") else f"{answer!r:.60}, a vote among models' answers"
+        raise Refused(_NO_LABEL[kind], f"problem_type is {kind}; expected_answer is {label}")
     if answer in (None, ""):
         raise Refused("no answer", f"expected_answer is empty; problem_type is {kind}")
-    if kind in _NO_LABEL:
-        raise Refused(
-            _NO_LABEL[kind], f"its expected_answer, {answer!r:.60}, is a vote among models' answers"
-        )
     if kind not in (None, "has_answer_extracted"):
         raise Refused("problem type", f"problem_type is {kind!r:.60}")
     rate = row.get("pass_rate_72b_tir")

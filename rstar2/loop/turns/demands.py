@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from rstar2.loop.formats.format import Format
 from rstar2.loop.turns import tags
+
+Message = dict[str, Any]
 
 QUESTION_MARK = "THE QUESTION"
 """Stands for a question, to see what a template writes before it."""
@@ -14,40 +17,25 @@ QUESTION_MARK = "THE QUESTION"
 
 @dataclass(frozen=True)
 class Demands:
-    """The tags that a text names, and so asks for."""
+    """What a text asks for by naming its tags."""
 
-    thought: bool = False
+    thought: str = ""
+    """The tag that begins the thought, such as `<reason>`; empty if none is asked for."""
     answer: bool = False
     box: bool = False
 
     def __bool__(self) -> bool:
-        return self.thought or self.answer or self.box
+        return bool(self.thought) or self.answer or self.box
 
     def __or__(self, other: Demands) -> Demands:
         return Demands(self.thought or other.thought, self.answer or other.answer, self.box or other.box)
 
 
 def demands_of(text: str) -> Demands:
-    r"""What a system text or a user's text asks for: `<reason>` or `<think>`, `<answer>`, `\boxed`."""
-    thought = any(tag in text for tag in tags.REASONING_STARTS)
-    return Demands(thought, tags.ANSWER in text, "\\boxed" in text)
-
-
-def meets(turn: str, demands: Demands, opens_thought: bool) -> bool:
-    """Whether a turn has all that is asked for. A turn with a call is not final, and needs no answer yet.
-
-    `opens_thought`: the generation prompt opens the thought, so every turn has one.
-    """
-    if demands.thought and not opens_thought and not demands_of(turn).thought:
-        return False
-    if tags.find_calls(turn):
-        return True
-    said = tags.after_reasoning(turn)
-    if demands.answer:
-        said, closed, _ = said.partition(tags.ANSWER)[2].partition(tags.ANSWER_END)
-        if not closed:
-            return False
-    return not demands.box or tags.BOX.search(said) is not None
+    r"""What a system text or a user's text asks for: a thought in tags, `<answer>`, `\boxed`."""
+    asked = tags.asked_tags(text)
+    thought = next(iter(sorted(asked - {tags.ANSWER}, key=text.find)), "")
+    return Demands(thought, tags.ANSWER in asked, "\\boxed" in text)
 
 
 @dataclass(frozen=True)
@@ -59,6 +47,15 @@ class Wording:
     """Of the text before the first question of a conversation without a system text of its own."""
     turn_start: str = ""
     """What the generation prompt already writes of a turn, such as `<reason>`."""
+
+    thought_tag: str = ""
+    """Of a family: the tag with which its turns begin a thought, if they have one."""
+    drops_thoughts: bool = False
+    """Of a family: its turns have no place for a thought."""
+    forgets_thoughts: bool = False
+    """Of a family: prompts leave out the thoughts of turns before the last question."""
+    every_turn_thinks: bool = False
+    """Of a family: its generation prompt begins a thought."""
 
     @cached_property
     def question(self) -> Demands:
@@ -74,6 +71,40 @@ class Wording:
     def opens_thought(self) -> bool:
         """Whether every turn begins inside a thought."""
         return tags.opens_thought(self.turn_start)
+
+    def learns(self, before_last_question: bool, has_thought: bool) -> bool:
+        """Whether SFT learns from a turn.
+
+        It does not if later prompts leave out the turn's thought: the model would learn to answer without one.
+        """
+        forgotten = before_last_question and self.forgets_thoughts
+        return not (forgotten and (has_thought or self.every_turn_thinks))
+
+    def meets(self, turn: Message, demands: Demands, may_be_empty: bool) -> bool:
+        """Whether a turn has all that is asked for. A turn with a call is not final, and needs no answer yet.
+
+        `may_be_empty`: a thought without words counts too, as in the answers of the format's own form.
+        """
+        text = tags.message_text(turn)
+        if demands.thought and not self._has_thought(turn, text, demands.thought, may_be_empty):
+            return False
+        if tags.find_calls(text):
+            return True
+        said = tags.after_reasoning(text)
+        if demands.answer:
+            said, closed, _ = said.partition(tags.ANSWER)[2].partition(tags.ANSWER_END)
+            if not closed:
+                return False
+        return not demands.box or tags.BOX.search(said) is not None
+
+    def _has_thought(self, turn: Message, text: str, tag: str, may_be_empty: bool) -> bool:
+        if self.format.family is not None:
+            return tag == self.thought_tag and bool(turn.get("reasoning_content"))
+        begins = text.lstrip().startswith(tag)
+        if self.opens_thought and not begins:
+            return may_be_empty and tag == self.turn_start.strip()
+        read = tags.leading_thought(text)
+        return begins and (may_be_empty or (read is not None and bool(read[0])))
 
 
 def opening_demands(fmt: Format, before_question: str) -> Demands:

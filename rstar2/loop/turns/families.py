@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from rstar2.loop.formats.format import Format
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.breaker import Breaker, control_markup
 from rstar2.loop.turns.codec import ChatCodec, Encoded, Message, has_calls
+from rstar2.loop.turns.demands import Wording
 from rstar2.loop.turns.stream import Piece, TurnStream
 from rstar2.loop.turns.turn import EMPTY, ParsedTurn, Part, PartKind, WrittenCall
 
@@ -29,6 +31,8 @@ _THOUGHTS = {
 _QUESTION: Message = {"role": "user", "content": "?"}
 _SOME_THOUGHT = "?"
 """Stands for an empty thought, since families write the turns without a thought in another way."""
+_MARK = "THE THOUGHT"
+"""Stands for a thought, to see where a family writes it."""
 _FAULTS = {
     "invalid_json": "The arguments of the tool call are not valid.",
     "unclosed_block": "The tool call has no end.",
@@ -175,9 +179,7 @@ class FamilyCodec(ChatCodec):
         forgotten = {
             place
             for place in answers
-            if place < question
-            and (plain[place].get("reasoning_content") or self._opens_thought)
-            and self.thoughts != _THOUGHTS["all"]
+            if not self.wording.learns(place < question, bool(plain[place].get("reasoning_content")))
         }
         emptied = [
             place
@@ -212,6 +214,19 @@ class FamilyCodec(ChatCodec):
         if ids and ids[-1] not in self._stops:
             ids, mask = [*ids, self.end_id], [*mask, 1]
         return Encoded(array("i", ids), array("b", mask))
+
+    @cached_property
+    def wording(self) -> Wording:
+        turn: Message = {"role": "assistant", "content": ".", "reasoning_content": _MARK}
+        before, thinks, _ = self._text(self._render([_QUESTION, turn], None)).partition(_MARK)
+        tag = re.search(r"<[\w:]+>\s*\Z", before)
+        return replace(
+            super().wording,
+            thought_tag=tag[0].strip() if thinks and tag else "",
+            drops_thoughts=not thinks,
+            forgets_thoughts=self.thoughts != _THOUGHTS["all"],
+            every_turn_thinks=self._opens_thought,
+        )
 
     @cached_property
     def _opens_thought(self) -> bool:
@@ -320,14 +335,21 @@ class FamilyCodec(ChatCodec):
 
     def _plain_turn(self, message: Message) -> Message:
         """A turn of the model, its thought and its calls apart from the text, in which they may be in our tags."""
-        read = tags.read_turn(message.get("content") or "")
-        thought = message.get("reasoning_content") or read.thought
+        said = message.get("content") or ""
+        thought = message.get("reasoning_content") or ""
         calls = [
             _call(call["function"]["name"], call["function"]["arguments"])
             for call in message.get("tool_calls") or []
         ]
-        calls += [_call(call.name, call.arguments) for call in read.calls if not call.fault]
-        plain: Message = {"role": "assistant", "content": self._control.broken_up(read.said.strip())}
+        if (ending := tags.ending_calls(said)) is not None:
+            said = ending[0]
+            calls += [_call(call.name, call.arguments) for call in ending[1]]
+        in_tags = tags.leading_thought(said) or tags.unfinished_thought(said)
+        if in_tags is not None:
+            thought, said = thought or in_tags[0], in_tags[1]
+        if (answer := tags.ending_answer(said)) is not None:
+            said = "".join(answer)
+        plain: Message = {"role": "assistant", "content": self._control.broken_up(said.strip())}
         if thought.strip():
             plain["reasoning_content"] = self._control.broken_up(thought.strip())
         if calls:

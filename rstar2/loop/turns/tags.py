@@ -10,6 +10,7 @@ no JSON object.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -41,6 +42,27 @@ _PART_TAG = re.compile("|".join(_KINDS))
 _ANY_TAG = re.compile("|".join([*_KINDS, OPEN, CLOSE, REPLY, REPLY_END]))
 _CONTROL_TAG = re.compile("|".join((*REASONING_STARTS, *REASONING_ENDS, OPEN, CLOSE, REPLY, REPLY_END)))
 _REASONING_TAG = re.compile("|".join((*REASONING_STARTS, *REASONING_ENDS)))
+_THOUGHT_NAMES = r"(?:\w{1,20}:)?(?:think(?:ing)?|thoughts?|reason(?:ing)?)"
+"""Names of the tags in which models put thoughts, such as `thinking` or `seed:think`."""
+THOUGHT_TAG = re.compile(rf"<(?P<end>/?)(?P<name>{_THOUGHT_NAMES})>")
+_THOUGHT_START = re.compile(rf"\s*<({_THOUGHT_NAMES})>")
+_LOST_START = re.compile(
+    rf"</({_THOUGHT_NAMES})>(?=[^\S\n]*\n|\s*(?:{ANSWER}|{OPEN}))"
+    rf"|(?<![\s`'\"(])</({_THOUGHT_NAMES})>(?![`'\",.;:)])"
+)
+"""The end of a thought that lacks its start. In prose, a tag stands between spaces, quotes or punctuation."""
+_NAMED_TAG = re.compile(rf"<(?P<end>/?)(?P<name>{_THOUGHT_NAMES}|answer)>")
+_WHERE_TO_WRITE = re.compile(
+    r"\b(?:in|inside|within|between|into|use|using|with)\b[^.<>\n]{0,40}\Z", re.IGNORECASE
+)
+"""Words before a tag by which a text asks for it."""
+_LAST_ANSWER = re.compile(rf"{ANSWER}(.*){ANSWER_END}\s*\Z", re.DOTALL)
+_CHANNELS = re.compile(
+    r"\s*(?:(?:<\|start\|>assistant)?<\|channel\|>|analysis(?=.*assistantfinal))", re.DOTALL
+)
+"""What begins a turn in the channels of gpt-oss; without special tokens if a server leaves those out."""
+_FINAL_CHANNEL = re.compile(r".*(?:<\|channel\|>final[^<]*<\|message\|>|assistantfinal)", re.DOTALL)
+_END_OF_CHANNEL = re.compile(r"\s*<\|(?:return|end)\|>\s*\Z")
 _CLOSED_ANSWER = re.compile(f"{ANSWER}.*?{ANSWER_END}", re.DOTALL)
 BOX = re.compile(r"(?:\\(?:boxed|fbox)|(?<![\\A-Za-z])boxed(?=\{))\s*(?=[{\d])")
 """What begins a boxed answer, which counts in a turn beside our tags."""
@@ -144,22 +166,59 @@ def after_thought(text: str) -> str:
     return text.rpartition(THINK_END)[2]
 
 
-def after_leading_thought(text: str) -> str | None:
-    """What follows the thought that a text begins with; the text itself if it begins with none.
+def leading_thought(text: str) -> tuple[str, str] | None:
+    """The thought that a text begins with, and what follows it; None if it begins with none that ends.
 
-    The thought may lack the tag that begins it, because a template that begins the thought keeps the tag in the prompt.
+    The thought is in tags that some model writes. It may lack the tag that begins it, because a template that begins
+    the thought keeps the tag in the prompt. A tag that prose mentions is none.
+    """
+    if "</" not in text:
+        return None
+    if start := _THOUGHT_START.match(text):
+        thought, end, rest = text[start.end() :].partition(f"</{start[1]}>")
+        return (thought.strip("\n"), rest.lstrip()) if end else None
+    end_tag = _LOST_START.search(text)
+    if end_tag is None or f"<{end_tag[1] or end_tag[2]}>" in text[: end_tag.start()]:
+        return None
+    return text[: end_tag.start()].strip("\n"), text[end_tag.end() :].lstrip()
+
+
+def unfinished_thought(text: str) -> tuple[str, str] | None:
+    """The thought that a text begins with and does not end, and nothing behind it; None if there is none."""
+    start = _THOUGHT_START.match(text)
+    if start is None or f"</{start[1]}>" in text:
+        return None
+    return text[start.end() :].strip(), ""
+
+
+def after_leading_thought(text: str) -> str | None:
+    """What follows the thought that a text begins with, see `leading_thought`; the text itself if it begins with none.
+
     Returns None if the thought does not end.
     """
-    tag = _REASONING_TAG.search(text)
-    if tag is None:
-        return text
-    if tag[0] in REASONING_ENDS:
-        return text[tag.end() :].lstrip()
-    if text[: tag.start()].strip():
-        return text
-    closing = REASONING_ENDS[REASONING_STARTS.index(tag[0])]
-    _, end, rest = text[tag.end() :].partition(closing)
-    return rest.lstrip() if end else None
+    if _CHANNELS.match(text):
+        final = _FINAL_CHANNEL.match(text)
+        return _END_OF_CHANNEL.sub("", text[final.end() :]).lstrip() if final else None
+    if (thought := leading_thought(text)) is not None:
+        return thought[1]
+    return None if unfinished_thought(text) else text
+
+
+def asked_tags(text: str) -> set[str]:
+    """The tags around thoughts and answers that a text asks for: it names both ends, or what is to stand inside.
+
+    `Explain the HTML <answer> element` asks for none.
+    """
+    named = list(_NAMED_TAG.finditer(text))
+    ends = {match["name"] for match in named if match["end"]}
+    return {
+        match[0]
+        for match in named
+        if not match["end"]
+        and (
+            match["name"] in ends or _WHERE_TO_WRITE.search(text[max(0, match.start() - 50) : match.start()])
+        )
+    }
 
 
 def body(call: str) -> str:
@@ -195,6 +254,24 @@ def without_control(text: str) -> str:
 def without_answer_tags(text: str) -> str:
     """A text without the tags around an answer."""
     return text.replace(ANSWER, "").replace(ANSWER_END, "")
+
+
+def ending_answer(text: str) -> tuple[str, str] | None:
+    """What stands before and in the answer block that ends a text; None if its only block does not end it."""
+    match = _LAST_ANSWER.search(text) if closed_answer_blocks(text) == 1 else None
+    return (text[: match.start()], match[1]) if match else None
+
+
+def ending_calls(text: str) -> tuple[str, list[WrittenCall]] | None:
+    """What stands before the calls that end a text, and the calls; None if it has none, or one that cannot be read."""
+    calls = find_calls(text)
+    read = [read_call(call[0]) for call in calls]
+    if not calls or any(call.fault for call in read):
+        return None
+    gaps = [text[one.end() : other.start()] for one, other in itertools.pairwise(calls)]
+    if "".join(gaps).strip() or text[calls[-1].end() :].strip():
+        return None
+    return text[: calls[0].start()].rstrip(), read
 
 
 def begins_object(text: str) -> bool | None:
@@ -296,6 +373,11 @@ def end_of_thought(turn_start: str) -> str:
 def with_thought(turn_start: str, thought: str, said: str) -> str:
     """A turn with a thought before what it says, given what the generation prompt writes of it."""
     return f"{turn_start}{thought}{end_of_thought(turn_start)}{said}"
+
+
+def thought_first(thought: str, said: str, start: str = THINK) -> str:
+    """A text that begins with a thought in tags, which `leading_thought` reads."""
+    return f"{start}\n{thought}\n</{start[1:]}\n\n{said}"
 
 
 def opens_thought(turn_start: str) -> bool:

@@ -345,8 +345,19 @@ def test_fewer_rows_than_the_minimum_are_refused_with_what_is_left_and_why(tmp_p
     assert "1 unverifiable, 1 compound, 2 contradicted, 1 huge" in said
     assert "--set sources.it.minimum=3" in said
     assert prepare(plan(source, overrides=["sources.it.minimum=3"]), tmp_path / "out", Silent()).rows == 3
-    few = ["sources.it.count=2", "sources.it.minimum=4"]
-    assert prepare(plan(source, overrides=few), tmp_path / "few", Silent()).rows == 2, "the count is met"
+
+
+def test_a_minimum_above_the_count_is_refused(tmp_path: Path) -> None:
+    source = faulty(tmp_path / "it.jsonl")
+    with pytest.raises(
+        UserError, match=r"sources.it.minimum = 4 is greater than sources.it.count = 2"
+    ) as error:
+        plan(source, overrides=["sources.it.count=2", "sources.it.minimum=4"])
+    assert "--set sources.it.minimum=2" in str(error.value.hint)
+    assert (
+        plan(source, overrides=["sources.it.count=2", "sources.it.minimum=2"]).recipe.sources["it"].minimum
+        == 2
+    )
 
 
 def test_nothing_left_is_refused_with_the_reasons(tmp_path: Path) -> None:
@@ -553,27 +564,29 @@ def test_a_share_of_the_conversations_is_marked_for_the_form_that_rl_rewards(tmp
     source = conversations(tmp_path / "it.jsonl", 60)
     cards = {}
     for name, overrides in {
-        "default": [],
+        "half": ["answer_form=0.5"],
         "again": ["answer_form=0.5"],
-        "seed": ["seed=2"],
+        "seed": ["answer_form=0.5", "seed=2"],
+        "own": [],
         "all": ["answer_form=1"],
         "none": ["answer_form=1", "sources.it.answer_form=0"],
     }.items():
         cards[name] = prepare(plan(source, filters=[], overrides=overrides), tmp_path / name, Silent())
     found = {name: marked(tmp_path / name) for name in cards}
-    assert 15 < len(found["default"]) < 45
-    assert found["default"] == found["again"] != found["seed"]
-    assert (len(found["all"]), len(found["none"])) == (60, 0)
+    assert 15 < len(found["half"]) < 45
+    assert found["half"] == found["again"] != found["seed"]
+    assert [len(found[name]) for name in ("all", "none", "own")] == [60, 0, 0]
     forms = {name: card.sources["it"]["form"] for name, card in cards.items()}
-    chosen = len(found["default"])
+    chosen = len(found["half"])
     # The system texts of their own ask for what no turn does.
-    assert forms["default"] == {
+    assert forms["half"] == {
         **{"share": 0.5, "suitable": 60, "marked": chosen, "conversations": 120, "rewarded_endings": chosen},
         **{"turns": 240, "demanded_turns": 120 + 2 * chosen, "compliant_turns": 60 + 2 * chosen},
+        **{"unlearnt_turns": 0, "lost_thoughts": 0, "mixed": 0},
     }
-    assert f"| it | 50% | 60 | {chosen} | {chosen} | 240 | " in (tmp_path / "default/card.md").read_text()
-    shown = form_by_source(open_prepared(tmp_path / "default"), wording_of(ours()))["it"]
-    assert shown == {key: forms["default"][key] for key in shown}
+    assert f"| it | 50% | 60 | {chosen} | {chosen} | 240 | " in (tmp_path / "half/card.md").read_text()
+    shown = form_by_source(open_prepared(tmp_path / "half"), wording_of(ours()))["it"]
+    assert shown == {key: forms["half"][key] for key in shown}
 
 
 def test_a_set_without_the_column_is_still_read(tmp_path: Path) -> None:

@@ -317,9 +317,52 @@ def test_names_code_and_formulas_are_no_other_language(old: str, new: str) -> No
     "piece", ["\\[", "\\(", "`", "```", "$", "$$", "the ", "de la el ", "\n", "面", "http://"]
 )
 def test_the_language_of_a_garbled_text_is_looked_for_in_linear_time(piece: str) -> None:
-    assert fault_of(ENGLISH, ENGLISH + piece * 50_000, "stop", Rewrite(model="m", longest=10_000)) in (
-        *("", "another language", "marks of a format"),
-    )
+    assert fault_of(
+        ENGLISH, f"{ENGLISH} Enjoy. {piece * 50_000}", "stop", Rewrite(model="m", longest=10_000)
+    ) in (*("", "another language", "marks of a format"),)
+
+
+@pytest.mark.parametrize(
+    ("new", "fault"),
+    [
+        (OLD, "the old text again"),
+        (f"  {OLD.replace(' ', '  ')}\n", "the old text again"),
+        (f"Here is the rewritten message:\n\nBetter: {OLD}", "words about the rewriting"),
+        (f"Sure! Here's a better answer:\n{OLD}", "words about the rewriting"),
+        (f"**Revised response:** {OLD}", "words about the rewriting"),
+        (f"Okay, the user wants me to rewrite this.\n\n{OLD}", "words about the rewriting"),
+        (f"[assistant]\nBetter: {OLD}", "words about the rewriting"),
+        (f"New York: {OLD}", ""),
+        (f"Here is a list: {OLD}", ""),
+        (f"Better: {OLD}", ""),
+        (f"First, the answer: {OLD}", ""),
+    ],
+)
+def test_a_text_that_is_no_rewriting_is_rejected_by_name(new: str, fault: str) -> None:
+    assert fault_of(OLD, new, "stop", Rewrite(model="m")) == fault
+
+
+def test_a_preface_that_the_old_text_has_too_is_its_own() -> None:
+    old = "Here is the new version: 3.2 of the program, with all its features."
+    assert fault_of(old, f"{old} Enjoy.", "stop", Rewrite(model="m")) == ""
+
+
+@pytest.mark.parametrize(
+    "thought",
+    [
+        "<thinking>hm</thinking>",
+        "<seed:think>hm</seed:think>\n",
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>",
+    ],
+)
+def test_a_thought_in_the_tags_of_any_family_is_left_out(
+    tmp_path: Path, server: Server, sources: list[str], thought: str
+) -> None:
+    server.write = lambda shown: (f"{thought}Better: {OLD}", "stop")
+    out = tmp_path / "out"
+    ran = prepare(sources, out, "--rewrite", server.url, "--model", "writer")
+    assert ran.code == 0, ran.stderr
+    assert [last for _, last in said(out, "tulu3")] == [f"Better: {OLD}"] * 10
 
 
 def test_a_mixture_of_two_scripts_is_rejected() -> None:
@@ -425,7 +468,7 @@ def test_marks_of_a_format_are_not_taken() -> None:
     for text in ("<thinking>", "</reasoning>", "<answer id=1>", "<\uff5ctool\u2581calls\u2581begin\uff5c>"):
         assert fault_of("Yes, it is.", text, "stop", Rewrite(model="m", shortest=0, longest=9)), text
     code = "x: list[int] = a[i_1] | b; f <b>bold</b> <span> 1 <x|y> 2 |> g; [link_a](u/think)"
-    assert fault_of(code, code, "stop", Rewrite(model="m")) == ""
+    assert fault_of(code, f"{code}, h", "stop", Rewrite(model="m")) == ""
     assert fault_of("Yes.", "It is < 3.\n```\nx\n```", "stop", Rewrite(model="m", longest=9)) == ""
 
 

@@ -58,6 +58,18 @@ def test_what_follows_the_reasoning(text: str, rest: str) -> None:
         ("Yes.", "Yes."),
         ("Yes, <think>hm</think>.", "Yes, <think>hm</think>."),
         ("<think>Hm. Yes.", None),
+        ("<thinking>Hm.</thinking>Yes.", "Yes."),
+        ("<seed:think>Hm.</seed:think>\nYes.", "Yes."),
+        ("Hm.</seed:think>Yes.", "Yes."),
+        ("<thinking>Hm.</think> Yes.", None),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+            "Yes.",
+        ),
+        ("<|start|>assistant<|channel|>final<|message|>Yes.", "Yes."),
+        ("<|channel|>analysis<|message|>Hm.", None),
+        ("analysisHm, yes.assistantfinalYes.", "Yes."),
+        ("analysis of the final text", "analysis of the final text"),
         ("", ""),
     ],
 )
