@@ -65,7 +65,9 @@ def test_what_a_comparison_could_find_is_a_sentence_and_in_the_json(tmp_path: Pa
     (found,) = compare_runs(a, b)
     assert found.detectable is not None
     size = f"{100 * found.detectable:.1f} points"
-    assert detectable_line(found).startswith("aime24: with 30 problems like these, a true difference of ")
+    assert detectable_line(found).startswith(
+        "aime24: with 30 problems like these, a true difference of about "
+    )
     assert size in detectable_line(found)
     assert found.as_json()["detectable_difference"] == found.detectable
     single = [made_run(tmp_path / name, problems=1) for name in ("c", "d")]

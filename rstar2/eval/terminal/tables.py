@@ -253,8 +253,8 @@ def detectable_line(each: Comparison) -> str:
         problems = "1 problem is" if count == 1 else f"{count} problems are"
         return f"{each.name}: {problems} too few to find a difference of any size"
     return (
-        f"{each.name}: with {count:,} problems like these, a true difference of {100 * each.detectable:.1f} points "
-        "is found in 80 % of comparisons, a smaller one less often"
+        f"{each.name}: with {count:,} problems like these, a true difference of about {100 * each.detectable:.1f} "
+        "points is found in 80 % of comparisons, a smaller one less often"
     )
 
 
