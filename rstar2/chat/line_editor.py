@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-import termios
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
@@ -141,21 +140,3 @@ def ending_calls(end: Callable[[int], None]) -> Iterator[None]:
         for number, done in before.items():
             loop.remove_signal_handler(number)
             signal.signal(number, done)
-
-
-@contextmanager
-def keys_unseen() -> Iterator[None]:
-    """The terminal shows no key that is pressed within the block; they are read by the next prompt."""
-    if sys.stdin is None or not sys.stdin.isatty():
-        yield
-        return
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
-    silent = list(before)
-    silent[3] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(terminal, termios.TCSADRAIN, silent)
-    try:
-        yield
-    finally:
-        with suppress(termios.error):  # the terminal was closed
-            termios.tcsetattr(terminal, termios.TCSADRAIN, before)
