@@ -19,6 +19,7 @@ from prompt_toolkit.output import create_output
 
 from rstar2.files import private_file
 from rstar2.supervision.state import state_folder
+from rstar2.terminal import encodable
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 """Signals at which a chat ends in order."""
@@ -69,15 +70,18 @@ class LineEditor:
     """
 
     def __init__(self, choices: Mapping[str, tuple[str, ...] | None], colored: bool) -> None:
-        self._prompt: AnyFormattedText = [("bold fg:ansicyan" if colored else "", "› ")]
+        stream = sys.stdout if sys.stdout.isatty() else sys.stderr
+        # The library writes `?` for what an encoding lacks.
+        mark, more = (encodable(each, stream.encoding) for each in ("› ", "… "))
+        self._prompt: AnyFormattedText = [("bold fg:ansicyan" if colored else "", mark)]
         self._session: PromptSession[str] = PromptSession(
             history=_history(),
             completer=CommandCompleter(choices),
             complete_while_typing=Condition(self._types_a_command),
             key_bindings=_keys(),
             multiline=True,
-            prompt_continuation="… ",
-            output=create_output(stdout=sys.stdout if sys.stdout.isatty() else sys.stderr),
+            prompt_continuation=more,
+            output=create_output(stdout=stream),
         )
 
     async def read(self, default: str = "") -> str:
