@@ -15,7 +15,7 @@ from rich.segment import Segment, Segments
 
 from rstar2.chat.latex import FORMULA_END, FORMULA_START, FormulaStream
 from rstar2.chat.layout import CodeFrame, WrappedText
-from rstar2.terminal import harmless
+from rstar2.terminal import encodable, harmless
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*\n")
 _MAYBE_FENCE = re.compile(r" {0,3}(`{0,2}|~{0,2}|`{3,}[^`\n]*|~{3,}[^\n]*)")
@@ -191,7 +191,7 @@ class _Lines:
         if lead:
             self._text.write(lead)
             self._text.flush()
-            self._text.hanging = len(lead.expandtabs(4))
+            self._text.hanging = len(encodable(lead.expandtabs(4), self._out.encoding))
         self._style = style
 
     def _inline(self, at_end: bool) -> bool:
@@ -232,7 +232,10 @@ class _Lines:
         plain = [_one_cell(line).replace(FORMULA_START, "").replace(FORMULA_END, "") for line in lines]
         if len(plain) > 1 and _DELIMITERS.fullmatch(plain[1].strip()):
             # Neither tags, which would be left out, nor stars within a word, which would be taken for marks.
-            safe = [re.sub(r"<|(?<=\w)\*(?=\w)", r"\\\g<0>", harmless(line)) for line in plain]
+            safe = [
+                re.sub(r"<|(?<=\w)\*(?=\w)", r"\\\g<0>", encodable(harmless(line), self._out.encoding))
+                for line in plain
+            ]
             drawn = self._out.render_lines(Markdown("\n".join(safe)), pad=False)
             # The library puts an empty line before and after, where the text has its own.
             for line in (line for line in drawn if any(part.text.strip() for part in line)):
