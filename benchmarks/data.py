@@ -92,7 +92,8 @@ def command(mixture: str, rows: int, folder: Path, output: Path, filters: str) -
     words += [word for each in given for word in ("--from", each)]
     if mixture == "paper-sft":
         for name, count in _DRAWN.items():
-            words += ["--set", f"sources.{name}.count={count * min(rows, 300_000) // 300_000}"]
+            drawn = count * min(rows, 300_000) // 300_000
+            words += ["--set", f"sources.{name}.count={drawn}", "--set", f"sources.{name}.minimum={drawn}"]
     return [sys.executable, "-m", "rstar2", *words]
 
 

@@ -206,26 +206,26 @@ def no_room(path: Path) -> str:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[TextIO]:
-    """`whole_file` for a path from --output. Its folder is made if it does not exist.
+    """`whole_file` for a path that a user named, or in a folder that they named. Its folder is made if it is not there.
 
     Raises:
         UserError: it is a folder, or lies below a file.
         Failure: it cannot be written.
     """
     if path.is_dir():
-        raise UserError(f"{path} is a folder", "Name a file for --output.")
+        raise UserError(f"{path} is a folder", "Name a file.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"{path.parent} is not a folder", "Name another --output.") from error
+        raise UserError(f"{path.parent} is not a folder", "Name a file elsewhere.") from error
     except OSError as error:
-        raise Failure(f"cannot make {path.parent}: {error.strerror}", "Name another --output.") from error
+        raise Failure(f"cannot make {path.parent}: {error.strerror}", "Name a file elsewhere.") from error
     try:
         with whole_file(path) as file:
             yield file
     except OSError as error:
         raise Failure(
-            f"cannot write {path}: {error.strerror or error}", "Make room, or name another --output."
+            f"cannot write {path}: {error.strerror or error}", "Make room, or name a place on another disk."
         ) from error
 
 

@@ -73,6 +73,11 @@ class FlowControl:
             self.round += 1
             self.limit = max(1.0, min(self.limit, self._under_way) / 2)
 
+    @property
+    def pauses(self) -> bool:
+        """Whether all requests are held back at the moment."""
+        return self._resumes_at > self._clock()
+
     def answered(self) -> None:
         """Note that the service answered a request: as many answers as the limit raise the limit by one."""
         self.limit += 1 / self.limit

@@ -176,15 +176,16 @@ class RetryPolicy:
 class Service:
     """One service that a run asks. It decides, for all requests to it, whether a failed one is sent again.
 
-    The wait has one clock. It starts with the first failure after the service's last answer, or with the request if that
-    is later; if that failure is a timeout, with the attempt that was too slow. Nothing is given up while a request that
-    was sent earlier is under way, because the service may be working on it.
+    The wait has one clock. It starts with the first failure after the service's last answer, or with the request if
+    that is later; if that failure is a timeout, with the attempt that was too slow. Nothing is given up while a request
+    that was sent earlier is under way, because the service may be working on it.
 
     A failure counts against its request only if the service has answered others since the request's failure before it.
     All failures of one outage therefore count as one, however many there are, and whatever was answered before.
 
     A request that the service refuses for its rate is sent again however often that happens, while the service answers
-    others. Fewer requests are then sent at once, and none before the service asks for them.
+    others. Fewer requests are then sent at once, and none before the service asks for them. If it asks for a longer
+    pause than the wait has left, the service is given up as soon as no request that was sent earlier is under way.
     """
 
     def __init__(self, name: str, policy: RetryPolicy, wait_s: float) -> None:
@@ -215,13 +216,17 @@ class Service:
             ServiceGone: the service answers nobody.
         """
         policy = self._policy
-        began, answers_before, failures = policy.clock(), self._answers, 0  # the answers before the last failure
+        began, answers_before, failures = (
+            policy.clock(),
+            self._answers,
+            0,
+        )  # the answers before the last failure
         backoff = _backoff(policy)
         while True:
             began_in = await self._flow.enter()
             attempt_began, key = policy.clock(), object()
             self._under_way[key] = attempt_began
-            pause_s = 0.0
+            pause_s, limited = 0.0, None
             try:
                 result = await attempt()
             except RateLimited as error:
@@ -231,6 +236,7 @@ class Service:
                     pause_s = self._rate_pauses.next_s()
                 self._check_pause(error, pause_s, began, attempt_began)
                 self._flow.refused(began_in, pause_s)
+                limited = error
                 count_cause(self._retries, error.cause)
             except UnusableAnswer as error:
                 failures += 1
@@ -255,6 +261,8 @@ class Service:
                 self._flow.leave()
             if on_wait is not None and self.trouble is not None:
                 on_wait(self.trouble)
+            if limited is not None:
+                pause_s = await self._await_others(limited, pause_s, began, attempt_began)
             await policy.sleep(pause_s)
 
     def answered(self) -> None:
@@ -262,7 +270,9 @@ class Service:
         now = self._policy.clock()
         if self._away_since is not None:
             self._away_s += now - self._away_since
-        self.trouble, self._away_since, self._silent_since = None, None, None
+        self._away_since, self._silent_since = None, None
+        if not self._flow.pauses:
+            self.trouble = None
         self._answers += 1
         self._last_answer = now
 
@@ -285,9 +295,27 @@ class Service:
             # A service that broke a request off was at work on it until then.
             self._silent_since = max(attempt_began, self._last_answer) if error.timed_out else now
 
+    async def _await_others(
+        self, error: RateLimited, pause_s: float, began: float, attempt_began: float
+    ) -> float:
+        """Wait for requests sent earlier, as long as they decide whether the service is given up.
+
+        Returns the seconds that are left of the pause. Raises as `_check_pause`.
+        """
+        policy = self._policy
+        ends = policy.clock() + pause_s
+        while (left_s := max(ends - policy.clock(), 0.0)) and left_s >= self._wait_left_s(began):
+            self._check_pause(error, left_s, began, attempt_began)
+            await policy.sleep(min(left_s, policy.pauses.first_s))
+        return left_s
+
+    def _wait_left_s(self, began: float) -> float:
+        """Seconds that the service may still answer nobody, for a request that began at a moment."""
+        return self._wait_s - (self._policy.clock() - max(began, self._last_answer))
+
     def _check_pause(self, error: RateLimited, pause_s: float, began: float, attempt_began: float) -> None:
-        """Raises ServiceGone if the wait ends before the service is to be asked again."""
-        left_s = self._wait_s - (self._policy.clock() - max(began, self._last_answer))
+        """Raises ServiceGone if the wait ends before the service is to be asked again, and nothing is under way."""
+        left_s = self._wait_left_s(began)
         if pause_s < left_s or self._others_under_way(attempt_began):
             return
         message = f"the {self.name} has answered no request for {self._wait_s - left_s:.0f} seconds"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import copy
+import functools
 import sys
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
@@ -22,11 +23,15 @@ _CONTROLS = str.maketrans(_SHOWN | dict.fromkeys(range(128, 160), " "))
 _ASCII = {
     **dict.fromkeys("–—·─", "-"),
     **dict.fromkeys("│", "|"),
+    "•": "*",
+    "›": ">",
     **dict.fromkeys("✓┌┐└┘├┤┬┴┼╭╮╰╯", "+"),
     **dict.fromkeys("✗×", "x"),
     **dict.fromkeys("‘’", "'"),
     **dict.fromkeys("“”", '"'),
     **{chr(code): "#" for code in range(0x2580, 0x25A0)},
+    **dict(zip("▁▂▃▄▅▆▇", "_.-~=+*", strict=True)),  # so that a curve of bars still rises and falls
+    "▌": "|",
     **{chr(code): "*" for code in range(0x2800, 0x2900)},
     "…": "...",
     "→": "->",
@@ -55,6 +60,20 @@ def write_readably() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # None if it was closed
             stream.reconfigure(errors=READABLE)
+
+
+def encodable(text: str, encoding: str) -> str:
+    """Returns a text as `write_readably` lets it be written, so that its width can be measured before."""
+    return "".join(each if _has(encoding, each) else _ASCII.get(each) or _escaped(each) for each in text)
+
+
+@functools.cache
+def _has(encoding: str, character: str) -> bool:
+    try:
+        character.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _replacement(error: UnicodeError) -> tuple[str, int]:
@@ -94,8 +113,9 @@ def _widths(column: Column, console: Console) -> tuple[int, int]:
     """The least width of a column in which it can be read, and the most that it needs."""
     options = _unbounded(console)
     cells = [console.measure(cell, options=options) for cell in (column.header, *column.cells)]
-    most = max(cell.maximum for cell in cells)
-    least = most if column.no_wrap else max(cell.minimum for cell in cells)
+    # A column that names its width keeps it, also if its cells need less.
+    most = max(column.width or 0, *(cell.maximum for cell in cells))
+    least = most if column.no_wrap or column.width else max(cell.minimum for cell in cells)
     if column.max_width is not None:
         most = min(most, column.max_width)
     if column.overflow == "fold" or (column.no_wrap and column.max_width is not None):

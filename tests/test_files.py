@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rstar2.errors import Failure
 from rstar2.files import (
     LineWriter,
+    output_file,
     private_file,
     whole_folder,
     whole_lines,
@@ -128,3 +130,12 @@ def test_lines_are_numbered_from_one(tmp_path: Path) -> None:
         lines.write("")
         lines.write("third")
     assert list(whole_lines(tmp_path / "x.jsonl")) == [(1, b"first\n"), (2, b"\n"), (3, b"third\n")]
+
+
+def test_the_hint_of_a_full_disk_names_no_option_which_other_commands_lack(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")
+    with pytest.raises(Failure) as refused, output_file(full) as file:
+        file.write("x" * 100_000)
+    assert refused.value.message == f"cannot write {full}: No space left on device"
+    assert refused.value.hint == "Make room, or name a place on another disk."

@@ -135,6 +135,32 @@ async def test_a_pause_that_outlasts_the_wait_is_not_begun() -> None:
     assert clock.now == 0
 
 
+async def test_a_pause_that_outlasts_the_wait_ends_when_what_was_sent_earlier_is_answered() -> None:
+    clock = Clock()
+    service = RetryPolicy(20.0, clock=clock, sleep=clock.sleep).service("engine")
+    finish = asyncio.Event()
+
+    async def earlier() -> str:
+        await finish.wait()
+        return "answer"
+
+    async def limited() -> str:
+        raise RateLimited("daily limit", retry_after_s=9000.0)
+
+    first = asyncio.create_task(service.call(earlier))
+    await _yield_often()
+    clock.now += 1.0
+    second = asyncio.create_task(service.call(limited))
+    await clock.passes(5.0)
+    assert not second.done()
+    finish.set()
+    assert await first == "answer"
+    assert service.trouble == "daily limit"  # nothing is sent until the pause ends
+    with pytest.raises(ServiceGone, match="daily limit"):
+        await second
+    assert clock.now < 100
+
+
 async def test_without_a_pause_of_the_service_the_pauses_double() -> None:
     clock = Clock()
     service = RetryPolicy(300.0, clock=clock, sleep=clock.sleep).service("engine")

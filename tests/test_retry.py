@@ -138,7 +138,9 @@ async def test_answers_from_before_an_outage_do_not_count_against_the_requests_i
     assert attempts > 2 * ATTEMPTS
 
 
-async def test_a_request_that_alone_is_broken_off_after_longer_than_the_wait_is_sent_again(clock: Clock) -> None:
+async def test_a_request_that_alone_is_broken_off_after_longer_than_the_wait_is_sent_again(
+    clock: Clock,
+) -> None:
     policy, server, attempts = _policy(clock, 300.0), Server(clock), 0
     await policy.call(server.request)
 

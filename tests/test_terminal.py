@@ -129,6 +129,14 @@ def test_a_table_loses_no_column_and_no_cell(width: int) -> None:
     assert shown.count("x") == 80
 
 
+def test_a_column_that_names_its_width_has_it() -> None:
+    console, stream = _console(40)
+    table = Table.grid(Column(width=12), Column())
+    table.add_row("a", "b")
+    console.print(table)
+    assert stream.getvalue().rstrip() == "a" + " " * 11 + "b"
+
+
 @pytest.mark.parametrize("width", [40, 80, 100, 160])
 def test_every_column_of_the_sources_is_shown(width: int) -> None:
     ran = rstar2("data", "list", env={"COLUMNS": str(width)})

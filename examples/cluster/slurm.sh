@@ -2,7 +2,7 @@
 # A Slurm job that carries a run to its end. It starts a Ray cluster over the job's nodes and a judge on the first node,
 # runs the given command, and starts it again until it is done. Submit it with submit.sh, once:
 #
-#   examples/cluster/submit.sh --nodes 8 -- rstar2 sft --model Qwen3-14B-Base --data sft.parquet \
+#   examples/cluster/submit.sh --nodes 8 -- rstar2 sft --model Qwen/Qwen3-14B-Base --data sft.parquet \
 #       --profile 64xh100 --run runs/sft
 #   examples/cluster/submit.sh --nodes 8 -- rstar2 train --stage 1..3 --model runs/sft --data data/rl \
 #       --profile 64xh100 --run runs/rl

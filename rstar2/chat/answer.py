@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar2.chat.conversation import Conversation
-from rstar2.chat.line_editor import ending_calls, keys_unseen
+from rstar2.chat.keys import keys_unseen
+from rstar2.chat.line_editor import ending_calls
 from rstar2.chat.model import OpenModel
 from rstar2.chat.screen import Screen
 from rstar2.chat.transcript import Transcript

@@ -11,9 +11,10 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from rstar2.chat.latex import BOX_END, BOX_START
-from rstar2.terminal import harmless
+from rstar2.terminal import encodable, harmless
 
 _WORDS = re.compile(r"\n|[^\S\n]+|\S+")
+_MARKS = re.compile(f"([{BOX_START}{BOX_END}])")
 _HEAD, _TAIL = 24, 12
 """Lines of a long result that are shown, at its beginning and its end."""
 
@@ -52,7 +53,9 @@ class WrappedText:
             self._print(text)
             self._column = 0 if text.endswith("\n") else 1
             return
-        for part in _WORDS.findall(harmless(text)):
+        parts = _MARKS.split(harmless(text))
+        shown = "".join(each if _MARKS.match(each) else encodable(each, self._out.encoding) for each in parts)
+        for part in _WORDS.findall(shown):
             self._add(part)
 
     def flush(self) -> None:
@@ -93,7 +96,7 @@ class WrappedText:
 
     def _print(self, text: str) -> None:
         """Write text as it is; what was boxed is emphasized."""
-        for part in re.split(f"([{BOX_START}{BOX_END}])", text):
+        for part in _MARKS.split(text):
             if part in (BOX_START, BOX_END):
                 self._boxed = part == BOX_START
             elif part:
@@ -106,6 +109,7 @@ class CodeFrame:
 
     def __init__(self, out: Console, title: str, language: str = "python") -> None:
         self._out = out
+        title = encodable(title, out.encoding)
         self._language = language
         self._code = ""
         self._lines = 0
@@ -134,7 +138,9 @@ class CodeFrame:
 
     def _write(self, until: int) -> None:
         # All of it is highlighted again: what a line means depends on those before it.
-        shown = Syntax("", self._language, background_color="default").highlight(harmless(self._code))
+        shown = Syntax("", self._language, background_color="default").highlight(
+            encodable(harmless(self._code), self._out.encoding)
+        )
         lines = shown.split("\n", allow_blank=True)
         left, right = Text("│ ", Style.parse("cyan")), Text(" │", Style.parse("cyan"))
         for line in lines[self._lines : until]:

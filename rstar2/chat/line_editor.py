@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-import termios
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
@@ -20,6 +19,7 @@ from prompt_toolkit.output import create_output
 
 from rstar2.files import private_file
 from rstar2.supervision.state import state_folder
+from rstar2.terminal import encodable
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 """Signals at which a chat ends in order."""
@@ -70,15 +70,18 @@ class LineEditor:
     """
 
     def __init__(self, choices: Mapping[str, tuple[str, ...] | None], colored: bool) -> None:
-        self._prompt: AnyFormattedText = [("bold fg:ansicyan" if colored else "", "› ")]
+        stream = sys.stdout if sys.stdout.isatty() else sys.stderr
+        # The library writes `?` for what an encoding lacks.
+        mark, more = (encodable(each, stream.encoding) for each in ("› ", "… "))
+        self._prompt: AnyFormattedText = [("bold fg:ansicyan" if colored else "", mark)]
         self._session: PromptSession[str] = PromptSession(
             history=_history(),
             completer=CommandCompleter(choices),
             complete_while_typing=Condition(self._types_a_command),
             key_bindings=_keys(),
             multiline=True,
-            prompt_continuation="… ",
-            output=create_output(stdout=sys.stdout if sys.stdout.isatty() else sys.stderr),
+            prompt_continuation=more,
+            output=create_output(stdout=stream),
         )
 
     async def read(self, default: str = "") -> str:
@@ -141,21 +144,3 @@ def ending_calls(end: Callable[[int], None]) -> Iterator[None]:
         for number, done in before.items():
             loop.remove_signal_handler(number)
             signal.signal(number, done)
-
-
-@contextmanager
-def keys_unseen() -> Iterator[None]:
-    """The terminal shows no key that is pressed within the block; they are read by the next prompt."""
-    if sys.stdin is None or not sys.stdin.isatty():
-        yield
-        return
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
-    silent = list(before)
-    silent[3] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(terminal, termios.TCSADRAIN, silent)
-    try:
-        yield
-    finally:
-        with suppress(termios.error):  # the terminal was closed
-            termios.tcsetattr(terminal, termios.TCSADRAIN, before)

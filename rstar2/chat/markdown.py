@@ -15,7 +15,7 @@ from rich.segment import Segment, Segments
 
 from rstar2.chat.latex import FORMULA_END, FORMULA_START, FormulaStream
 from rstar2.chat.layout import CodeFrame, WrappedText
-from rstar2.terminal import harmless
+from rstar2.terminal import encodable, harmless
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*\n")
 _MAYBE_FENCE = re.compile(r" {0,3}(`{0,2}|~{0,2}|`{3,}[^`\n]*|~{3,}[^\n]*)")
@@ -34,6 +34,7 @@ _SPAN = re.compile(
 )
 _OPENS = re.compile(rf"[`*{FORMULA_START}]")
 _STYLES = {"formula": "", "code": "cyan", "bold": "bold", "italic": "italic"}
+_IN_A_CELL = re.compile(rf"{FORMULA_START}[^{FORMULA_END}]*{FORMULA_END}|(?P<ticks>`+)[^`\n]+(?P=ticks)(?!`)")
 _LONGEST_SPAN = 400
 """Characters of a span that is waited for; a mark without an end in so many characters is shown as it is."""
 _DELIMITERS = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?")
@@ -190,7 +191,7 @@ class _Lines:
         if lead:
             self._text.write(lead)
             self._text.flush()
-            self._text.hanging = len(lead.expandtabs(4))
+            self._text.hanging = len(encodable(lead.expandtabs(4), self._out.encoding))
         self._style = style
 
     def _inline(self, at_end: bool) -> bool:
@@ -228,14 +229,22 @@ class _Lines:
         if not lines:
             return
         self._text.margin()
-        plain = [line.replace(FORMULA_START, "").replace(FORMULA_END, "") for line in lines]
+        plain = [_one_cell(line).replace(FORMULA_START, "").replace(FORMULA_END, "") for line in lines]
         if len(plain) > 1 and _DELIMITERS.fullmatch(plain[1].strip()):
             # Neither tags, which would be left out, nor stars within a word, which would be taken for marks.
-            safe = [re.sub(r"<|(?<=\w)\*(?=\w)", r"\\\g<0>", harmless(line)) for line in plain]
+            safe = [
+                re.sub(r"<|(?<=\w)\*(?=\w)", r"\\\g<0>", encodable(harmless(line), self._out.encoding))
+                for line in plain
+            ]
             drawn = self._out.render_lines(Markdown("\n".join(safe)), pad=False)
             # The library puts an empty line before and after, where the text has its own.
             for line in (line for line in drawn if any(part.text.strip() for part in line)):
                 self._out.print(Segments([*line, Segment.line()]), end="")
         else:
-            for row in plain:
-                self._text.write(row + "\n")
+            for line in lines:
+                self._text.write(line.replace(FORMULA_START, "").replace(FORMULA_END, "") + "\n")
+
+
+def _one_cell(row: str) -> str:
+    """A row of a table in which a `|` of a formula or of code, as in `|x|`, ends no cell."""
+    return _IN_A_CELL.sub(lambda part: re.sub(r"(?<!\\)\|", r"\|", part[0]), row)

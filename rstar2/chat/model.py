@@ -131,6 +131,9 @@ async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
         endpoint.engine.when_left_out(
             lambda field, words: notice(f"{field} is left to the server's default: {words}")
         )
+        endpoint.engine.when_capped(
+            lambda most, words: notice(f"the server gives a reply at most {most:,} tokens: {words}")
+        )
         engine = ContinuingEngine(endpoint.engine, (), notice, retries)
         checkpoint = f"{endpoint.served.model} at {choice.url}, over its chat API"
         return OpenModel(engine, endpoint.codec, checkpoint, INEXACT)

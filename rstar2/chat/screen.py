@@ -20,7 +20,7 @@ from rstar2.loop.trace import ToolCall, Trace
 from rstar2.loop.turns import tags
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.loop.turns.stream import Kind, Piece
-from rstar2.terminal import harmless
+from rstar2.terminal import encodable, harmless
 
 Thoughts = Literal["on", "off", "fold"]
 """on: thought is shown dimmed. fold: that there is one, and how long it is. off: not at all."""
@@ -66,7 +66,7 @@ class Screen:
         self._end_turn()
         style = "red" if call.failed else "green"
         title = f"{call.status}, {call.wall_s:.2f} s"
-        self._box(title, call.output, Text(harmless(folded(call.output))), style)
+        self._box(title, call.output, Text(self._readable(folded(call.output))), style)
 
     def notice(self, text: str) -> None:
         """A line about what happens, such as that the judge does not answer."""
@@ -156,16 +156,19 @@ class Screen:
         call = None if piece.call is None else checked_call(piece.call, self._format)
         if not isinstance(call, tuple):
             written = tags.without_tags(piece.content).strip()
-            self._box("not a call", written, Text(harmless(written)), "red")
+            self._box("not a call", written, Text(self._readable(written)), "red")
         elif not was_framed:
             name, arguments = call
             code = arguments.get("code")
             shown = code if isinstance(code, str) else json.dumps(arguments, indent=2, ensure_ascii=False)
             language = "python" if isinstance(code, str) else "json"
-            highlighted = Syntax(harmless(shown), language, background_color="default", word_wrap=True)
+            highlighted = Syntax(self._readable(shown), language, background_color="default", word_wrap=True)
             self._box(name, shown, highlighted, "cyan")
         elif given := call[1].get("input"):
-            self._box("standard input", given, Text(harmless(folded(given))), "cyan")
+            self._box("standard input", given, Text(self._readable(folded(given))), "cyan")
+
+    def _readable(self, text: str) -> str:
+        return encodable(harmless(text), self._out.encoding)
 
     def _box(self, title: str, plain: str, shown: Text | Syntax, style: str) -> None:
         self._text.margin()

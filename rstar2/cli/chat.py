@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -112,62 +112,62 @@ def command(
     commands; Ctrl-C stops an answer, Ctrl-D exits. Exit code 0 with an answer, 1 on failure, 2 for bad input, 130
     after Ctrl-C.
     """
-    import asyncio
+    from rstar2.chat.keys import keys_unseen
 
-    from rstar2.chat.judge import refuse_wrong_token
-    from rstar2.chat.model import ModelChoice
-    from rstar2.chat.server import started_engine
-    from rstar2.errors import UserError
-    from rstar2.loop.agent import Limits
-    from rstar2.loop.engine import Sampling
-    from rstar2.loop.turns.choose import FormatChoice
+    # What is typed during the imports and while the model loads is shown by the prompt, not by the terminal too.
+    with keys_unseen() if prompt is None else nullcontext():
+        import asyncio
 
-    if top_p <= 0:
-        raise UserError(
-            "--top-p must be above 0, not 0", "Give 1 to turn it off, or --temperature 0 for greedy answers."
+        from rstar2.chat.judge import refuse_wrong_token
+        from rstar2.chat.model import ModelChoice
+        from rstar2.chat.server import started_engine
+        from rstar2.errors import UserError
+        from rstar2.loop.agent import Limits
+        from rstar2.loop.engine import Sampling
+        from rstar2.loop.turns.choose import FormatChoice
+
+        if top_p <= 0:
+            raise UserError(
+                "--top-p must be above 0, not 0",
+                "Give 1 to turn it off, or --temperature 0 for greedy answers.",
+            )
+        choice = ModelChoice(
+            run, model, url, model_name, api, api_key, FormatChoice(format, force_format), engine, tool
         )
-    choice = ModelChoice(
-        run, model, url, model_name, api, api_key, FormatChoice(format, force_format), engine, tool
-    )
-    question = _given(prompt, as_json)
-    say = _Notices()
-    with asyncio.Runner() as runner, ExitStack() as stack:
-        if question is None:
-            from rstar2.chat.line_editor import keys_unseen
+        question = _given(prompt, as_json)
+        say = _Notices()
+        with asyncio.Runner() as runner, ExitStack() as stack:
+            if judge is not None:
+                # Before an engine is started, which takes minutes.
+                runner.run(refuse_wrong_token(judge, judge_token))
+            with progress() as show:
+                choice = stack.enter_context(started_engine(choice, say, show))
+            opened, judge_here = _open(runner, stack, choice, judge, judge_token, say)
+            conversation = _conversation(
+                opened,
+                judge_here,
+                say,
+                Limits(max_turns=max_turns, max_tokens=max_tokens),
+                Sampling(temperature=temperature, top_p=top_p, seed=seed),
+            )
+            stack.callback(lambda: runner.run(conversation.aclose()))
+            conversation.seconds, conversation.system = max_seconds, system
+            if not as_json:
+                err.print(f"model: {opened.checkpoint}", soft_wrap=True, markup=False)
+                if format is not None or tool is not None:
+                    err.print(f"format: {opened.codec.source}", soft_wrap=True, markup=False)
+            keeping = stack.enter_context(ExitStack())
+            kept = _transcript(runner, keeping, transcript, conversation, opened.checkpoint, say)
+            if question is not None:
+                _answer(runner, conversation, opened, question, as_json, kept, thoughts, say)
+                return
 
-            # What is typed while the model loads is shown by the prompt, not by the terminal too.
-            stack.enter_context(keys_unseen())
-        if judge is not None:
-            # Before an engine is started, which takes minutes.
-            runner.run(refuse_wrong_token(judge, judge_token))
-        with progress() as show:
-            choice = stack.enter_context(started_engine(choice, say, show))
-        opened, judge_here = _open(runner, stack, choice, judge, judge_token, say)
-        conversation = _conversation(
-            opened,
-            judge_here,
-            say,
-            Limits(max_turns=max_turns, max_tokens=max_tokens),
-            Sampling(temperature=temperature, top_p=top_p, seed=seed),
-        )
-        stack.callback(lambda: runner.run(conversation.aclose()))
-        conversation.seconds, conversation.system = max_seconds, system
-        if not as_json:
-            err.print(f"model: {opened.checkpoint}", soft_wrap=True, markup=False)
-            if format is not None or tool is not None:
-                err.print(f"format: {opened.codec.source}", soft_wrap=True, markup=False)
-        keeping = stack.enter_context(ExitStack())
-        kept = _transcript(runner, keeping, transcript, conversation, opened.checkpoint, say)
-        if question is not None:
-            _answer(runner, conversation, opened, question, as_json, kept, thoughts, say)
-            return
+            from rstar2.chat.repl import Repl
 
-        from rstar2.chat.repl import Repl
-
-        describe = (opened.checkpoint, judge_here.described)
-        repl = Repl(runner, keeping, conversation, (out, err), describe, thoughts, kept)
-        say.show = repl.notice
-        repl.run()
+            describe = (opened.checkpoint, judge_here.described)
+            repl = Repl(runner, keeping, conversation, (out, err), describe, thoughts, kept)
+            say.show = repl.notice
+            repl.run()
 
 
 @dataclass

@@ -465,7 +465,7 @@ app.command("agree", epilog=agree_verb.EPILOG)(agree_verb.command)
 def from_traces(
     run: Annotated[
         Path,
-        typer.Argument(help="An evaluation, an SFT or a training run, a folder in one, or a file of traces."),
+        typer.Argument(help="An evaluation or a training run, a folder in one, or a file of traces."),
     ],
     output: Annotated[Path, typer.Option(help="The folder to write; use the same one to resume.")],
     per_problem: Annotated[
@@ -489,17 +489,14 @@ def from_traces(
     """Make an SFT set of a run's correct, clean traces (rejection sampling), with a data card.
 
     A trace is taken if its answer is correct and in the format that RL rewards, it was not cut off, and no more calls
-    failed than allowed. Its rows keep the model's own token ids.
+    failed than allowed. Its rows keep the model's own token ids. Traces of held-out problems and of benchmarks are left
+    out, unless RUN is their own folder or file.
     """
     from rstar2.data.mixture.prepare import prepare
-    from rstar2.train.rejection import Selection, measured_benchmarks, plan_traces
+    from rstar2.train.rejection import Selection, plan_traces, traces_of
 
-    for name in measured_benchmarks(run):
-        err.print(
-            f"[yellow]these are traces of the benchmark {name}[/]: a model that learns from them cannot be measured on "
-            "it",
-            soft_wrap=True,
-        )
+    for warning in traces_of(run).warnings():
+        err.print(escape(warning), style="yellow", soft_wrap=True)
     plan = plan_traces(run, Selection(per_problem, failed_calls), model, against or (), change or ())
     with _Steps() as steps:
         card = prepare(plan, output, steps)

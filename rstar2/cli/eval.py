@@ -356,9 +356,10 @@ def compare(
 ) -> None:
     """Compare two runs, paired by problem: the difference with its interval, and the problems that flipped.
 
-    A line below the table says how large a difference has to be for such a comparison to find it. A problem flips when
-    one run gets it right in more than half of its samples and the other run does not. A benchmark's own scores, such as
-    BFCL's categories, are shown in a separate table.
+    If samples of a run are missing, a paragraph above the table says so. A line below the table says how large a
+    difference has to be for such a comparison to find it. A problem flips when one run gets it right in more than half
+    of its samples and the other run does not. A benchmark's own scores, such as BFCL's categories, are shown in a
+    separate table.
     """
     import json
 
@@ -367,6 +368,7 @@ def compare(
         comparison_tables,
         detectable_line,
         flips_table,
+        incomplete_lines,
         score_differences_table,
     )
 
@@ -375,6 +377,9 @@ def compare(
         out.print_json(json.dumps([each.as_json() for each in found]))
         return
     out.print(f"A {run_a}\nB {run_b}\n", markup=False, soft_wrap=True)
+    for each in found:
+        for line in incomplete_lines(each):
+            out.print(f"{line}\n", style="yellow", markup=False, highlight=False)
     for table in comparison_tables(found, out):
         out.print(table)
     out.print()

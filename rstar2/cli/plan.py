@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rstar2.train.estimate.work import Assumptions
     from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
     from rstar2.train.start_checks import SftPlan, TrainPlan
+    from rstar2.train.survey import Survey
 
 EPILOG = examples(
     ("the paper's three stages on its hardware", "rstar2 plan --model Qwen/Qwen3-14B --profile 64xmi300x"),
@@ -148,7 +149,7 @@ def show_run(
         _warn([*warnings, *estimate.warnings, *_disk_warnings(estimate.disk, run, may_keep_fewer=True)])
 
 
-def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str, Any]], run: Path) -> None:
+def show_sft(model: Path | str, recipe: SftRecipe, conversations: Survey, run: Path) -> None:
     """The plan of SFT, as its dry run begins with it, as of `show_run`."""
     from rstar2.train.estimate.memory import sft_memory
     from rstar2.train.estimate.report import sft_disk, sft_saving
@@ -158,7 +159,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str,
     if shape is None:
         _warn(shortage)
         return
-    expected, form = _encoded_conversations(model, recipe, conversations)
+    expected = conversations.lengths
     memory, disk = sft_memory(shape, recipe, expected), sft_disk(shape, recipe)
     checkpoint = sft_saving(shape, recipe, expected)
     table = _table(shape, recipe.hardware, ["SFT"])
@@ -176,7 +177,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, conversations: list[dict[str,
     table.add_row("checkpoint", _gib(disk.checkpoint))
     table.add_row("disk", _gib(disk.total))
     out.print(table)
-    _warn([*form, *shortage, *_sft_warnings(shape, recipe, expected, run)])
+    _warn([*conversations.form, *shortage, *_sft_warnings(shape, recipe, expected, run)])
 
 
 def warn_before_sft(plan: SftPlan, run: Path) -> None:
@@ -195,28 +196,6 @@ def _sft_warnings(shape: ModelShape, recipe: SftRecipe, lengths: list[int], run:
     memory, checkpoint = sft_memory(shape, recipe, lengths), sft_saving(shape, recipe, lengths)
     yield from sft_warnings(recipe, shape, memory, checkpoint)
     yield from _disk_warnings(sft_disk(shape, recipe).total, run, may_keep_fewer=False)
-
-
-def _encoded_conversations(
-    model: Path | str, recipe: SftRecipe, conversations: list[dict[str, Any]]
-) -> tuple[list[int], list[str]]:
-    """The lengths of some of the conversations, and what all would teach against their texts or the reward.
-
-    Both are empty if the model's tokenizer is not on this machine.
-    """
-    from rstar2.errors import UserError
-    from rstar2.train.start_checks import conversation_lengths, form_warnings
-
-    try:
-        with err.status("sampling the conversations"):
-            folder = Path(model)
-            return (
-                conversation_lengths(recipe, folder, conversations),
-                form_warnings(recipe, folder, conversations),
-            )
-    except UserError as error:
-        err.print(f"conversation lengths unknown: {error.message}", soft_wrap=True, markup=False)
-        return [], []
 
 
 def warn_before_start(plan: TrainPlan, run: Path) -> None:

@@ -33,10 +33,12 @@ from rstar2.cli.training import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rstar2.train.start_checks import SftPlan
+    from rstar2.train.recipe import SftRecipe
+    from rstar2.train.split import Split
+    from rstar2.train.survey import Survey
 
 EPILOG = examples(
-    ("the paper's stage 0", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --run runs/sft"),
+    ("the paper's stage 0", "rstar2 sft --model Qwen/Qwen3-14B-Base --data data/sft --run runs/sft"),
     (
         "on a laptop, for a tiny model",
         "rstar2 sft --model runs/demo/base --data data/sft --profile laptop "
@@ -44,10 +46,10 @@ EPILOG = examples(
     ),
     (
         "measure it on problems every 200 steps, and return the step that solves most of them",
-        "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --run runs/sft "
+        "rstar2 sft --model Qwen/Qwen3-14B-Base --data data/sft --run runs/sft "
         "--set held_out.data=data/rl-held-out --set held_out.every=200",
     ),
-    ("print what would run", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --dry-run"),
+    ("print what would run", "rstar2 sft --model Qwen/Qwen3-14B-Base --data data/sft --dry-run"),
 )
 
 
@@ -96,9 +98,13 @@ def command(
     check_verl_keys("sft_trainer_engine", [own_overrides(resolved.verl)])
     if dry_run:
         from rstar2.cli.plan import show_sft
-        from rstar2.train.start_checks import check_conversations
+        from rstar2.train.survey import survey
 
-        show_sft(here, resolved, check_conversations(resolved, data), run)
+        with err.status("looking at the conversations"):
+            conversations = survey(resolved, Path(here), data)
+        show_sft(here, resolved, conversations, run)
+        for line in survey_lines(conversations, resolved):
+            out.print(line, markup=False, soft_wrap=True)
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print_json(resolved.model_dump_json())
         typer.echo(
@@ -135,7 +141,7 @@ def command(
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan
 
-    for line in split_lines(plan):
+    for line in split_lines(plan.split, plan.recipe):
         out.print(line, markup=False, soft_wrap=True)
     warn_before_sft(plan, run)
     with open_run(run, "sft", plan.config(), plan.compared) as opened:
@@ -149,12 +155,40 @@ def command(
     out.print(f"next     [cyan]{escape(next_line)}[/]", soft_wrap=True)
 
 
-def split_lines(plan: SftPlan) -> Iterator[str]:
+def survey_lines(found: Survey, recipe: SftRecipe) -> Iterator[str]:
+    """What would become of the conversations, as of `split_lines`; an estimate says that it is one."""
+    if found.split is not None:
+        yield from split_lines(found.split, recipe)
+    elif (estimate := found.estimate) is not None:
+        if estimate.too_long:
+            yield f"about {too_long_line(estimate.too_long, recipe)}"
+        ends = f"; the loss is measured on about {counted(estimate.held_out, 'other')}, held out"
+        if recipe.validation.data:
+            ends = f"; the loss is measured on conversations of {recipe.validation.data}"
+        elif not estimate.held_out:
+            ends = ""
+        yield f"about {counted(estimate.train, 'conversation')} to train on{ends}"
+        yield (
+            f"these are estimates from {estimate.sampled:,} of {counted(estimate.conversations, 'conversation')}: "
+            "SFT encodes all of them when it starts"
+        )
+    else:
+        yield (
+            f"{counted(found.conversations, 'conversation')}; how many are too long or held out is unknown: "
+            f"{found.unknown}"
+        )
+
+
+def too_long_line(count: int, recipe: SftRecipe) -> str:
+    """How many conversations have too many tokens, and what becomes of them."""
+    done = "left out" if recipe.too_long == "drop" else "cut"
+    return f"{counted(count, 'conversation')} with more than {recipe.max_tokens} tokens: {done}"
+
+
+def split_lines(found: Split, recipe: SftRecipe) -> Iterator[str]:
     """What becomes of the conversations: how many are left out and why, how many are trained on and measured."""
-    found, recipe = plan.split, plan.recipe
     if found.too_long:
-        done = "left out" if recipe.too_long == "drop" else "cut"
-        yield f"{counted(found.too_long, 'conversation')} with more than {recipe.max_tokens} tokens: {done}"
+        yield too_long_line(found.too_long, recipe)
     if found.cut_to_nothing:
         yield f"{counted(found.cut_to_nothing, 'conversation')} left out: the cut comes before the first answer"
     if found.repeated:

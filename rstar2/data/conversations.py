@@ -91,7 +91,8 @@ KEPT_TOOLS = 4096
 class Tools:
     """The tools of a conversation, from `{name, description, parameters}` or the form of OpenAI's API.
 
-    Refused where one is neither.
+    Raises:
+        Refused: a tool is in neither form.
     """
 
     def __init__(self, schemas: Iterable[Any] = ()) -> None:
@@ -106,7 +107,7 @@ class Tools:
         return tuple(self._parameters)
 
     def check(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Refused where there is no such tool, its parameters are no JSON Schema, or the arguments do not fit them."""
+        """Raise Refused if there is no such tool, its parameters are no JSON Schema, or the arguments do not fit."""
         if name not in self._validators:
             self._validators[name] = self._validator(name)
         try:
@@ -186,16 +187,17 @@ def _subschema(value: Any) -> Any:
 
 
 def _type(name: Any) -> str | None:
-    """The JSON type that a source's word means; None where it means any."""
+    """The JSON type that a source's word means; None if it means any."""
     word = str(name).lower()
     word = _TYPES.get(word, word)
     return word if word in _JSON_TYPES else None
 
 
 def call(name: Any, arguments: Any) -> dict[str, Any]:
-    """A call of a tool; `arguments` is an object or its JSON text. Refused where it is neither.
+    """Returns a call of a tool. `conversation_row` writes the arguments as text, once it has checked them.
 
-    `conversation_row` writes the arguments as text, once it has checked them.
+    Raises:
+        Refused: `arguments` is neither an object nor its JSON text, or the name is not text.
     """
     if isinstance(arguments, str):
         try:
@@ -208,7 +210,7 @@ def call(name: Any, arguments: Any) -> dict[str, Any]:
 
 
 def said(role: str, content: Any) -> Message:
-    """A message of the system, the user or the assistant; Refused where it is not text or is empty."""
+    """Returns a message of the system, the user or the assistant. Raises Refused if it is not text or is empty."""
     if not isinstance(content, str) or not content.strip():
         fault = "empty" if isinstance(content, str) else "not text"
         raise Refused("malformed", f"a message of the {role} is {fault}")
@@ -277,7 +279,11 @@ def refuse_unread_tools(system: str, rest: str) -> None:
 
 
 def called(calls: list[dict[str, Any]], content: Any = None) -> Message:
-    """A message of the assistant that calls tools, perhaps after a text; Refused where that is not text."""
+    """Returns a message of the assistant that calls tools, perhaps after a text.
+
+    Raises:
+        Refused: that text is not text.
+    """
     if content is None:
         content = ""
     if not isinstance(content, str):
@@ -290,7 +296,7 @@ def called(calls: list[dict[str, Any]], content: Any = None) -> Message:
 
 
 def replied(content: Any) -> Message:
-    """A tool's reply: text, or a value that becomes JSON; Refused where there is none."""
+    """Returns a tool's reply: text, or a value that becomes JSON. Raises Refused if there is none."""
     if content is None:
         raise Refused("malformed", "a tool's reply is null")
     text = content if isinstance(content, str) else strict_json(content, "a tool's reply")
@@ -298,12 +304,15 @@ def replied(content: Any) -> Message:
 
 
 def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
-    """The columns of a conversation that its source decides.
+    """Returns the columns of a conversation that its source decides.
 
     A call may have an `id`, and a reply the `tool_call_id` that it answers; replies without are in the order of the
     calls, and all are put into it. What follows the assistant's last message is left out, since nothing is learnt from
-    it. Refused where no assistant's message is left, the first one is the assistant's, a call fits no tool, or calls
-    and replies do not correspond.
+    it.
+
+    Raises:
+        Refused: no message of the assistant is left, the first one is the assistant's, a call fits no tool, or calls
+            and replies do not correspond.
     """
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()

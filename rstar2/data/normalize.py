@@ -113,12 +113,12 @@ _REPLACED = {
     "\\{": "lbrace",
     "\\}": "rbrace",
 }
-"""What takes the place of commands."""
+"""Replacements, each with the commands that it replaces."""
 _COMMANDS = {other: f"\\{name} " for name, others in _NAMES.items() for other in others.split()} | {
     name: f" {sign} " for sign, names in _REPLACED.items() for name in names.split()
 }
 _ESCAPED = {**dict.fromkeys("()[],;:> $\\", " "), "!": "", "%": "%", "#": "#", "&": "&", "|": "||"}
-"""What takes the place of commands of one sign."""
+"""The replacement of each command of one sign."""
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)(?:\s(?=\s*[^\s{]))?|([^A-Za-z]))")
 _OFTEN = "sqrt|text|pi|log|sin|cos|tan|circ|overline|angle|triangle|begin|sum|theta|alpha|mathrm|over"
 _DOUBLED = re.compile(

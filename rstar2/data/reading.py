@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from codecs import BOM_UTF8
+import re
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,11 +32,14 @@ from rstar2.data.workers import ahead, mapped
 from rstar2.errors import UserError
 
 PIECE_BYTES = 1 << 21
-"""Of JSON lines in one piece."""
+"""Size of a piece of JSON lines."""
 PIECE_ROWS = 2048
-"""Of a table in one piece."""
+"""Rows in a piece of a table."""
 EXAMPLES = 3
 """Refused rows of each reason that are kept to be shown."""
+
+_SEPARATOR = re.compile(r"[ \t\n\r]*([\[,\]])[ \t\n\r]*")
+"""What stands before, between and after the elements of a list in JSON."""
 
 OnRows = Callable[[int], None]
 """Called with how many rows more were read."""
@@ -51,11 +55,11 @@ class Origin:
     files: tuple[Path, ...] = ()
 
     def size(self) -> int:
-        """Of the files, in bytes; a UserError where one cannot be read."""
+        """Returns the size of the files in bytes. Raises UserError if one cannot be read."""
         return sum(map(_size, self.files))
 
     def identity(self) -> list[dict[str, Any]]:
-        """What is read, with SHA-256 of each file; a UserError where a file cannot be read."""
+        """Returns what is read, with SHA-256 of each file. Raises UserError if a file cannot be read."""
         if not self.files:
             return [{"hub": str(part)} for part in self.source.hub]
         return [{"file": file.name, "bytes": _size(file), "sha256": sha256(file)} for file in self.files]
@@ -122,7 +126,7 @@ class _Converted:
 
 
 def sha256(path: Path) -> str:
-    """A file's SHA-256; a UserError where it cannot be read."""
+    """Returns a file's SHA-256. Raises UserError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -138,11 +142,12 @@ def _size(path: Path) -> int:
 
 
 def read_source(origin: Origin, part: Path, refused: TextIO, on_rows: OnRows) -> ReadCounts:
-    """Write a source's candidates to the file `part`, a record batch per piece. → what was read and refused.
+    """Write a source's candidates to the file `part`, a record batch per piece. Returns what was read and refused.
 
     Rows that are refused go to `refused`, as JSON lines of `place`, `reason` and `detail`.
 
-    UserError where a file cannot be read, lacks a column, has no rows or repeats an id, or the hub does not answer.
+    Raises:
+        UserError: a file cannot be read, lacks a column, has no rows or repeats an id, or the hub does not answer.
     """
     counts = ReadCounts()
     convert = _Convert(origin.name, origin.source)
@@ -163,7 +168,7 @@ def read_source(origin: Origin, part: Path, refused: TextIO, on_rows: OnRows) ->
 
 
 def _refuse_repeated_ids(origin: Origin, part: Path) -> None:
-    """A UserError where two candidates have the same id: results are told apart by it."""
+    """Raise UserError if two candidates have the same id, because results are told apart by it."""
     rows = Candidates(origin.source.kind, [(origin.name, part)])
     live = rows.live_numbers()
     keys = np.empty(len(live), dtype=np.int64)
@@ -224,7 +229,11 @@ def hub_demand(origin: Origin) -> Demand:
 
 
 def columns_of(file: Path) -> list[str]:
-    """The columns of a parquet file, or the keys of the first row of JSON; a UserError if it is neither."""
+    """Returns the columns of a parquet file, or the keys of the first row of JSON.
+
+    Raises:
+        UserError: the file is neither, or cannot be read.
+    """
     try:
         if file.suffix == ".parquet":
             return list(pq.read_schema(file).names)
@@ -298,11 +307,16 @@ def _from_json(name: str, source: Source, place: _Place) -> _Contents:
 
 
 def _listed_rows(file: Path) -> list[Any] | None:
-    """The JSON texts of a file's list, as bytes or `msgspec.Raw`; None if the file does not begin with a list."""
+    """Returns the JSON texts of a file's list, as bytes or `msgspec.Raw`; None if it does not begin with a list.
+
+    Raises:
+        UserError: the file cannot be read, or is not JSON in UTF-8.
+    """
     try:
         content = file.read_bytes().removeprefix(BOM_UTF8)
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}", "Check the path.") from error
+    _check_utf8(file, content)
     if content.lstrip()[:1] != b"[":
         return None
     try:
@@ -310,11 +324,42 @@ def _listed_rows(file: Path) -> list[Any] | None:
     except msgspec.DecodeError:
         pass
     try:
-        return [json.dumps(row).encode() for row in parsed(content)]
+        return list(_texts_in_list(content.decode()))
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{file} is not JSON: {error}", "It must be one list of objects. Check that the file is complete."
         ) from error
+
+
+def _texts_in_list(text: str) -> Iterator[bytes]:
+    """The JSON text of each element of a list that only the standard library reads, as with NaN in a row.
+
+    The elements themselves are left as they are, so that the quick decoder reads all but those it cannot.
+
+    Raises:
+        ValueError: the text is not a list in JSON.
+    """
+    decoder = json.JSONDecoder(strict=False)
+    end, allowed = 0, "["
+    while (separator := _SEPARATOR.match(text, end)) and separator[1] in allowed:
+        if separator[1] == "]":
+            if separator.end() < len(text):
+                raise json.JSONDecodeError("Extra data", text, separator.end())
+            return
+        start = separator.end()
+        _, end = decoder.raw_decode(text, start)
+        yield text[start:end].encode()
+        allowed = ",]"
+    raise json.JSONDecodeError("Expecting ',' delimiter", text, end)
+
+
+def _check_utf8(place: object, start: bytes) -> None:
+    """Raise UserError if JSON begins as UTF-16 or UTF-32 does."""
+    if start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in start[:4]:
+        raise UserError(
+            f"{place} is UTF-16 or UTF-32, not UTF-8",
+            "Convert it, for example with: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE",
+        )
 
 
 def _from_lines(name: str, source: Source, place: _Place, file: Path) -> _Contents:
@@ -334,13 +379,14 @@ def _from_lines(name: str, source: Source, place: _Place, file: Path) -> _Conten
 
 
 def _first_row(place: _Place, lines: bytes) -> Row:
+    _check_utf8(place, lines)
     numbered = ((number, line) for number, line in enumerate(lines.split(b"\n"), 1) if line.strip())
     number, line = next(numbered, (0, b""))
     return _object(place, "line", number, line) if number else {}
 
 
 def _object(place: object, unit: str, number: int, text: bytes) -> dict[str, Any]:
-    """The JSON object of a row or line; a UserError if it is none."""
+    """Returns the JSON object of a row or line. Raises UserError if it is none."""
     try:
         value = parsed(text)
     except (ValueError, RecursionError) as error:
@@ -354,7 +400,7 @@ def _object(place: object, unit: str, number: int, text: bytes) -> dict[str, Any
 
 
 def _columns(name: str, source: Source, place: str, found: list[str]) -> list[str]:
-    """The columns to read of those found; a UserError names what is missing."""
+    """Returns which of a file's columns to read. Raises UserError, which names what is missing."""
     for form in source.columns:
         if set(form) <= set(found):
             return [column for column in found if column in form or column in source.more]

@@ -10,7 +10,7 @@ A row holds no words of a prompt, no rollouts and no token ids: a stage adds tho
 | `licence` | as its source states it |
 
 A problem has `problem`, `answer` (a whole number is written plainly) and `pass_rate`, the share of a strong model's
-tries that gave this answer where the source knows it. A conversation has `messages` as OpenAI's API writes them, with
+tries that gave this answer, if the source knows it. A conversation has `messages` as OpenAI's API writes them, with
 `tool_calls` and `tool_call_id`; `tools`, the JSON text of the list of the tools' schemas; and `answer_form`: whether
 SFT teaches it in the form that RL rewards, see `rstar2.data.taught`. Conversations that a model wrote have `TOKENS`
 too; their turns are texts as the model wrote them, calls included.
@@ -112,7 +112,7 @@ class Refused(Exception):
 
 
 def parsed(text: str | bytes) -> Any:
-    """The value of JSON, line breaks within texts allowed; a ValueError where it is none.
+    """Returns the value of JSON, in which texts may have line breaks. Raises ValueError if it is not JSON.
 
     What msgspec, the quicker reader, does not take, such as NaN or half a surrogate pair, the standard library decides.
     """
@@ -123,7 +123,11 @@ def parsed(text: str | bytes) -> Any:
 
 
 def strict_json(value: Any, name: str) -> str:
-    """JSON text of a value; Refused where it holds NaN, an infinity or half a surrogate pair, which JSON lacks."""
+    """Returns the JSON text of a value.
+
+    Raises:
+        Refused: the value holds NaN, an infinity or half a surrogate pair, which JSON lacks.
+    """
     try:
         text = _strict(value)
     except ValueError as error:
@@ -132,7 +136,11 @@ def strict_json(value: Any, name: str) -> str:
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:
-    """A column's text, or the text of its number; Refused where it is null, empty, not text or not Unicode."""
+    """Returns a column's text, or the text of its number.
+
+    Raises:
+        Refused: the column is null, empty, neither text nor a number, or not Unicode.
+    """
     value = row.get(column)
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(int(value) if isinstance(value, float) and value.is_integer() else value)
@@ -146,7 +154,11 @@ def text_of(row: Mapping[str, Any], column: str) -> str:
 
 
 def unicode_text(value: str, name: str) -> str:
-    """The text itself; Refused where it holds half a surrogate pair, which no file can."""
+    """Returns the text itself.
+
+    Raises:
+        Refused: the text holds half a surrogate pair, which no file can.
+    """
     if not value.isascii():
         try:
             value.encode()
@@ -156,7 +168,11 @@ def unicode_text(value: str, name: str) -> str:
 
 
 def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
-    """A column's list; Refused where it is null, empty or no list."""
+    """Returns a column's list.
+
+    Raises:
+        Refused: the column is null, empty or no list.
+    """
     value = row.get(column)
     if not isinstance(value, list) or not value:
         what = "null" if value is None else "empty" if value == [] else f"{type(value).__name__}, not a list"
@@ -165,9 +181,10 @@ def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
 
 
 def problem_row(text: str, answer: str, pass_rate: float | None = None) -> dict[str, Any]:
-    """The columns of a problem that its source decides; Refused where the text has no words or the rate is no share.
+    """Returns the columns of a problem that its source decides. A rate that is NaN was not measured.
 
-    A rate that is NaN was not measured.
+    Raises:
+        Refused: the text has no words, or the rate is no share.
     """
     if not _WORD.search(text):
         raise Refused("malformed", "the problem has no words")

@@ -64,7 +64,7 @@ async def open_chat_api(
 
 
 @dataclass
-class _Turn:
+class _TurnText:
     """Turns the pieces of a streamed message into the text of a turn: thought, words and calls, in our tags."""
 
     give: Callable[[str], None]
@@ -178,7 +178,7 @@ class ChatEngine(VLLMEngine):
             if ids and on_tokens is not None:
                 on_tokens(ids)
 
-        turn = _Turn(give)
+        turn = _TurnText(give)
         completed = await self._server.complete("chat/completions", body, room, turn.add, stream=True)
         turn.end()
         if completed.finish == "length":
@@ -203,7 +203,7 @@ class ChatEngine(VLLMEngine):
                 return count + len(prompt_ids) - end
         return len(prompt_ids) + len(plain_ids(json.dumps(self._tools)))
 
-    def _count(self, ids: Sequence[int], usage: Usage, turn: _Turn) -> None:
+    def _count(self, ids: Sequence[int], usage: Usage, turn: _TurnText) -> None:
         """Remember a conversation's tokens as the server counts them, less the last thought, which is never sent."""
         if not usage.prompt_tokens:
             return

@@ -75,6 +75,20 @@ def _arguments(value: Any) -> Any:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def _function_call_as_tool(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose one call stands in `function_call`, as in OpenAI's API before there were tools."""
+    if message.get("function_call") and not message.get("tool_calls"):
+        return {**message, "tool_calls": [{"function": message["function_call"]}]}
+    return message
+
+
+def _reason(value: Any) -> Any:
+    """A finish reason, which may be an object with the reason as its type, as in SGLang's own API."""
+    if isinstance(value, dict):
+        value = value.get("type")
+    return "" if value is None else value
+
+
 def _none_is(default: Any) -> BeforeValidator:
     return BeforeValidator(lambda value: default if value is None else value)
 
@@ -112,8 +126,11 @@ class MessagePart(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_thought(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(parts := value.get("content"), list):
+    def _with_thought_and_call(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        value = _function_call_as_tool(value)
+        if isinstance(parts := value.get("content"), list):
             return {**value, "content_thought": "".join(_part(part, "thought") for part in parts)}
         return value
 
@@ -139,14 +156,21 @@ class Choice(BaseModel):
     index: Number = 0
     delta: Annotated[MessagePart, _none_is({})] = MessagePart()
     message: Annotated[MessagePart, _none_is({})] = MessagePart()
-    finish_reason: Annotated[str, _none_is("")] = ""
+    finish_reason: Annotated[str, BeforeValidator(_reason)] = ""
+    text: Text = ""
+    """The text of a completion without messages."""
     token_ids: Annotated[list[int], _none_is([])] = []
     logprobs: Annotated[LogProbs, _none_is({})] = LogProbs()
 
     @property
     def part(self) -> MessagePart:
-        """What it says: a piece in a stream, else the whole message."""
-        return self.message if self.delta.empty else self.delta
+        """What it says: a piece in a stream, else the whole message, else the text."""
+        part = self.message if self.delta.empty else self.delta
+        return MessagePart(content=self.text) if part.empty and self.text else part
+
+    @property
+    def says_something(self) -> bool:
+        return bool(self.token_ids) or not self.part.empty
 
     @property
     def finish(self) -> Finish | None:
@@ -182,7 +206,7 @@ class Completion(BaseModel):
     """A completion, or one event of a stream."""
 
     choices: Annotated[list[Choice], _none_is([])] = []
-    usage: Usage | None = None
+    usage: Annotated[Usage | None, BeforeValidator(lambda value: value or None)] = None
 
     @property
     def choice(self) -> Choice | None:

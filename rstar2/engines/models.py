@@ -25,6 +25,7 @@ from rstar2.loop.turns.choose import (
     load_tokenizer,
 )
 from rstar2.loop.turns.codec import ChatCodec
+from rstar2.model_hub import cached_file, check_on_hub, first_line
 from rstar2.model_shape import SHAPES, ModelShape, read_shape
 from rstar2.retry import RetryPolicy
 from rstar2.runs import load_config
@@ -101,7 +102,8 @@ def local_model(named: str) -> Path:
     # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
     except Exception as error:
         raise UserError(
-            f"no folder at {named}, and no such model on the hub or in its cache: {_first_line(error)}",
+            f"no folder at {named}, and no such model on the hub or in its cache ({first_line(error)})"
+            f"{did_you_mean(named, SHAPES)}",
             "Check the name; without a network, give a model's folder.",
         ) from error
 
@@ -125,13 +127,16 @@ def named_shape(named: str, *, download: bool) -> ModelShape:
     """
     if (folder := folder_with_config(named)) is not None:
         return read_shape(folder)
-    if (cached := _cached_config(named)) is not None:
+    if (cached := cached_file(named, "config.json")) is not None:
         return read_shape(cached.parent)
     if named in SHAPES:
         return SHAPES[named]
-    hint = f"Give a folder with its config.json. Known without a network: {', '.join(SHAPES)}."
     if not download:
-        raise UserError(f"the shape of {named} is not known: its config.json is not in the hub's cache", hint)
+        raise UserError(
+            f"the shape of {named} is not known: its config.json is not in the hub's cache",
+            f"Give a folder with its config.json. Known without a network: {', '.join(SHAPES)}.",
+        )
+    check_on_hub(named, "config.json")
     from huggingface_hub import hf_hub_download
 
     try:
@@ -141,23 +146,9 @@ def named_shape(named: str, *, download: bool) -> ModelShape:
     # The hub's libraries raise anything from OSError to their own types.
     except Exception as error:
         raise UserError(
-            f"cannot read config.json of {named} from the hub: {_first_line(error)}{did_you_mean(named, SHAPES)}",
-            hint,
+            f"cannot read config.json of {named} from the hub: {first_line(error)}",
+            f"Give a folder with its config.json. Known without a network: {', '.join(SHAPES)}.",
         ) from error
-
-
-def _cached_config(hub_id: str) -> Path | None:
-    """A model's config.json in the hub's cache; None if it is not there."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ModuleNotFoundError:  # then nothing filled the cache from here, and a known shape is enough
-        return None
-    cached = try_to_load_from_cache(hub_id, "config.json")
-    return Path(cached) if isinstance(cached, str) else None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def open_folder(

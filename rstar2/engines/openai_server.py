@@ -57,10 +57,15 @@ _WITHOUT_EFFECT = frozenset({"stream_options"})
 """Fields that do not change a reply."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """The two names of the field that limits the tokens of a reply."""
+_SMALL_CAP = 32
+"""A cap on the tokens of a reply that is so many times below what was asked for holds for that request alone, until the
+server names it for another conversation too: it may come from a broken proxy, or mean something else."""
 
 OnChoice = Callable[[Choice], None]
 OnLeftOut = Callable[[str, str], None]
 """Receives a field that a server does not take, and the server's words."""
+OnCapped = Callable[[int, str], None]
+"""Receives the most tokens that a server gives a reply, if a request asked for more, and the server's words."""
 
 
 @dataclass(frozen=True)
@@ -110,21 +115,33 @@ class _Accepted:
     """Names of the limit of a reply's tokens that it has not refused yet, the one in use first."""
     most: int | None = None
     """Tokens that a reply may have at most, whatever its prompt."""
+    cap_words: dict[int, str] = field(default_factory=dict)
+    """The server's words for each cap on a reply's tokens."""
     context: int | None = None
     """Tokens that a conversation and its reply may have together."""
+    _small_caps: dict[int, str] = field(default_factory=dict)
+    """The conversation for which the server named a cap that is not confirmed."""
 
-    def request(self, body: Mapping[str, Any], room: int | None) -> dict[str, Any]:
-        """The request to send: a body with as many tokens for the reply, None for as many as the server gives."""
+    def request(self, body: Mapping[str, Any], room: int | None, cap: int | None = None) -> dict[str, Any]:
+        """The request to send: a body with as many tokens for the reply, None for as many as the server gives.
+
+        `cap` is the most tokens that the server gives the reply to this conversation.
+        """
         sent = {key: value for key, value in body.items() if key not in self.left_out}
         if room is not None:
-            sent[self.limit_names[0]] = room if self.most is None else min(room, self.most)
+            sent[self.limit_names[0]] = min(most for most in (room, self.most, cap) if most is not None)
         return sent | dict(self.fixed)
+
+    def learn_cap(self, capped: CompletionCapped, body: Mapping[str, Any], room: int | None) -> None:
+        """Take note of a cap, which holds for all requests unless it is small and named for one conversation alone."""
+        conversation = str(_question(body))
+        first = self._small_caps.setdefault(capped.most, conversation)
+        self.cap_words.setdefault(capped.most, capped.message)
+        if room is None or room <= _SMALL_CAP * capped.most or first != conversation:
+            self.most = capped.most if self.most is None else min(self.most, capped.most)
 
     def learn(self, refused: Refused) -> None:
         """Take note of why a request was refused; raises the refusal if nothing about a request can be changed."""
-        if isinstance(refused, CompletionCapped) and refused.most > 0:
-            self.most = refused.most if self.most is None else min(self.most, refused.most)
-            return
         if not isinstance(refused, FieldRefused) or refused.field in self.fixed:
             raise refused
         if refused.field in _LIMITS:
@@ -173,6 +190,9 @@ class OpenAIServer:
         self.on_left_out: OnLeftOut | None = None
         """Called once for each field that is left out of requests because the server does not take it, if the field has
         an effect on the reply."""
+        self.on_capped: OnCapped | None = None
+        """Called once for each number of tokens to which the server caps a reply that was to have more."""
+        self._told_caps: set[int] = set()
         try:
             transport = OneConnectionEach(self._base.scheme, self._proxy)
         except (ValueError, ImportError) as error:
@@ -222,6 +242,8 @@ class OpenAIServer:
         """Keep to the limits of a model that was described by this server."""
         self._accepted.context = served.max_len
         self._accepted.most = served.most
+        if served.most is not None:
+            self._accepted.cap_words.setdefault(served.most, "its list of models says so")
 
     @property
     def context(self) -> int | None:
@@ -253,19 +275,22 @@ class OpenAIServer:
         """One completion of at most `room` tokens; None for as many as the server gives.
 
         A conversation that fills the model's context ends with the finish `length`: the reply gets what is left, which
-        may be nothing. A request with a field that the server does not take is sent again without it.
+        may be nothing. A request with a field that the server does not take is sent again without it. If the server
+        says so in the middle of the reply, EngineUnavailable is raised, so that the reply is begun again.
 
         Args:
             path: `completions` or `chat/completions`.
             on_choice: called with the completion, in pieces if it is streamed.
         """
         reductions = 0
+        cap: int | None = None
         while True:
-            sent, began = self._accepted.request(body, room), False
+            sent, began = self._accepted.request(body, room, cap), False
+            self._tell_cap(sent, room)
 
             def receive(choice: Choice) -> None:
                 nonlocal began
-                began = began or bool(choice.token_ids) or not choice.part.empty
+                began = began or choice.says_something
                 on_choice(choice)
 
             try:
@@ -276,11 +301,19 @@ class OpenAIServer:
                     return Completed("length")
                 room, reductions = _smaller(room, full, reductions), reductions + 1
                 if room == 0:
+                    if _surely_fits(body, full, self._accepted.context):
+                        raise
                     return Completed("length")
             except ContentFiltered:
                 return Completed("content_filter")
             except Refused as refused:
-                self._learn(refused, sent, body, room)
+                if isinstance(refused, CompletionCapped) and refused.most > 0:
+                    cap = refused.most if cap is None else min(cap, refused.most)
+                self._learn(refused, sent, body, room, cap)
+                if began:
+                    raise EngineUnavailable(
+                        refused.message, refused.hint, cause="refused in mid-answer"
+                    ) from refused
             else:
                 return completed
 
@@ -295,15 +328,32 @@ class OpenAIServer:
         return str(self._base.copy_with(path=f"{self._base.path}/{path}"))
 
     def _learn(
-        self, refused: Refused, sent: dict[str, Any], body: Mapping[str, Any], room: int | None
+        self,
+        refused: Refused,
+        sent: dict[str, Any],
+        body: Mapping[str, Any],
+        room: int | None,
+        cap: int | None,
     ) -> None:
         known = set(self._accepted.left_out)
-        self._accepted.learn(refused)
-        if self._accepted.request(body, room) == sent:
+        if isinstance(refused, CompletionCapped) and refused.most > 0:
+            self._accepted.learn_cap(refused, body, room)
+        else:
+            self._accepted.learn(refused)
+        if self._accepted.request(body, room, cap) == sent:
             raise refused
         if self.on_left_out is not None:
             for name in self._accepted.left_out.keys() - known - _WITHOUT_EFFECT:
                 self.on_left_out(name, refused.message)
+
+    def _tell_cap(self, sent: Mapping[str, Any], room: int | None) -> None:
+        """Say that a request asks for fewer tokens than it should, because the server caps its replies."""
+        limit = sent.get(self._accepted.limit_names[0])
+        if self.on_capped is None or room is None or limit in self._told_caps:
+            return
+        if limit in self._accepted.cap_words and limit < room:
+            self._told_caps.add(limit)
+            self.on_capped(limit, self._accepted.cap_words[limit])
 
     async def _send(self, method: str, path: str, hint: str = "", **options: Any) -> httpx.Response:
         try:
@@ -329,7 +379,10 @@ class OpenAIServer:
         turn = _Turn(on_choice)
         with self._read():
             turn.add(read_completion(value))
-        return turn.completed(done=True)
+            turn.adopt_other()
+        if not turn.ended(done=True):
+            raise self._malformed(f"a completion that says nothing and has no finish_reason: {text[:200]}")
+        return turn.completed()
 
     async def _stream(self, path: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
         turn = _Turn(on_choice)
@@ -351,11 +404,13 @@ class OpenAIServer:
                             continue
                         with self._read():
                             turn.add(read_completion(event.data))
+            with self._read():
+                turn.adopt_other()
             if not turn.ended(done):
                 raise httpx.RemoteProtocolError("the stream ended early")
         except httpx.TransportError as error:
             raise self._unavailable(error) from error
-        return turn.completed(done)
+        return turn.completed()
 
     async def _events(self, answer: httpx.Response) -> AsyncGenerator[Event]:
         reader = EventReader()
@@ -382,14 +437,15 @@ class OpenAIServer:
                 cause=f"finish_reason {failed.reason}",
             ) from failed
 
-    def _malformed(self, what: str) -> MalformedAnswer:
-        return MalformedAnswer(f"{self._where} sent {what}")
+    def _malformed(self, what: str, hint: str = "") -> MalformedAnswer:
+        return MalformedAnswer(f"{self._where} sent {what}", hint)
 
-    def _not_json(self, text: str, hint: str = "") -> EngineError:
+    def _not_json(self, text: str, hint: str = "") -> MalformedAnswer:
+        """The error for a text that is no JSON: an answer that was cut off, or a page of something in between."""
         hint = hint or "Check that the address is that of an API like OpenAI's, such as https://host/v1."
         if (title := page_title(text)) is not None:
-            return self.error(f"sent a web page ({title}) in place of an answer", hint)
-        return self.error(f"sent an answer that is not JSON: {text[:200]}", hint)
+            return self._malformed(f"a web page ({title}) in place of an answer", hint)
+        return self._malformed(f"an answer that is not JSON: {text[:200]}", hint)
 
     def _request_of(self, sent: Mapping[str, Any], hint: str = "") -> RefusedRequest:
         return RefusedRequest(self._where, sent, self._wording.key_hint, hint)
@@ -432,24 +488,37 @@ class _Turn:
     usage: Usage = field(default_factory=Usage)
     refused: bool = False
     began: bool = False
+    _others: list[Choice] = field(default_factory=list)
+    """Choices with other numbers than 0 of events without a choice 0."""
 
     def add(self, completion: Completion) -> None:
         """Add an event. Raises Malformed or _TurnFailed for a finish reason that is not known, or is a fault's."""
         self.usage = completion.usage or self.usage
         if (choice := completion.choice) is None:
+            self._others += completion.choices
             return
+        self._add(choice)
+
+    def adopt_other(self) -> None:
+        """Take the one choice with another number than 0 for the turn, if the server sent no choice 0."""
+        others, self._others = self._others, []
+        if self.finish is None and not self.began and len({choice.index for choice in others}) == 1:
+            for choice in others:
+                self._add(choice)
+
+    def _add(self, choice: Choice) -> None:
         if choice.finish_reason.lower() in FAILURES:
             raise _TurnFailed(choice.finish_reason)
         self.finish = choice.finish or self.finish
         self.refused = self.refused or bool(choice.part.refusal)
-        self.began = True
+        self.began = self.began or choice.says_something
         self.on_choice(choice)
 
     def ended(self, done: bool) -> bool:
-        """Whether the server ended the turn; `done` says whether it ended the stream."""
+        """Whether the server ended the turn; `done` says whether it ended the stream, which ends what was begun."""
         return self.finish is not None or (done and self.began)
 
-    def completed(self, done: bool) -> Completed:
+    def completed(self) -> Completed:
         finish = self.finish or "stop"
         return Completed("refusal" if self.refused and finish == "stop" else finish, self.usage)
 
@@ -462,6 +531,22 @@ def _smaller(room: int | None, full: ContextExceeded, reductions: int) -> int | 
         if room is None or left < room:
             return max(left, 0)
     return 0 if room is None else None
+
+
+def _question(body: Mapping[str, Any]) -> Any:
+    """What a conversation begins with: the same for all turns and samples of a problem."""
+    messages = body.get("messages") or []
+    return next((each["content"] for each in messages if each["role"] == "user"), body.get("prompt"))
+
+
+def _surely_fits(body: Mapping[str, Any], full: ContextExceeded, context: int | None) -> bool:
+    """Whether a conversation takes less than half of the context, though the server says that it does not fit.
+
+    A text has at most as many tokens as bytes.
+    """
+    asked = [body.get(name) for name in ("prompt", "messages", "tools")]
+    prompt = full.prompt or len(json.dumps(asked, ensure_ascii=False).encode(errors="replace"))
+    return context is not None and 2 * prompt < context
 
 
 def _streams(answer: httpx.Response) -> bool:

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from rstar2.errors import UnusableAnswer
@@ -86,8 +87,8 @@ class ContentFiltered(Refused):
 class MalformedAnswer(EngineUnavailable, UnusableAnswer):
     """A server's answer is no completion of OpenAI's API. Another attempt may bring one."""
 
-    def __init__(self, message: str) -> None:
-        hint = "Check that the address is that of an API like OpenAI's."
+    def __init__(self, message: str, hint: str = "") -> None:
+        hint = hint or "Check that the address is that of an API like OpenAI's."
         super().__init__(message, hint, cause="malformed answer")
 
 
@@ -137,10 +138,9 @@ def refusal(request: RefusedRequest, status: int, headers: Mapping[str, str], te
 def error_in_answer(request: RefusedRequest, event: Any, text: str) -> EngineError:
     """The error that stands in an answer whose HTTP status is 200: in a stream, or in place of a completion."""
     error = _body_of(event) or _ErrorBody(text[:_MAX_LENGTH])
-    status = error.status or _status_of(error)
-    if _ENGINE_DIED.search(error.message):
-        status = 503
-    return _error(request, status, {}, error, text, in_answer=True)
+    status = 503 if _ENGINE_DIED.search(error.message) else error.status or _status_of(error)
+    number = f"error {error.status} in its answer" if error.status else "an error in its answer"
+    return _error(request, status, {}, error, text, number)
 
 
 def _error(
@@ -149,10 +149,10 @@ def _error(
     headers: Mapping[str, str],
     error: _ErrorBody,
     text: str,
-    in_answer: bool = False,
+    in_answer: str = "",
 ) -> EngineError:
-    words = f"{error.message} {error.code}"
-    number = f"error {status} in its answer" if in_answer else f"HTTP {status}"
+    """The error for an HTTP status, or for an error that stands in an answer, which is how messages call it."""
+    number = in_answer or f"HTTP {status}"
     message = f"{request.where} refused the request: {number}: {error.message}"
     if status == 402 or _NO_QUOTA_CODE.search(error.code) or _NO_QUOTA.search(error.message):
         hint = "Add credit or raise the limit at the provider; waiting does not help."
@@ -167,18 +167,19 @@ def _error(
         pause_s = requested_pause_s(headers, text)
         limited = f"{request.where} limits the rate of requests: {number}: {error.message}"
         return EngineRateLimited(limited, retry_after_s=pause_s, cause=f"rate limit ({number})")
-    if _FILTERED_CODE.search(error.code) or (400 <= status < 500 and _FILTERED.search(error.message)):
+    if _filtered(status, error):
         return ContentFiltered(message, "", status)
-    if (most := _cap(error.message)) is not None:
-        return CompletionCapped(message, status, most)
-    if status != 404 and (_CONTEXT.search(words) or _CONTEXT_CODE.search(error.code)):
+    if _context_exceeded(status, error, bool(in_answer)):
         return ContextExceeded(message, status, _number(_CONTEXT_TOKENS, text), _number(_PROMPT_TOKENS, text))
     if status in _MAY_PASS or (status >= 500 and status not in _NEVER_PASS):
+        code = error.code.partition(" ")[0]
         return EngineUnavailable(
             f"{request.where} cannot answer now: {number}: {error.message}",
             retry_after_s=requested_pause_s(headers, ""),
-            cause=number + (f" ({error.code.split()[0]})" if error.code else ""),
+            cause=number + (f" ({code})" if code and code != str(error.status) else ""),
         )
+    if (most := _cap(error.message)) is not None:
+        return CompletionCapped(message, status, most)
     if (field := _refused_field(request.body, error)) is not None:
         return FieldRefused(message, request.hint, status, field)
     return Refused(message, request.hint, status)
@@ -222,11 +223,12 @@ def _body_of(value: Any) -> _ErrorBody | None:
     number = next(
         (_integer(value.get(key)) for key in ("code", "status", "status_code") if value.get(key)), None
     )
-    # An OpenRouter error has the words of the provider behind it beside its own.
-    raw = value["metadata"].get("raw") if isinstance(value.get("metadata"), dict) else None
+    # An OpenRouter error has the words of the provider behind it beside its own, or what its filter met.
+    metadata = value["metadata"] if isinstance(value.get("metadata"), dict) else {}
+    raw = metadata.get("raw")
     return _ErrorBody(
         (f"{message}: {raw}" if raw else str(message))[:_MAX_LENGTH],
-        _code(value),
+        f"{_code(value)} content_filter" if metadata.get("flagged_input") else _code(value),
         str(field),
         number if number is not None and 400 <= number < 600 else None,
     )
@@ -265,9 +267,20 @@ _TRY_AGAIN = re.compile(
     r"|\"retryDelay\":\s*\"([\d.]+s)\"",
     re.IGNORECASE,
 )
+_PARAMETER = re.compile(r";\s*([a-z]+)=(\d+)")
+"""A parameter of a policy in the header `RateLimit`: r is what is left, t the seconds until it is whole again."""
 _DURATION = re.compile(r"([\d.]+) ?(ms|milli|h|m|s)", re.IGNORECASE)
 _SECONDS = {"ms": 0.001, "milli": 0.001, "h": 3600.0, "m": 60.0, "s": 1.0}
 _RESETS = (
+    *(
+        (f"x-ratelimit-remaining-{what}-{window}", f"x-ratelimit-reset-{what}-{window}")
+        for what in ("requests", "tokens")
+        for window in ("minute", "hour", "day")
+    ),
+    *(
+        (f"anthropic-ratelimit-{what}-tokens-remaining", f"anthropic-ratelimit-{what}-tokens-reset")
+        for what in ("input", "output")
+    ),
     ("x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
     ("x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
     ("anthropic-ratelimit-requests-remaining", "anthropic-ratelimit-requests-reset"),
@@ -294,6 +307,11 @@ def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
         if (remaining := _float(lower.get(left))) is not None and remaining <= 0 and reset in lower
         if (pause_s := _pause_s(lower[reset])) is not None
     ]
+    pauses += [
+        float(pause["t"])
+        for policy in lower.get("ratelimit", "").split(",")
+        if (pause := dict(_PARAMETER.findall(policy))).get("r") == "0" and "t" in pause
+    ]
     if pauses:
         return max(pauses)
     if words := _TRY_AGAIN.search(text):
@@ -302,15 +320,17 @@ def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
 
 
 def _pause_s(text: str) -> float | None:
-    """Seconds until a moment, written as seconds, `6m0s`, a date, or a Unix time in seconds or milliseconds."""
+    """Seconds until a moment: written as seconds, `6m0s`, a Unix time in seconds or milliseconds, or a date of HTTP or
+    RFC 3339."""
     if (number := _float(text)) is not None:
         # No server asks for a pause of thirty years.
         unix = number / 1000 if number > 1e11 else number
         return max(0.0, unix - time.time()) if number > 1e9 else max(0.0, number)
     if (duration := _duration_s(text)) is not None:
         return duration
-    with contextlib.suppress(ValueError, TypeError):
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    for read in (datetime.fromisoformat, email.utils.parsedate_to_datetime):
+        with contextlib.suppress(ValueError, TypeError):
+            return max(0.0, read(text).timestamp() - time.time())
     return None
 
 
@@ -339,17 +359,33 @@ _NO_QUOTA_CODE = re.compile(
 )
 _NO_QUOTA = re.compile(
     r"insufficient (?:account )?(?:balance|credits?|quota|funds)|credit balance is too low|billing hard limit"
-    r"|(?:out of|no|more) credits\b",
+    r"|(?:out of|no|more|all available) credits\b|credits? (?:are|is) (?:used up|exhausted)"
+    r"|(?:monthly|spending|billing) (?:quota|limit) (?:was |is |has been )?(?:exceeded|reached)"
+    r"|reached (?:its|your|the) (?:monthly )?(?:spending|billing) limit",
     re.IGNORECASE,
 )
 _FILTERED_CODE = re.compile(
     r"content_?filter|content_policy|data_?inspection_?failed|moderation|responsibleaipolicy|invalid_prompt"
 )
 _FILTERED = re.compile(
-    r"content management policy|content exists risk|inappropriate content|violat\w+ (?:\S+ ){0,4}(?:polic|guideline)"
-    r"|flagged (?:as|by|for)|requires moderation|unsafe or sensitive content",
+    r"content management policy|content exists risk|inappropriate content|requires moderation"
+    r"|violat\w+ (?:\S+ ){0,3}(?:usage|content|safety|use|community)\b[\w ]{0,20}(?:polic|guideline)"
+    r"|flagged (?:as|by|for)|unsafe or sensitive content",
     re.IGNORECASE,
 )
+_ABOUT_SENDER = re.compile(
+    r"\b(?:account|organi[sz]ation|workspace|project|team|user|address|network|access)\b", re.IGNORECASE
+)
+
+
+def _filtered(status: int, error: _ErrorBody) -> bool:
+    """Whether a filter refused what the conversation says. Words alone may be about the account that asks."""
+    if _FILTERED_CODE.search(error.code):
+        return True
+    by_words = 400 <= status < 500 and status != 403 and _FILTERED.search(error.message)
+    return bool(by_words) and not _ABOUT_SENDER.search(error.message)
+
+
 _ENGINE_DIED = re.compile(
     r"engine ?(?:core|dead)|engine (?:\S+ )?(?:is dead|died|crashed)|background loop|CUDA|out of memory",
     re.IGNORECASE,
@@ -360,17 +396,39 @@ _ENGINE_DIED = re.compile(
 
 
 _CONTEXT_CODE = re.compile(
-    r"context_length|exceed_context|context_window|string_above_max_length|prompt_too_long"
+    r"context_length_exceeded|exceed_context_size|string_above_max_length|prompt_too_long"
 )
 _CONTEXT = re.compile(
-    r"context (?:length|window|size|limit)|maximum (?:model|prompt|input) (?:length|len)|prompt (?:is )?too long"
-    r"|input is too long|reduce (?:the|your) (?:length|number|size|prompt)|max_new_tokens`? must be <="
-    r"|`inputs` must have less than|exceeds the maximum number of tokens|exceeded model token limit"
-    r"|range of input length|too large for model with|longer than the (?:maximum )?(?:model|context)"
-    r"|tokens (?:\S+ ){0,4}exceeds? the (?:configured )?(?:limit|maximum)|exceeds the limit of \d|kv cache can hold"
-    r"|too many (?:input |prompt )?tokens|size limit exceeded",
+    r"(?:exceed|longer than|larger than|too large|maximum|beyond|\bfit|\bonly\b)[^.]{0,60}"
+    r"context (?:length|window|size|limit)"
+    r"|context (?:length|window|size|limit)[^.]{0,40}(?:exceeded|overflow|is only)|context overflow"
+    r"|maximum (?:model|prompt|input) (?:length|len)\b|(?:prompt|input) (?:is )?too long(?! to)"
+    r"|reduce (?:the|your) (?:length of (?:the |your )?)?(?:input |prompt )?(?:messages|prompt|input)\b"
+    r"|reduce (?:the|your) number of (?:input |prompt )?tokens"
+    r"|max_new_tokens`? must be <=|`inputs` must have less than|exceeds the maximum number of tokens"
+    r"|exceeded model token limit|range of input length|longer than the (?:maximum )?(?:model|context)"
+    r"|tokens (?:\S+ ){0,4}exceeds? the (?:configured )?(?:limit|maximum)"
+    r"|(?:tokens|prompt|input)\b[^.]{0,40} exceeds the limit of \d|kv cache can hold"
+    r"|too many (?:input|prompt) tokens"
+    r"|too many tokens (?:in|for) (?:the |your )?(?:prompt|messages|input|context|model)"
+    r"|max_model_len=|over max_seq_len|should not exceed max_num_tokens",
     re.IGNORECASE,
 )
+_CONTEXT_FULL = re.compile(
+    r"context size has been exceeded|exceeds the available context size", re.IGNORECASE
+)
+"""How llama.cpp says in the middle of an answer, as error 500, that the context is full."""
+
+
+def _context_exceeded(status: int, error: _ErrorBody, in_answer: bool) -> bool:
+    """Whether a request does not fit the model's context. A busy or broken server may use the same words."""
+    if _CONTEXT_CODE.search(error.code):
+        return status <= 500
+    if status >= 500:
+        return in_answer and status == 500 and bool(_CONTEXT_FULL.search(error.message))
+    return status != 404 and bool(_CONTEXT.search(error.message))
+
+
 _CONTEXT_TOKENS = (
     r"context limit: \d+ \+ \d+ > (\d+)",
     r"(?:context|model|prompt|input|sequence)(?:'s)?[ _](?:length|window|size|limit)(?: limit)?"
@@ -386,6 +444,10 @@ _CONTEXT_TOKENS = (
     r"less than (\d+) tokens",
     r"range of input length should be \[\d+, (\d+)\]",
     r"kv_capacity=(\d+)",
+    r"max_model_len=(?:max_total_tokens=)?(\d+)",
+    r"over max_seq_len:? (\d+)",
+    r"n_ctx ?= ?(\d+)",
+    r"max_num_tokens \((\d+)\)",
 )
 _PROMPT_TOKENS = (
     r"\(?(\d+) (?:tokens )?(?:in|from|of) (?:the |your )?(?:input messages|messages|prompt|text input|input)",
@@ -408,6 +470,9 @@ _CAPS = (
     r"max_(?:completion_|output_)?tokens: \d+ > (\d+)",
     r"max_(?:completion_)?tokens`?'? must be less than or equal to `?(\d+)",
     r"range of `?max_(?:completion_)?tokens`? (?:is|should be) \[\d+, ?(\d+)\]",
+    r"max_(?:completion_|output_)?tokens`?'? must be between \d+ and (\d+)",
+    r"max_(?:completion_|output_)?tokens`?'? (?:must|should) be in the range (?:of )?\[\d+, ?(\d+)\]",
+    r"max_(?:completion_|output_)?tokens`?'? (?:must|should) be at most (\d+)",
     r"max_(?:completion_)?tokens (?:is too large|exceeds)\S* .*?(?:maximum|limit|at most)\D{0,20}(\d+)",
 )
 _EXCLUSIVE_CAP = re.compile(
@@ -431,8 +496,7 @@ def _number(patterns: tuple[str, ...], text: str) -> int | None:
 def _cap(message: str) -> int | None:
     if match := _EXCLUSIVE_CAP.search(_plain_numbers(message)):
         return int(match[1]) - 1
-    about_context = re.search("context (?:length|size|limit)", message, re.IGNORECASE)
-    return None if about_context else _number(_CAPS, message)
+    return _number(_CAPS, message)
 
 
 # Fields
@@ -442,7 +506,7 @@ _UNSUPPORTED = re.compile(
     r"unsupported|not support|unrecognized|unknown|unexpected|not permitted|not allowed|not available|forbidden"
     r"|only the default|deprecated|cannot (?:both )?be (?:used|specified)|incompatible|not accept|additional propert"
     r"|extra (?:inputs|fields|arguments)|does not (?:have|take)|no longer|not implemented"
-    r"|invalid (?:field|parameter|arg)",
+    r"|invalid (?:field|parameter|arg)|only \S+ is allowed",
     re.IGNORECASE,
 )
 _MAY_BE_REFUSED = (

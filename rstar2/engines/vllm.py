@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rstar2.engines.completions import Choice
-from rstar2.engines.openai_server import Completed, OnLeftOut, OpenAIServer, Served
+from rstar2.engines.openai_server import Completed, OnCapped, OnLeftOut, OpenAIServer, Served
 from rstar2.loop.engine import Generation, OnTokens, Sampling
 
 
@@ -132,6 +132,10 @@ class VLLMEngine:
     def when_left_out(self, on_left_out: OnLeftOut) -> None:
         """Have each field of a request told that is left out, because the server does not take it."""
         self._server.on_left_out = on_left_out
+
+    def when_capped(self, on_capped: OnCapped) -> None:
+        """Have each cap told to which the server holds replies that were to have more tokens."""
+        self._server.on_capped = on_capped
 
     async def aclose(self) -> None:
         await self._server.aclose()

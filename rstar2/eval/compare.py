@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rstar2.errors import UserError
 from rstar2.eval import statistics
@@ -48,6 +48,23 @@ class ScoreDifference:
 
 
 @dataclass(frozen=True)
+class Incomplete:
+    """One of the two runs, if samples of it are missing.
+
+    They are not missing at random: a long sample fails, or is in flight when the run stops, more often than a short
+    one. So a difference may come from what is missing.
+    """
+
+    run: Literal["A", "B"]
+    samples: int
+    """The number that it has."""
+    missing: int | None
+    """None if the run was killed before it knew."""
+    failed: dict[str, int]
+    """How many of the missing samples failed, by cause; the others were never made."""
+
+
+@dataclass(frozen=True)
 class Comparison:
     """One benchmark in two runs; `difference` is B's average less A's, over the problems in both."""
 
@@ -64,6 +81,7 @@ class Comparison:
     """Problems that only one of the runs has, or that have another gold there."""
     changed: list[str]
     """Settings that differ between the runs."""
+    incomplete: list[Incomplete]
     scores: list[ScoreDifference]
     """Empty where the benchmark has its verdicts alone."""
 
@@ -90,6 +108,7 @@ class Comparison:
             "problems": len(self.pairs),
             "unpaired": self.unpaired,
             "changed_settings": self.changed,
+            "incomplete": [asdict(each) for each in self.incomplete],
             "scores": [asdict(score) for score in self.scores],
             "flipped": [asdict(pair) for pair in self.flipped],
         }
@@ -146,12 +165,23 @@ def _compare(name: str, a: Measurement, b: Measurement) -> Comparison:
         pairs=pairs,
         unpaired=len(rows_a) + len(rows_b) - 2 * len(common),
         changed=changed_keys(a.results["settings"], b.results["settings"]),
+        incomplete=[*_incomplete("A", a.results), *_incomplete("B", b.results)],
         scores=_scores(
             a.results.get("benchmark", a.name),
             [rows_a[key].get("scores", {}) for key in common],
             [rows_b[key].get("scores", {}) for key in common],
         ),
     )
+
+
+def _incomplete(run: Literal["A", "B"], results: dict[str, Any]) -> list[Incomplete]:
+    missing: int | None = results.get("missing")
+    if results.get("complete") or missing == 0:
+        return []
+    failed: dict[str, int] = results.get("failed", {})
+    if missing is not None and sum(failed.values()) > missing:
+        failed = {}  # of an earlier start; a later one was killed after it had made some of them
+    return [Incomplete(run, sum(row["samples"] for row in results["per_problem"]), missing, failed)]
 
 
 def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDifference]:

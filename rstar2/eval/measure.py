@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rstar2.engines.openai_server import OnLeftOut
+from rstar2.engines.openai_server import OnCapped, OnLeftOut
 from rstar2.engines.pool import EnginePool
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.eval.benchmarks import Resources
@@ -31,6 +31,7 @@ from rstar2.eval.progress import Services, Writer
 from rstar2.eval.run import EvalResult, Part, SamplesRefused, run_parts
 from rstar2.eval.target import versions
 from rstar2.eval.terminal.live import LiveView
+from rstar2.files import read_json
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
 from rstar2.loop.toolbox import Toolbox
@@ -109,7 +110,9 @@ class _Measurement:
     def _about(self, judge: _RunningJudge | None) -> dict[str, Any]:
         """Entries of results.json that are the same for every benchmark; a user is told what is unusual."""
         opened, report = self.plan.opened, self.plan.judge_report
-        about: dict[str, Any] = {"model": opened.identity, "versions": versions()}
+        about: dict[str, Any] = {"model": dict(opened.identity), "versions": versions()}
+        if opened.folder is not None:
+            about["model"]["path"] = str(opened.folder.absolute())
         if opened.left_to_server:
             about["left_to_server"] = opened.left_to_server
         if judge is not None:
@@ -127,7 +130,7 @@ class _Measurement:
         plan, interrupt = self.plan, _Interrupt(self.view)
         async with contextlib.AsyncExitStack() as stack:
             resources, services = await self._resources(judge, grader, stack)
-            self._tell_left_out(resources, about)
+            self._tell_adaptations(resources, about)
             parts = {}
             for name, each in plan.benchmarks.items():
                 method = each.benchmark.opened(resources, each.settings, plan.request.files)
@@ -177,27 +180,46 @@ class _Measurement:
         resources = Resources(chat, agent, judge_model, self.folder.logs, self.folder.path)
         return resources, Services(retries, tuple(models), tools)
 
-    def _tell_left_out(self, resources: Resources, about: dict[str, Any]) -> None:
-        """Say at once, and in the results, which fields of requests a model's server does not take."""
+    def _tell_adaptations(self, resources: Resources, about: dict[str, Any]) -> None:
+        """Say at once, and in the results, what a model's server does not take of requests.
 
-        def telling(whose: str, entry: str) -> OnLeftOut:
+        What earlier starts met stays in the results, because their samples do.
+        """
+        stored = [read_json(self.folder.path / name / "results.json") or {} for name in self.plan.benchmarks]
+        told = set[tuple[str, str]]()
+
+        def note(entry: str, key: str, words: str, message: str) -> None:
+            about.setdefault(entry, {})[key] = words
+            if (entry, key) not in told:
+                told.add((entry, key))
+                self.view.warn([f"not exact: {message}: {words}"])
+
+        def telling(whose: str, prefix: str) -> tuple[OnLeftOut, OnCapped]:
+            fields, caps = f"{prefix}fields_left_out", f"{prefix}reply_cap"
+            for entry in (fields, caps):
+                for results in stored:
+                    if entry in results:
+                        about.setdefault(entry, {}).update(results[entry])
+
             def left_out(field: str, words: str) -> None:
-                fields = about.setdefault(entry, {})
-                if field not in fields:
-                    fields[field] = words
-                    self.view.warn(
-                        [f"not exact: {field} of {whose} is left to its server's default: {words}"]
-                    )
+                note(fields, field, words, f"{field} of {whose} is left to its server's default")
 
-            return left_out
+            def capped(most: int, words: str) -> None:
+                note(caps, str(most), words, f"the server gives replies of {whose} at most {most:,} tokens")
 
-        measured = telling("the model", "fields_left_out")
+            return left_out, capped
+
+        left_out, capped = telling("the model", "")
         if isinstance(self.plan.opened.engine, VLLMEngine):
-            self.plan.opened.engine.when_left_out(measured)
+            self.plan.opened.engine.when_left_out(left_out)
+            self.plan.opened.engine.when_capped(capped)
         if isinstance(resources.chat, ServerChat):
-            resources.chat.when_left_out(measured)
+            resources.chat.when_left_out(left_out)
+            resources.chat.when_capped(capped)
         if isinstance(resources.judge_model, ServerChat):
-            resources.judge_model.when_left_out(telling("the judge model", "judge_fields_left_out"))
+            left_out, capped = telling("the judge model", "judge_")
+            resources.judge_model.when_left_out(left_out)
+            resources.judge_model.when_capped(capped)
 
 
 class _Interrupt:

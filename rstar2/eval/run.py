@@ -25,7 +25,7 @@ from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.engines.pool import EnginePool
-from rstar2.engines.refusals import access_refusal
+from rstar2.engines.refusals import AccessRefused, Refused, access_refusal
 from rstar2.errors import Failure, RStarError, UserError, first_error
 from rstar2.eval.control import Control
 from rstar2.eval.extension import keep_settings
@@ -46,6 +46,10 @@ from rstar2.runs import refuse_changed
 _TICK_S = 0.5
 _KEPT = "Every finished sample is kept; start the same command again when it is back."
 _UNGRADED = "ungraded.jsonl"
+_OF_ONE_REQUEST = frozenset({400, 413, 422})
+"""HTTP statuses that may be due to what one request holds; others speak of the account, the model or the address."""
+_SAME_REFUSALS = 5
+"""After so many refusals with the same HTTP status, and nothing else, a run ends."""
 _NO_ROOM = "Every sample written so far is kept; make room and start the same command again."
 
 Combined = Callable[[dict[str, dict[str, Any]]], dict[str, dict[str, Any]]]
@@ -180,6 +184,32 @@ async def run_parts(
     return results
 
 
+class _Refusals:
+    """Notices that a server refuses whatever it is asked, before the refusals have cost a request for every sample."""
+
+    def __init__(self) -> None:
+        self.answered = False
+        """Whether anything was answered, or refused in another way."""
+        self._status: int | None = None
+        self._same = 0
+
+    def final(self, error: EngineError) -> AccessRefused | None:
+        """Returns the refusal that an error shows every other request to meet too; None if it shows no such thing."""
+        if (refusal := access_refusal(error)) is not None:
+            return refusal
+        refused = error if isinstance(error, Refused) else error.__cause__
+        if not isinstance(refused, Refused) or refused.status in _OF_ONE_REQUEST:
+            self.answered = True
+            return None
+        if refused.status != self._status:
+            self.answered = self.answered or self._status is not None
+            self._status = refused.status
+        self._same += 1
+        if self.answered or self._same < _SAME_REFUSALS:
+            return None
+        return AccessRefused(refused.message, refused.hint, refused.status)
+
+
 @dataclass(frozen=True)
 class _Shared:
     """What all benchmarks of one run share."""
@@ -189,6 +219,10 @@ class _Shared:
     """At the start."""
     stop: asyncio.Event
     """Set from outside: start nothing new, finish what is in flight."""
+    sampling: _Refusals = field(default_factory=_Refusals)
+    """Of the model."""
+    grading: _Refusals = field(default_factory=_Refusals)
+    """Of the judge model."""
 
 
 async def _tick(meter: Meter, on_progress: OnProgress) -> None:
@@ -350,11 +384,15 @@ class _Benchmark:
         writer: TraceWriter,
         samplers: asyncio.TaskGroup,
     ) -> None:
-        """Make the next sample, as soon as a slot is free. Then the one after it waits for a slot."""
+        """Make the next sample as soon as a slot is free. Then the one after it waits for a slot.
+
+        If no sample is left, nothing waits: a paused run has no free slot, and ends as soon as its last sample has.
+        """
+        if (job := next(jobs, None)) is None:
+            return
         control = self._shared.control
         async with control.slot():
-            job = None if self._shared.stop.is_set() else next(jobs, None)
-            if job is None:
+            if self._shared.stop.is_set():
                 return
             samplers.create_task(self._sample(jobs, meter, writer, samplers))
             problem, sample = job
@@ -363,13 +401,14 @@ class _Benchmark:
                     async with control.sampling(self.name, problem.id, sample):
                         trace = await self._method.sample(problem, sample)
             except EngineError as error:
-                if (refusal := access_refusal(error)) is not None:
-                    raise refusal from error  # every other sample would be refused too
+                if (refusal := self._shared.sampling.final(error)) is not None:
+                    raise refusal from error
                 if self._record.errors:
                     self._record_error(problem, sample, writer)
                 else:
                     self._refuse(error)
                 return
+            self._shared.sampling.answered = True
             self._ungraded[trace.problem_id, trace.sample] = trace
             await self._finished.put(trace)
 
@@ -390,10 +429,11 @@ class _Benchmark:
                 graded = await self._method.graded(trace, self._problems[trace.problem_id])
             except EngineError as error:  # of a judge model
                 self._keep_refused(trace)
-                if (refusal := access_refusal(error)) is not None:
+                if (refusal := self._shared.grading.final(error)) is not None:
                     raise refusal from error
                 self._refuse(error)
                 continue
+            self._shared.grading.answered = True
             for writer in writers:
                 with _writing(writer.path):
                     writer.write(graded)

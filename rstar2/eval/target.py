@@ -95,6 +95,8 @@ class Opened:
     """What goes into results.json as `model`; a run resumed with another one is refused."""
     server: ServedChat | None = None
     """Where it is on one."""
+    folder: Path | None = None
+    """The model's folder, if it is on this machine."""
 
     @property
     def left_to_server(self) -> str:
@@ -126,11 +128,16 @@ class Opened:
 
     @classmethod
     def of(
-        cls, engine: Engine, codec: ChatCodec, server: ServedChat | None = None, **identity: Any
+        cls,
+        engine: Engine,
+        codec: ChatCodec,
+        server: ServedChat | None = None,
+        folder: Path | None = None,
+        **identity: Any,
     ) -> Opened:
         """Add the format to the identity: it decides the result as the weights do."""
         known = {**identity, "format": codec.source, "format_sha256": codec.format.digest}
-        return cls(engine, codec, known, server)
+        return cls(engine, codec, known, server, folder)
 
 
 @dataclass(frozen=True)
@@ -238,12 +245,12 @@ def open_target(
         # A server that exchanges token ids takes all that vLLM does.
         asked = ServedChat(server.engine.url, served.model, target.api_key, True, target.request_body)
         about = {"name": name, "root": served.root, **digest, **asked_for}
-        return Opened.of(server.engine, server.codec, asked, **about)
+        return Opened.of(server.engine, server.codec, asked, server.folder, **about)
     assert target.model is not None
     folder = local_model(target.model)
     engine, codec = open_folder(folder, in_flight, choice=target.format, own_tools=agent)
     name = model_name(folder) if find_model(target.model) else target.model
-    return Opened.of(engine, codec, name=name, sha256=model_hash(folder))
+    return Opened.of(engine, codec, folder=folder, name=name, sha256=model_hash(folder))
 
 
 def model_hash(folder: Path) -> str:

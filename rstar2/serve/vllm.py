@@ -22,6 +22,7 @@ from rstar2.loop.formats.families import NO_PARSERS, TAG_PARSERS, Parsers
 from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.loop.model_folder import GENERATION_CONFIG, ends_turns, generation_config
 from rstar2.loop.turns.choose import FormatChoice, load_chat_codec, load_codec
+from rstar2.model_hub import check_on_hub
 
 _FIND = """
 import importlib.metadata, json
@@ -244,6 +245,7 @@ def _fetch_config(model: str) -> None:
     """Fetch the config.json of a hub id; a UserError if it cannot be fetched and is not on this machine."""
     from huggingface_hub import hf_hub_download
 
+    check_on_hub(model, "config.json")
     try:
         hf_hub_download(model, "config.json")
     except Exception as error:  # the hub's libraries raise anything

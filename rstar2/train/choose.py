@@ -164,8 +164,8 @@ def best_so_far(recipe: SftRecipe, folder: Path, steps: int) -> int | None:
 def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
     """Choose the step whose model is returned, and keep the choice in the run's folder.
 
-    A step that has neither a model nor a whole checkpoint cannot be chosen: the recipe may have said at an earlier start
-    that fewer steps are saved, or that others may be chosen. The reason names those that would have been better.
+    A step that has neither a model nor a whole checkpoint cannot be chosen: the recipe may have said at an earlier
+    start that fewer steps are saved, or that others may be chosen. The reason names those that would have been better.
     """
     measured, by = measurements(folder), recipe.chosen_by
     ranked = _ranked(recipe, measured, steps)

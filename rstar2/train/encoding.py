@@ -11,14 +11,20 @@ data/sft/.rstar2-encoded/           beside the data; in the user's cache if that
 ```
 A folder appears by rename when it is whole. A process that waits for another's encoding uses its result. Everything
 that decides the token ids is in the folder's name, the code that makes them included.
+
+A process holds a shared lock on the `record.json` of each encoding that it uses. Whoever looks for an encoding removes
+those that nobody can use any more and no process holds: of another version of the code, or of a file that was changed
+or removed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import math
 import os
 import shutil
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -149,27 +155,77 @@ def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: Non
         Failure: the disk is full, or a process died.
     """
     content = sha256(data)
-    made_of = {"data": content, "codec": codec.digest, "code": _code_digest()}
+    about = _about(content, codec)
     with _store(data) as store:
-        folder = store / f"{data.name}-{json_digest(made_of, 16)}"
+        folder = store / _name(data, about)
+        _remove_unusable(store, data, content)
         if (folder / _RECORD).exists():
-            return EncodedData(folder, content)
-        # What a killed process left, and what is of a file that was replaced by now.
-        for stale in store.iterdir():
-            record = read_json(stale / _RECORD) if stale.is_dir() else None
-            replaced = record and record["file"] == data.name and record["data"] != content
-            if stale.suffix == ".part" or replaced:
-                shutil.rmtree(stale, ignore_errors=True)
+            return _in_use(folder, content)
         try:
             with whole_folder(folder) as part:
                 form = _encode(data, content, codec, part, on_rows)
-                write_json(part / _RECORD, {"file": data.name, **made_of, "form": form.as_json()})
+                write_json(part / _RECORD, {"file": data.name, **about, "form": form.as_json()})
         except OSError as error:
             raise Failure(
                 f"cannot write to {folder}: {error.strerror or error}",
                 "Make room, then start the same command again.",
             ) from error
-        return EncodedData(folder, content)
+        return _in_use(folder, content)
+
+
+def known_encoding(data: Path, codec: CodecOf) -> EncodedData | None:
+    """The encoded conversations of a file if an earlier run has encoded them."""
+    content = sha256(data)
+    folder = _store_of(data) / _name(data, _about(content, codec))
+    try:
+        encoded = _in_use(folder, content)
+    except FileNotFoundError:
+        return None
+    # It may have been removed before it was locked.
+    return encoded if (folder / _RECORD).exists() else None
+
+
+def _about(content: str, codec: CodecOf) -> dict[str, str]:
+    """What decides the token ids of a file."""
+    return {"data": content, "codec": codec.digest, "code": _code_digest()}
+
+
+def _name(data: Path, about: dict[str, str]) -> str:
+    return f"{data.name}-{json_digest(about, 16)}"
+
+
+def _in_use(folder: Path, content: str) -> EncodedData:
+    """An encoding that is not removed as long as the object lives."""
+    encoded = EncodedData(folder, content)
+    record = os.open(folder / _RECORD, os.O_RDONLY)
+    weakref.finalize(encoded, os.close, record)
+    fcntl.flock(record, fcntl.LOCK_SH)
+    return encoded
+
+
+def _remove_unusable(store: Path, data: Path, content: str) -> None:
+    """Remove what a killed process left, and encodings that cannot be used any more. Called under the store's lock.
+
+    `content` is the SHA-256 of the file `data`; the store is that of all files in its folder.
+    """
+    code = _code_digest()
+    for folder in store.iterdir():
+        if folder.suffix == ".part":
+            shutil.rmtree(folder, ignore_errors=True)
+        elif record := read_json(folder / _RECORD) if folder.is_dir() else None:
+            file = data.absolute().with_name(record["file"])
+            changed = file.name == data.name and record["data"] != content
+            if record.get("code") != code or changed or not file.is_file():
+                _remove_unless_in_use(folder)
+
+
+def _remove_unless_in_use(folder: Path) -> None:
+    with (folder / _RECORD).open("r+b") as record:
+        try:
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def groups_of(parts: list[EncodedData]) -> Numbers:
@@ -195,13 +251,19 @@ def groups_of(parts: list[EncodedData]) -> Numbers:
     return loaded
 
 
+def _store_of(data: Path) -> Path:
+    """The folder for the encodings of a file."""
+    store = data.absolute().parent / STORE
+    if os.access(store if store.is_dir() else store.parent, os.W_OK):
+        return store
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "rstar2" / "encoded"
+    return cache / hashlib.sha256(str(store).encode()).hexdigest()[:16]
+
+
 @contextmanager
 def _store(data: Path) -> Iterator[Path]:
-    """The folder with the encodings of a file, locked: another process that encodes is waited for."""
-    store = data.absolute().parent / STORE
-    if not os.access(store if store.is_dir() else store.parent, os.W_OK):
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "rstar2" / "encoded"
-        store = cache / hashlib.sha256(str(store).encode()).hexdigest()[:16]
+    """The folder for the encodings of a file, locked: another process that encodes is waited for."""
+    store = _store_of(data)
     try:
         store.mkdir(parents=True, exist_ok=True)
     except OSError as error:

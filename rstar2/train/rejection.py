@@ -3,6 +3,10 @@
 A trace is read as a source's row (`rstar2.data.source`), so that what is left out is counted by reason on the data
 card, and the rest is filtered, compared with benchmarks and written as every other set is. Which traces of a problem
 are taken is decided before, over all of them: those that RoC's penalty likes best.
+
+Of a run, only traces are taken from which a model may learn: a training run's own rollouts, and an evaluation's traces
+of the user's own problems. Traces of held-out problems and of benchmarks are left out, unless their folder or file is
+named.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from rstar2.data.reading import Origin
 from rstar2.data.rows import Refused
 from rstar2.data.source import Row, Source
 from rstar2.engines.models import find_model
-from rstar2.errors import UserError
+from rstar2.errors import UserError, first_few
+from rstar2.eval.benchmarks import known_names
 from rstar2.files import read_json
 from rstar2.loop.trace import Trace, Turn, read_traces
 from rstar2.loop.turns import tags
@@ -33,10 +38,13 @@ from rstar2.loop.turns.choose import load_codec
 from rstar2.loop.turns.codec import ChatCodec, Message
 from rstar2.loop.turns.template import TemplateCodec
 from rstar2.runs import load_config
+from rstar2.train.choose import HELD_OUT
 from rstar2.train.group import Rollout
 from rstar2.train.select.roc import penalty
 
 _NEEDED = ("problem_id", "prompt_ids", "response_ids", "response_mask", "turns", "finish")
+_TRAINING = ("sft", "train", "demo")
+"""Kinds of runs that train a model."""
 _OTHERS = tuple(name for name in Trace.model_fields if name not in (*_NEEDED, "logprobs"))
 
 
@@ -49,6 +57,71 @@ class Selection:
     the shortest."""
     failed_calls: int = 0
     """At most this many failed calls in a trace."""
+
+
+@dataclass(frozen=True)
+class RunTraces:
+    """The files of traces below a folder, or one file."""
+
+    files: tuple[Path, ...]
+    """Those that are read."""
+    measured: dict[Path, str]
+    """Files with traces of problems that a model is measured on, and which these are. They are left out, or among
+    `files` because they were named."""
+
+    def warnings(self) -> Iterator[str]:
+        """What is left out, and what is taken although a model is measured on it."""
+        for what in dict.fromkeys(self.measured.values()):
+            folders = [str(file.parent) for file, of in self.measured.items() if of == what]
+            if set(self.files) & {file for file, of in self.measured.items() if of == what}:
+                yield f"these are traces of {what}: a model that learns from them cannot be measured on it"
+            else:
+                yield f"left out are the traces of {what}: {first_few(folders)}"
+
+
+def traces_of(run: Path) -> RunTraces:
+    """The traces of an evaluation or a training run, of a folder in one, or in a file.
+
+    Raises UserError if there are none, or only such as are left out.
+    """
+    if run.is_file():
+        return RunTraces((run,), {run: what} if (what := _measured_by(run)) else {})
+    everything = [*sorted(run.glob("**/traces.jsonl")), *sorted(run.glob("**/traces/step-*.jsonl"))]
+    if not everything:
+        raise UserError(
+            f"{run} has no traces",
+            "Give the folder of an evaluation, or of a training run that keeps traces (traces_per_step).",
+        )
+    left_out = {file: what for file in everything if (what := _measured_by(file, below=run))}
+    files = tuple(file for file in everything if file not in left_out)
+    if not files:
+        raise UserError(
+            f"{run} has only traces of {first_few([*dict.fromkeys(left_out.values())])}, which a model is measured on",
+            "Give an evaluation of training problems (`rstar2 eval data/rl/data.parquet …`), or a training run that "
+            f"keeps traces (traces_per_step). To take them all the same, name their folder, such as "
+            f"{next(iter(left_out)).parent}.",
+        )
+    named = {file: what for file in files if (what := _measured_by(file))}
+    return RunTraces(files, {**left_out, **named})
+
+
+def _measured_by(file: Path, below: Path | None = None) -> str:
+    """The problems of a file of traces if a model is measured on them, for people; empty otherwise.
+
+    With `below`, only runs count that are in this folder, or are it.
+    """
+    absolute = file.resolve()
+    for folder in absolute.parents:
+        if (folder / "config.json").is_file() and (folder / "status.json").is_file():
+            kind, _ = load_config(folder)
+            inside = absolute.relative_to(folder).parts
+            if kind in _TRAINING and not {"eval", HELD_OUT}.isdisjoint(inside[:-1]):
+                return f"the held-out problems of {folder.name}"
+            if kind not in _TRAINING and inside[0] in known_names():
+                return f"the benchmark {inside[0]}"
+        if below is not None and folder == below.resolve():
+            break
+    return ""
 
 
 def plan_traces(
@@ -69,8 +142,8 @@ def plan_traces(
     Raises:
         UserError: there are no traces, they are damaged, or the model's tokenizer is not here.
     """
-    files = _files(run)
-    codec_of = find_model(model) if model is not None else _model_of(run)
+    files = traces_of(run).files
+    codec_of = find_model(model) if model is not None else _model_of(run, files)
     if codec_of is None:
         raise UserError(f"no model at {model}", "Give the folder of the model that wrote the traces.")
     name = run.resolve().stem.replace(".", "-")
@@ -92,15 +165,6 @@ def plan_traces(
     return MixturePlan(f"traces of {name}", recipe, "conversations", [origin], Inputs(recipe, benchmarks, {}))
 
 
-def measured_benchmarks(run: Path) -> list[str]:
-    """The benchmarks that an evaluation sampled, by name: a model that learns from it cannot be measured on them."""
-    from rstar2.data.benchmarks import NAMES
-
-    record = read_json(run / "config.json") if run.is_dir() else None
-    problems = (record or {}).get("config", {}).get("problems") or ()
-    return [name for name in problems if name in NAMES]
-
-
 @dataclass(frozen=True)
 class _TraceOrigin(Origin):
     """Traces and how they are selected, which decides what is read of them."""
@@ -111,25 +175,11 @@ class _TraceOrigin(Origin):
         return [{**place, "selection": self.selection} for place in super().identity()]
 
 
-def _files(run: Path) -> tuple[Path, ...]:
-    files = (
-        [run]
-        if run.is_file()
-        else [*sorted(run.glob("**/traces.jsonl")), *sorted(run.glob("**/traces/step-*.jsonl"))]
-    )
-    if not files:
-        raise UserError(
-            f"{run} has no traces",
-            "Give the folder of an evaluation, or of a training run that keeps traces (traces_per_step).",
-        )
-    return tuple(files)
-
-
-def _model_of(run: Path) -> Path:
-    """The model that a run names: that of its results, or the one that it trains."""
+def _model_of(run: Path, files: Sequence[Path]) -> Path:
+    """The model that wrote a run's traces: that of the results beside them, or the one that the run trains."""
     hint = "Name it with --model: the folder of the model that wrote the traces."
     folder = run if run.is_dir() else run.parent
-    for results in sorted(folder.glob("**/results.json")):
+    for results in (file.with_name("results.json") for file in files):
         named = (read_json(results) or {}).get("model") or {}
         if isinstance(named.get("path"), str) and Path(named["path"]).is_dir():
             return Path(named["path"])

@@ -24,18 +24,13 @@ from rstar2.model_shape import weight_files
 from rstar2.train.answers import UnreadableAnswer, readable_rows
 from rstar2.train.attention import check_attention
 from rstar2.train.changeable import compared
-from rstar2.train.conversations import encode, read_conversations
 from rstar2.train.encoding import CodecOf, OnRows, encoded_data, taught_codec
 from rstar2.train.filter.unsolved import check_counted, counted
-from rstar2.train.form_check import check_form
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import JudgeAddress, Rows, problems_of
 from rstar2.train.split import Split, split
 from rstar2.train.stages import check_enough, last_actor, prompt_lengths
 from rstar2.train.trainer.tracking import check_trackers
-
-SAMPLED_CONVERSATIONS = 256
-"""A dry run of SFT counts the tokens of at most this many conversations, because all would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +262,7 @@ def plan_sft(
                 "Name another file, or leave it out: validation.share then holds out a part of the training data.",
             )
     found = split(recipe, encoded, held_out)
-    _check_batch(recipe, data, found)
+    check_batch(recipe, data, found)
     if recipe.validation.data and not len(found.validation):
         raise UserError(
             f"validation.data = {recipe.validation.data} has no conversation that can be measured: "
@@ -287,44 +282,29 @@ def _problems(recipe: SftRecipe, judge: JudgeChoice) -> list[Problem]:
     return problems_of(rows)
 
 
-def _check_batch(recipe: SftRecipe, data: Path, found: Split) -> None:
+def check_batch(recipe: SftRecipe, data: Path, found: Split) -> None:
+    """Raise a UserError if fewer conversations are left than a batch has."""
     left = len(found.train)
     if left >= recipe.batch:
         return
     held_out = len(found.validation) if not recipe.validation.data else 0
     limit = f" of at most {recipe.max_tokens} tokens" if found.too_long and recipe.too_long == "drop" else ""
     beside = f" beside the {held_out} that validation.share holds out" if held_out else ""
-    raise _too_few(recipe, data, left, f"{limit}{beside}", bool(limit))
+    check_count(recipe, data, left, f"{limit}{beside}", bool(limit))
 
 
-def _too_few(recipe: SftRecipe, data: Path, count: int, which: str, too_long: bool) -> UserError:
-    return UserError(
-        f"{data} has {count} conversations{which}, but a batch needs {recipe.batch}",
-        "Lower batch" + (", or raise max_tokens." if too_long else "."),
-    )
+def check_count(recipe: SftRecipe, data: Path, count: int, which: str = "", too_long: bool = False) -> None:
+    """Raise a UserError if a file has fewer conversations than a batch.
 
-
-def check_conversations(recipe: SftRecipe, data: Path) -> list[dict[str, Any]]:
-    """The conversations to train on, not encoded yet; a UserError where they cannot be used, or are too few."""
-    file = prepared_file(data)
-    rows = list(read_conversations(file))
-    if len(rows) < recipe.batch:
-        raise _too_few(recipe, file, len(rows), "", too_long=False)
-    return rows
-
-
-def form_warnings(recipe: SftRecipe, model: Path, rows: list[dict[str, Any]]) -> list[str]:
-    """What conversations would teach against their system text or the reward; a UserError without a tokenizer."""
-    return list(check_form(rows, taught_codec(recipe.format, model).wording).warnings())
-
-
-def conversation_lengths(recipe: SftRecipe, model: Path, rows: list[dict[str, Any]]) -> list[int]:
-    """Tokens of what SFT would train on, of a sample spread over the conversations; a UserError without a tokenizer."""
-    codec = taught_codec(recipe.format, model)
-    sample = rows[:: -(-len(rows) // SAMPLED_CONVERSATIONS)]
-    tokens = [len(encode(row, codec).input_ids) for row in sample]
-    limit = recipe.max_tokens
-    return [min(each, limit) for each in tokens if each <= limit or recipe.too_long == "cut"]
+    Args:
+        which: which conversations are counted, if not all.
+        too_long: whether a greater limit of tokens would leave more.
+    """
+    if count < recipe.batch:
+        raise UserError(
+            f"{data} has {count} conversations{which}, but a batch needs {recipe.batch}",
+            "Lower batch" + (", or raise max_tokens." if too_long else "."),
+        )
 
 
 def rl_format(named: str | None, model: Path) -> Format:

@@ -59,7 +59,7 @@ def table(shown: Snapshot, with_usual: bool) -> Table:
     """One row per panel: the course of its first line, its values at the last step, and what is usual."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     made.add_column("", style="bold", no_wrap=True)
-    made.add_column("course of the first", no_wrap=True)
+    made.add_column("first value over time", no_wrap=True)
     made.add_column(f"step {shown.steps[-1].number}")
     if with_usual:
         made.add_column("usual", style="dim")

@@ -14,13 +14,16 @@ from rstar2.chat.layout import WrappedText
 from rstar2.chat.markdown import MarkdownStream
 from rstar2.chat.screen import Screen
 from rstar2.loop.turns.codec import ChatCodec
+from rstar2.terminal import READABLE, write_readably
 
+write_readably()
 BOLD, ITALIC, CODE, OFF = "\x1b[1m", "\x1b[3m", "\x1b[36m", "\x1b[0m"
 
 
-def shown(*pieces: str, columns: int = 80, colored: bool = False) -> str:
+def shown(*pieces: str, columns: int = 80, colored: bool = False, encoding: str = "utf-8") -> str:
+    written = io.BytesIO()
     out = Console(
-        file=io.StringIO(),
+        file=io.TextIOWrapper(written, encoding=encoding, newline="\n", errors=READABLE),
         width=columns,
         force_terminal=True,
         color_system="standard" if colored else None,
@@ -32,8 +35,8 @@ def shown(*pieces: str, columns: int = 80, colored: bool = False) -> str:
         stream.add(piece)
     stream.end()
     text.margin()
-    assert isinstance(out.file, io.StringIO)
-    return re.sub(r"[ ]+$", "", out.file.getvalue(), flags=re.MULTILINE)
+    out.file.flush()
+    return re.sub(r"[ ]+$", "", written.getvalue().decode(), flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,27 @@ def test_a_table_keeps_its_comparisons_and_products() -> None:
     assert "a<b, 2*3*4" in text
     assert "---|" not in text
     assert text.endswith("\nafter\n")
+
+
+@pytest.mark.parametrize(
+    ("cell", "seen"),
+    [("$|x|$", "|x|"), (r"$P(A \mid B)$", "P(A"), ("`a|b`", "a|b"), (r"`a\|b`", "a|b"), ("``a|`b``", "a|")],
+)
+def test_a_bar_in_a_formula_or_in_code_ends_no_cell(cell: str, seen: str) -> None:
+    text = shown(f"| what | value |\n|---|---|\n| {cell} | 34567 |\n| 2 | 89 |\n")
+    [row] = [line for line in text.splitlines() if "34567" in line]
+    assert seen in row
+    assert "89" in text
+
+
+def test_in_ascii_no_line_is_wider_than_the_terminal() -> None:
+    words = "the root √2 – or “π” → α≤β… " * 6
+    said = f"- {words}\n\n> {words}\n\n| {words} | é |\n|---|---|\n| → | {words} |\n\n```py\nx = '{words}'\n```\n"
+    text = shown(said, columns=40, encoding="ascii")
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 40
+    assert {"* the root", "| the root"} <= {line[:10] for line in text.splitlines()}
+    assert "\\u221a" in text
 
 
 SAMPLE = (

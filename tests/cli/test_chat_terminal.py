@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pty
 import re
 import shutil
 import signal
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -491,3 +494,34 @@ def test_no_key_is_shown_by_the_terminal_itself_from_the_first_line_on(words: tu
         person.ends_with(0)
         # The shell's terminal is as it was.
         assert person._echoes()
+
+
+IMPORTS = """
+import atexit, sys, termios
+def shown(when):
+    print(when, "shown" if termios.tcgetattr(0)[3] & termios.ECHO else "unseen")
+class Watcher:
+    def find_spec(self, name, *_):
+        if name in ("rstar2.chat.judge", "rstar2.chat.model", "prompt_toolkit"):
+            shown(name)
+sys.meta_path.insert(0, Watcher())
+atexit.register(shown, "ended")
+from rstar2.cli import main
+sys.argv = ["rstar2", "chat", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(("words", "seen"), [([], "unseen"), (["--prompt", "How much?"], "shown")])
+def test_keys_are_unseen_before_anything_large_is_imported(
+    words: list[str], seen: str, tmp_path: Path
+) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", IMPORTS, "--model", str(tmp_path / "no model"), *words]
+    ran = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=TIMEOUT_S)
+    os.close(theirs)
+    os.close(ours)
+    assert ran.returncode == 2, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert lines[:2] == [f"rstar2.chat.judge {seen}", f"rstar2.chat.model {seen}"]
+    assert lines[-1] == "ended shown"

@@ -528,6 +528,28 @@ def test_two_runs_are_compared_in_words_and_in_json(tmp_path: Path) -> None:
     assert all(flip["b"] > 0.5 >= flip["a"] for flip in found["flipped"])
 
 
+def test_a_comparison_says_above_the_table_that_a_run_is_incomplete(tmp_path: Path) -> None:
+    a, b = (made_run(tmp_path / name, problems=10, samples=2) for name in "ab")
+    assert "incomplete" not in run("compare", a, b)[1]
+    assert json.loads(run("compare", a, b, "--json")[1])[0]["incomplete"] == []
+    traces, results = b / "aime24" / "traces.jsonl", b / "aime24" / "results.json"
+    traces.write_text("".join(traces.read_text().splitlines(keepends=True)[:-1]))
+    record = json.loads(results.read_text())
+    record |= {"complete": False, "missing": 1, "failed": {"the server died": 1}}
+    record["summary"]["samples"] = 19
+    results.write_text(json.dumps(record))
+    shown = " ".join(run("compare", a, b)[1].split())
+    said = "aime24: B is incomplete, 1 of 20 samples is missing; failed: 1 × the server died."
+    assert said in shown
+    assert "may come from what is missing" in shown
+    assert shown.index(said) < shown.index("B - A")
+    missing = {"run": "B", "samples": 19, "missing": 1, "failed": {"the server died": 1}}
+    assert json.loads(run("compare", a, b, "--json")[1])[0]["incomplete"] == [missing]
+    results.unlink()
+    shown = " ".join(run("compare", b, a)[1].split())
+    assert "aime24: A is incomplete, it was stopped after 19 samples." in shown
+
+
 def test_help_shows_both_uses() -> None:
     code, shown, _ = run("--help")
     assert code == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from support.servers.public_endpoint import ANSWER, NO_TEMPERATURE, Body, PublicEndpoint
+from support.servers.public_endpoint import ANSWER, NO_TEMPERATURE, Body, PublicEndpoint, Sent
 from typer.testing import CliRunner
 
 from rstar2.cli import app
@@ -61,6 +61,32 @@ def test_request_fields_tools_in_the_text_and_fields_left_out_are_in_the_results
     assert all(body["reasoning"] == {"effort": "low"} and "tools" not in body for body in endpoint.asked)
     assert "temperature" not in endpoint.asked[-1]
     assert "<tool_response>\n42" in endpoint.asked[-1]["messages"][-1]["content"]
+
+
+def test_what_earlier_starts_met_stays_in_the_results(problems: Path, tmp_path: Path) -> None:
+    endpoint = PublicEndpoint()
+    run = tmp_path / "run"
+    capped = {"error": {"message": "max_tokens must be less than or equal to 4096"}}
+
+    def caps(body: Body) -> Sent | None:
+        return NO_TEMPERATURE(body) or (Sent(capped, 400) if body["max_tokens"] > 4096 else None)
+
+    with endpoint.serving():
+        words = [problems, "--url", endpoint.url, "--api", "chat", "--no-tools", "--run", run]
+        endpoint.checks = caps
+        ran = _eval(*words, "-n", 1)
+        assert ran.exit_code == 0, ran.output
+        assert "at most 4,096 tokens: the server at" in ran.output
+        first = _results(run)
+        endpoint.checks = lambda body: None
+        again = _eval(*words, "-n", 2)
+        assert again.exit_code == 0, again.output
+    assert list(first["reply_cap"]) == ["4096"]
+    second = _results(run)
+    assert second["summary"]["samples"] == 2 * first["summary"]["samples"]
+    assert {name: second[name] for name in ("fields_left_out", "reply_cap")} == {
+        name: first[name] for name in ("fields_left_out", "reply_cap")
+    }
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import Result
 from support.train.trainer_metrics import write_steps
+from support.waiting import TIMEOUT_S
 from typer.testing import CliRunner
 
 from rstar2.cli import app
@@ -98,28 +104,81 @@ def test_a_hub_id_that_is_known_needs_no_network_and_no_files(monkeypatch: pytes
     assert json.loads(ran.stdout)["model"]["parameters"] == 14_768_307_200
 
 
-def test_of_another_model_of_the_hub_config_json_alone_is_read(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[str, str]] = []
+@contextmanager
+def _hub(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """A hub that has the files in a folder, and what it was asked for."""
+    asked: list[str] = []
 
-    def downloaded(hub_id: str, file: str) -> str:
-        asked.append((hub_id, file))
-        if hub_id != "me/my-14b":
-            raise OSError("cannot reach the hub")
-        return str(model / file)
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *words: Any) -> None:
+            super().__init__(*words, directory=str(folder))
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", downloaded)
-    line = ["--stage", "1", "--profile", "8xh100", "--json"]
-    ran = rstar2("plan", "--model", "me/my-14b", *line)
+        def send_error(self, code: int, *words: Any) -> None:
+            self.send_response(401 if code == 404 else code)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def end_headers(self) -> None:
+            self.send_header("ETag", '"1"')
+            self.send_header("X-Repo-Commit", "abc")
+            super().end_headers()
+
+        def log_message(self, *words: Any) -> None:
+            if "/resolve/" in self.path:  # the library asks for a list of programs that may call it too
+                asked.append(self.path)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _asks_the_hub(url: str, state: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    told = {"HF_ENDPOINT": url, "HF_HOME": str(state / "hub"), "COLUMNS": "200"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | told
+    words = (sys.executable, "-m", "rstar2", *words)
+    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S)
+
+
+PLAN = ("plan", "--stage", "1", "--profile", "8xh100", "--json", "--model")
+
+
+def test_of_another_model_of_the_hub_config_json_alone_is_read(model: Path, tmp_path: Path) -> None:
+    files = tmp_path / "files" / "me" / "my-14b" / "resolve" / "main"
+    shutil.copytree(model, files)
+    with _hub(tmp_path / "files") as (url, asked):
+        ran = _asks_the_hub(url, tmp_path, *PLAN, "me/my-14b")
+    assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["model"]["parameters"] == 14_768_307_200
-    error = rstar2("plan", "--model", "Qwen/Qwen3-15B", *line).exception
-    assert isinstance(error, UserError)
-    assert error.message.startswith(
-        "cannot read config.json of Qwen/Qwen3-15B from the hub: cannot reach the hub"
-    )
-    assert "; did you mean Qwen/Qwen3-" in error.message
-    assert asked == [("me/my-14b", "config.json"), ("Qwen/Qwen3-15B", "config.json")]
+    assert set(asked) == {"/me/my-14b/resolve/main/config.json"}
+
+
+@pytest.mark.parametrize("words", [PLAN, ("format", "show")])
+@pytest.mark.parametrize(
+    ("reached", "said"),
+    [
+        (True, "error: the hub has no model Qwen/Qwen3-9B"),
+        (False, "error: the hub cannot be asked for Qwen/Qwen3-9B ("),
+    ],
+)
+def test_a_misspelt_hub_id_is_asked_for_once_and_corrected(
+    words: tuple[str, ...], reached: bool, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    with _hub(tmp_path / "files") as (url, asked):
+        ran = _asks_the_hub(url if reached else "http://127.0.0.1:1", tmp_path, *words, "Qwen/Qwen3-9B")
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    [error, hint] = ran.stderr.splitlines()
+    assert error.startswith(said)
+    assert error.endswith("; did you mean Qwen/Qwen3-8B?")
+    assert ("hf auth login" in hint) is reached
+    assert len(asked) == (1 if reached else 0)
 
 
 def test_stated_tokens_per_second_are_taken(model: Path) -> None:

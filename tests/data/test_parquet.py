@@ -127,7 +127,7 @@ def test_a_prepared_folder_and_a_parquet_file_can_be_evaluated(problems: Path, t
     assert load_benchmark(str(problems / PREPARED)) == expected
     mine = tmp_path / "mine.parquet"
     pq.write_table(pa.table({"problem": ["What is 2+2?", ""], "answer": [4, 5]}), mine)
-    with pytest.raises(UserError, match='mine.parquet, row 2: field "problem" is empty'):
+    with pytest.raises(UserError, match=r'mine\.parquet, row 2: field "problem" is empty'):
         load_benchmark(str(mine))
     pq.write_table(pa.table({"problem": ["What is 2+2?"], "answer": [4]}), mine)
     assert load_benchmark(str(mine)) == [Problem("1", "What is 2+2?", "4")]

@@ -638,7 +638,9 @@ def test_a_prepared_set_can_be_read_again(tmp_path: Path) -> None:
         (b'{"prompt": "x", "reward_model": {}}\n{"prompt"\n', "line 2: not JSON"),
         (b'{"prompt": "x", "reward_model": {}}\n[1]\n', "line 2: not a JSON object but list"),
         (b"", "no rows"),
-        (b"\xff\xfe", "line 1: not JSON"),
+        ('{"prompt": "x", "reward_model": {}}'.encode("utf-16"), "UTF-16 or UTF-32, not UTF-8"),
+        ('{"prompt": "x", "reward_model": {}}'.encode("utf-16-be"), "UTF-16 or UTF-32, not UTF-8"),
+        (b"\xe9", "line 1: not JSON"),
         (b'{"prompt": "x", "reward_model": {}}\n{"prompt": ' + b"[" * 100_000, "line 2: not JSON"),
         (b'{"prompt": "x", "reward_model": {}}\n{"other": "\xff"}\n', "line 2: not JSON"),
         (b'{"prompt": "x", "reward_model": {}}\n{}{}\n\n', "line 2: not JSON"),
@@ -695,6 +697,25 @@ def test_json_lines_in_a_json_file_and_what_only_python_reads_in_a_list(tmp_path
     file.write_text(json.dumps([{**ROWS["dapo"], "loss": float("nan")}, changed("dapo", prompt="\ud800")]))
     found, counts = read(sources()["dapo"], file)
     assert (len(found), counts.refused) == (1, {"malformed": 1})
+    file.write_text(json.dumps([ROWS["dapo"]]), encoding="utf-16")
+    with pytest.raises(UserError, match="UTF-16 or UTF-32, not UTF-8"):
+        read(sources()["dapo"], file)
+
+
+def test_a_row_that_only_python_reads_leaves_the_others_of_its_list_as_they_are(tmp_path: Path) -> None:
+    rows = [changed("dapo", prompt=f"What is {n} plus {n}?", more=[n, {"deep": "]"}]) for n in range(5)]
+    rows[2]["loss"] = float("inf")
+    for indent in (None, 3):
+        file = tmp_path / "data.json"
+        file.write_text(json.dumps(rows, indent=indent))
+        listed = [bytes(each) for each in reading._listed_rows(file) or ()]
+        assert [json.loads(each) for each in listed] == rows
+        assert all(each in file.read_bytes() for each in listed), "the texts are those of the file"
+        assert read(sources()["dapo"], file)[1].read == 5
+    for broken in ("[NaN,]", "[NaN", "[NaN]]", "[NaN 1]"):
+        file.write_text(broken)
+        with pytest.raises(UserError, match="is not JSON"):
+            read(sources()["dapo"], file)
 
 
 @pytest.mark.parametrize(

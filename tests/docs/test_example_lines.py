@@ -33,7 +33,7 @@ from rstar2.data.parquet import PREPARED
 from rstar2.data.source import HubSet
 from rstar2.data.sources import sources
 from rstar2.demo.tiny import TinyModel, make_tiny_model
-from rstar2.files import write_json
+from rstar2.files import read_json, write_json
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.formats.format import FORMAT_FILE, ours
 from rstar2.loop.trace import TraceWriter, read_traces
@@ -49,11 +49,9 @@ PAGES = [
 """By name, wherever they are: cli.md makes runs that evaluation.md speaks of."""
 PUBLISHED = "rstar2-reproduce/rStar2-Agent-14B"
 MODELS = (
-    "Qwen3-14B-Base",
     "Qwen3-14B",
     "Qwen3-8B",
     "Qwen3-4B",
-    "Qwen3-4B-Base",
     "models/smollm2",
     PUBLISHED,
     "runs/demo/base",
@@ -142,8 +140,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(root / "runs/demo/model.json", {"path": "stage3/model"})
     for name in ("before", "after"):
         made_run(root / "runs" / name, problems=4, samples=2)
-    for path in (root / "runs").glob("**/traces.jsonl"):
-        _with_tokens_of(root / "tiny", path)
+    # It has enough correct answers for a step of SFT.
+    made_run(root / "runs/eval", "training-problems", problems=120, samples=4)
+    for pattern in ("**/traces.jsonl", "**/traces/step-*.jsonl"):
+        for path in (root / "runs").glob(pattern):
+            _with_tokens_of(root / "tiny", path)
+    for path in (root / "runs").glob("**/results.json"):
+        write_json(path, {**read_json(path), "model": {"path": str(root / "tiny")}})
+    settings = read_json(root / "runs/rl/config.json")
+    settings["config"]["model"] = str(root / "tiny")
+    write_json(root / "runs/rl/config.json", settings)
     rows = [{"problem": problem.problem, "answer": problem.answer} for problem in problems]
     for name in ("aime24", "problems", "mine", "euler"):
         _jsonl(
@@ -163,6 +169,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         words = [str(root / f"{source}.jsonl"), "--output", str(root / "data" / name)]
         assert rstar2("data", "prepare", *words).code == 0
+    words = [str(root / "runs/eval"), "--output", str(root / "data/traces")]
+    assert rstar2("data", "from-traces", *words).code == 0
     for name, source in (
         ("sft.parquet", "sft"),
         ("runs/demo/data/sft.parquet", "sft"),
@@ -184,16 +192,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _with_tokens_of(model: Path, path: Path) -> None:
-    """Give made traces the token ids that a model's tokenizer has for their texts."""
-    tokenizer = load_codec(model).tokenizer
+    """Give made traces the token ids that a model has for their prompts and texts."""
+    codec = load_codec(model)
     traces = list(read_traces(path))
     path.unlink()
     with TraceWriter(path) as writer:
         for trace in traces:
+            trace.prompt_ids = codec.prompt(codec.format.messages(trace.problem))
             trace.response_ids = []
             for turn in trace.turns:
                 turn.start = len(trace.response_ids)
-                trace.response_ids += tokenizer.encode(turn.text, add_special_tokens=False)
+                trace.response_ids += codec.tokenizer.encode(turn.text, add_special_tokens=False)
                 turn.end = len(trace.response_ids)
             trace.response_mask = [1] * len(trace.response_ids)
             writer.write(trace)
@@ -250,7 +259,10 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
     for there in ("http://gpu:8000", "http://127.0.0.1:8000"):
         line = line.replace(there, standin.url)
     line = (
-        line.replace("--model Qwen3-32B", f"--model {standin.names[0]}")
+        line.replace(
+            "from-traces runs/sampled", "from-traces runs/eval"
+        )  # an untrained model has nothing right
+        .replace("--model Qwen3-32B", f"--model {standin.names[0]}")
         .replace("/data/runs", "runs")
         .replace("$TOKEN", judge.token or "none")
     )
@@ -259,7 +271,7 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
     verb = words[0]
     if verb in DRY and DRY[verb] not in words:
         words.insert(1, DRY[verb])
-    if words[:2] == ["data", "prepare"]:
+    if words[:2] in (["data", "prepare"], ["data", "from-traces"]):
         words[words.index("--output") + 1] = tempfile.mkdtemp(dir=".")
     if words[:2] == ["data", "agree"]:
         words[words.index("--run") + 1] = tempfile.mkdtemp(dir=".")

@@ -197,7 +197,10 @@ def test_a_wrong_name_and_options_without_gpu_check_are_the_users_mistakes(tmp_p
         return ran.exception
 
     unknown = error("--gpu-check", "--check", "atention", "--output", str(tmp_path))
-    assert (unknown.message, unknown.exit_code) == ("no check atention", 2)
+    assert (unknown.message, unknown.exit_code) == (
+        "no check atention; did you mean attention?",
+        2,
+    )
     assert set(CHECKS) <= set(re.findall(r"\w+", unknown.hint))
     without = error("--check", "update", "--keep")
     assert (without.message, without.exit_code) == ("--check, --keep needs --gpu-check", 2)

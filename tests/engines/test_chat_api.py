@@ -13,7 +13,7 @@ from support.servers.vllm_standin import serving
 from support.tools import SharedTools
 from support.turns import user_turn
 
-from rstar2.engines.chat_api import _Turn, open_chat_api
+from rstar2.engines.chat_api import _TurnText, open_chat_api
 from rstar2.engines.completions import Choice, read_completion
 from rstar2.engines.text_tokens import BYTES, TextTokenizer, messages_of, text_codec
 from rstar2.loop.agent import Limits, rollout
@@ -121,7 +121,7 @@ def _piece(call: dict[str, Any]) -> Choice:
 @pytest.mark.parametrize("index", [{}, {"index": 0}])
 def test_calls_are_told_apart_by_their_ids_where_all_have_one_index(index: dict[str, int]) -> None:
     written: list[str] = []
-    turn = _Turn(written.append)
+    turn = _TurnText(written.append)
     for name, value in (("add", 1), ("sub", 2)):
         begun = {**index, "id": f"call_{name}", "function": {"name": name, "arguments": '{"a": '}}
         turn.add(_piece(begun))

@@ -39,6 +39,8 @@ from rstar2.engines.chat_api import ChatEngine, open_chat_api
 from rstar2.engines.models import ServerModel
 from rstar2.engines.pool import RetryingEngine
 from rstar2.engines.refusals import (
+    AccessRefused,
+    ContentFiltered,
     KeyRefused,
     QuotaExhausted,
     Refused,
@@ -173,6 +175,11 @@ async def test_a_rate_limit_that_outlasts_the_wait_ends_the_run_with_its_words(
         Sent({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}, 429),
         Sent({"error": {"message": "Insufficient Balance", "type": "unknown_error"}}, 402),
         Sent({"error": {"message": "Your credit balance is too low to access the API."}}, 400),
+        Sent({"error": {"message": "Monthly quota exceeded"}}, 429),
+        Sent(
+            {"error": {"message": "Your team has used all available credits or reached its spending limit"}},
+            403,
+        ),
     ],
 )
 async def test_an_exhausted_quota_ends_the_run_at_once(
@@ -202,6 +209,10 @@ async def test_an_exhausted_quota_ends_the_run_at_once(
             0.12,
         ),
         ({"ratelimit-remaining": "0", "ratelimit-reset": "9"}, "", 9.0),
+        ({"RateLimit": '"default";r=0;t=30'}, "", 30.0),
+        ({"RateLimit": '"burst";r=5;t=99, "day";r=0;t=40'}, "", 40.0),
+        ({"x-ratelimit-remaining-requests-day": "0", "x-ratelimit-reset-requests-day": "3600"}, "", 3600.0),
+        ({"x-ratelimit-remaining-tokens-minute": "0", "x-ratelimit-reset-tokens-minute": "12.5"}, "", 12.5),
         ({}, "Rate limit reached for m. Please try again in 1.352s. Visit the site.", 1.352),
         ({}, "Please try again in 7m12s.", 432.0),
         ({}, '{"error": {"details": [{"retryDelay": "34s"}]}}', 34.0),
@@ -221,6 +232,10 @@ def test_the_pause_may_be_a_date_or_a_unix_time(monkeypatch: pytest.MonkeyPatch)
     for reset in ("1790000005", "1790000005000"):
         headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": reset}
         assert requested_pause_s(headers, "") == pytest.approx(5.0)
+    for what in ("requests", "tokens", "input-tokens", "output-tokens"):
+        limit = f"anthropic-ratelimit-{what}"
+        headers = {f"{limit}-remaining": "0", f"{limit}-reset": "2026-09-21T14:13:30Z"}
+        assert requested_pause_s(headers, "") == pytest.approx(10.0)
 
 
 # Contexts
@@ -241,9 +256,10 @@ async def test_a_rollout_that_fills_the_context_is_finished_in_every_wording(
         return Sent(said, status)
 
     endpoint.checks = checks
+    question = "7 " * prompt
     async with opened(endpoint) as model:
         trace = await rollout(
-            model.codec.prompt(model.codec.format.messages("Compute 6 * 7.")),
+            model.codec.prompt(model.codec.format.messages(question)),
             engine=model.engine,
             tools=Prints(),
             codec=model.codec,
@@ -251,7 +267,7 @@ async def test_a_rollout_that_fills_the_context_is_finished_in_every_wording(
             sampling=Sampling(),
         )
         chat = ServerChat(endpoint.url, "m", RetryPolicy(0.0), TIMEOUT_S)
-        reply = await chat.reply([{"role": "user", "content": "?"}], Sampling(max_tokens=30_000))
+        reply = await chat.reply([{"role": "user", "content": question}], Sampling(max_tokens=30_000))
         await chat.aclose()
     if prompt < context:
         assert (trace.finish, trace.final_text) == ("answer", ANSWER)
@@ -259,6 +275,28 @@ async def test_a_rollout_that_fills_the_context_is_finished_in_every_wording(
     else:
         assert (trace.finish, trace.final_text) == ("max_tokens", "")
         assert (reply.finish, reply.text) == ("length", "")
+
+
+async def test_a_short_prompt_that_stays_refused_for_the_context_is_an_error(
+    endpoint: PublicEndpoint,
+) -> None:
+    """A server whose words about the context mean something else must not have its model graded for them."""
+    endpoint.models = [{"id": "m", "max_model_len": 32_768}]
+    endpoint.checks = lambda body: Sent({"error": {"message": "prompt is too long"}}, 400)
+    async with opened(endpoint) as model:
+        with pytest.raises(Refused, match="prompt is too long"):
+            await generated(model)
+    assert ["max_tokens" in body for body in endpoint.asked] == [True, False]
+
+
+async def test_a_busy_server_that_speaks_of_its_cache_is_asked_again(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    busy = {"message": "Not enough KV cache: reduce the number of concurrent requests", "type": "unavailable"}
+    endpoint.script = [Sent({"error": busy}, 503)] * 5
+    result = await measured(endpoint, tmp_path)
+    assert (result.summary["truncated_share"], result.summary["accuracy"]) == (0, 1.0)
+    assert timing(tmp_path)["outages"][0]["retries"] == {"HTTP 503 (unavailable)": 5}
 
 
 async def test_what_was_written_before_the_context_was_full_is_kept(endpoint: PublicEndpoint) -> None:
@@ -320,6 +358,10 @@ ODD: dict[str, list[str]] = {
     "no finish reason": [event({"content": ANSWER}), DONE],
     "another finish reason": [event({"content": ANSWER}), event({}, "eos"), DONE],
     "another choice": [event({"content": "no"}, index=1), *_said()],
+    "one choice, of another number": [event({"content": ANSWER}, "stop", index=1), DONE],
+    "usage is a list": [*_said()[:2], 'data: {"choices": [], "usage": []}', "", DONE],
+    "finish reason is an object": [event({"content": ANSWER}), event({}, finish_reason={"type": "stop"}), DONE],
+    "text of a completion": [f"data: {json.dumps({'choices': [{'text': ANSWER, 'finish_reason': 'stop'}]})}", "", DONE],
     "index null": [event({"content": ANSWER}, "stop", index=None), DONE],
     "no end of stream": _said()[:2],
     "event on two lines": ['data: {"choices":', f'data: [{{"delta": {json.dumps({"content": ANSWER})}}}]}}', "", DONE],
@@ -368,6 +410,17 @@ async def test_arguments_may_be_an_object(endpoint: PublicEndpoint, arguments: A
     assert reply.finish == "tool_calls"
 
 
+async def test_the_call_of_an_old_api_is_a_call(endpoint: PublicEndpoint) -> None:
+    call = {"name": NAME, "arguments": '{"code": "print(7)"}'}
+    endpoint.script = [
+        Sent({"choices": [{"message": {"function_call": call}, "finish_reason": "function_call"}]})
+    ]
+    async with opened(endpoint) as model:
+        _, generation = await generated(model)
+        (written,) = model.codec.parse(generation.token_ids).calls
+    assert (written.name, written.arguments) == (NAME, {"code": "print(7)"})
+
+
 async def test_a_thought_among_the_parts_of_a_content_is_a_thought(endpoint: PublicEndpoint) -> None:
     parts = [
         {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
@@ -390,25 +443,32 @@ ENGINE_DIED = {
 FAULTS: dict[str, tuple[Sent, str]] = {
     "event: error": (
         Sent(lines=[event({"content": "I"}), "event: error", "data: upstream connect error", ""]),
-        "error 500 in its answer",
+        "an error in its answer",
     ),
     "503 inside a 200": (
         Sent(lines=['data: {"error": {"message": "overloaded", "code": 503}}', ""]),
-        "error 503 in its answer (503)",
+        "error 503 in its answer",
     ),
     "vLLM's engine died": (
         Sent(lines=[event({"content": "I"}), f"data: {json.dumps(ENGINE_DIED)}", "", DONE]),
-        "error 503 in its answer (400)",
+        "error 400 in its answer",
     ),
     "503 in place of a completion": (
         Sent({"error": {"message": "no capacity", "code": 503}}),
-        "error 503 in its answer (503)",
+        "error 503 in its answer",
     ),
     "cut off": (Sent(lines=[event({"content": "I"})]), "the connection broke: the stream ended early"),
     "cut in an event": (Sent(lines=[event({"content": "I"}), 'data: {"choices": [']), "malformed answer"),
     "nested without end": (Sent(lines=["data: " + "[" * 100_000, ""]), "malformed answer"),
     "aborted": (Sent(lines=[event({"content": "I"}, "abort"), DONE]), "finish_reason abort"),
     "content is a number": (Sent(lines=[event({"content": 5}), DONE]), "malformed answer"),
+    "nothing said but a role": (
+        Sent(lines=[event({"role": "assistant", "content": ""}), DONE]),
+        "the connection broke: the stream ended early",
+    ),
+    "JSON that is cut off": (Sent('{"choices":[{"message":{"content":"It is'), "malformed answer"),
+    "a page": (Sent("<html><title>Just a moment</title></html>", kind="text/html"), "malformed answer"),
+    "a whole answer without words": (Sent({"choices": [{"message": {"content": ""}}]}), "malformed answer"),
     "nothing said": (Sent(lines=[DONE]), "the connection broke: the stream ended early"),
     "no choices": (Sent({"object": "chat.completion", "choices": []}), "malformed answer"),
     "529": (
@@ -444,6 +504,35 @@ async def test_an_answer_that_stays_malformed_fails_the_sample_alone_with_its_ca
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["failed"] == {"malformed answer": 1}
     assert record["summary"]["samples"] == 14
+
+
+MODEL_AWAY = Sent({"error": {"message": "The model `m` does not exist", "code": "model_not_found"}}, 404)
+
+
+async def test_a_refusal_that_every_request_meets_ends_the_run(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    endpoint.checks = lambda body: MODEL_AWAY
+    with pytest.raises(AccessRefused, match="The model `m` does not exist"):
+        await measured(endpoint, tmp_path, in_flight=1)
+    assert len(endpoint.asked) == 5
+
+
+async def test_a_refusal_after_an_answer_costs_its_sample_alone(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    refused = len(PROBLEMS) - 1
+    endpoint.script = [Sent(lines=[event({"content": ANSWER}, "stop"), DONE]), *[MODEL_AWAY] * refused]
+    with pytest.raises(SamplesRefused, match=f"{refused} of 15 samples failed"):
+        await measured(endpoint, tmp_path, samples=1, in_flight=1)
+
+
+async def test_refusals_of_single_requests_do_not_end_the_run(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    endpoint.checks = lambda body: Sent({"error": {"message": "an image is missing"}}, 400)
+    with pytest.raises(SamplesRefused, match="15 of 15 samples failed"):
+        await measured(endpoint, tmp_path, samples=1, in_flight=1)
 
 
 @pytest.mark.parametrize(
@@ -518,10 +607,11 @@ async def test_a_server_that_is_no_api_is_named_as_what_it_is(
         (NO_MAX_TOKENS, "max_tokens", set()),
         (NO_TEMPERATURE, "temperature", {"temperature"}),
         (no_seed_422, "seed", {"seed"}),
+        (refuses("temperature", "invalid temperature: only 1 is allowed"), "temperature", {"temperature"}),
         (refuses("stream_options", "Unknown argument: stream_options"), "stream_options", set()),
         (refuses("top_p", "`temperature` and `top_p` cannot both be specified for this model."), "top_p", {"top_p"}),
     ],
-    ids=["max_tokens", "temperature", "seed", "stream_options", "top_p"],
+    ids=["max_tokens", "temperature", "seed", "temperature of 1", "stream_options", "top_p"],
 )  # fmt: skip
 async def test_a_field_that_a_server_does_not_take_is_left_out_and_told(
     endpoint: PublicEndpoint, checks: Callable[[Body], Sent | None], absent: str, left_out: set[str]
@@ -556,6 +646,10 @@ async def test_a_chat_says_which_field_a_server_does_not_take(endpoint: PublicEn
     [
         "max_tokens is too large: 30000. This model supports at most 4096 completion tokens, whereas you gave 30000.",
         "Range of max_tokens should be [1, 4096]",
+        "max_tokens must be between 1 and 4096",
+        "max_tokens should be at most 4,096",
+        "`max_tokens` must be in the range [1, 4096]",
+        "max_completion_tokens must be in the range of [1, 4096]",
         "Invalid max_tokens value, the valid range of max_tokens is [1, 4096]",
         "max_tokens: 30000 > 4096, which is the maximum allowed number of output tokens for m",
         "`max_tokens` must be less than or equal to `4096`, the maximum value for `max_tokens` is less than the "
@@ -568,10 +662,58 @@ async def test_a_cap_on_completion_tokens_is_kept_to(endpoint: PublicEndpoint, m
     endpoint.checks = lambda body: (
         Sent({"error": {"message": message, "code": 400}}, 400) if body["max_tokens"] > 4096 else None
     )
+    told: list[tuple[int, str]] = []
     async with opened(endpoint) as model:
+        model.engine.when_capped(lambda most, words: told.append((most, words)))
         for _ in range(2):
             assert (await generated(model, budget=30_000))[1].finish == "stop"
     assert [body["max_tokens"] for body in endpoint.asked] == [30_000, 4096, 4096]
+    ((most, words),) = told
+    assert most == 4096
+    assert message in words
+
+
+async def test_a_tiny_cap_holds_for_all_only_when_it_is_confirmed(endpoint: PublicEndpoint) -> None:
+    def checks(body: Body) -> Sent | None:
+        if "ok" in body["messages"][-1]["content"] or body["max_tokens"] <= 8:
+            return None
+        return Sent({"error": {"message": "max_tokens must be less than or equal to 8"}}, 400)
+
+    endpoint.checks = checks
+    told: list[int] = []
+    async with opened(endpoint) as model:
+        model.engine.when_capped(lambda most, words: told.append(most))
+        for question in ("one", "one", "ok", "two", "ok"):
+            await generated(model, question)
+    asked = [(body["messages"][-1]["content"], body["max_tokens"]) for body in endpoint.asked]
+    refused_once = [("one", 900), ("one", 8)]
+    assert asked == [*refused_once, *refused_once, ("ok", 900), ("two", 900), ("two", 8), ("ok", 8)]
+    assert told == [8]
+
+
+async def test_a_cap_in_the_list_of_models_is_told_when_it_matters(endpoint: PublicEndpoint) -> None:
+    endpoint.models = [{"id": "m", "max_completion_tokens": 500}]
+    told: list[int] = []
+    async with opened(endpoint) as model:
+        model.engine.when_capped(lambda most, words: told.append(most))
+        await generated(model, budget=500)
+        assert told == []
+        await generated(model, budget=900)
+    assert told == [500]
+
+
+async def test_a_reply_that_is_refused_in_the_middle_is_begun_again(endpoint: PublicEndpoint) -> None:
+    refused = {
+        "error": {"message": "property seed is unsupported", "type": "invalid_request_error", "code": 400}
+    }
+    endpoint.script = [Sent(lines=[event({"content": "FIRST "}), f"data: {json.dumps(refused)}", ""])]
+    async with opened(endpoint) as model:
+        prompt = model.codec.prompt(model.codec.format.messages("?"))
+        engine = RetryingEngine(model.engine, policies_on(Clock())(60.0).service("engine"))
+        generation = await engine.generate(prompt, Sampling(max_tokens=90, seed=3))
+        text = model.codec.decode(generation.token_ids)
+    assert text.strip() == ANSWER
+    assert ["seed" in body for body in endpoint.asked] == [True, False]
 
 
 async def test_a_model_without_tools_says_which_option_helps(endpoint: PublicEndpoint) -> None:
@@ -713,6 +855,35 @@ async def test_tools_may_stand_in_the_system_text_or_be_left_out(
         (500, {"error": {"message": "oops"}}, EngineUnavailable),
         (501, {"error": {"message": "oops"}}, Refused),
         (400, {"error": {"message": "messages: at least one is required"}}, Refused),
+        (
+            503,
+            {"error": {"message": "KV cache full; reduce the number of concurrent requests"}},
+            EngineUnavailable,
+        ),
+        (500, {"error": {"message": "context window service unavailable"}}, EngineUnavailable),
+        (502, {"error": {"message": "upstream says: prompt too long to wait"}}, EngineUnavailable),
+        (503, {"error": {"message": "maximum context length of 10 exceeded"}}, EngineUnavailable),
+        (413, {"error": {"message": "Request body size limit exceeded"}}, Refused),
+        (400, {"error": {"message": "image size limit exceeded"}}, Refused),
+        (400, {"error": {"message": "seed exceeds the limit of 2147483647"}}, Refused),
+        (400, {"error": {"message": "messages: reduce the number of system messages to 1"}}, Refused),
+        (422, {"error": {"message": "too many tokens in field stop"}}, Refused),
+        (403, {"error": {"message": "Your account has been flagged for potential abuse."}}, Refused),
+        (
+            403,
+            {"error": {"message": "Your organization violates our usage policies; access is suspended."}},
+            Refused,
+        ),
+        (400, {"error": {"message": "Your organization violates our usage policies."}}, Refused),
+        (400, {"error": {"message": "Request blocked: source address violates the network policy"}}, Refused),
+        (401, {"error": {"message": "flagged for abuse", "code": "content_filter"}}, KeyRefused),
+        (400, {"error": {"message": "Your prompt violates our usage policy."}}, ContentFiltered),
+        (403, {"error": {"message": "Blocked.", "code": "content_filter"}}, ContentFiltered),
+        (
+            403,
+            {"error": {"message": "your input was flagged", "code": 403, "metadata": {"flagged_input": "x"}}},
+            ContentFiltered,
+        ),
     ],
 )
 def test_what_an_error_means_for_a_run(status: int, body: Body, kind: type[EngineError]) -> None:
@@ -746,7 +917,8 @@ async def test_the_stand_in_of_each_provider_is_measured(name: str) -> None:
             assert ("<think>Hm.</think>" in text) == ("Hm." in json.dumps(provider.message("")))
             refused = Sent(*reversed(CONTEXT_WORDINGS[provider.wording](Tokens(8192, 9000, 1))))
             endpoint.checks = lambda body: refused
-            assert (await generated(model))[1] == Generation([], None, "length")
+            _, generation = await generated(model, "7 " * 70_000)
+            assert generation == Generation([], None, "length")
 
 
 def test_the_table_of_providers_has_those_that_were_tried() -> None:

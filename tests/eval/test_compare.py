@@ -9,7 +9,7 @@ from rich.console import Console
 from support.eval.made_runs import BFCL_V3, made_run
 
 from rstar2.errors import UserError
-from rstar2.eval.compare import Pair, compare_runs
+from rstar2.eval.compare import Incomplete, Pair, compare_runs
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.stored import measurements
 from rstar2.eval.terminal.tables import (
@@ -65,7 +65,9 @@ def test_what_a_comparison_could_find_is_a_sentence_and_in_the_json(tmp_path: Pa
     (found,) = compare_runs(a, b)
     assert found.detectable is not None
     size = f"{100 * found.detectable:.1f} points"
-    assert detectable_line(found).startswith("aime24: with 30 problems like these, a true difference of ")
+    assert detectable_line(found).startswith(
+        "aime24: with 30 problems like these, a true difference of about "
+    )
     assert size in detectable_line(found)
     assert found.as_json()["detectable_difference"] == found.detectable
     single = [made_run(tmp_path / name, problems=1) for name in ("c", "d")]
@@ -105,6 +107,18 @@ def test_problems_of_one_run_only_are_left_out_and_counted(tmp_path: Path) -> No
     a, b = made_run(tmp_path / "a", problems=30), made_run(tmp_path / "b", problems=20)
     found = compare_runs(a, b)[0]
     assert (len(found.pairs), found.unpaired) == (20, 10)
+
+
+def test_samples_that_a_later_start_made_are_no_longer_called_failed(tmp_path: Path) -> None:
+    """Three of twenty samples failed. The next start made two of them, and was killed."""
+    run = made_run(tmp_path / "a", problems=10, samples=2)
+    traces, results = (run / "aime24" / name for name in ("traces.jsonl", "results.json"))
+    traces.write_text("".join(traces.read_text().splitlines(keepends=True)[:-1]))
+    stored = measurements(run)[0].results
+    summary = stored["summary"] | {"samples": 17}
+    write_json(results, stored | {"complete": False, "missing": 3, "failed": {"gone": 3}, "summary": summary})
+    found = compare_runs(run, run)[0].incomplete
+    assert found == [Incomplete("A", 19, 1, {}), Incomplete("B", 19, 1, {})]
 
 
 def test_runs_without_a_common_benchmark_or_problem_are_refused(tmp_path: Path) -> None:

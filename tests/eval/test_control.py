@@ -134,6 +134,15 @@ async def test_a_paused_run_starts_nothing_until_it_goes_on(tmp_path: Path) -> N
     assert (await run.finish()).complete
 
 
+async def test_a_paused_run_ends_with_its_last_sample(tmp_path: Path) -> None:
+    run = ControlledRun(tmp_path, len(PROBLEMS))
+    await run.running(len(PROBLEMS))
+    await run.control.apply("pause", "")
+    async with asyncio.timeout(TIMEOUT_S):
+        result = await run.finish()
+    assert result.complete
+
+
 async def test_ctrl_c_ends_a_paused_run(tmp_path: Path) -> None:
     run = ControlledRun(tmp_path, 3)
     async with answering(run, tmp_path / "control"):

@@ -52,6 +52,7 @@ def test_a_local_folder_is_measured_on_the_builtin_set(
     assert all(trace.logprobs is not None and max(trace.logprobs) <= 0 for trace in traces)
     assert results["model"]["name"] == model.name
     assert len(results["model"]["sha256"]) == 64
+    assert results["model"]["path"] == str(model), "for `data from-traces`"
     assert results["judge"]["isolation"] == judge.isolation
     assert (tmp_path / "r" / "report.html").exists()
 

@@ -310,11 +310,29 @@ def test_the_detectable_difference_is_found_in_four_of_five_comparisons(problems
     assert found_share(differences) == pytest.approx(0.8, abs=0.04)
 
 
-def test_the_detectable_difference_of_decided_problems_is_four_flips_in_four_of_five_comparisons():
-    size = paired_mean(np.zeros(60)).detectable
+@pytest.mark.parametrize("problems", [5, 10, 60, 500])
+def test_the_detectable_difference_of_decided_problems_is_a_share_of_flips(problems):
+    size = paired_mean(np.zeros(problems)).detectable
     assert size is not None
-    differences = (np.random.default_rng(14).random((2000, 60)) < size).astype(float)
+    differences = (np.random.default_rng(14).random((2000, problems)) < size).astype(float)
     assert found_share(differences) == pytest.approx(0.8, abs=0.04)
+
+
+@pytest.mark.parametrize(("problems", "level"), [(5, 0.0062), (10, 0.0382), (30, 0.0486), (500, 0.05)])
+def test_in_small_sets_the_verdict_is_more_careful_than_the_paired_t_tests(problems, level):
+    noise = np.random.default_rng(15).normal(size=problems)
+    noise = (noise - noise.mean()) / noise.std(ddof=1) / 1000
+    for change, shown in ((1.01, False), (0.99, True)):
+        t = stats.t.isf(change * level / 2, problems - 1)
+        found = paired_mean(noise + t / 1000 / np.sqrt(problems)).by_problem
+        assert (found.low > 0) is shown
+
+
+def test_fewer_than_five_problems_show_nothing():
+    found = paired_mean(np.ones(4))
+    assert found.by_problem.low <= 0
+    assert found.detectable is None
+    assert paired_mean(np.ones(5)).by_problem.low > 0
 
 
 def test_one_problem_says_nothing_and_two_say_little():

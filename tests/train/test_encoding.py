@@ -88,9 +88,57 @@ def test_a_second_run_encodes_nothing(tmp_path: Path, how: CodecOf, monkeypatch:
     for other in (CodecOf(how.named, how.model, "another tokenizer"),):
         with pytest.raises(AssertionError, match="encodes again"):
             encoded_data(data, other)
+    del first
     with pytest.raises(AssertionError, match="encodes again"):
         encoded_data(lines(tmp_path / "x.jsonl", ROWS[:11]), how)
     assert [each.name for each in (tmp_path / STORE).iterdir()] == [".lock"], "the replaced file's is removed"
+
+
+def stored(folder: Path) -> set[str]:
+    return {each.name for each in (folder / STORE).iterdir() if each.name != ".lock"}
+
+
+def test_after_an_upgrade_the_old_encodings_go_and_other_models_stay(
+    tmp_path: Path, how: CodecOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, other = lines(tmp_path / "x.jsonl", ROWS[:10]), lines(tmp_path / "y.jsonl", ROWS[:5])
+    encoded_data(other, how)
+    encoded_data(data, how)
+    encoded_data(data, CodecOf("listed-tools", how.model, "another format"))
+    assert len(stored(tmp_path)) == 3
+    other.unlink()
+    encoded_data(data, how)
+    assert len(stored(tmp_path)) == 2, "nobody can ask for the removed file's"
+    monkeypatch.setattr(encoding, "_code_digest", lambda: "a new version's")
+    new = encoded_data(data, how)
+    assert stored(tmp_path) == {new.folder.name}
+
+
+_HOLDS = """
+import sys
+from pathlib import Path
+from rstar2.train.encoding import CodecOf, encoded_data
+held = encoded_data(Path(sys.argv[1]), CodecOf(None, Path(sys.argv[2]), sys.argv[3]))
+print(held.folder.name, flush=True)
+sys.stdin.readline()
+print(len(held.lengths))
+"""
+
+
+def test_an_encoding_that_another_process_uses_is_not_removed(
+    tmp_path: Path, how: CodecOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = lines(tmp_path / "x.jsonl", ROWS[:10])
+    words = [sys.executable, "-c", _HOLDS, str(data), str(how.model), how.digest]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        old = process.stdout.readline().strip()
+        monkeypatch.setattr(encoding, "_code_digest", lambda: "a new version's")
+        new = encoded_data(data, how).folder.name
+        assert stored(tmp_path) == {old, new}
+        assert process.communicate("go on\n", timeout=TIMEOUT_S)[0] == "10\n"
+    encoded_data(data, how)
+    assert stored(tmp_path) == {new}
 
 
 def test_another_format_has_another_digest_and_training_leaves_a_tokenizers_digest(

@@ -15,7 +15,7 @@ from rstar2.errors import UserError
 from rstar2.loop.trace import Trace, Turn
 from rstar2.loop.turns.choose import load_codec
 from rstar2.train.conversations import encode
-from rstar2.train.rejection import Selection, plan_traces
+from rstar2.train.rejection import Selection, plan_traces, traces_of
 
 
 class Silent:
@@ -158,3 +158,53 @@ def test_without_a_model_or_traces_the_message_says_what_to_give(model: Path, tm
     with pytest.raises(UserError, match="does not name the model") as refused:
         plan_traces(tmp_path / "traces.jsonl", Selection())
     assert "--model" in refused.value.hint
+
+
+def laid_out(run: Path, kind: str, *files: str) -> Path:
+    """A run with these files of traces."""
+    for file in files:
+        (run / file).parent.mkdir(parents=True, exist_ok=True)
+        (run / file).touch()
+    for name in ("config.json", "status.json"):
+        (run / name).write_text(json.dumps({"kind": kind, "config": {}}))
+    return run
+
+
+def test_of_a_training_run_its_own_rollouts_are_taken_and_no_held_out_problems(tmp_path: Path) -> None:
+    own = ["stage1/traces/step-000001.jsonl", "stage2/solved/traces.jsonl"]
+    run = laid_out(
+        tmp_path / "runs" / "demo", "demo", *own, "eval/sft/traces.jsonl", "plain/eval/stage1/traces.jsonl"
+    )
+    for place in (run, run.parent):
+        traces = traces_of(place)
+        assert {str(file.relative_to(run)) for file in traces.files} == set(own)
+        [warning] = traces.warnings()
+        assert warning.startswith("left out are the traces of the held-out problems of demo: ")
+        assert str(run / "eval" / "sft") in warning
+    assert not list(traces_of(run / "stage1").warnings())
+
+
+def test_an_sft_has_traces_of_held_out_problems_alone_and_they_have_to_be_named(tmp_path: Path) -> None:
+    run = laid_out(tmp_path / "sft", "sft", "held_out/step-5/traces.jsonl", "held_out/step-10/traces.jsonl")
+    for place in (run, tmp_path):
+        with pytest.raises(UserError, match="only traces of the held-out problems of sft") as refused:
+            traces_of(place)
+        assert str(run / "held_out" / "step-10") in refused.value.hint
+    for place in (run / "held_out" / "step-5", run / "held_out" / "step-5" / "traces.jsonl"):
+        traces = traces_of(place)
+        assert traces.files == (run / "held_out" / "step-5" / "traces.jsonl",)
+        [warning] = traces.warnings()
+        assert warning.startswith("these are traces of the held-out problems of sft: ")
+    assert len(traces_of(run / "held_out").files) == 2
+
+
+def test_of_an_evaluation_the_users_own_problems_are_taken_and_no_benchmark(tmp_path: Path) -> None:
+    run = laid_out(tmp_path / "eval", "eval", "data/traces.jsonl", "aime24/traces.jsonl")
+    traces = traces_of(run)
+    assert traces.files == (run / "data" / "traces.jsonl",)
+    assert list(traces.warnings()) == [f"left out are the traces of the benchmark aime24: {run / 'aime24'}"]
+    [warning] = traces_of(run / "aime24").warnings()
+    assert warning.startswith("these are traces of the benchmark aime24: ")
+    only = laid_out(tmp_path / "only", "eval", "math500/traces.jsonl")
+    with pytest.raises(UserError, match="only traces of the benchmark math500"):
+        traces_of(only)

@@ -136,6 +136,39 @@ def test_a_run_that_was_killed_between_two_epochs_resumes_exactly(root: Path, wh
     ]
 
 
+def test_a_run_that_was_killed_while_it_samples_samples_what_is_missing(root: Path) -> None:
+    line = words(
+        root, "killed-sampling", f"held_out.data={root / 'held'}", "held_out.every=20", "held_out.samples=16",
+        "held_out.tokens=128", "held_out.max_turns=4",
+    )  # fmt: skip
+    run = root / "killed-sampling"
+    traces = run / "held_out" / "step-20" / "traces.jsonl"
+
+    def sampled() -> list[str]:
+        """The lines that are whole."""
+        return traces.read_text().splitlines(keepends=True)[:-1] if traces.exists() else []
+
+    with subprocess.Popen(
+        command(*line), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
+        wait_until(lambda: bool(sampled()))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    before = sampled()
+    assert len(before) < 16 * 16
+    ran(*line)
+    assert sampled()[: len(before)] == before
+    drawn = [(trace.problem_id, trace.sample) for trace in read_traces(traces)]
+    assert len(drawn) == len(set(drawn)) == 16 * 16
+    assert [each.step for each in measurements(run) if each.accuracy is not None] == [20, 36]
+    assert not (run / "metrics-3.jsonl").exists(), (
+        "training continues after step 20, and starts no third time"
+    )
+    second = {int(json.loads(line)["step"]) for line in (run / "metrics-2.jsonl").read_text().splitlines()}
+    assert second == set(range(21, 37))
+    assert (run / "model").is_dir()
+
+
 def test_the_model_is_sampled_on_problems_and_is_taught_its_own_correct_traces(root: Path) -> None:
     held_out = [
         f"held_out.data={root / 'held'}", "held_out.every=20", "held_out.samples=2", "held_out.tokens=128",
@@ -154,23 +187,28 @@ def test_the_model_is_sampled_on_problems_and_is_taught_its_own_correct_traces(r
     assert not (run / "models").exists()
     assert sorted(sft_metrics(run)) == list(range(1, 73)), "each start continues after the stop before it"
 
-    ran("data", "from-traces", run, "--output", root / "traces")
-    written = {
-        trace.problem_id: set[tuple[int, ...]]()
-        for file in run.glob("held_out/*/traces.jsonl") for trace in read_traces(file)
-    }  # fmt: skip
-    for file in run.glob("held_out/*/traces.jsonl"):
-        for trace in read_traces(file):
-            if trace.correct and not trace.failed_calls:
-                own = zip(trace.response_ids, trace.response_mask, strict=True)
-                written[trace.problem_id].add(tuple(token for token, mask in own if mask))
+    refused = subprocess.run(
+        command("data", "from-traces", run, "--output", root / "traces"), capture_output=True, text=True
+    )
+    assert refused.returncode == 2, "the held-out problems have chosen the checkpoint"
+    problems = [
+        {"id": each.id, "problem": each.problem, "answer": each.answer} for each in builtin.training(2, 16)
+    ]
+    ran(
+        "eval", jsonl(root / "training.jsonl", problems), "--model", run, "-n", 4, "--max-tokens", 128,
+        "--max-turns", 4, "--run", root / "own",
+    )  # fmt: skip
+    ran("data", "from-traces", root / "own", "--output", root / "traces")
+    written = set[tuple[int, ...]]()
+    for trace in read_traces(root / "own" / "training" / "traces.jsonl"):
+        if trace.correct and not trace.failed_calls:
+            own = zip(trace.response_ids, trace.response_mask, strict=True)
+            written.add(tuple(token for token, mask in own if mask))
     line = ["sft", "--profile", "laptop", "--model", root / "base", "--data", root / "traces"]
     ran(*line, "--run", root / "again", "--set", "batch=2", "--set", "epochs=1", "--set", "max_tokens=512")
     taught = taught_tokens(root / "again")
     assert taught
-    assert set(taught) <= set[tuple[int, ...]]().union(*written.values()), (
-        "exactly the tokens that the model wrote"
-    )
+    assert set(taught) <= written, "exactly the tokens that the model wrote"
 
 
 def taught_tokens(run: Path) -> list[tuple[int, ...]]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import subprocess
 import sys
+import weakref
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +18,23 @@ import pytest
 from support.optional import needs
 from support.waiting import TIMEOUT_S
 
+from rstar2.cli.sft import split_lines, survey_lines
 from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
 from rstar2.loop.formats.format import FORMAT_FILE, ours, read_format, save_format
 from rstar2.loop.turns.choose import codec_for, load_codec
 from rstar2.loop.turns.codec import ChatCodec, Encoded
 from rstar2.train.conversations import encode, read_conversations
-from rstar2.train.encoding import batch_of, taught_codec, write_batches
+from rstar2.train.encoding import STORE, batch_of, taught_codec, write_batches
 from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.start_checks import (
     SftPlan,
-    check_conversations,
     check_model,
-    conversation_lengths,
-    form_warnings,
     plan_sft,
     rl_format,
     with_format,
 )
+from rstar2.train.survey import SAMPLED_CONVERSATIONS, survey
 
 BAD_CALL = {"function": {"name": "f", "arguments": '{"x": "\\ud83d"}'}}
 GOOD = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
@@ -110,8 +112,18 @@ def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, to
 
     def told(*changes: str) -> tuple[float, int]:
         recipe = sft_recipe("laptop", ["batch=2", "max_tokens=2000", "validation.share=0", *changes])
-        sample = conversation_lengths(recipe, tmp_path, rows)
-        every = plan_sft(recipe, tmp_path, data).split.lengths.tolist()
+        found = survey(recipe, tmp_path, data)
+        sample = found.lengths
+        assert found.estimate is not None
+        assert found.estimate.sampled <= SAMPLED_CONVERSATIONS < found.conversations == len(rows)
+        plan = plan_sft(recipe, tmp_path, data)
+        every = plan.split.lengths.tolist()
+        assert found.estimate.train == pytest.approx(len(every), rel=0.02)
+        assert found.estimate.too_long == pytest.approx(plan.split.too_long, abs=6)
+        encoded = survey(recipe, tmp_path, data)
+        assert encoded.split is not None
+        assert (encoded.lengths, encoded.split.too_long) == (every, plan.split.too_long)
+        shutil.rmtree(tmp_path / STORE)
         assert set(sample) <= set(every)
         assert sum(sample) / len(sample) == pytest.approx(sum(every) / len(every), rel=0.02)
         assert max(sample) >= 0.98 * max(every)
@@ -120,7 +132,50 @@ def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, to
     whole, dropped, cut = told(), told("max_tokens=700"), told("max_tokens=700", "too_long=cut")
     assert dropped[0] < cut[0] < whole[0]
     assert cut[1] == 700
-    assert conversation_lengths(sft_recipe(None, ["max_tokens=2"]), tmp_path, rows) == []
+    assert survey(sft_recipe(None, ["max_tokens=2"]), tmp_path, data).lengths == []
+
+
+def test_a_dry_run_holds_few_conversations_and_says_what_becomes_of_them(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    rows = [
+        {"messages": [{"role": "user", "content": f"{number}?"}, GOOD[1]]}
+        for number in range(2 * SAMPLED_CONVERSATIONS)
+    ]
+    data = lines(tmp_path / "x.jsonl", *rows)
+    recipe = sft_recipe("laptop", ["batch=2", "max_tokens=100", "validation.share=0.1"])
+    alive = weakref.WeakSet[Row]()
+    most = 0
+
+    def watched(path: Path) -> Iterator[dict[str, Any]]:
+        nonlocal most
+        for row in read_conversations(path):
+            alive.add(each := Row(row))
+            most = max(most, len(alive))
+            yield each
+
+    monkeypatch.setattr("rstar2.train.survey.read_conversations", watched)
+    found = survey(recipe, tmp_path, data)
+    assert most <= SAMPLED_CONVERSATIONS + 3
+    assert list(survey_lines(found, recipe)) == [
+        "about 461 conversations to train on; the loss is measured on about 51 others, held out",
+        "these are estimates from 256 of 512 conversations: SFT encodes all of them when it starts",
+    ]
+    plan = plan_sft(recipe, tmp_path, data)
+    assert list(survey_lines(survey(recipe, tmp_path, data), recipe)) == list(split_lines(plan.split, recipe))
+    [unknown] = survey_lines(survey(recipe, tmp_path / "elsewhere", data), recipe)
+    assert unknown.startswith("512 conversations; how many are too long or held out is unknown: ")
+    with pytest.raises(UserError, match="has 512 conversations, but a batch needs 513"):
+        survey(sft_recipe("laptop", ["batch=513"]), tmp_path / "elsewhere", data)
+
+
+class Row(dict[str, Any]):
+    """A row that can be watched."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 def test_a_malformed_line_is_named(tmp_path: Path) -> None:
@@ -159,8 +214,11 @@ def test_data_that_contradicts_its_system_text_or_the_reward_is_named_at_the_sta
 
     def warned(*rows: Any) -> list[str]:
         data = lines(tmp_path / "x.jsonl", *rows)
+        assert survey(recipe, tmp_path, data).estimate is not None
+        before = survey(recipe, tmp_path, data).form
         at_the_start = list(plan_sft(recipe, tmp_path, data).split.data.form.warnings())
-        assert form_warnings(recipe, tmp_path, check_conversations(recipe, data)) == at_the_start
+        assert before == at_the_start
+        assert survey(recipe, tmp_path, data).split is not None
         return at_the_start
 
     assert warned({"messages": [GOOD[0], form]}, {"messages": GOOD}) == []

@@ -23,6 +23,7 @@ from rstar2.errors import Failure, UserError
 from rstar2.files import write_json
 from rstar2.report.collect import collect
 from rstar2.runs import load_status, open_run
+from rstar2.terminal import encodable
 from rstar2.train.choose import choose
 from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.records.progress import Activity, ActivityWriter
@@ -267,6 +268,10 @@ def test_a_long_course_is_drawn_as_means_and_an_even_one_as_a_line() -> None:
     assert course([0.0, 0.0]) == "▄▄"
     assert course([1.0, 1.0001]) == "▁█"
     assert len(course([float(n) for n in range(510)])) <= 20
+
+
+def test_in_ascii_a_course_still_rises() -> None:
+    assert encodable(course([float(n) for n in range(8)]), "ascii") == "_.-~=+*#"
 
 
 def strict(text: str) -> Any:

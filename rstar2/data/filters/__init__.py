@@ -36,9 +36,9 @@ class Inputs:
 
     settings: FilterSettings
     benchmarks: Mapping[str, list[Problem]]
-    """Of `settings.against`."""
+    """The problems of the benchmarks that `settings.against` names."""
     rates: Mapping[str, measured.Rates]
-    """Of each run that the settings name."""
+    """The pass rates of each run that the settings name."""
     answer_fault: Callable[[str], str | None] | None = None
     """Returns why no output can be graded correct against an answer, or None. Other processes import it by name."""
 
@@ -52,8 +52,8 @@ def _grams(inputs: Inputs) -> RowFilter:
     grams = inputs.settings.grams
     if grams.rule == "contained":
         return ContainedFilter(grams.share, rarest_shingles(inputs.benchmarks, grams.share))
-    found = benchmark_grams(inputs.benchmarks, grams.words, grams.rule == "distinctive")
-    return GramFilter(grams.words, found)
+    listed = benchmark_grams(inputs.benchmarks, grams.words, grams.rule == "distinctive")
+    return GramFilter(grams.words, listed)
 
 
 def _agreement(inputs: Inputs) -> RowFilter:

@@ -73,7 +73,7 @@ def compound(answer: str) -> bool:
 
 @dataclass(frozen=True)
 class TooLarge:
-    """Whole numbers, in digits or as powers, of more than so many digits."""
+    """Whether an answer is a whole number, in digits or as a power, with more than `digits` digits."""
 
     digits: int
 

@@ -48,7 +48,7 @@ _SPOKEN_OF = (
     r"|look(?:ing)? at)"
 )
 _OTHER_FIGURES = r"(?! (?:of|eight|skat\w+)\b)(?!:? ?\$?\d[\d$]{0,9},)"
-"""What is behind the word if it is no picture: 'the figure skating contest', 'the figures 1, 2 and 3'."""
+"""Words behind 'figure' that make it no picture: 'the figure skating contest', 'the figures 1, 2, 3'."""
 _REFERS_TO_FIGURE = re.compile(
     rf"\b(?:{_SPOKEN_OF} (?:the|this)(?: (?:\w+ )?{_FIGURE}| (?:following|given|above) pictures?)\b{_OTHER_FIGURES}"
     r"|(?:see|according to|refer(?:ring)? to|based on) (?:the|this) (?:pictures?|images?|photos?)\b(?! of\b)"

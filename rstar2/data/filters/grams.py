@@ -52,17 +52,17 @@ def benchmark_grams(
     A problem of fewer words is one gram as a whole. With `distinctive`, a gram that another problem has too is left
     out; two problems that share half of their grams are one, set in another way.
     """
-    found: dict[Gram, tuple[str, str]] = {}
+    place_of: dict[Gram, tuple[str, str]] = {}
     shared: set[Gram] = set()
     for name, problems in measured.items():
         for problem in problems:
             own = set(grams_of(normalized_problem(problem.problem), words))
-            known = own & found.keys()
-            common = Counter(found[gram] for gram in known)
-            shared |= {gram for gram in known if 2 * common[found[gram]] < len(own)}
+            known = own & place_of.keys()
+            common = Counter(place_of[gram] for gram in known)
+            shared |= {gram for gram in known if 2 * common[place_of[gram]] < len(own)}
             for gram in own:
-                found.setdefault(gram, (name, problem.id))
-    return {gram: place for gram, place in found.items() if not (distinctive and gram in shared)}
+                place_of.setdefault(gram, (name, problem.id))
+    return {gram: place for gram, place in place_of.items() if not (distinctive and gram in shared)}
 
 
 def grams_of(text: str, words: int) -> Iterator[Gram]:
@@ -99,13 +99,13 @@ def rarest_shingles(
         for problem in listed
     ]
     frequency = Counter(chain.from_iterable(problem.shingles for problem in problems))
-    found: dict[Gram, list[Contained]] = {}
+    listed_by: dict[Gram, list[Contained]] = {}
     for problem in problems:
         missing = len(problem.shingles) - ceil(share * len(problem.shingles) - _ROUNDING)
         by_rarity = sorted(problem.shingles, key=lambda gram: (frequency[gram], gram))
         for gram in by_rarity[: missing + 1]:
-            found.setdefault(gram, []).append(problem)
-    return {gram: tuple(those) for gram, those in found.items()}
+            listed_by.setdefault(gram, []).append(problem)
+    return {gram: tuple(those) for gram, those in listed_by.items()}
 
 
 def _contained(benchmark: str, problem: Problem, text: str) -> Contained:
@@ -222,8 +222,8 @@ class _GramIndex:
             < np.searchsorted(self._known, hashes[at], "right")
         ]
         short = np.flatnonzero(np.isin(np.diff(ends, prepend=-1) - 1, self._short))
-        found: list[int] = np.union1d(np.searchsorted(ends, at), short).tolist()
-        return found
+        places: list[int] = np.union1d(np.searchsorted(ends, at), short).tolist()
+        return places
 
 
 def _parts(batch: Any) -> tuple[list[str], Places]:

@@ -47,7 +47,7 @@ class PatternFilter:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Of problems, the column `text` is the problem; of conversations, the messages."""
+        """The columns to read. `text` stands for a problem, and for the messages of a conversation."""
         return ("text", "answer") if self.fields is not None and "answer" in self.fields else ("text",)
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:

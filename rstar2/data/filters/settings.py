@@ -78,7 +78,7 @@ class Pattern(Strict):
 
 
 class FilterSettings(Strict):
-    """Of every filter that has settings; those of filters that are not used are not read."""
+    """The settings of all filters that have some. Settings of filters that are not used are not read."""
 
     against: tuple[str, ...] = ()
     """Benchmarks, by name or file, that no row may share `grams.words` words in a row with."""

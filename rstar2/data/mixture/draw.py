@@ -27,7 +27,7 @@ def draw(
     for at, (name, settings) in enumerate(plan.recipe.sources.items()):
         first, end = int(rows.starts[at]), int(rows.starts[at + 1])
         left = first + np.flatnonzero(rows.alive[first:end])
-        needed = min(settings.minimum or 0, settings.count or settings.minimum or 0)
+        needed = settings.minimum or 0
         if len(left) < needed:
             reasons = {
                 **counts[name].refused,

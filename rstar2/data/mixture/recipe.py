@@ -52,7 +52,7 @@ class SourceSettings(Strict):
     """The number of rows to draw at random from those that the filters leave. If fewer are left, all of them are
     taken, and the card says so. None for all rows."""
     minimum: int | None = Field(None, ge=1)
-    """The preparation fails if the filters leave fewer rows than this, and fewer than `count`. None for no such
+    """The preparation fails if the filters leave fewer rows than this, which is at most `count`. None for no such
     limit."""
     answer_form: float | None = Field(None, ge=0, le=1)
     """Of conversations: the share that SFT teaches in the form that RL rewards. None for the mixture's."""
@@ -354,7 +354,13 @@ def _check_patterns(recipe: MixtureRecipe, kind: Kind) -> None:
 
 
 def _check_settings(recipe: MixtureRecipe) -> None:
-    """A UserError where two settings exclude each other."""
+    """Raise UserError if two settings exclude each other."""
+    for name, source in recipe.sources.items():
+        if source.count is not None and source.minimum is not None and source.minimum > source.count:
+            raise UserError(
+                f"sources.{name}.minimum = {source.minimum} is greater than sources.{name}.count = {source.count}",
+                f"Lower the minimum: --set sources.{name}.minimum={source.count}.",
+            )
     for name, bounds in (("length", recipe.length), ("measured", recipe.measured)):
         if bounds.least > bounds.most:
             raise UserError(

@@ -122,24 +122,25 @@ def _reads_input(tree: ast.Module, scopes: symtable.SymbolTable) -> str:
     origins = _imported(tree)
     uses_builtin = _uses_global(scopes, _BUILTIN_READERS)
     for node in ast.walk(tree):
-        reading = ""
-        if isinstance(node, ast.Name | ast.Attribute):
-            name = _dotted(node, origins)
-            if name in _READERS or (name in _BUILTIN_READERS and uses_builtin):
-                reading = name
-        elif isinstance(node, ast.Call):
-            name = _dotted(node.func, origins)
-            first = [*node.args, *(each.value for each in node.keywords if each.arg in ("file", "fd"))][:1]
-            if name in _BUILTIN_READERS:
-                reading = f"{name}()"
-            elif name in _OPENERS and any(
-                isinstance(each, ast.Constant) and each.value == 0 for each in first
-            ):
-                reading = f"{name}(0)"
-        elif isinstance(node, ast.Constant) and node.value in _DEVICES:
-            reading = str(node.value)
-        if reading:
+        if isinstance(node, ast.expr) and (reading := _reading(node, origins, uses_builtin)):
             return f"line {node.lineno} reads {reading}"
+    return ""
+
+
+def _reading(node: ast.expr, origins: dict[str, str], uses_builtin: bool) -> str:
+    """Returns the reader of standard input that an expression names or calls; empty if it is none."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = _dotted(node, origins)
+        return name if name in _READERS or (uses_builtin and name in _BUILTIN_READERS) else ""
+    if isinstance(node, ast.Constant):
+        return str(node.value) if node.value in _DEVICES else ""
+    if isinstance(node, ast.Call):
+        name = _dotted(node.func, origins)
+        if name in _BUILTIN_READERS:
+            return f"{name}()"
+        first = [*node.args, *(each.value for each in node.keywords if each.arg in ("file", "fd"))][:1]
+        if name in _OPENERS and any(isinstance(each, ast.Constant) and each.value == 0 for each in first):
+            return f"{name}(0)"
     return ""
 
 

@@ -74,9 +74,9 @@ def _read(row: Row) -> dict[str, Any]:
 def _system(text: str) -> tuple[Tools, str]:
     """The functions in a system text, and its instructions but for those about functions and the form of calls."""
     found = _functions(text)
+    functions: list[Any] = []
     if found is None:
         refuse_unread_tools(text, _INSTRUCTIONS.sub("", text))
-        functions = []
     else:
         functions, start, end = found
         text = f"{without_introduction(text[:start])}\n{text[end:].removeprefix('.')}"

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from rstar2.data.problem import Problem
 from rstar2.engines.completions import Choice
-from rstar2.engines.openai_server import OnLeftOut, OpenAIServer, Wording
+from rstar2.engines.openai_server import OnCapped, OnLeftOut, OpenAIServer, Wording
 from rstar2.engines.pool import RetryingEngine
 from rstar2.engines.text_tokens import plain_messages
 from rstar2.eval.settings import EvalSettings, sample_seed
@@ -193,6 +193,10 @@ class ServerChat:
     def when_left_out(self, on_left_out: OnLeftOut) -> None:
         """Have each field of a request told that is left out, because the server does not take it."""
         self._server.on_left_out = on_left_out
+
+    def when_capped(self, on_capped: OnCapped) -> None:
+        """Have each cap told to which the server holds replies that were to have more tokens."""
+        self._server.on_capped = on_capped
 
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()

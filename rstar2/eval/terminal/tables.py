@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from rstar2.eval.compare import Comparison, ScoreDifference
+from rstar2.eval.compare import Comparison, Incomplete, ScoreDifference
 from rstar2.eval.grader.outcomes import LABELS, Missed
 from rstar2.eval.quoted import beside_paper
 from rstar2.eval.run import EvalResult
+from rstar2.retry import causes_text
 
 
 def result_tables(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> list[Table]:
@@ -227,6 +228,24 @@ def _comparison_table(found: Sequence[Comparison], named: bool) -> Table:
     return table
 
 
+def incomplete_lines(each: Comparison) -> list[str]:
+    """A paragraph for each of the two runs of which samples are missing; empty if none is."""
+    return [
+        f"{each.name}: {run.run} is incomplete, {_missing(run)}. Samples are not missing at random: long ones fail or "
+        f"are unfinished more often. So the difference may come from what is missing. To finish {run.run}, start its "
+        "command again."
+        for run in each.incomplete
+    ]
+
+
+def _missing(run: Incomplete) -> str:
+    if run.missing is None:
+        return f"it was stopped after {run.samples:,} samples"
+    causes = f"; failed: {causes_text(run.failed)}" if run.failed else ""
+    verb = "is" if run.missing == 1 else "are"
+    return f"{run.missing:,} of {run.samples + run.missing:,} samples {verb} missing{causes}"
+
+
 def detectable_line(each: Comparison) -> str:
     """What difference this comparison could have found, in a sentence."""
     count = len(each.pairs)
@@ -234,8 +253,8 @@ def detectable_line(each: Comparison) -> str:
         problems = "1 problem is" if count == 1 else f"{count} problems are"
         return f"{each.name}: {problems} too few to find a difference of any size"
     return (
-        f"{each.name}: with {count:,} problems like these, a true difference of {100 * each.detectable:.1f} points "
-        "is found in 80 % of comparisons, a smaller one less often"
+        f"{each.name}: with {count:,} problems like these, a true difference of about {100 * each.detectable:.1f} "
+        "points is found in 80 % of comparisons, a smaller one less often"
     )
 
 

@@ -14,6 +14,7 @@ from rstar2.loop.turns.check import check_round_trip
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.loop.turns.families import FamilyCodec, family_of
 from rstar2.loop.turns.template import TemplateCodec
+from rstar2.model_hub import check_on_hub
 from rstar2.runs import changed_keys
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.*", "tekken.json")
@@ -99,10 +100,15 @@ def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OW
 
 
 def load_tokenizer(model: str | Path) -> Any:
-    """Returns the tokenizer of a model folder or hub id. Raises UserError if it cannot be loaded."""
+    """Returns the tokenizer of a model folder or hub id. Raises UserError if it cannot be loaded.
+
+    A hub that is out of reach is asked once.
+    """
     from transformers import AutoTokenizer
 
     check_tokenizer(model)
+    if not Path(model).is_dir():
+        check_on_hub(str(model), "tokenizer_config.json", "tokenizer.json", "tokenizer.model")
     try:
         return AutoTokenizer.from_pretrained(str(model))
     # Of files that are damaged the libraries raise anything, their own types too.

@@ -23,6 +23,20 @@ log = logging.getLogger(__name__)
 CLIENT_CLOSED = 499
 """The status of an answer that nobody reads; nginx's."""
 T = TypeVar("T")
+_SEND = (
+    'send an object such as {"messages": [{"role": "user", "content": "…"}]} with the header '
+    "Content-Type: application/json"
+)
+_KINDS = {
+    "bool": "true or false",
+    "dict": "an object",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "model": "an object",
+    "string": "a text",
+}
+"""How the types of pydantic's faults begin, such as `list_type` and `int_parsing`, and what the value has to be."""
 
 
 class ApiError(Exception):
@@ -87,16 +101,29 @@ def _invalid(faults: Sequence[Any]) -> tuple[str, str | None]:
     """What is wrong with a body, as pydantic found it, and the field that it is wrong in."""
     said = str(faults[0]["msg"]).removeprefix("Value error, ")
     if faults[0]["type"] == "json_invalid":
-        return f"the body is not JSON: {faults[0]['ctx']['error']}", None
+        return f"the body is not JSON ({faults[0]['ctx']['error']}): {_SEND}", None
     path = [str(part) for part in faults[0]["loc"] if part != "body"]
     if not path:
-        return said, None
+        # Of a body that has another content type, or none, FastAPI reads no JSON.
+        asked_for = faults[0]["type"] in ("missing", "dict_type", "model_type", "model_attributes_type")
+        return (f"the body is not read as a JSON object: {_SEND}" if asked_for else said), None
+    if faults[0]["type"] == "missing":
+        return f"{'.'.join(path)} is missing", path[0]
     if faults[0]["type"] == "extra_forbidden":
         return f"{'.'.join(path)} is not supported: this server does not know it", path[0]
     if len(faults) > 1 and {str(fault["loc"][1]) for fault in faults} == {path[0]}:
         # It says for each type that the field may have why the value is not of it.
         return f"{path[0]}: the value has none of the types that it may have", path[0]
+    if kind := _KINDS.get(faults[0]["type"].partition("_")[0]):
+        return f"{'.'.join(path)}: {_brief(faults[0]['input'])} is not {kind}, which it has to be", path[0]
+    if said.startswith("Input should "):
+        said = f"{_brief(faults[0]['input'])} {said.replace('Input should', 'has to', 1)}"
     return f"{'.'.join(path)}: {said}", path[0]
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def require_key(app: FastAPI, key: str | None) -> None:

@@ -116,7 +116,8 @@ class ChatRequest(BaseModel, extra="forbid"):
         for name in _NEUTRAL.keys() & body.keys():
             if body[name] is not None and body[name] not in _NEUTRAL[name]:
                 why = f": {_HOW_TO_STRUCTURE}" if name == "response_format" else ""
-                raise ApiError(f"{name} is not supported with tools{why}", name)
+                value = json.dumps(body[name], ensure_ascii=False)[:40]
+                raise ApiError(f"{name} {value} is not supported by the agent (--with-tools){why}", name)
         _check_options(body.get("options"))
         left_out = _NEUTRAL.keys() | _IGNORED | _CLIENT_TOOLS.keys() | {"options"}
         return {name: value for name, value in body.items() if name not in left_out and value is not None}
@@ -130,7 +131,11 @@ class ChatRequest(BaseModel, extra="forbid"):
     @classmethod
     def _stop_texts(cls, stop: Any) -> Any:
         texts = [stop] if isinstance(stop, str) else stop
-        if isinstance(texts, list) and "" in texts:
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                f"{json.dumps(stop, ensure_ascii=False)[:40]} is neither a text nor a list of texts"
+            )
+        if "" in texts:
             raise ValueError("a text at which to stop is empty")
         return texts
 
@@ -177,4 +182,7 @@ def _text(message: dict[str, Any]) -> str:
     parts = content if isinstance(content, list) else [content]
     if any(not isinstance(part, dict) or part.get("type") != "text" for part in parts):
         raise ValueError("only text can be read: content is a string, or parts of type text")
-    return "".join(str(part.get("text", "")) for part in parts)
+    texts = [part.get("text") for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a part of type text needs its text, as a string")
+    return "".join(texts)

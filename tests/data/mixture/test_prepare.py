@@ -345,8 +345,19 @@ def test_fewer_rows_than_the_minimum_are_refused_with_what_is_left_and_why(tmp_p
     assert "1 unverifiable, 1 compound, 2 contradicted, 1 huge" in said
     assert "--set sources.it.minimum=3" in said
     assert prepare(plan(source, overrides=["sources.it.minimum=3"]), tmp_path / "out", Silent()).rows == 3
-    few = ["sources.it.count=2", "sources.it.minimum=4"]
-    assert prepare(plan(source, overrides=few), tmp_path / "few", Silent()).rows == 2, "the count is met"
+
+
+def test_a_minimum_above_the_count_is_refused(tmp_path: Path) -> None:
+    source = faulty(tmp_path / "it.jsonl")
+    with pytest.raises(
+        UserError, match=r"sources.it.minimum = 4 is greater than sources.it.count = 2"
+    ) as error:
+        plan(source, overrides=["sources.it.count=2", "sources.it.minimum=4"])
+    assert "--set sources.it.minimum=2" in str(error.value.hint)
+    assert (
+        plan(source, overrides=["sources.it.count=2", "sources.it.minimum=2"]).recipe.sources["it"].minimum
+        == 2
+    )
 
 
 def test_nothing_left_is_refused_with_the_reasons(tmp_path: Path) -> None:

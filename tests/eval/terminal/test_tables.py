@@ -92,7 +92,7 @@ def test_names_and_answers_are_shown_as_they_are_whatever_is_in_brackets() -> No
     row = {"id": odd, "gold": gold, "samples": 2, "correct": 1, "accuracy": 0.5, "mean_tokens": 1.0}
     row |= {"calls_per_trace": 0.0, "no_answer": 0, "truncated": 0, "could_not_verify": 0}
     flip = Pair(odd, 0.0, 1.0)
-    compared = Comparison(odd, 0.0, 1.0, 1.0, (0.1, 1.0), [flip], 0, [], [])
+    compared = Comparison(odd, 0.0, 1.0, 1.0, (0.1, 1.0), None, [flip], 0, [], [], [])
     score = ScoreDifference(odd, 0.0, 1.0, 1.0, (0.1, 1.0), 3)
     numbers = summarise({odd: [Row(odd, 0, "wrong", "1", "answer", 1, 0, 0, 0, "", None, None)]})
     narrow, wide = Console(width=60), Console(width=200)

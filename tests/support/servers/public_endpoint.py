@@ -208,6 +208,32 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
             "code": 400,
         },
     ),
+    "vLLM, max_model_len": lambda t: (
+        400,
+        _openai(
+            f"max_tokens={t.asked} cannot be greater than max_model_len=max_total_tokens={t.context}. Please request "
+            "fewer output tokens.",
+            "BadRequestError",
+        )
+        if t.asked > t.context
+        else _openai(f"This model's maximum context length is {t.context} tokens.", "BadRequestError"),
+    ),
+    "TabbyAPI": lambda t: (
+        400,
+        _openai(f"Prompt length {t.total} is over max_seq_len {t.context}", "invalid_request_error"),
+    ),
+    "LM Studio": lambda t: (
+        400,
+        {"error": f"Context overflow: the request does not fit, n_ctx = {t.context}"},
+    ),
+    "TensorRT-LLM": lambda t: (
+        400,
+        _openai(
+            f"The sum of prompt length ({t.prompt}) and query length ({t.asked}) should not exceed max_num_tokens "
+            f"({t.context})",
+            "BadRequestError",
+        ),
+    ),
     "vLLM, input": lambda t: (
         400,
         {
