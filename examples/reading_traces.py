@@ -40,5 +40,5 @@ def main(path: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit(__doc__)  # it says what to give
+        sys.exit("usage: python examples/reading_traces.py RUN/BENCHMARK/traces.jsonl")
     main(Path(sys.argv[1]))

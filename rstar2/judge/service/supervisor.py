@@ -188,7 +188,8 @@ class JudgeSupervisor(Supervisor):
                 asked = "it wants a password"
             raise UserError(
                 f"the Redis server at {server} refuses this judge: {asked}",
-                "Give one as --redis redis://:PASSWORD@HOST:PORT. Check the user and password in --redis; in a URL both are percent-encoded.",
+                "Give its password as --redis redis://:PASSWORD@HOST:PORT, or with a user as "
+                "redis://USER:PASSWORD@HOST:PORT; in a URL both are percent-encoded.",
             ) from error
         except (redis.RedisError, ValueError) as error:
             message = f"no Redis server answers at {server}: {error}"
