@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from rstar2 import Trace, read_traces
+from rstar2.errors import UserError
 
 
 def main(path: Path) -> None:
@@ -40,5 +41,8 @@ def main(path: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit(__doc__)  # it says what to give
-    main(Path(sys.argv[1]))
+        sys.exit("usage: python examples/reading_traces.py RUN/BENCHMARK/traces.jsonl")
+    try:
+        main(Path(sys.argv[1]))
+    except UserError as error:
+        sys.exit(f"{error.message}. {error.hint}")

@@ -54,6 +54,12 @@ def test_control_characters_are_shown_and_not_obeyed() -> None:
     assert stream.getvalue() == SEEN.replace("\t", "").replace("␇", "") + "\n"
 
 
+def test_characters_that_turn_the_order_of_a_line_around_are_shown() -> None:
+    turning = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+    assert harmless("".join(map(chr, turning))) == "".join(f"<{code:04X}>" for code in turning)
+    assert harmless("עברית, é, 😀") == "עברית, é, 😀"
+
+
 def test_what_is_piped_stays_as_it_is() -> None:
     console, stream = _console(200, terminal=False)
     console.print("a\x1b[2Jb", markup=False)

@@ -141,7 +141,7 @@ def run(
     choice = Choice(
         model=model,
         engine=engine,
-        endpoint=Endpoint(host, port, api_key, tuple(cors or ())),
+        endpoint=Endpoint(host, port, api_key, tuple(each.removesuffix("/") for each in cors or ())),
         name=name,
         format=FormatChoice(format, force_format),
         python=str(python or sys.executable),

@@ -30,8 +30,8 @@ def examine() -> list[Finding]:
         hub_cache(),
         hardware.gpus(),
         *software.installed_extras(),
-        *_checked("vLLM", software.vllm),
-        *_checked("Redis or Valkey", software.redis_server),
+        *_checked("vLLM", software.vllm, "serve"),
+        *_checked("Redis or Valkey", software.redis_server, "judge"),
         isolation.namespaces(),
         isolation.landlock(),
         isolation.seccomp(),
@@ -39,14 +39,18 @@ def examine() -> list[Finding]:
     ]
 
 
-def _checked(name: str, check: Callable[[], Finding]) -> Iterator[Finding]:
-    """The finding of a check that needs packages of an extra; without them, that it was not made."""
+def _checked(name: str, check: Callable[[], Finding], verb: str) -> Iterator[Finding]:
+    """The finding of a check that needs packages of an extra; without them, that it was not made.
+
+    The command that is named installs what `verb` needs, which includes them.
+    """
     try:
         yield check()
     except ModuleNotFoundError as error:
         found = f"not checked: {error.name} is not installed"
-        commands = tuple(installation_for(error.name or "").splitlines())
-        yield Finding(name, found, "missing", False, commands=commands)
+        fix = f"Checked once {error.name} is installed, which `rstar2 {verb}` needs."
+        commands = tuple(installation_for(error.name or "", [verb]).splitlines())
+        yield Finding(name, found, "missing", False, fix, commands)
 
 
 def harness_environments() -> list[Finding]:

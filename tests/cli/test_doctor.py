@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 import rstar2
 from rstar2 import machine
 from rstar2.cli import app
-from rstar2.doctor import hardware, software
+from rstar2.doctor import examine, hardware, software
 from rstar2.doctor.finding import Finding, laptop_ready
 from rstar2.doctor.hub import hub_cache
 from rstar2.install import extras, install_command
@@ -238,6 +238,16 @@ def test_isolation_is_tried_on_this_kernel_not_guessed(ran: Result) -> None:
 def test_only_what_the_laptop_path_needs_and_lacks_stops_it(state: Any, laptop: bool, ready: bool) -> None:
     fine = Finding("a", "", "ok", True)
     assert laptop_ready([fine, Finding("b", "", state, laptop)]) is ready
+
+
+def test_what_needs_packages_that_are_missing_is_told_with_the_extra_of_its_verb() -> None:
+    def check() -> Finding:
+        raise ModuleNotFoundError("No module named 'redis'", name="redis")
+
+    [finding] = examine._checked("Redis or Valkey", check, "judge")
+    assert finding.fix == "Checked once redis is installed, which `rstar2 judge` needs."
+    [command] = finding.commands
+    assert "[judge]" in command
 
 
 def test_an_extra_names_what_is_missing_of_it() -> None:

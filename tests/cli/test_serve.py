@@ -394,7 +394,7 @@ def test_a_name_and_the_origins_of_pages_reach_vllm_or_the_agent(
     [
         (["--name", " "], "--name is empty"),
         (["--cors", "localhost:3000"], "--cors localhost:3000 is not an origin"),
-        (["--cors", "http://localhost:3000/"], "--cors http://localhost:3000/ is not an origin"),
+        (["--cors", "http://localhost:3000/chat"], "--cors http://localhost:3000/chat is not an origin"),
         (["--with-tools", "--cors", "*"], "would run programs for every page"),
     ],
 )

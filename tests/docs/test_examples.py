@@ -123,6 +123,18 @@ def test_reading_traces(tmp_path: Path) -> None:
     ]
 
 
+def test_reading_traces_says_what_to_give() -> None:
+    def error(*words: str) -> str:
+        command = [sys.executable, str(EXAMPLES / "reading_traces.py"), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+    assert error() == "usage: python examples/reading_traces.py RUN/BENCHMARK/traces.jsonl\n"
+    assert (
+        error("nowhere")
+        == "cannot read traces: nowhere: No such file or directory. Check the run's folder.\n"
+    )
+
+
 @pytest.mark.slow
 def test_adding_a_benchmark(tmp_path: Path, judge: JudgeHandle) -> None:
     assert _run("adding_a_benchmark", str(tmp_path), "--judge", judge.url) == [

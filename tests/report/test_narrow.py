@@ -54,6 +54,29 @@ def wide_run(folder: Path) -> Path:
     return folder
 
 
+def test_in_a_wide_window_formulas_of_a_line_wrap_and_displayed_ones_scroll(
+    browser: Browser, tmp_path: Path
+) -> None:
+    made_run(tmp_path / "night", "aime", problems=1, samples=1)
+    traces = next((tmp_path / "night").glob("*/traces.jsonl"))
+    [read] = read_traces(traces)
+    traces.unlink()
+    long = "+".join(f"x_{{{number}}}" for number in range(120))
+    read.turns[0].text = f"$${long}$$ ${long}$ \\({long}=0\\) \\[{long}=y\\] {read.turns[0].text}"
+    with TraceWriter(traces) as writer:
+        writer.write(read)
+    browser.resize(1400, 900)
+    open_report(browser, tmp_path / "night")
+    browser.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
+    formulas = browser.run(
+        "return [...document.querySelectorAll('.trace math')].filter((math) => "
+        "math.getAttribute('alttext').length > 400).map((math) => [math.className === 'tml-display', "
+        "math.scrollWidth > math.clientWidth, math.getBoundingClientRect().height > 60])"
+    )
+    browser.devtools("Emulation.clearDeviceMetricsOverride")
+    assert sorted(formulas) == [[False, False, True]] * 2 + [[True, True, False]] * 2
+
+
 def train_run(folder: Path) -> Path:
     staged_run(folder)
     write_json(folder / "config.json", {"kind": "train", "config": {"model": "/models/" + "m" * 200}})

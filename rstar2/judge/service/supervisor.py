@@ -183,9 +183,13 @@ class JudgeSupervisor(Supervisor):
                 self._check_address(probe.connection_pool.connection_kwargs)
                 probe.ping()
         except (redis.AuthenticationError, redis.ResponseError) as error:
+            asked = " ".join(str(error).split())
+            if not probe.connection_pool.connection_kwargs.get("password"):
+                asked = "it wants a password"
             raise UserError(
-                f"the Redis server at {server} refuses this judge: {error}",
-                "Check the user and password in --redis; in a URL both are percent-encoded.",
+                f"the Redis server at {server} refuses this judge: {asked}",
+                "Give its password as --redis redis://:PASSWORD@HOST:PORT, or with a user as "
+                "redis://USER:PASSWORD@HOST:PORT; in a URL both are percent-encoded.",
             ) from error
         except (redis.RedisError, ValueError) as error:
             message = f"no Redis server answers at {server}: {error}"

@@ -74,6 +74,15 @@ def test_a_wrong_password_is_not_taken_for_a_server_that_does_not_answer(
     assert "secr" not in str(error)
 
 
+def test_a_server_that_wants_a_password_is_told_as_that(tmp_path: Path, queue: EmbeddedRedis) -> None:
+    error = _refusal(tmp_path / "judge", f"redis://127.0.0.1:{queue.port}/0")
+    assert isinstance(error, UserError)
+    assert error.message.endswith(
+        f"at redis://127.0.0.1:{queue.port}/0 refuses this judge: it wants a password"
+    )
+    assert "--redis redis://:PASSWORD@HOST:PORT" in error.hint
+
+
 @pytest.mark.parametrize(
     "url",
     [
