@@ -238,8 +238,9 @@ class _Lines:
             ]
             drawn = self._out.render_lines(Markdown("\n".join(safe)), pad=False)
             # The library puts an empty line before and after, where the text has its own.
-            for line in (line for line in drawn if any(part.text.strip() for part in line)):
-                self._out.print(Segments([*line, Segment.line()]), end="")
+            for drawn_line in drawn:
+                if any(part.text.strip() for part in drawn_line):
+                    self._out.print(Segments([*drawn_line, Segment.line()]), end="")
         else:
             for line in lines:
                 self._text.write(line.replace(FORMULA_START, "").replace(FORMULA_END, "") + "\n")
