@@ -241,8 +241,8 @@ class _Lines:
             for line in (line for line in drawn if any(part.text.strip() for part in line)):
                 self._out.print(Segments([*line, Segment.line()]), end="")
         else:
-            for line in lines:
-                self._text.write(line.replace(FORMULA_START, "").replace(FORMULA_END, "") + "\n")
+            for row in lines:
+                self._text.write(row.replace(FORMULA_START, "").replace(FORMULA_END, "") + "\n")
 
 
 def _one_cell(row: str) -> str:
