@@ -20,7 +20,7 @@ READABLE = "rstar2-readable"
 _SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
 # Nor may it change the order in which the rest of a line is shown.
 _TURNING = {code: f"<{code:04X}>" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-_CONTROLS = str.maketrans({**_SHOWN, **dict.fromkeys(range(128, 160), " "), **_TURNING})
+_CONTROLS: dict[int, int | str] = {**_SHOWN, **dict.fromkeys(range(128, 160), " "), **_TURNING}
 
 _ASCII = {
     **dict.fromkeys("–—·─", "-"),

@@ -242,8 +242,8 @@ class _Lines:
                 if any(part.text.strip() for part in drawn_line):
                     self._out.print(Segments([*drawn_line, Segment.line()]), end="")
         else:
-            for line in lines:
-                self._text.write(line.replace(FORMULA_START, "").replace(FORMULA_END, "") + "\n")
+            for row in lines:
+                self._text.write(row.replace(FORMULA_START, "").replace(FORMULA_END, "") + "\n")
 
 
 def _one_cell(row: str) -> str:
