@@ -85,7 +85,9 @@ def write_report(run: Path, output: Path | None = None, on_traces: OnTraces = la
     page = collect(run)
     output = output or run / "report.html"
     if output.is_file() and output.stat().st_size and not _is_page(output):
-        raise UserError(f"{output} is not a report page, so it is not replaced", "Move that file, or name another one.")
+        raise UserError(
+            f"{output} is not a report page, so it is not replaced", "Move that file, or name another one."
+        )
     with output_file(output) as file:
         _write(page, file, on_traces)
     return output
