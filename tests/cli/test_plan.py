@@ -250,7 +250,9 @@ def test_a_dry_run_of_sft_counts_its_data(model: Path, tokenizer: Any) -> None:
         for name in ("in all, at most", "with this data")
     )
     assert expected < at_most
-    assert "about 127 conversations to train on; the loss is measured on about 1 other, held out" in ran.stdout
+    assert (
+        "about 127 conversations to train on; the loss is measured on about 1 other, held out" in ran.stdout
+    )
     assert "these are estimates from 128 of 128 conversations" in ran.stdout
 
 
