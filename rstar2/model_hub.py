@@ -17,7 +17,12 @@ def check_on_hub(hub_id: str, *files: str) -> None:
     The library itself asks a hub that is out of reach six times within 24 s, and writes a line for each.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+    )
 
     if any(cached_file(hub_id, file) is not None for file in files):
         return
@@ -34,6 +39,10 @@ def check_on_hub(hub_id: str, *files: str) -> None:
             f"the hub has no model {hub_id}{meant}",
             "Check the name; a private model needs `hf auth login` or HF_TOKEN.",
         ) from error
+    except HFValidationError as error:
+        raise UserError(
+            f"{hub_id} is no folder here, and no name of a model on the hub{meant}", "Check the path."
+        ) from error
     except HfHubHTTPError:
         return  # the hub answers, and may lack this file alone
     # The library raises its own types and those of its HTTP client.
@@ -48,9 +57,13 @@ def cached_file(hub_id: str, file: str) -> Path | None:
     """A model's file in the hub's cache; None if it is not there."""
     try:
         from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
     except ModuleNotFoundError:  # then nothing filled the cache from here
         return None
-    cached = try_to_load_from_cache(hub_id, file)
+    try:
+        cached = try_to_load_from_cache(hub_id, file)
+    except HFValidationError:
+        return None
     return Path(cached) if isinstance(cached, str) else None
 
 

@@ -135,6 +135,7 @@ def test_a_signal_saves_the_step_of_an_sft_on_two_ranks_and_the_same_command_con
     rows = [{"messages": messages} for messages in builtin.traces(1, TRACES, {})]
     (tmp_path / "sft.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     changes = ["batch=4", "epochs=1", "max_tokens=512", "checkpoint_every=1000", "hardware.gpus_per_node=2"]
+    changes.append("validation.share=0")
     words = ["sft", "--profile", "laptop", "--model", base, "--data", tmp_path / "sft.jsonl"]
     words += ["--run", tmp_path / "run", *(word for change in changes for word in ("--set", change))]
     run, out = tmp_path / "run", tmp_path / "out"

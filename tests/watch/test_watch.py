@@ -334,6 +334,7 @@ def test_what_was_measured_of_an_sft_and_the_chosen_step_are_shown(tmp_path: Pat
     assert "accuracy on held-out problems   step 3: 0.25" in said
     assert "mean tokens on held-out problems   step 3: 80" in said
     assert "chosen" not in said
+    (run / "models" / "step-3").mkdir(parents=True)
     choose(sft_recipe("laptop", ["held_out.data=x", "held_out.every=3"]), run, 3)
     shown = strict(rstar2("watch", run, "--json").stdout)
     assert shown["chosen"] in rstar2("watch", run).stdout
