@@ -36,7 +36,7 @@ _OPENS = re.compile(rf"[`*{FORMULA_START}]")
 _STYLES = {"formula": "", "code": "cyan", "bold": "bold", "italic": "italic"}
 _IN_A_CELL = re.compile(rf"{FORMULA_START}[^{FORMULA_END}]*{FORMULA_END}|(?P<ticks>`+)[^`\n]+(?P=ticks)(?!`)")
 _LONGEST_SPAN = 400
-"""Characters of a span that is waited for; a mark without an end in so many characters is shown as it is."""
+"""A mark whose end does not come within this many characters is shown as it is."""
 _DELIMITERS = re.compile(r"\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?")
 """The second line of a table."""
 

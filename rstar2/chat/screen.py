@@ -49,7 +49,7 @@ class Screen:
         self._thoughts = thoughts
         self._text = WrappedText(out)
         self._formulas = FormulaStream()
-        """Of the thought."""
+        """Finds the formulas in the thought."""
         self._answer = MarkdownStream(out, self._text)
         self._kind: Kind = "text"
         self._begun = False

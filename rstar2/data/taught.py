@@ -197,7 +197,7 @@ def _with_allowed_calls(messages: list[Message], most: int | None) -> list[Messa
 
 
 def _following(messages: Sequence[Message], wording: Wording) -> list[bool]:
-    """Of each turn, whether it does what the format's opening asks for.
+    """Returns for each turn whether it does what the format's opening asks for.
 
     Empty if no turn has tags of ours, or the opening asks for nothing.
     """

@@ -73,7 +73,7 @@ class _TurnText:
     characters: int = 0
     """Characters of the turn so far, thought included."""
     _call_id: str = ""
-    """Of the call that was begun last, if the server gives it one."""
+    """The id of the call that was begun last; empty if the server gives none."""
     _part: str = ""
     """What is being written: thought, words, or the number of a call."""
     _arguments: int = 0

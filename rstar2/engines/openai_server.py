@@ -58,8 +58,9 @@ _WITHOUT_EFFECT = frozenset({"stream_options"})
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """The two names of the field that limits the tokens of a reply."""
 _SMALL_CAP = 32
-"""A cap on the tokens of a reply that is so many times below what was asked for holds for that request alone, until the
-server names it for another conversation too: it may come from a broken proxy, or mean something else."""
+"""A cap on a reply's tokens holds for one request alone if it is at least this many times below what was asked for. It
+may come from a broken proxy or mean something else. It holds for all once the server names it for another
+conversation."""
 
 OnChoice = Callable[[Choice], None]
 OnLeftOut = Callable[[str, str], None]

@@ -49,7 +49,7 @@ _UNGRADED = "ungraded.jsonl"
 _OF_ONE_REQUEST = frozenset({400, 413, 422})
 """HTTP statuses that may be due to what one request holds; others speak of the account, the model or the address."""
 _SAME_REFUSALS = 5
-"""After so many refusals with the same HTTP status, and nothing else, a run ends."""
+"""A run ends after this many refusals if all have one HTTP status and nothing was answered."""
 _NO_ROOM = "Every sample written so far is kept; make room and start the same command again."
 
 Combined = Callable[[dict[str, dict[str, Any]]], dict[str, dict[str, Any]]]
@@ -220,9 +220,9 @@ class _Shared:
     stop: asyncio.Event
     """Set from outside: start nothing new, finish what is in flight."""
     sampling: _Refusals = field(default_factory=_Refusals)
-    """Of the model."""
+    """The refusals of the model's server."""
     grading: _Refusals = field(default_factory=_Refusals)
-    """Of the judge model."""
+    """The refusals of the judge model's server."""
 
 
 async def _tick(meter: Meter, on_progress: OnProgress) -> None:

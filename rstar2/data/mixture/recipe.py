@@ -55,7 +55,7 @@ class SourceSettings(Strict):
     """The preparation fails if the filters leave fewer rows than this, which is at most `count`. None for no such
     limit."""
     answer_form: float | None = Field(None, ge=0, le=1)
-    """Of conversations: the share that SFT teaches in the form that RL rewards. None for the mixture's."""
+    """The share of conversations that SFT teaches in the form that RL rewards. None for the mixture's."""
     object: str | None = None
     """`module:object` of the user's module that has the source; None for a source of the package or a file."""
 
@@ -76,8 +76,8 @@ class MixtureRecipe(FilterSettings):
     seed: int = 1
     """Draws the rows where a source has more than its `count`, and those that are taught in the answer form."""
     answer_form: float | None = Field(None, ge=0, le=1)
-    """Of the conversations that can be taught in the form that RL rewards, the share that SFT teaches so. None for
-    none of them."""
+    """The share that SFT teaches in the form that RL rewards, among the conversations that can be taught in it. None
+    for none of them."""
     rewrite: Rewrite = Rewrite()
     """The model that rewrites some sources' answers or prompts."""
 
