@@ -86,7 +86,7 @@ class RunPage:
     card: dict[str, Any] | None = None
     """card.json of prepared data."""
     chosen: str = ""
-    """Of an SFT: the step whose model it returned, and why; empty before that."""
+    """The step whose model SFT returned, and why; empty before that."""
 
 
 def collect(run: Path) -> RunPage:

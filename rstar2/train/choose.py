@@ -39,7 +39,7 @@ class Measured:
     pass_at_k: dict[str, float] | None = None
     """By k."""
     mean_tokens: float | None = None
-    """Of a sample after its prompt."""
+    """The mean number of tokens of a sample, without its prompt."""
 
     def text(self) -> str:
         """For people."""

@@ -57,7 +57,7 @@ class Snapshot:
     measured: list[Measured]
     """What was measured of SFT's steps, where that is the phase."""
     chosen: str
-    """Of SFT: the step whose model it returned, and why; empty before that, and in another phase."""
+    """The step whose model SFT returned, and why; empty before that, and in another phase."""
     alarms: list[dict[str, Any]]
     """stage, step, sign and text, in order."""
     cause: str

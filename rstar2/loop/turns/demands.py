@@ -44,27 +44,27 @@ class Wording:
 
     format: Format
     opening: Demands
-    """Of the text before the first question of a conversation without a system text of its own."""
+    """What the text before the first question asks for, in a conversation without a system text of its own."""
     turn_start: str = ""
     """What the generation prompt already writes of a turn, such as `<reason>`."""
 
     thought_tag: str = ""
-    """Of a family: the tag with which its turns begin a thought, if they have one."""
+    """The tag with which turns of a model family begin a thought, if they have one."""
     drops_thoughts: bool = False
-    """Of a family: its turns have no place for a thought."""
+    """Whether turns of the model family have no place for a thought."""
     forgets_thoughts: bool = False
-    """Of a family: prompts leave out the thoughts of turns before the last question."""
+    """Whether prompts of the model family leave out the thoughts of turns before the last question."""
     every_turn_thinks: bool = False
-    """Of a family: its generation prompt begins a thought."""
+    """Whether the generation prompt of the model family begins a thought."""
 
     @cached_property
     def question(self) -> Demands:
-        """Of the text around a problem."""
+        """What the text around a problem asks for."""
         return demands_of("".join(self.format.around_problem))
 
     @property
     def rewarded(self) -> Demands:
-        """Of a turn that answers a problem; what RL rewards if the answer is right."""
+        """What a turn that answers a problem has to hold: RL rewards it if the answer is right."""
         return self.opening | self.question
 
     @property

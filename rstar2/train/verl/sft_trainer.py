@@ -47,7 +47,7 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         self.test_freq = -1
         self._last_step: int = self.total_training_steps
         self._steps_done = 0
-        """Of this start."""
+        """The steps that this start of the trainer has done."""
 
     def _build_ckpt_handler(self) -> None:
         super()._build_ckpt_handler()
