@@ -31,6 +31,8 @@ ATTEMPTS = 4
 FIRST_ANSWER_S = 5.0
 """A service that has never answered is waited for this long at most, unless the policy says otherwise: most often its
 URL is wrong."""
+_NO_TIME_LEFT_S = 1e-6
+"""A wait with less than this left has ended: adding less to a clock may leave the clock as it is."""
 _MAX_CAUSES = 20
 """Different causes that are counted for each service; further ones are counted together."""
 _MAX_CAUSE_LENGTH = 200
@@ -343,7 +345,7 @@ class Service:
         allowed_s = self._wait_s if self._answers else min(self._wait_s, self._policy.first_answer_s)
         silent_since = now if self._silent_since is None else self._silent_since
         left_s = allowed_s - (now - max(began, silent_since))
-        if left_s > 0:
+        if left_s > _NO_TIME_LEFT_S:
             return left_s
         if others_answered or self._others_under_way(attempt_began):
             return self._policy.pauses.longest_s

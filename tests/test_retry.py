@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -158,6 +159,23 @@ async def test_a_request_that_alone_is_broken_off_after_longer_than_the_wait_is_
     since = clock.now
     await _gone(policy, server.request)
     assert clock.now - since == pytest.approx(300.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_wait_ends_though_what_is_left_of_it_is_too_little_to_move_the_clock(
+    clock: Clock, seed: int
+) -> None:
+    random.seed(seed)
+    policy, server = _policy(clock, 300.0), Server(clock)
+    clock.now = 3850.0 + random.random()  # from 4096 on, the clock's numbers are less fine
+    await policy.call(server.request)
+
+    async def refused() -> str:
+        assert server.requests < 1000, f"asked again and again at {clock.now!r}"
+        server.down = True
+        return await server.request()
+
+    await _gone(policy, refused)
 
 
 async def test_a_request_that_ends_every_server_it_is_sent_to_is_given_up(clock: Clock) -> None:
