@@ -15,7 +15,18 @@ BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "eval_driver.py
 @pytest.mark.slow
 def test_every_rollout_is_answered_and_both_rates_are_reported() -> None:
     """At a pace at which the server never keeps anyone waiting. `driven` fails unless every answer is right."""
-    words = "--samples 100 --rounds 1 --in-flight 32 --pace 1000000 --mean-tokens 60".split()
+    words = [
+        "--samples",
+        "100",
+        "--rounds",
+        "1",
+        "--in-flight",
+        "32",
+        "--pace",
+        "1000000",
+        "--mean-tokens",
+        "60",
+    ]
     ran = subprocess.run([sys.executable, BENCHMARK, *words], capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     measured = json.loads(ran.stdout)
