@@ -29,6 +29,7 @@ from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress
 from rstar2.eval.run import evaluate
 from rstar2.eval.settings import EvalSettings, sample_seed
+from rstar2.loop.engine import Sampling
 from rstar2.loop.trace import ToolCall
 
 PROBLEMS = [Problem(f"p{at}", f"What is {at} plus one less than it?", "7") for at in range(100)]
@@ -54,7 +55,14 @@ async def bare(url: str, samples: int, in_flight: int) -> tuple[int, float]:
     jobs = iter(
         [(at, sample_seed(0, PROBLEMS[at].id, n)) for n in range(samples) for at in range(len(PROBLEMS))]
     )
-    body = {"model": "paced", "max_tokens": 30_000, "temperature": 0.6, "logprobs": 0}
+    body = {
+        "model": "paced",
+        "max_tokens": 30_000,
+        **Sampling().in_full,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "stop_token_ids": codec.stop_ids,
+    }
     host, port = url.removeprefix("http://").split(":")
     tokens = 0
 
@@ -82,7 +90,7 @@ async def driven(
 ) -> tuple[int, float]:
     """Tokens and seconds of the evaluation; `memory` gets (samples done, resident MiB) while it runs."""
     codec = byte_codec()
-    engine = VLLMEngine(url, stop_token_ids=[codec.end_id])
+    engine = VLLMEngine(url, stop_token_ids=codec.stop_ids)
     last: list[Progress] = []
 
     def on_progress(progress: Progress) -> None:

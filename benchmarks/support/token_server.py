@@ -72,7 +72,7 @@ class PacedServer:
                 if head.startswith(b"get"):
                     writer.write(MODELS)
                 else:
-                    seed = int(body.rpartition(b'"seed":')[2].rstrip(b" }"))
+                    seed = int(json.loads(body)["seed"])
                     tokens, answer = self._answers[seed % 2 == 1][seed // 2 % VARIANTS]
                     await asyncio.sleep(tokens / self._pace)
                     writer.write(answer)
