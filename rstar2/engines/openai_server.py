@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +33,7 @@ from rstar2.engines.completions import (
 from rstar2.engines.connections import OneConnectionEach
 from rstar2.engines.refusals import (
     AccessRefused,
+    CertificateRefused,
     CompletionCapped,
     ContentFiltered,
     ContextExceeded,
@@ -40,6 +43,7 @@ from rstar2.engines.refusals import (
     RefusedRequest,
     error_in_answer,
     page_title,
+    proxy_refusal,
     refusal,
 )
 from rstar2.errors import UserError, first_few
@@ -356,11 +360,16 @@ class OpenAIServer:
             self._told_caps.add(limit)
             self.on_capped(limit, self._accepted.cap_words[limit])
 
+    @property
+    def _through(self) -> str:
+        """How messages name the proxy after the server; empty without one."""
+        return f" through the proxy {_without_password(self._proxy)}" if self._proxy else ""
+
     async def _send(self, method: str, path: str, hint: str = "", **options: Any) -> httpx.Response:
         try:
             answer = await self._http.request(method, self._address(path), **options)
         except httpx.TransportError as error:
-            raise self._unavailable(error) from error
+            raise self._connection_error(error) from error
         self._check(answer, answer.text, options.get("json") or {}, hint)
         return answer
 
@@ -410,7 +419,7 @@ class OpenAIServer:
             if not turn.ended(done):
                 raise httpx.RemoteProtocolError("the stream ended early")
         except httpx.TransportError as error:
-            raise self._unavailable(error) from error
+            raise self._connection_error(error) from error
         return turn.completed()
 
     async def _events(self, answer: httpx.Response) -> AsyncGenerator[Event]:
@@ -449,15 +458,23 @@ class OpenAIServer:
         return self._malformed(f"an answer that is not JSON: {text[:200]}", hint)
 
     def _request_of(self, sent: Mapping[str, Any], hint: str = "") -> RefusedRequest:
-        return RefusedRequest(self._where, sent, self._wording.key_hint, hint)
+        proxy = _without_password(self._proxy) if self._proxy else ""
+        return RefusedRequest(self._where, sent, self._wording.key_hint, hint, proxy)
 
     def _check(self, answer: httpx.Response, text: str, sent: Mapping[str, Any], hint: str) -> None:
         if answer.status_code >= 300:
             raise refusal(self._request_of(sent, hint), answer.status_code, answer.headers, text)
 
-    def _unavailable(self, error: httpx.TransportError) -> EngineUnavailable:
+    def _connection_error(self, error: httpx.TransportError) -> EngineError:
+        """The error for a request that the server has not answered."""
+        if isinstance(error, httpx.ProxyError) and (status := re.match(r"\d{3}\b", str(error))):
+            return proxy_refusal(self._request_of({}), int(status[0]), str(error))
+        if (fault := _certificate_fault(error)) is not None:
+            return CertificateRefused(
+                f"the certificate of {self._where}{self._through} is not trusted: {fault}"
+            )
         nothing = "nothing" if self._wording.service == "server" else f"no {self._wording.service}"
-        through = f" through the proxy {_without_password(self._proxy)}" if self._proxy else ""
+        through = self._through
         hint = "Check that the server is running; `rstar2 serve MODEL` starts one."
         if isinstance(error, httpx.ReadTimeout):
             message = f"{self._where} accepts requests but does not answer"
@@ -589,8 +606,19 @@ def _key_of_openai(url: str) -> str | None:
     return os.environ.get("OPENAI_API_KEY") if url == _OPENAI else None
 
 
+def _certificate_fault(error: BaseException) -> str | None:
+    """Why a certificate was not trusted, if that is what ended a connection."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, ssl.SSLCertVerificationError):
+        inner = inner.__cause__ or inner.__context__
+    return None if inner is None else inner.verify_message or str(inner)
+
+
 def _cause(error: BaseException) -> str:
     """Why a connection failed, as the operating system says it: `connection refused`."""
+    if isinstance(error, ssl.SSLError):
+        # Its number is of OpenSSL, not of the operating system.
+        return f"TLS failed: {error.reason or error}"
     if isinstance(error, OSError) and error.errno is not None:
         return (os.strerror(error.errno) if error.errno > 0 else error.strerror or str(error)).lower()
     inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None

@@ -45,6 +45,23 @@ class KeyRefused(AccessRefused):
     exit_code = 2
 
 
+class ProxyRefused(AccessRefused):
+    """The proxy between this machine and a server lets no request through."""
+
+    exit_code = 2
+
+
+class CertificateRefused(AccessRefused):
+    """This machine does not trust the certificate of a server or of a proxy, so no request is sent to it."""
+
+    exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        hint = "Name the file with your organization's certificates in SSL_CERT_FILE."
+        super().__init__(message, hint, 0)
+        self.cause = "certificate not trusted"
+
+
 class QuotaExhausted(AccessRefused):
     """The account at the server has no credit or quota left, which waiting does not mend."""
 
@@ -110,6 +127,8 @@ class RefusedRequest:
     """How the user gives a key."""
     hint: str = ""
     """What helps against a refusal that nothing else is known of."""
+    proxy: str = ""
+    """The proxy that it goes through, without its password; empty if it goes through none."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +178,8 @@ def _error(
         return QuotaExhausted(f"{request.where} has no quota left: {number}: {error.message}", hint, status)
     if status == 401:
         return KeyRefused(message, request.key_hint, status)
+    if status == 407:
+        return proxy_refusal(request, status, f"{number}: {error.message}")
     if _TOO_LARGE_FOR_RATE.search(error.message) and status in (413, 429):
         return Refused(
             message, "A request of this size exceeds the account's limit of tokens a minute.", status
@@ -183,6 +204,21 @@ def _error(
     if (field := _refused_field(request.body, error)) is not None:
         return FieldRefused(message, request.hint, status, field)
     return Refused(message, request.hint, status)
+
+
+def proxy_refusal(request: RefusedRequest, status: int, words: str) -> EngineError:
+    """The error for a request that a proxy did not pass on: the HTTP status of the proxy's answer, and its words."""
+    proxy = f"the proxy {request.proxy}".rstrip()
+    if status == 407:
+        hint = "Write them into the proxy's address, as http://USER:PASSWORD@HOST:PORT, with @ in the password as %40."
+        message = f"{proxy} asks for a user and a password before it leads to {request.where}: {words}"
+        return ProxyRefused(message, hint, status)
+    message = f"{proxy} does not lead to {request.where}: {words}"
+    if status in _MAY_PASS or (status >= 500 and status not in _NEVER_PASS):
+        hint = "Check the address; the proxy may not reach the server either."
+        return EngineUnavailable(message, hint, cause=f"proxy: {words}")
+    hint = "Have the proxy allow the host, or name the host in NO_PROXY if it needs no proxy."
+    return ProxyRefused(message, hint, status)
 
 
 def page_title(text: str) -> str | None:

@@ -32,7 +32,6 @@ from support.servers.public_endpoint import (
 from support.tools import SharedTools
 from support.waiting import TIMEOUT_S
 
-from rstar2.addresses import proxy_of
 from rstar2.chat.model import ModelChoice, open_model
 from rstar2.data.problem import Problem
 from rstar2.engines.chat_api import ChatEngine, open_chat_api
@@ -59,7 +58,6 @@ from rstar2.loop.agent import Limits, rollout
 from rstar2.loop.engine import EngineError, EngineRateLimited, EngineUnavailable, Generation, Sampling
 from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.trace import ToolCall, read_traces
-from rstar2.processes import free_port
 from rstar2.retry import RetryPolicy, ServiceGone
 
 PROBLEMS = [Problem(id=f"p{number}", problem=f"Compute {number}.", answer="42") for number in range(15)]
@@ -929,84 +927,3 @@ def test_the_table_of_providers_has_those_that_were_tried() -> None:
     for name, address in cells.items():
         path = urlsplit(address).path.rstrip("/") or "/v1"
         assert path == PROVIDERS[name].base
-
-
-# Proxies
-
-
-@asynccontextmanager
-async def proxy_to(endpoint: PublicEndpoint) -> AsyncIterator[tuple[str, list[str]]]:
-    """A company's proxy, before which the endpoint is at api.example: its URL, and what it was asked."""
-    targets: list[str] = []
-    host, port = endpoint.url.removeprefix("http://").removesuffix("/v1").split(":")
-
-    async def serve(client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
-        line = (await client.readline()).decode()
-        method, target, version = line.split()
-        targets.append(target)
-        server, ask = await asyncio.open_connection(host, int(port))
-        ask.write(
-            f"{method} {target.removeprefix('http://api.example')} {version}\r\nConnection: close\r\n".encode()
-        )
-
-        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-            while data := await source.read(65536):
-                sink.write(data)
-            sink.close()
-
-        await asyncio.gather(pump(client, ask), pump(server, answer))
-
-    proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}", targets
-    finally:
-        proxy.close()
-
-
-async def test_an_address_that_is_not_local_is_reached_by_the_proxy_of_the_environment(
-    endpoint: PublicEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with proxy_to(endpoint) as (proxy, targets):
-        monkeypatch.setenv("HTTP_PROXY", proxy)
-        engine = ChatEngine("http://api.example/v1", None, [])
-        assert (await engine.generate([3, 4, 5], Sampling(max_tokens=9))).finish == "stop"
-        await engine.aclose()
-    assert targets == ["http://api.example/v1/models", "http://api.example/v1/chat/completions"]
-
-
-async def test_a_proxy_that_is_away_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@127.0.0.1:{free_port()}")
-    engine = ChatEngine("http://api.example/v1", "m", [])
-    with pytest.raises(EngineUnavailable, match=r"through the proxy http://127\.0\.0\.1:") as away:
-        await engine.generate([3, 4, 5], Sampling(max_tokens=9))
-    await engine.aclose()
-    assert "secret" not in str(away.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "goes"),
-    [
-        ("https://api.example/v1", True),
-        ("http://api.example/v1", True),
-        ("http://127.0.0.1:8000", False),
-        ("http://10.1.2.3:8000", False),
-        ("http://[::1]:8000", False),
-        ("http://gpu:8000", False),
-        ("http://localhost:8000", False),
-        ("http://gpu.local:8000", False),
-        ("http://inside.example:8000", False),
-    ],
-)
-def test_local_addresses_and_those_of_no_proxy_go_without_a_proxy(
-    monkeypatch: pytest.MonkeyPatch, url: str, goes: bool
-) -> None:
-    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "proxy.example:3128")
-    monkeypatch.setenv("NO_PROXY", "inside.example")
-    assert proxy_of(url) == ("http://proxy.example:3128" if goes else None)
-
-
-def test_a_wrong_proxy_is_a_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "socks9://proxy.example:1")
-    with pytest.raises(UserError, match="socks9"):
-        ChatEngine("https://api.example/v1", "m", [])
