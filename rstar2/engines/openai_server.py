@@ -11,7 +11,8 @@ import json
 import os
 import re
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ from rstar2.engines.completions import (
     read_models,
 )
 from rstar2.engines.connections import OneConnectionEach
+from rstar2.engines.rates import allowances
 from rstar2.engines.refusals import (
     AccessRefused,
     CertificateRefused,
@@ -47,6 +49,7 @@ from rstar2.engines.refusals import (
     refusal,
 )
 from rstar2.errors import UserError, first_few
+from rstar2.flow_control import Allowance
 from rstar2.loop.engine import EngineError, EngineUnavailable
 
 _OPENAI = "https://api.openai.com"
@@ -57,6 +60,8 @@ MODELS_S = 30.0
 """Seconds the list of models may take: a server that is busy, or on a slow machine, needs several."""
 _MAX_REDUCTIONS = 3
 """How often a request may be sent again with the number of tokens that the server's message leaves it."""
+_WEIGHT_OF_LAST = 0.1
+"""Weight of the last request in the average length of requests."""
 _WITHOUT_EFFECT = frozenset({"stream_options"})
 """Fields that do not change a reply."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -69,6 +74,9 @@ conversation."""
 OnChoice = Callable[[Choice], None]
 OnLeftOut = Callable[[str, str], None]
 """Receives a field that a server does not take, and the server's words."""
+OnAllowances = Callable[[Sequence[Allowance], float], None]
+"""Receives how many more requests a server took when it got one, by each limit that the answer names, and how many
+seconds ago that was."""
 OnCapped = Callable[[int, str], None]
 """Receives the most tokens that a server gives a reply, if a request asked for more, and the server's words."""
 
@@ -197,6 +205,10 @@ class OpenAIServer:
         an effect on the reply."""
         self.on_capped: OnCapped | None = None
         """Called once for each number of tokens to which the server caps a reply that was to have more."""
+        self.on_allowances: OnAllowances | None = None
+        """Called with each answer that names limits of the rate of requests."""
+        self._tokens_a_request: float | None = None
+        """Tokens of a request with its reply, on average over the last ones; None if the server does not count them."""
         self._told_caps: set[int] = set()
         try:
             transport = OneConnectionEach(self._base.scheme, self._proxy)
@@ -320,6 +332,7 @@ class OpenAIServer:
                         refused.message, refused.hint, cause="refused in mid-answer"
                     ) from refused
             else:
+                self._count(completed.usage)
                 return completed
 
     def error(self, what: str, hint: str = "") -> EngineError:
@@ -351,6 +364,17 @@ class OpenAIServer:
             for name in self._accepted.left_out.keys() - known - _WITHOUT_EFFECT:
                 self.on_left_out(name, refused.message)
 
+    def _count(self, usage: Usage) -> None:
+        """Take note of how many tokens a request and its reply had."""
+        if tokens := usage.prompt_tokens + usage.completion_tokens:
+            before = tokens if self._tokens_a_request is None else self._tokens_a_request
+            self._tokens_a_request = before + (tokens - before) * _WEIGHT_OF_LAST
+
+    def _tell_allowances(self, answer: httpx.Response, sent_at: float) -> None:
+        allowed = allowances(answer.headers, self._tokens_a_request)
+        if self.on_allowances is not None and answer.status_code < 300 and allowed:
+            self.on_allowances(allowed, time.monotonic() - sent_at)
+
     def _tell_cap(self, sent: Mapping[str, Any], room: int | None) -> None:
         """Say that a request asks for fewer tokens than it should, because the server caps its replies."""
         limit = sent.get(self._accepted.limit_names[0])
@@ -374,7 +398,9 @@ class OpenAIServer:
         return answer
 
     async def _whole(self, path: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
+        sent_at = time.monotonic()
         answer = await self._send("POST", path, json=sent)
+        self._tell_allowances(answer, sent_at)
         return self._read_whole(answer.text, sent, on_choice)
 
     def _read_whole(self, text: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
@@ -396,11 +422,12 @@ class OpenAIServer:
 
     async def _stream(self, path: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
         turn = _Turn(on_choice)
-        done = False
+        done, sent_at = False, time.monotonic()
         try:
             async with self._http.stream(
                 "POST", self._address(path), json={**sent, "stream": True}
             ) as answer:
+                self._tell_allowances(answer, sent_at)
                 if answer.status_code >= 300 or not _streams(answer):
                     text = (await answer.aread()).decode(errors="replace")
                     self._check(answer, text, sent, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -37,6 +38,7 @@ from rstar2.data.problem import Problem
 from rstar2.engines.chat_api import ChatEngine, open_chat_api
 from rstar2.engines.models import ServerModel
 from rstar2.engines.pool import RetryingEngine
+from rstar2.engines.rates import allowances, requested_pause_s
 from rstar2.engines.refusals import (
     AccessRefused,
     ContentFiltered,
@@ -45,7 +47,6 @@ from rstar2.engines.refusals import (
     Refused,
     RefusedRequest,
     refusal,
-    requested_pause_s,
 )
 from rstar2.engines.request_fields import request_fields
 from rstar2.errors import RateLimited, UserError
@@ -54,6 +55,7 @@ from rstar2.eval.methods.chat import ServerChat
 from rstar2.eval.run import EvalResult, SamplesRefused, evaluate
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.terminal.tables import summary_lines
+from rstar2.flow_control import Allowance
 from rstar2.loop.agent import Limits, rollout
 from rstar2.loop.engine import EngineError, EngineRateLimited, EngineUnavailable, Generation, Sampling
 from rstar2.loop.tools.python_code_with_standard_io import NAME
@@ -222,6 +224,73 @@ def test_the_pause_that_a_server_asks_for_is_read_from_headers_and_words(
     headers: dict[str, str], text: str, pause_s: float
 ) -> None:
     assert requested_pause_s(headers, text) == pytest.approx(pause_s)
+
+
+@pytest.mark.parametrize(
+    ("headers", "requests", "window_s"),
+    [
+        ({"x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "1s"}, 59, 1.0),
+        ({"X-RateLimit-Remaining-Requests": "7", "X-RateLimit-Reset-Requests": "6m0s"}, 7, 360.0),
+        ({"x-ratelimit-remaining-requests": "7", "x-ratelimit-reset-requests": "1d2h"}, 7, 93_600.0),
+        ({"x-ratelimit-remaining-tokens": "1500", "x-ratelimit-reset-tokens": "512.5µs"}, 3, 0.0005125),
+        ({"x-ratelimit-remaining-tokens-minute": "250", "x-ratelimit-reset-tokens-minute": "9.5"}, 0.5, 9.5),
+        (
+            {"anthropic-ratelimit-requests-remaining": "4", "anthropic-ratelimit-requests-reset": "60"},
+            4,
+            60.0,
+        ),
+        ({"RateLimit": '"default";r=50;t=30'}, 50, 30.0),
+        ({"x-ratelimit-remaining": "-1", "x-ratelimit-reset": "10"}, 0, 10.0),
+    ],
+)
+def test_how_many_more_requests_a_server_takes_is_read_from_the_headers_of_an_answer(
+    headers: dict[str, str], requests: float, window_s: float
+) -> None:
+    (allowed,) = allowances(headers, 500.0)
+    assert (allowed.requests, allowed.window_s) == pytest.approx((requests, window_s))
+
+
+def test_limits_that_cannot_be_read_or_counted_say_nothing() -> None:
+    assert allowances({"x-ratelimit-remaining-requests": "9"}, 500.0) == []
+    assert allowances({"x-ratelimit-remaining": "inf", "x-ratelimit-reset": "nan"}, 500.0) == []
+    tokens = {"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "1s"}
+    assert allowances(tokens, None) == []
+    assert allowances({**tokens, "x-ratelimit-remaining-tokens": "0"}, None) == [Allowance(0.0, 1.0)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_requests_wait_before_the_rate_that_answers_name_is_exceeded(
+    endpoint: PublicEndpoint, stream: bool
+) -> None:
+    endpoint.headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "40s"}
+    clock = Clock()
+    policy = policies_on(clock)(300.0)
+    async with contextlib.AsyncExitStack() as stack:
+        if stream:
+            model = await stack.enter_async_context(opened(endpoint))
+            service = policy.service("engine")
+            engine = RetryingEngine(model.engine, service)
+            prompt = model.codec.prompt(model.codec.format.messages("Compute 6 * 7."))
+
+            async def ask() -> None:
+                await engine.generate(prompt, Sampling(max_tokens=900))
+        else:
+            chat = ServerChat(endpoint.url, "m", policy, TIMEOUT_S)
+            await stack.enter_async_context(contextlib.aclosing(chat))
+            service = policy.service("server")
+
+            async def ask() -> None:
+                await chat.reply([{"role": "user", "content": "Compute 6 * 7."}], Sampling(max_tokens=900))
+
+        await ask()
+        assert clock.now == 0
+        await ask()
+    assert 0 < clock.now <= 40
+    assert service.outages.spread_s == clock.now
+    assert service.outages.retries == {}
+    assert policy.outages[0].text.endswith(
+        f"announced the limit of its rate, so requests waited for {clock.now:.0f} s"
+    )
 
 
 def test_the_pause_may_be_a_date_or_a_unix_time(monkeypatch: pytest.MonkeyPatch) -> None:

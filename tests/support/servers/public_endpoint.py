@@ -100,6 +100,8 @@ class PublicEndpoint:
         """Refuses requests."""
         self.answer: Callable[[Body], str | Body] = lambda body: ANSWER
         """The text or the message of an answer."""
+        self.headers: dict[str, str] = {}
+        """Of each answer with a completion."""
         self.finish = "stop"
         self.before: Sequence[str] = ()
         """Lines of a stream before the first event."""
@@ -134,9 +136,11 @@ class PublicEndpoint:
         said = self.answer(body)
         message = {"content": said} if isinstance(said, str) else said
         if body.get("stream"):
-            return StreamingResponse(self._stream(message, self.usage(body)), media_type="text/event-stream")
+            return StreamingResponse(
+                self._stream(message, self.usage(body)), headers=self.headers, media_type="text/event-stream"
+            )
         choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": self.finish}
-        return JSONResponse({"choices": [choice], "usage": self.usage(body)})
+        return JSONResponse({"choices": [choice], "usage": self.usage(body)}, headers=self.headers)
 
     async def _stream(self, message: Body, usage: Body | None) -> AsyncIterator[str]:
         for line in self.before:
