@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 import rstar2
-from rstar2.errors import UserError
+from rstar2.errors import UserError, did_you_mean, most_similar
 
 
 class Strict(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
@@ -123,8 +122,8 @@ def _refusal(
         what = f"unknown key {key}"
         typed = override.partition("=")[0].strip().removeprefix(f"{table}.")
         if near := _nearest(max(typed, ".".join(path), key=len), _all_fields(model)):
-            name, found = near
-            what += f"; the nearest is {_dotted(table, name)}, {_kind(found)}"
+            name, field_meant = near
+            what += f"; did you mean {_dotted(table, name)} ({_kind(field_meant)})?"
         hint = f"Known keys in that table: {', '.join(siblings)}."
     elif item["type"] == "missing":
         what = f"{key} is missing"
@@ -138,8 +137,7 @@ def _refusal(
             f"{key} must be {_kind(field)}, not {'a table' if isinstance(given, dict) else repr(given)[:60]}"
         )
         names = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        if meant := difflib.get_close_matches(str(given), names, n=1):
-            what += f"; the nearest is {meant[0]!r}"
+        what += did_you_mean(str(given), names)
     return UserError(f"{source}: {what}", hint)
 
 
@@ -202,9 +200,9 @@ def _nearest(key: str, fields: dict[str, FieldInfo]) -> tuple[str, FieldInfo] | 
     last = {each: each.rpartition(".")[2] for each in fields}
     word = key.rpartition(".")[2]
     same = [each for each in fields if last[each] == word]
-    spelt = difflib.get_close_matches(key, fields, n=1)
-    [near] = difflib.get_close_matches(word, last.values(), n=1) or [""]
-    (name,) = (same or spelt or [each for each in fields if last[each] == near])[:1] or [""]
+    near = most_similar(word, last.values())
+    name = next(iter(same), None) or most_similar(key, fields)
+    name = name or next((each for each in fields if last[each] == near), None)
     return (name, fields[name]) if name else None
 
 

@@ -102,12 +102,17 @@ def first_error(errors: BaseExceptionGroup[RStarError]) -> RStarError:
     return first
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean NAME?` for the end of a message, with the most similar of the known names, else ""."""
+def most_similar(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that is spelt most like another; None if none is similar."""
     import difflib
 
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean NAME?` for the end of a message, with the most similar of the known names, else ""."""
+    near = most_similar(name, known)
+    return f"; did you mean {near}?" if near else ""
 
 
 def first_few(names: Sequence[str]) -> str:

@@ -4,7 +4,8 @@ A run makes one `RetryPolicy` and shares it between all its requests. The policy
 run asks (engine, judge, judge model), and a service decides whether a failed request is sent again. A restarted server
 therefore costs a run nothing but time.
 
-A service that refuses requests for their rate is not away. `rstar2.flow_control` sends it fewer at once.
+A service that refuses requests for their rate is not away. `rstar2.flow_control` sends it fewer at once, and keeps to
+the limits that it announces.
 
 `Backoff` alone is for what is restarted, not asked: child processes, connections.
 """
@@ -15,12 +16,12 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rstar2.errors import Failure, RateLimited, Unavailable, UnusableAnswer
-from rstar2.flow_control import FlowControl
+from rstar2.flow_control import Allowance, FlowControl
 
 T = TypeVar("T")
 OnWait = Callable[[str], None]
@@ -33,6 +34,8 @@ FIRST_ANSWER_S = 5.0
 URL is wrong."""
 _NO_TIME_LEFT_S = 1e-6
 """A wait with less than this left has ended: adding less to a clock may leave the clock as it is."""
+_LEAST_SPREAD_S = 1.0
+"""Seconds for which requests have to be held back to be worth a line, if nothing else is."""
 _MAX_CAUSES = 20
 """Different causes that are counted for each service; further ones are counted together."""
 _MAX_CAUSE_LENGTH = 200
@@ -104,20 +107,26 @@ class Outages:
     """How many requests were sent again, by cause."""
     paused_s: float = 0.0
     """Seconds for which all requests were held back, because the service had refused some for their rate."""
+    spread_s: float = 0.0
+    """Seconds for which requests were held back, because the service said that it takes only a few more."""
 
     @property
     def text(self) -> str:
         """One line for a person."""
-        times = [f"was away for {self.away_s:.0f} s in all"] if self.away_s or not self.paused_s else []
-        times += [f"limited the rate of requests, which paused for {self.paused_s:.0f} s"] * bool(
-            self.paused_s
-        )
-        return f"the {self.service} {' and '.join(times)}. Requests sent again: {causes_text(self.retries)}"
+        slowed = bool(self.paused_s or self.spread_s)
+        times = [f"was away for {self.away_s:.0f} s in all"] if self.away_s or not slowed else []
+        if self.paused_s:
+            times.append(f"limited the rate of requests, which paused for {self.paused_s:.0f} s")
+        if self.spread_s:
+            times.append(f"announced the limit of its rate, so requests waited for {self.spread_s:.0f} s")
+        again = f". Requests sent again: {causes_text(self.retries)}" if self.retries else ""
+        return f"the {self.service} {' and '.join(times)}{again}"
 
     def as_json(self) -> dict[str, Any]:
         """An entry of results.json."""
-        paused = {"paused_s": self.paused_s} if self.paused_s else {}
-        return {"service": self.service, "away_s": self.away_s, **paused, "retries": self.retries}
+        slowed = {"paused_s": self.paused_s, "spread_s": self.spread_s}
+        held_back = {name: seconds for name, seconds in slowed.items() if seconds}
+        return {"service": self.service, "away_s": self.away_s, **held_back, "retries": self.retries}
 
 
 def _backoff(policy: RetryPolicy) -> Backoff:
@@ -172,15 +181,16 @@ class RetryPolicy:
     @property
     def outages(self) -> list[Outages]:
         """What was waited for so far, for each service that was away."""
-        return [each.outages for each in self._services.values() if each.outages.retries]
+        all_outages = [each.outages for each in self._services.values()]
+        return [each for each in all_outages if each.retries or each.spread_s >= _LEAST_SPREAD_S]
 
 
 class Service:
     """One service that a run asks. It decides, for all requests to it, whether a failed one is sent again.
 
-    The wait has one clock. It starts with the first failure after the service's last answer, or with the request if
-    that is later; if that failure is a timeout, with the attempt that was too slow. Nothing is given up while a request
-    that was sent earlier is under way, because the service may be working on it.
+    The wait has one clock. It starts with the first failure after the service's last answer, or when the request is
+    first sent if that is later; if that failure is a timeout, with the attempt that was too slow. Nothing is given up
+    while a request that was sent earlier is under way, because the service may be working on it.
 
     A failure counts against its request only if the service has answered others since the request's failure before it.
     All failures of one outage therefore count as one, however many there are, and whatever was answered before.
@@ -218,15 +228,13 @@ class Service:
             ServiceGone: the service answers nobody.
         """
         policy = self._policy
-        began, answers_before, failures = (
-            policy.clock(),
-            self._answers,
-            0,
-        )  # the answers before the last failure
+        began: float | None = None
+        answers_before, failures = self._answers, 0  # the answers before the last failure
         backoff = _backoff(policy)
         while True:
             began_in = await self._flow.enter()
             attempt_began, key = policy.clock(), object()
+            began = attempt_began if began is None else began
             self._under_way[key] = attempt_began
             pause_s, limited = 0.0, None
             try:
@@ -278,6 +286,10 @@ class Service:
         self._answers += 1
         self._last_answer = now
 
+    def announced(self, allowances: Iterable[Allowance], age_s: float) -> None:
+        """Note how many more requests the service took, by each of its limits, when it got one `age_s` seconds ago."""
+        self._flow.announced(allowances, age_s)
+
     def retire(self) -> None:
         """Note that the service is used no more, so that nobody waits for it."""
         self.trouble = None
@@ -286,7 +298,9 @@ class Service:
     def outages(self) -> Outages:
         """What was waited for so far."""
         present_s = 0.0 if self._away_since is None else self._policy.clock() - self._away_since
-        return Outages(self.name, self._away_s + present_s, dict(self._retries), self._flow.paused_s)
+        return Outages(
+            self.name, self._away_s + present_s, dict(self._retries), self._flow.paused_s, self._flow.spread_s
+        )
 
     def _failed(self, error: Unavailable, attempt_began: float) -> None:
         self.trouble = error.message

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
+from collections.abc import Callable
+from typing import Protocol
 
 import pytest
 from support.clock import Clock
 
 from rstar2.errors import RateLimited, Unavailable
-from rstar2.flow_control import FlowControl
+from rstar2.flow_control import Allowance, FlowControl
 from rstar2.retry import RetryPolicy, ServiceGone
 
 
@@ -196,3 +199,133 @@ async def test_an_outage_beside_a_rate_limit_is_told_apart() -> None:
     assert service.outages.retries == {"rate limit": 1, "HTTP 503": 1}
     assert service.outages.paused_s == 2.0
     assert 0 < service.outages.away_s < 2.0
+
+
+class _Timeline:
+    """A clock for many at once: time goes to the next moment that somebody sleeps until, once all others wait too."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._order = itertools.count()
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        woken = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self.now + seconds, next(self._order), woken))
+        await woken
+
+    async def run(self, *work: asyncio.Task[None]) -> None:
+        while not all(task.done() for task in work):
+            await _yield_often()
+            if self._sleepers:
+                self.now, _, woken = heapq.heappop(self._sleepers)
+                woken.set_result(None)
+        await asyncio.gather(*work)
+
+
+class _Limit(Protocol):
+    """How a service limits requests."""
+
+    def takes_one(self, now: float) -> bool: ...
+
+    def left(self, now: float) -> Allowance:
+        """What its answers say, after it took a request."""
+
+
+class _Windows:
+    """60 requests in each minute."""
+
+    def __init__(self) -> None:
+        self._minute, self._taken = 0, 0
+
+    def takes_one(self, now: float) -> bool:
+        if now // 60 != self._minute:
+            self._minute, self._taken = int(now // 60), 0
+        takes = self._taken < 60
+        self._taken += takes
+        return takes
+
+    def left(self, now: float) -> Allowance:
+        return Allowance(60 - self._taken, 60 - now % 60)
+
+
+class _Bucket:
+    """A request each second, and 60 at once after a rest of a minute."""
+
+    def __init__(self) -> None:
+        self._left, self._at = 60.0, 0.0
+
+    def takes_one(self, now: float) -> bool:
+        self._left, self._at = min(60.0, self._left + now - self._at), now
+        takes = self._left >= 1
+        self._left -= takes
+        return takes
+
+    def left(self, now: float) -> Allowance:
+        return Allowance(int(self._left), 60 - self._left)
+
+
+@pytest.mark.parametrize("limit", [_Windows, _Bucket])
+@pytest.mark.parametrize("at_once", [4, 24])
+@pytest.mark.parametrize(("answer_s", "late"), [(0.5, False), (8.0, False), (8.0, True)])
+async def test_a_service_that_says_how_many_requests_it_takes_refuses_none_and_is_used_as_it_allows(
+    limit: Callable[[], _Limit], at_once: int, answer_s: float, late: bool
+) -> None:
+    """`late` services send the head of an answer at its end, as without a stream."""
+    clock, service, count = _Timeline(), limit(), 300
+    flow = FlowControl(clock, clock.sleep)
+    refused = 0
+    to_send = iter(range(count))
+
+    async def client() -> None:
+        nonlocal refused
+        for _ in to_send:
+            began_in = await flow.enter()
+            sent_at = clock.now
+            if not service.takes_one(clock.now):
+                refused += 1
+                flow.refused(began_in, 1.0)
+            said = service.left(clock.now)
+            if late:
+                await clock.sleep(answer_s)
+            flow.announced([said], clock.now - sent_at)
+            if not late:
+                await clock.sleep(answer_s)
+            flow.answered()
+            flow.leave()
+
+    await clock.run(*(asyncio.create_task(client()) for _ in range(at_once)))
+    assert refused == 0
+    assert clock.now <= max(count * 1.0, count * answer_s / at_once) + answer_s + 1.0
+
+
+async def test_a_limit_of_a_day_is_used_up_and_one_that_is_far_away_costs_nothing() -> None:
+    clock = Clock()
+    flow = FlowControl(clock, clock.sleep)
+    for said in (Allowance(1.0, 80_000.0), Allowance(100.0, 60.0)):
+        await flow.enter()
+        flow.announced([said])
+        flow.leave()
+    await flow.enter()
+    assert clock.now == flow.spread_s == 0
+
+
+async def test_a_request_waits_no_longer_than_the_newest_answer_says() -> None:
+    clock = _Timeline()
+    flow = FlowControl(clock, clock.sleep)
+    await flow.enter()
+    flow.announced([Allowance(0.0, 60.0)])
+
+    async def more_is_free() -> None:
+        await clock.sleep(5.0)
+        flow.announced([Allowance(50.0, 10.0)])
+
+    async def next_one() -> None:
+        await flow.enter()
+
+    await clock.run(asyncio.create_task(more_is_free()), asyncio.create_task(next_one()))
+    assert 5.0 <= clock.now <= 6.0
+    assert flow.spread_s == clock.now

@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+import re
+import ssl
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +32,10 @@ from rstar2.engines.completions import (
     read_models,
 )
 from rstar2.engines.connections import OneConnectionEach
+from rstar2.engines.rates import allowances
 from rstar2.engines.refusals import (
     AccessRefused,
+    CertificateRefused,
     CompletionCapped,
     ContentFiltered,
     ContextExceeded,
@@ -40,9 +45,11 @@ from rstar2.engines.refusals import (
     RefusedRequest,
     error_in_answer,
     page_title,
+    proxy_refusal,
     refusal,
 )
 from rstar2.errors import UserError, first_few
+from rstar2.flow_control import Allowance
 from rstar2.loop.engine import EngineError, EngineUnavailable
 
 _OPENAI = "https://api.openai.com"
@@ -53,6 +60,8 @@ MODELS_S = 30.0
 """Seconds the list of models may take: a server that is busy, or on a slow machine, needs several."""
 _MAX_REDUCTIONS = 3
 """How often a request may be sent again with the number of tokens that the server's message leaves it."""
+_WEIGHT_OF_LAST = 0.1
+"""Weight of the last request in the average length of requests."""
 _WITHOUT_EFFECT = frozenset({"stream_options"})
 """Fields that do not change a reply."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -65,6 +74,9 @@ conversation."""
 OnChoice = Callable[[Choice], None]
 OnLeftOut = Callable[[str, str], None]
 """Receives a field that a server does not take, and the server's words."""
+OnAllowances = Callable[[Sequence[Allowance], float], None]
+"""Receives how many more requests a server took when it got one, by each limit that the answer names, and how many
+seconds ago that was."""
 OnCapped = Callable[[int, str], None]
 """Receives the most tokens that a server gives a reply, if a request asked for more, and the server's words."""
 
@@ -193,6 +205,10 @@ class OpenAIServer:
         an effect on the reply."""
         self.on_capped: OnCapped | None = None
         """Called once for each number of tokens to which the server caps a reply that was to have more."""
+        self.on_allowances: OnAllowances | None = None
+        """Called with each answer that names limits of the rate of requests."""
+        self._tokens_a_request: float | None = None
+        """Tokens of a request with its reply, on average over the last ones; None if the server does not count them."""
         self._told_caps: set[int] = set()
         try:
             transport = OneConnectionEach(self._base.scheme, self._proxy)
@@ -316,6 +332,7 @@ class OpenAIServer:
                         refused.message, refused.hint, cause="refused in mid-answer"
                     ) from refused
             else:
+                self._count(completed.usage)
                 return completed
 
     def error(self, what: str, hint: str = "") -> EngineError:
@@ -347,6 +364,17 @@ class OpenAIServer:
             for name in self._accepted.left_out.keys() - known - _WITHOUT_EFFECT:
                 self.on_left_out(name, refused.message)
 
+    def _count(self, usage: Usage) -> None:
+        """Take note of how many tokens a request and its reply had."""
+        if tokens := usage.prompt_tokens + usage.completion_tokens:
+            before = tokens if self._tokens_a_request is None else self._tokens_a_request
+            self._tokens_a_request = before + (tokens - before) * _WEIGHT_OF_LAST
+
+    def _tell_allowances(self, answer: httpx.Response, sent_at: float) -> None:
+        allowed = allowances(answer.headers, self._tokens_a_request)
+        if self.on_allowances is not None and answer.status_code < 300 and allowed:
+            self.on_allowances(allowed, time.monotonic() - sent_at)
+
     def _tell_cap(self, sent: Mapping[str, Any], room: int | None) -> None:
         """Say that a request asks for fewer tokens than it should, because the server caps its replies."""
         limit = sent.get(self._accepted.limit_names[0])
@@ -356,16 +384,23 @@ class OpenAIServer:
             self._told_caps.add(limit)
             self.on_capped(limit, self._accepted.cap_words[limit])
 
+    @property
+    def _through(self) -> str:
+        """How messages name the proxy after the server; empty without one."""
+        return f" through the proxy {_without_password(self._proxy)}" if self._proxy else ""
+
     async def _send(self, method: str, path: str, hint: str = "", **options: Any) -> httpx.Response:
         try:
             answer = await self._http.request(method, self._address(path), **options)
         except httpx.TransportError as error:
-            raise self._unavailable(error) from error
+            raise self._connection_error(error) from error
         self._check(answer, answer.text, options.get("json") or {}, hint)
         return answer
 
     async def _whole(self, path: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
+        sent_at = time.monotonic()
         answer = await self._send("POST", path, json=sent)
+        self._tell_allowances(answer, sent_at)
         return self._read_whole(answer.text, sent, on_choice)
 
     def _read_whole(self, text: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
@@ -387,11 +422,12 @@ class OpenAIServer:
 
     async def _stream(self, path: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
         turn = _Turn(on_choice)
-        done = False
+        done, sent_at = False, time.monotonic()
         try:
             async with self._http.stream(
                 "POST", self._address(path), json={**sent, "stream": True}
             ) as answer:
+                self._tell_allowances(answer, sent_at)
                 if answer.status_code >= 300 or not _streams(answer):
                     text = (await answer.aread()).decode(errors="replace")
                     self._check(answer, text, sent, "")
@@ -410,7 +446,7 @@ class OpenAIServer:
             if not turn.ended(done):
                 raise httpx.RemoteProtocolError("the stream ended early")
         except httpx.TransportError as error:
-            raise self._unavailable(error) from error
+            raise self._connection_error(error) from error
         return turn.completed()
 
     async def _events(self, answer: httpx.Response) -> AsyncGenerator[Event]:
@@ -449,15 +485,23 @@ class OpenAIServer:
         return self._malformed(f"an answer that is not JSON: {text[:200]}", hint)
 
     def _request_of(self, sent: Mapping[str, Any], hint: str = "") -> RefusedRequest:
-        return RefusedRequest(self._where, sent, self._wording.key_hint, hint)
+        proxy = _without_password(self._proxy) if self._proxy else ""
+        return RefusedRequest(self._where, sent, self._wording.key_hint, hint, proxy)
 
     def _check(self, answer: httpx.Response, text: str, sent: Mapping[str, Any], hint: str) -> None:
         if answer.status_code >= 300:
             raise refusal(self._request_of(sent, hint), answer.status_code, answer.headers, text)
 
-    def _unavailable(self, error: httpx.TransportError) -> EngineUnavailable:
+    def _connection_error(self, error: httpx.TransportError) -> EngineError:
+        """The error for a request that the server has not answered."""
+        if isinstance(error, httpx.ProxyError) and (status := re.match(r"\d{3}\b", str(error))):
+            return proxy_refusal(self._request_of({}), int(status[0]), str(error))
+        if (fault := _certificate_fault(error)) is not None:
+            return CertificateRefused(
+                f"the certificate of {self._where}{self._through} is not trusted: {fault}"
+            )
         nothing = "nothing" if self._wording.service == "server" else f"no {self._wording.service}"
-        through = f" through the proxy {_without_password(self._proxy)}" if self._proxy else ""
+        through = self._through
         hint = "Check that the server is running; `rstar2 serve MODEL` starts one."
         if isinstance(error, httpx.ReadTimeout):
             message = f"{self._where} accepts requests but does not answer"
@@ -589,8 +633,19 @@ def _key_of_openai(url: str) -> str | None:
     return os.environ.get("OPENAI_API_KEY") if url == _OPENAI else None
 
 
+def _certificate_fault(error: BaseException) -> str | None:
+    """Why a certificate was not trusted, if that is what ended a connection."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, ssl.SSLCertVerificationError):
+        inner = inner.__cause__ or inner.__context__
+    return None if inner is None else inner.verify_message or str(inner)
+
+
 def _cause(error: BaseException) -> str:
     """Why a connection failed, as the operating system says it: `connection refused`."""
+    if isinstance(error, ssl.SSLError):
+        # Its number is of OpenSSL, not of the operating system.
+        return f"TLS failed: {error.reason or error}"
     if isinstance(error, OSError) and error.errno is not None:
         return (os.strerror(error.errno) if error.errno > 0 else error.strerror or str(error)).lower()
     inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None

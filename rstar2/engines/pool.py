@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from rstar2.engines.vllm import VLLMEngine
 from rstar2.loop.engine import Engine, EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.retry import RetryPolicy, Service, ServiceGone
 
@@ -36,6 +37,8 @@ class RetryingEngine:
         """Tokens generated so far."""
         self._engine = engine
         self._turn_timeout_s = turn_timeout_s
+        if isinstance(engine, VLLMEngine):
+            engine.when_allowed(service.announced)
 
     @property
     def name(self) -> str:

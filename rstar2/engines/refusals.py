@@ -8,16 +8,14 @@ vLLM, llama.cpp, SGLang, TGI, Anthropic, Google, Groq, Mistral, DeepSeek, xAI, C
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import html
 import json
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
+from rstar2.engines.rates import requested_pause_s
 from rstar2.errors import UnusableAnswer
 from rstar2.loop.engine import EngineError, EngineRateLimited, EngineUnavailable
 
@@ -43,6 +41,23 @@ class KeyRefused(AccessRefused):
     """A server refused the API key."""
 
     exit_code = 2
+
+
+class ProxyRefused(AccessRefused):
+    """The proxy between this machine and a server lets no request through."""
+
+    exit_code = 2
+
+
+class CertificateRefused(AccessRefused):
+    """This machine does not trust the certificate of a server or of a proxy, so no request is sent to it."""
+
+    exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        hint = "Name the file with your organization's certificates in SSL_CERT_FILE."
+        super().__init__(message, hint, 0)
+        self.cause = "certificate not trusted"
 
 
 class QuotaExhausted(AccessRefused):
@@ -110,6 +125,8 @@ class RefusedRequest:
     """How the user gives a key."""
     hint: str = ""
     """What helps against a refusal that nothing else is known of."""
+    proxy: str = ""
+    """The proxy that it goes through, without its password; empty if it goes through none."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +176,8 @@ def _error(
         return QuotaExhausted(f"{request.where} has no quota left: {number}: {error.message}", hint, status)
     if status == 401:
         return KeyRefused(message, request.key_hint, status)
+    if status == 407:
+        return proxy_refusal(request, status, f"{number}: {error.message}")
     if _TOO_LARGE_FOR_RATE.search(error.message) and status in (413, 429):
         return Refused(
             message, "A request of this size exceeds the account's limit of tokens a minute.", status
@@ -183,6 +202,21 @@ def _error(
     if (field := _refused_field(request.body, error)) is not None:
         return FieldRefused(message, request.hint, status, field)
     return Refused(message, request.hint, status)
+
+
+def proxy_refusal(request: RefusedRequest, status: int, words: str) -> EngineError:
+    """The error for a request that a proxy did not pass on: the HTTP status of the proxy's answer, and its words."""
+    proxy = f"the proxy {request.proxy}".rstrip()
+    if status == 407:
+        hint = "Write them into the proxy's address, as http://USER:PASSWORD@HOST:PORT, with @ in the password as %40."
+        message = f"{proxy} asks for a user and a password before it leads to {request.where}: {words}"
+        return ProxyRefused(message, hint, status)
+    message = f"{proxy} does not lead to {request.where}: {words}"
+    if status in _MAY_PASS or (status >= 500 and status not in _NEVER_PASS):
+        hint = "Check the address; the proxy may not reach the server either."
+        return EngineUnavailable(message, hint, cause=f"proxy: {words}")
+    hint = "Have the proxy allow the host, or name the host in NO_PROXY if it needs no proxy."
+    return ProxyRefused(message, hint, status)
 
 
 def page_title(text: str) -> str | None:
@@ -262,92 +296,6 @@ def _status_of(error: _ErrorBody) -> int:
 
 _RATE_LIMIT = re.compile(r"rate_?limit|too_?many_?requests|resource_?exhausted|throttl")
 _TOO_LARGE_FOR_RATE = re.compile(r"request too large|larger than the (?:rate|token) limit", re.IGNORECASE)
-_TRY_AGAIN = re.compile(
-    r"(?:try again|retry) (?:in|after) ((?:[\d.]+ ?(?:ms|milliseconds?|h|hours?|m|min|minutes?|s|sec|seconds?)\s*)+)"
-    r"|\"retryDelay\":\s*\"([\d.]+s)\"",
-    re.IGNORECASE,
-)
-_PARAMETER = re.compile(r";\s*([a-z]+)=(\d+)")
-"""A parameter of a policy in the header `RateLimit`: r is what is left, t the seconds until it is whole again."""
-_DURATION = re.compile(r"([\d.]+) ?(ms|milli|h|m|s)", re.IGNORECASE)
-_SECONDS = {"ms": 0.001, "milli": 0.001, "h": 3600.0, "m": 60.0, "s": 1.0}
-_RESETS = (
-    *(
-        (f"x-ratelimit-remaining-{what}-{window}", f"x-ratelimit-reset-{what}-{window}")
-        for what in ("requests", "tokens")
-        for window in ("minute", "hour", "day")
-    ),
-    *(
-        (f"anthropic-ratelimit-{what}-tokens-remaining", f"anthropic-ratelimit-{what}-tokens-reset")
-        for what in ("input", "output")
-    ),
-    ("x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
-    ("x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
-    ("anthropic-ratelimit-requests-remaining", "anthropic-ratelimit-requests-reset"),
-    ("anthropic-ratelimit-tokens-remaining", "anthropic-ratelimit-tokens-reset"),
-    ("x-ratelimit-remaining", "x-ratelimit-reset"),
-    ("ratelimit-remaining", "ratelimit-reset"),
-)
-"""Headers with what is left of a limit, and with when it is whole again."""
-
-
-def requested_pause_s(headers: Mapping[str, str], text: str) -> float:
-    """The seconds after which a server wants to be asked again; 0 if it does not say.
-
-    They are in `Retry-After`, in the headers of a limit of which nothing is left, or in the error's words.
-    """
-    lower = {key.lower(): value.strip() for key, value in headers.items()}
-    if (milliseconds := _float(lower.get("retry-after-ms"))) is not None:
-        return milliseconds / 1000
-    if "retry-after" in lower and (pause_s := _pause_s(lower["retry-after"])) is not None:
-        return pause_s
-    pauses = [
-        pause_s
-        for left, reset in _RESETS
-        if (remaining := _float(lower.get(left))) is not None and remaining <= 0 and reset in lower
-        if (pause_s := _pause_s(lower[reset])) is not None
-    ]
-    pauses += [
-        float(pause["t"])
-        for policy in lower.get("ratelimit", "").split(",")
-        if (pause := dict(_PARAMETER.findall(policy))).get("r") == "0" and "t" in pause
-    ]
-    if pauses:
-        return max(pauses)
-    if words := _TRY_AGAIN.search(text):
-        return _duration_s(words[1] or words[2]) or 0.0
-    return 0.0
-
-
-def _pause_s(text: str) -> float | None:
-    """Seconds until a moment: written as seconds, `6m0s`, a Unix time in seconds or milliseconds, or a date of HTTP or
-    RFC 3339."""
-    if (number := _float(text)) is not None:
-        # No server asks for a pause of thirty years.
-        unix = number / 1000 if number > 1e11 else number
-        return max(0.0, unix - time.time()) if number > 1e9 else max(0.0, number)
-    if (duration := _duration_s(text)) is not None:
-        return duration
-    for read in (datetime.fromisoformat, email.utils.parsedate_to_datetime):
-        with contextlib.suppress(ValueError, TypeError):
-            return max(0.0, read(text).timestamp() - time.time())
-    return None
-
-
-def _duration_s(text: str) -> float | None:
-    parts = _DURATION.findall(text)
-    if not parts or not re.match(r"\s*[\d.]+ ?[a-z]", text, re.IGNORECASE) or ":" in text:
-        return None
-    with contextlib.suppress(ValueError):
-        return sum(float(number) * _SECONDS[unit.lower()] for number, unit in parts)
-    return None
-
-
-def _float(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
 
 
 # What ends a run or a sample

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rstar2.engines.completions import Choice
-from rstar2.engines.openai_server import Completed, OnCapped, OnLeftOut, OpenAIServer, Served
+from rstar2.engines.openai_server import Completed, OnAllowances, OnCapped, OnLeftOut, OpenAIServer, Served
 from rstar2.loop.engine import Generation, OnTokens, Sampling
 
 
@@ -128,6 +128,10 @@ class VLLMEngine:
         if len(rows) != len(token_ids) - 1 or any(len(row) < k for row in rows):
             raise self._server.error(f"returned fewer than {k} log-probabilities at some positions")
         return rows
+
+    def when_allowed(self, on_allowances: OnAllowances) -> None:
+        """Have it told how many more requests the server takes, with each answer that says so."""
+        self._server.on_allowances = on_allowances
 
     def when_left_out(self, on_left_out: OnLeftOut) -> None:
         """Have each field of a request told that is left out, because the server does not take it."""

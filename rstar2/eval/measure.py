@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rstar2.engines.openai_server import OnCapped, OnLeftOut
 from rstar2.engines.pool import EnginePool
-from rstar2.engines.vllm import VLLMEngine
+from rstar2.eval.adaptations import Adaptations
 from rstar2.eval.benchmarks import Resources
 from rstar2.eval.control import Control, answer_requests
 from rstar2.eval.extension import extended_config
@@ -31,7 +30,6 @@ from rstar2.eval.progress import Services, Writer
 from rstar2.eval.run import EvalResult, Part, SamplesRefused, run_parts
 from rstar2.eval.target import versions
 from rstar2.eval.terminal.live import LiveView
-from rstar2.files import read_json
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
 from rstar2.loop.toolbox import Toolbox
@@ -130,7 +128,12 @@ class _Measurement:
         plan, interrupt = self.plan, _Interrupt(self.view)
         async with contextlib.AsyncExitStack() as stack:
             resources, services = await self._resources(judge, grader, stack)
-            self._tell_adaptations(resources, about)
+            adaptations = Adaptations(
+                self.folder.path, plan.benchmarks, about, lambda line: self.view.warn([line])
+            )
+            for model in (plan.opened.engine, resources.chat):
+                adaptations.watch(model, "the model")
+            adaptations.watch(resources.judge_model, "the judge model", "judge_")
             parts = {}
             for name, each in plan.benchmarks.items():
                 method = each.benchmark.opened(resources, each.settings, plan.request.files)
@@ -179,47 +182,6 @@ class _Measurement:
             await stack.enter_async_context(contextlib.aclosing(judge_model))
         resources = Resources(chat, agent, judge_model, self.folder.logs, self.folder.path)
         return resources, Services(retries, tuple(models), tools)
-
-    def _tell_adaptations(self, resources: Resources, about: dict[str, Any]) -> None:
-        """Say at once, and in the results, what a model's server does not take of requests.
-
-        What earlier starts met stays in the results, because their samples do.
-        """
-        stored = [read_json(self.folder.path / name / "results.json") or {} for name in self.plan.benchmarks]
-        told = set[tuple[str, str]]()
-
-        def note(entry: str, key: str, words: str, message: str) -> None:
-            about.setdefault(entry, {})[key] = words
-            if (entry, key) not in told:
-                told.add((entry, key))
-                self.view.warn([f"not exact: {message}: {words}"])
-
-        def telling(whose: str, prefix: str) -> tuple[OnLeftOut, OnCapped]:
-            fields, caps = f"{prefix}fields_left_out", f"{prefix}reply_cap"
-            for entry in (fields, caps):
-                for results in stored:
-                    if entry in results:
-                        about.setdefault(entry, {}).update(results[entry])
-
-            def left_out(field: str, words: str) -> None:
-                note(fields, field, words, f"{field} of {whose} is left to its server's default")
-
-            def capped(most: int, words: str) -> None:
-                note(caps, str(most), words, f"the server gives replies of {whose} at most {most:,} tokens")
-
-            return left_out, capped
-
-        left_out, capped = telling("the model", "")
-        if isinstance(self.plan.opened.engine, VLLMEngine):
-            self.plan.opened.engine.when_left_out(left_out)
-            self.plan.opened.engine.when_capped(capped)
-        if isinstance(resources.chat, ServerChat):
-            resources.chat.when_left_out(left_out)
-            resources.chat.when_capped(capped)
-        if isinstance(resources.judge_model, ServerChat):
-            left_out, capped = telling("the judge model", "judge_")
-            resources.judge_model.when_left_out(left_out)
-            resources.judge_model.when_capped(capped)
 
 
 class _Interrupt:

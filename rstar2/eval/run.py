@@ -319,7 +319,7 @@ class _Benchmark:
     def _keep_ungraded(self) -> None:
         path = self._out / _UNGRADED
         try:
-            with _writing(path):
+            with writing(path):
                 if self._ungraded:
                     held = self._ungraded.values()
                     write_text(path, "".join(f"{trace.model_dump_json()}\n" for trace in held))
@@ -332,7 +332,7 @@ class _Benchmark:
         """Write a sample that was not graded at once, since a kill leaves no time for it."""
         key = (trace.problem_id, trace.sample)
         if key not in self._on_disk:
-            with _writing(self._out / _UNGRADED), TraceWriter(self._out / _UNGRADED) as writer:
+            with writing(self._out / _UNGRADED), TraceWriter(self._out / _UNGRADED) as writer:
                 writer.write(trace)
             self._on_disk.add(key)
 
@@ -349,7 +349,7 @@ class _Benchmark:
             with contextlib.ExitStack() as stack:
                 writers = []
                 for record in filter(None, (self._record.beside, self._record)):
-                    with _writing(self._out / record.file):
+                    with writing(self._out / record.file):
                         writer = TraceWriter(self._out / record.file, record.line)
                     writers.append(stack.enter_context(writer))
                 await self._run(writers, meter)
@@ -419,7 +419,7 @@ class _Benchmark:
 
     def _record_error(self, problem: Problem, sample: int, writer: TraceWriter) -> None:
         failed = Trace.begun([], problem.id, sample).model_copy(update={"verdict": "error"})
-        with _writing(self._stored):
+        with writing(self._stored):
             writer.write(failed)
         self.groups[problem.id].append(self._record.row(failed))
 
@@ -435,7 +435,7 @@ class _Benchmark:
                 continue
             self._shared.grading.answered = True
             for writer in writers:
-                with _writing(writer.path):
+                with writing(writer.path):
                     writer.write(graded)
             del self._ungraded[trace.problem_id, trace.sample]
             self.groups[trace.problem_id].append(self._record.row(graded))
@@ -472,7 +472,7 @@ class _Benchmark:
             "timing": self._timing(wall_s, samples - len(self._done), outages),
         }
         try:
-            with _writing(self._out / "results.json"):
+            with writing(self._out / "results.json"):
                 write_json(self._out / "results.json", record)
         except Failure as error:
             self.failure = self.failure or error
@@ -487,8 +487,8 @@ class _Benchmark:
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """A Failure where a file cannot be written, most often for a full disk."""
+def writing(path: Path) -> Iterator[None]:
+    """A file of the run is written in this block. Raises Failure if it cannot be, most often for a full disk."""
     try:
         yield
     except OSError as error:

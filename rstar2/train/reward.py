@@ -6,13 +6,12 @@ user's own function of a problem and its graded trace.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
 from rstar2.data.problem import Problem
-from rstar2.errors import Failure
+from rstar2.errors import Failure, did_you_mean
 from rstar2.eval.final_answer import part_to_grade
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.grader.reading_rules import ReadingRule
@@ -55,10 +54,9 @@ def checked_reward(name: str) -> str:
     if is_reference(name):
         Reward(name)
     elif name not in SHIPPED:
-        near = difflib.get_close_matches(name, SHIPPED, n=1)
-        nearest = f"; the nearest is {near[0]!r}" if near else ""
         raise ValueError(
-            f"reward must be one of {', '.join(map(repr, SHIPPED))}, or 'module:object', not {name!r}{nearest}"
+            f"reward must be one of {', '.join(map(repr, SHIPPED))}, or 'module:object', "
+            f"not {name!r}{did_you_mean(name, SHIPPED)}"
         )
     return name
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
 from support.servers.public_endpoint import ANSWER, NO_TEMPERATURE, Body, PublicEndpoint, Sent
+from support.terminal import terminal
+from support.waiting import wait_until
 from typer.testing import CliRunner
 
 from rstar2.cli import app
@@ -87,6 +91,46 @@ def test_what_earlier_starts_met_stays_in_the_results(problems: Path, tmp_path: 
     assert {name: second[name] for name in ("fields_left_out", "reply_cap")} == {
         name: first[name] for name in ("fields_left_out", "reply_cap")
     }
+
+
+class _Three:
+    """A rate that allows three requests, and then no more."""
+
+    def __init__(self) -> None:
+        self._left = 3
+
+    def allows(self) -> bool:
+        self._left -= 1
+        return self._left >= 0
+
+
+def test_what_a_start_met_that_was_killed_stays_in_the_results(
+    problems: Path, tmp_path: Path, judge: JudgeHandle
+) -> None:
+    endpoint = PublicEndpoint()
+    run = tmp_path / "run"
+    words = [problems, "--api", "chat", "--no-tools", "--run", run, "--in-flight", 1, "--judge", judge.url]
+    capped = {"error": {"message": "max_tokens must be less than or equal to 4096"}}
+    endpoint.checks = lambda body: (
+        NO_TEMPERATURE(body) or (Sent(capped, 400) if body["max_tokens"] > 4096 else None)
+    )
+    endpoint.rate = _Three()
+    endpoint.limited = lambda: Sent({"error": {"message": "later"}}, 429, {"Retry-After": "100"})
+    with endpoint.serving():
+        words += ["--url", endpoint.url, "-n", 1]
+        with terminal("eval", *map(str, words)) as shown:
+            # The first sample was asked for three times; the second waits.
+            wait_until(lambda: endpoint.refused)
+            os.kill(shown.pid, signal.SIGKILL)
+        assert not (run / "two" / "results.json").exists()
+        endpoint.rate, endpoint.checks = None, lambda body: None
+        ran = _eval(*words)
+    assert ran.exit_code == 0, ran.output
+    results = _results(run)
+    assert results["summary"]["samples"] == 2
+    assert list(results["fields_left_out"]) == ["temperature"]
+    assert list(results["reply_cap"]) == ["4096"]
+    assert "left to its server's default" not in ran.output
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,8 @@ def test_a_runs_lengths_are_expected_again(model: Path) -> None:
         (["--model", "Qwen3-8B"], "no model folder at Qwen3-8B; did you mean Qwen/Qwen3-8B?"),
         (["--model", "Qwen3-14B", "--profile", "9xh100"], "no profile 9xh100"),
         (["--model", "Qwen3-14B", "--stage", "4"], "--stage 4: no such stage"),
-        (["--model", "Qwen3-14B", "--set", "algorithm.objective=grop"], "the nearest is 'grpo'"),
-        (["--model", "Qwen3-14B", "--set", "hardware.gpu=h1000"], "the nearest is 'h100'"),
+        (["--model", "Qwen3-14B", "--set", "algorithm.objective=grop"], "did you mean grpo?"),
+        (["--model", "Qwen3-14B", "--set", "hardware.gpu=h1000"], "did you mean h100?"),
         (
             ["--model", "Qwen3-14B", "--generate-tps", "inf"],
             "--generate-tps inf: must be above 0 and at most",

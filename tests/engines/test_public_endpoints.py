@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -32,12 +33,12 @@ from support.servers.public_endpoint import (
 from support.tools import SharedTools
 from support.waiting import TIMEOUT_S
 
-from rstar2.addresses import proxy_of
 from rstar2.chat.model import ModelChoice, open_model
 from rstar2.data.problem import Problem
 from rstar2.engines.chat_api import ChatEngine, open_chat_api
 from rstar2.engines.models import ServerModel
 from rstar2.engines.pool import RetryingEngine
+from rstar2.engines.rates import allowances, requested_pause_s
 from rstar2.engines.refusals import (
     AccessRefused,
     ContentFiltered,
@@ -46,7 +47,6 @@ from rstar2.engines.refusals import (
     Refused,
     RefusedRequest,
     refusal,
-    requested_pause_s,
 )
 from rstar2.engines.request_fields import request_fields
 from rstar2.errors import RateLimited, UserError
@@ -55,11 +55,11 @@ from rstar2.eval.methods.chat import ServerChat
 from rstar2.eval.run import EvalResult, SamplesRefused, evaluate
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.terminal.tables import summary_lines
+from rstar2.flow_control import Allowance
 from rstar2.loop.agent import Limits, rollout
 from rstar2.loop.engine import EngineError, EngineRateLimited, EngineUnavailable, Generation, Sampling
 from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.trace import ToolCall, read_traces
-from rstar2.processes import free_port
 from rstar2.retry import RetryPolicy, ServiceGone
 
 PROBLEMS = [Problem(id=f"p{number}", problem=f"Compute {number}.", answer="42") for number in range(15)]
@@ -224,6 +224,73 @@ def test_the_pause_that_a_server_asks_for_is_read_from_headers_and_words(
     headers: dict[str, str], text: str, pause_s: float
 ) -> None:
     assert requested_pause_s(headers, text) == pytest.approx(pause_s)
+
+
+@pytest.mark.parametrize(
+    ("headers", "requests", "window_s"),
+    [
+        ({"x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "1s"}, 59, 1.0),
+        ({"X-RateLimit-Remaining-Requests": "7", "X-RateLimit-Reset-Requests": "6m0s"}, 7, 360.0),
+        ({"x-ratelimit-remaining-requests": "7", "x-ratelimit-reset-requests": "1d2h"}, 7, 93_600.0),
+        ({"x-ratelimit-remaining-tokens": "1500", "x-ratelimit-reset-tokens": "512.5µs"}, 3, 0.0005125),
+        ({"x-ratelimit-remaining-tokens-minute": "250", "x-ratelimit-reset-tokens-minute": "9.5"}, 0.5, 9.5),
+        (
+            {"anthropic-ratelimit-requests-remaining": "4", "anthropic-ratelimit-requests-reset": "60"},
+            4,
+            60.0,
+        ),
+        ({"RateLimit": '"default";r=50;t=30'}, 50, 30.0),
+        ({"x-ratelimit-remaining": "-1", "x-ratelimit-reset": "10"}, 0, 10.0),
+    ],
+)
+def test_how_many_more_requests_a_server_takes_is_read_from_the_headers_of_an_answer(
+    headers: dict[str, str], requests: float, window_s: float
+) -> None:
+    (allowed,) = allowances(headers, 500.0)
+    assert (allowed.requests, allowed.window_s) == pytest.approx((requests, window_s))
+
+
+def test_limits_that_cannot_be_read_or_counted_say_nothing() -> None:
+    assert allowances({"x-ratelimit-remaining-requests": "9"}, 500.0) == []
+    assert allowances({"x-ratelimit-remaining": "inf", "x-ratelimit-reset": "nan"}, 500.0) == []
+    tokens = {"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "1s"}
+    assert allowances(tokens, None) == []
+    assert allowances({**tokens, "x-ratelimit-remaining-tokens": "0"}, None) == [Allowance(0.0, 1.0)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_requests_wait_before_the_rate_that_answers_name_is_exceeded(
+    endpoint: PublicEndpoint, stream: bool
+) -> None:
+    endpoint.headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "40s"}
+    clock = Clock()
+    policy = policies_on(clock)(300.0)
+    async with contextlib.AsyncExitStack() as stack:
+        if stream:
+            model = await stack.enter_async_context(opened(endpoint))
+            service = policy.service("engine")
+            engine = RetryingEngine(model.engine, service)
+            prompt = model.codec.prompt(model.codec.format.messages("Compute 6 * 7."))
+
+            async def ask() -> None:
+                await engine.generate(prompt, Sampling(max_tokens=900))
+        else:
+            chat = ServerChat(endpoint.url, "m", policy, TIMEOUT_S)
+            await stack.enter_async_context(contextlib.aclosing(chat))
+            service = policy.service("server")
+
+            async def ask() -> None:
+                await chat.reply([{"role": "user", "content": "Compute 6 * 7."}], Sampling(max_tokens=900))
+
+        await ask()
+        assert clock.now == 0
+        await ask()
+    assert 0 < clock.now <= 40
+    assert service.outages.spread_s == clock.now
+    assert service.outages.retries == {}
+    assert policy.outages[0].text.endswith(
+        f"announced the limit of its rate, so requests waited for {clock.now:.0f} s"
+    )
 
 
 def test_the_pause_may_be_a_date_or_a_unix_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -929,84 +996,3 @@ def test_the_table_of_providers_has_those_that_were_tried() -> None:
     for name, address in cells.items():
         path = urlsplit(address).path.rstrip("/") or "/v1"
         assert path == PROVIDERS[name].base
-
-
-# Proxies
-
-
-@asynccontextmanager
-async def proxy_to(endpoint: PublicEndpoint) -> AsyncIterator[tuple[str, list[str]]]:
-    """A company's proxy, before which the endpoint is at api.example: its URL, and what it was asked."""
-    targets: list[str] = []
-    host, port = endpoint.url.removeprefix("http://").removesuffix("/v1").split(":")
-
-    async def serve(client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
-        line = (await client.readline()).decode()
-        method, target, version = line.split()
-        targets.append(target)
-        server, ask = await asyncio.open_connection(host, int(port))
-        ask.write(
-            f"{method} {target.removeprefix('http://api.example')} {version}\r\nConnection: close\r\n".encode()
-        )
-
-        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-            while data := await source.read(65536):
-                sink.write(data)
-            sink.close()
-
-        await asyncio.gather(pump(client, ask), pump(server, answer))
-
-    proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}", targets
-    finally:
-        proxy.close()
-
-
-async def test_an_address_that_is_not_local_is_reached_by_the_proxy_of_the_environment(
-    endpoint: PublicEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with proxy_to(endpoint) as (proxy, targets):
-        monkeypatch.setenv("HTTP_PROXY", proxy)
-        engine = ChatEngine("http://api.example/v1", None, [])
-        assert (await engine.generate([3, 4, 5], Sampling(max_tokens=9))).finish == "stop"
-        await engine.aclose()
-    assert targets == ["http://api.example/v1/models", "http://api.example/v1/chat/completions"]
-
-
-async def test_a_proxy_that_is_away_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@127.0.0.1:{free_port()}")
-    engine = ChatEngine("http://api.example/v1", "m", [])
-    with pytest.raises(EngineUnavailable, match=r"through the proxy http://127\.0\.0\.1:") as away:
-        await engine.generate([3, 4, 5], Sampling(max_tokens=9))
-    await engine.aclose()
-    assert "secret" not in str(away.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "goes"),
-    [
-        ("https://api.example/v1", True),
-        ("http://api.example/v1", True),
-        ("http://127.0.0.1:8000", False),
-        ("http://10.1.2.3:8000", False),
-        ("http://[::1]:8000", False),
-        ("http://gpu:8000", False),
-        ("http://localhost:8000", False),
-        ("http://gpu.local:8000", False),
-        ("http://inside.example:8000", False),
-    ],
-)
-def test_local_addresses_and_those_of_no_proxy_go_without_a_proxy(
-    monkeypatch: pytest.MonkeyPatch, url: str, goes: bool
-) -> None:
-    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "proxy.example:3128")
-    monkeypatch.setenv("NO_PROXY", "inside.example")
-    assert proxy_of(url) == ("http://proxy.example:3128" if goes else None)
-
-
-def test_a_wrong_proxy_is_a_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "socks9://proxy.example:1")
-    with pytest.raises(UserError, match="socks9"):
-        ChatEngine("https://api.example/v1", "m", [])

@@ -34,13 +34,13 @@ def test_the_default_is_the_papers() -> None:
     assert recipe.clip == (0.2, 0.28)
 
 
-@pytest.mark.parametrize(("typed", "nearest"), [("dr_grpo", "'dr-grpo'"), ("reinforce", "'reinforce++'")])
+@pytest.mark.parametrize(("typed", "nearest"), [("dr_grpo", "dr-grpo"), ("reinforce", "reinforce++")])
 def test_an_unknown_objective_is_refused_with_the_nearest_name(typed: str, nearest: str) -> None:
     with pytest.raises(UserError) as refused:
         recipe_of(typed)
     message = refused.value.message
     assert "algorithm.objective must be one of 'grpo', 'dr-grpo', 'gspo'" in message
-    assert message.endswith(f"not {typed!r}; the nearest is {nearest}")
+    assert message.endswith(f"not {typed!r}; did you mean {nearest}?")
 
 
 def test_a_clip_range_that_the_recipe_names_is_kept_and_the_algorithms_own_is_the_default() -> None:

@@ -299,7 +299,7 @@ def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
         ("rollout.nonsense=1", "unknown key rollout.nonsense"),
         ("steps=-1", "steps must be a whole number of at least 1, not -1"),
         ("rollout.prompts=many", "rollout.prompts must be a whole number of at least 1, not 'many'"),
-        ("select=relase", "'void_turn', or 'module:object', not 'relase'; the nearest is 'release'"),
+        ("select=relase", "'void_turn', or 'module:object', not 'relase'; did you mean release?"),
         ("steps", "not of the form a.b=c"),
         ("groups.keep=64", "more than rollout.rollouts = 32"),
     ],

@@ -69,7 +69,7 @@ def test_a_shipped_reward_is_1_for_a_correct_answer_and_only_the_constant_one_fo
 def test_an_unknown_reward_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(
         UserError,
-        match=r"reward must be one of 'paper'.*or 'module:object', not 'papr'; the nearest is 'paper'",
+        match=r"reward must be one of 'paper'.*or 'module:object', not 'papr'; did you mean paper\?",
     ):
         stage_recipe(1, None, ["reward=papr"])
 

@@ -165,6 +165,7 @@ class ServerChat:
         self._server = OpenAIServer(url, key, _WORDING[service], turn_timeout_s, more)
         self.url = self._server.url
         self._service = retries.service(service)
+        self._server.on_allowances = self._service.announced
         self.tokens = 0
         self.model = model
         self._takes_all: bool | None = None

@@ -8,7 +8,6 @@ module is named `module:object` instead.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import operator
@@ -21,7 +20,7 @@ import numpy as np
 from pydantic import create_model, model_validator
 
 from rstar2.config import Strict, resolve
-from rstar2.errors import Failure, UserError
+from rstar2.errors import Failure, UserError, did_you_mean
 from rstar2.plugins import failures_named, is_reference, load_function
 from rstar2.train.group import Group, Rollout
 
@@ -50,10 +49,9 @@ class SelectSettings(Strict, extra="allow"):
         if not isinstance(name, str):
             return values
         if not is_reference(name) and name not in (known := shipped()):
-            near = difflib.get_close_matches(name, known, n=1)
-            nearest = f"; the nearest is {near[0]!r}" if near else ""
             raise ValueError(
-                f"select must be one of {', '.join(map(repr, known))}, or 'module:object', not {name!r}{nearest}"
+                f"select must be one of {', '.join(map(repr, known))}, or 'module:object', "
+                f"not {name!r}{did_you_mean(name, known)}"
             )
         settings = {key: value for key, value in values.items() if key != "name"}
         table: Any = create_model("Table", __base__=Strict, select=(settings_of(name), ...))

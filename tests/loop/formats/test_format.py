@@ -42,8 +42,8 @@ def test_template_and_tools_may_be_files_beside_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("trmplate = ''", "unknown key trmplate; the nearest is template"),
-        ("[limits]\nsecond = 3", "unknown key limits.second; the nearest is limits.seconds"),
+        ("trmplate = ''", "unknown key trmplate; did you mean template"),
+        ("[limits]\nsecond = 3", "unknown key limits.second; did you mean limits.seconds"),
         ("[limits]\nseconds = 0", "limits.seconds must be a number above 0"),
         ("layout = 'pretty'", "layout must be one of 'plain', 'labelled', not 'pretty'"),
         ("tools = ['browser']", 'tools has "browser", which is not a tool of rstar2'),

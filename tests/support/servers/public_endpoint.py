@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -51,8 +51,14 @@ def event(delta: Body, finish: str | None = None, **more: Any) -> str:
 DONE = "data: [DONE]\n"
 
 
+class Allows(Protocol):
+    """Decides whether a request is not too much for the rate."""
+
+    def allows(self) -> bool: ...
+
+
 class Rate:
-    """So many requests in each window of time; the time is real. The first requests come too early on any machine."""
+    """A number of requests in each window of time, which is real. The first `too_early` are refused on any machine."""
 
     def __init__(self, requests: int, window_s: float, too_early: int = 0) -> None:
         self.requests = requests
@@ -85,7 +91,7 @@ class PublicEndpoint:
         """Requests refused for their rate."""
         self.models: list[Body] | None = [{"id": "m", "owned_by": "someone"}]
         """Its list of models; None has no such address."""
-        self.rate: Rate | None = None
+        self.rate: Allows | None = None
         self.limited: Callable[[], Sent] = lambda: Sent({"error": {"message": "slow down"}}, 429)
         """What a request too many is answered."""
         self.script: list[Sent] = []
@@ -94,6 +100,8 @@ class PublicEndpoint:
         """Refuses requests."""
         self.answer: Callable[[Body], str | Body] = lambda body: ANSWER
         """The text or the message of an answer."""
+        self.headers: dict[str, str] = {}
+        """Of each answer with a completion."""
         self.finish = "stop"
         self.before: Sequence[str] = ()
         """Lines of a stream before the first event."""
@@ -128,9 +136,11 @@ class PublicEndpoint:
         said = self.answer(body)
         message = {"content": said} if isinstance(said, str) else said
         if body.get("stream"):
-            return StreamingResponse(self._stream(message, self.usage(body)), media_type="text/event-stream")
+            return StreamingResponse(
+                self._stream(message, self.usage(body)), headers=self.headers, media_type="text/event-stream"
+            )
         choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": self.finish}
-        return JSONResponse({"choices": [choice], "usage": self.usage(body)})
+        return JSONResponse({"choices": [choice], "usage": self.usage(body)}, headers=self.headers)
 
     async def _stream(self, message: Body, usage: Body | None) -> AsyncIterator[str]:
         for line in self.before:

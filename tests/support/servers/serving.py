@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -16,18 +17,24 @@ from support.waiting import TIMEOUT_S, wait_until
 
 
 @contextlib.contextmanager
-def served(app: ASGIApp) -> Iterator[str]:
-    """The URL at which the application answers."""
+def served(app: ASGIApp, certificate: Path | None = None) -> Iterator[str]:
+    """The URL at which the application answers; over TLS with a certificate, whose file also holds its key."""
     listener = socket.create_server(("127.0.0.1", 0))
     # Where the machine is slow, a client learns too late that its connection was closed for being idle.
-    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, timeout_keep_alive=3600)
+    config = uvicorn.Config(
+        app,
+        log_level="critical",
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=3600,
+        ssl_certfile=certificate,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
         wait_until(lambda: server.started or not thread.is_alive())
         assert thread.is_alive(), "the application could not start"
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"{'https' if certificate else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(TIMEOUT_S)

@@ -190,12 +190,12 @@ def test_the_settings_of_another_selection_than_the_one_on_top_are_dropped() -> 
     [
         (
             "select=rok",
-            "select must be one of .*'roc'.*, or 'module:object', not 'rok'; the nearest is 'roc'",
+            r"select must be one of .*'roc'.*, or 'module:object', not 'rok'; did you mean roc\?",
         ),
         ("select=5", "select must be a table, not 5"),
         (
             "select.penalty_flor=1",
-            "unknown key select.penalty_flor; the nearest is select.penalty_floor, a number above 0",
+            r"unknown key select.penalty_flor; did you mean select.penalty_floor \(a number above 0\)",
         ),
         ("select.penalty_floor=0", "select.penalty_floor must be a number above 0, not 0"),
         ("select=users_absent:select", "the selection users_absent:select: there is no module users_absent"),
