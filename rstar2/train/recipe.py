@@ -187,9 +187,11 @@ class OptimSettings(Strict):
     weight_decay: float = Field(0.01, ge=0)
     """AdamW's weight decay; neither the paper nor the release states one."""
     clip_low: float | None = Field(None, gt=0)
-    """Clip range below 1. By default that of `algorithm.objective`, 0.2 for most."""
+    """Clip range below 1. By default that of `algorithm.objective`, 0.2 for most. For dppo-tv and dppo-kl it is instead
+    how far a token's probability may fall, as total variation or KL divergence."""
     clip_high: float | None = Field(None, gt=0)
-    """Clip range above 1. By default that of `algorithm.objective`, 0.28 for most."""
+    """Clip range above 1. By default that of `algorithm.objective`, 0.28 for most. For dppo-tv and dppo-kl likewise how
+    far a token's probability may rise."""
 
 
 class CheckpointSettings(Strict):
