@@ -15,7 +15,7 @@ from rstar2.loop.judge_check import PACKAGES
 from rstar2.train.algorithms import OBJECTIVES, AlgorithmSettings
 from rstar2.train.attention import Attention, ignored_keys
 from rstar2.train.records.alarms import AlarmSettings
-from rstar2.train.reward import checked_reward
+from rstar2.train.reward import PenaltySettings, checked_reward, penalty_fault
 from rstar2.train.select import SelectSettings
 from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
 from rstar2.train.trainer.tracking import TraceTracker, Tracker
@@ -153,6 +153,9 @@ class RolloutSettings(Strict):
     release's."""
     max_turns: int = Field(10, ge=1)
     """Limit for the model's turns; a rollout whose last turn is a call has no answer."""
+    max_bad_calls: int = Field(0, ge=0)
+    """End a rollout after this many failed calls in a row, without an answer; 0: never. It keeps a policy that repeats
+    a broken call from filling its budget. Also the limit for held-out problems."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; log-probabilities are computed at the same temperature."""
     max_failed_share: float = Field(0.05, ge=0, lt=1)
@@ -320,6 +323,7 @@ class StageRecipe(Strict):
     groups: GroupSettings = GroupSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     optim: OptimSettings = OptimSettings()
+    penalty: PenaltySettings = PenaltySettings()
     judge: JudgeSettings = JudgeSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     held_out: HeldOutSettings = HeldOutSettings()
@@ -472,6 +476,12 @@ class StageRecipe(Strict):
         ):
             if why:
                 raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _penalty_fits(self) -> StageRecipe:
+        if why := penalty_fault(self.reward, self.penalty):
+            raise ValueError(why)
         return self
 
     @model_validator(mode="after")

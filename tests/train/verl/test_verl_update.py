@@ -279,6 +279,22 @@ def test_gmpos_update_is_the_same_in_any_number_of_micro_batches(
     assert same(by_objective("gmpo"), update, tolerance=1e-4)
 
 
+def test_a_penalty_makes_longer_right_rollouts_worth_less_than_shorter_ones_and_more_than_wrong_ones(
+    train: Train,
+) -> None:
+    said = {"1": "A right one that says more than the others do, before it calls its tool. "}
+    step = [Group("a", "11100100"), Group("bb", "01111000", says=said)]
+    [update] = train(recipe(2, "penalty.length=0.5", "penalty.turns=0.1"), [step]).updates
+    right = {
+        name: {reward for key, (reward, _) in update.advantages.items() if key.startswith(name) and reward}
+        for name in ("a_", "bb_")
+    }
+    assert 0.4 < min(right["bb_"]) <= max(right["bb_"]) < min(right["a_"]) <= max(right["a_"]) < 0.9
+    assert 0.1 < update.metrics["rstar2/penalty"] < 0.6
+    for reward, advantages in update.advantages.values():
+        assert (advantages > 0).all() == bool(reward)
+
+
 def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:
     fewer = ["rollout.rollouts=20", "groups.keep=10"]
 
