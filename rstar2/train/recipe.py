@@ -16,6 +16,7 @@ from rstar2.train.algorithms import OBJECTIVES, AlgorithmSettings
 from rstar2.train.attention import Attention, ignored_keys
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.reward import PenaltySettings, checked_reward, penalty_fault
+from rstar2.train.rules import RuleSettings, rule_fault
 from rstar2.train.select import SelectSettings
 from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
 from rstar2.train.trainer.tracking import TraceTracker, Tracker
@@ -328,6 +329,7 @@ class StageRecipe(Strict):
     checkpoint: CheckpointSettings = CheckpointSettings()
     held_out: HeldOutSettings = HeldOutSettings()
     alarms: AlarmSettings = AlarmSettings()
+    rules: RuleSettings = RuleSettings()
     hardware: Hardware = Hardware()
     reward: Annotated[str, AfterValidator(checked_reward)] = "paper"
     """What a rollout is worth. paper, boxed, release, lenient: 1 if the answer that this rule reads
@@ -414,6 +416,11 @@ class StageRecipe(Strict):
         return self.steps // every if every else 0
 
     @property
+    def keeps_own_checkpoints(self) -> bool:
+        """Whether some checkpoints are needed after VERL would have removed them: for a model, or to go back to."""
+        return bool(self.checkpoint.export_every) or self.rules.may_go_back
+
+    @property
     def update_tokens(self) -> int:
         """Tokens per GPU in a micro-batch of the update."""
         return self.hardware.update_tokens or -(-self.longest // self.hardware.sequence_parallel)
@@ -476,6 +483,13 @@ class StageRecipe(Strict):
         ):
             if why:
                 raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _rules_can_act(self) -> StageRecipe:
+        held_out, every = self.held_out, self.checkpoint.every
+        if why := rule_fault(self.rules, bool(held_out.data), held_out.every, every):
+            raise ValueError(why)
         return self
 
     @model_validator(mode="after")

@@ -244,14 +244,25 @@ ALIKE: dict[ObjectiveName, ObjectiveName] = {
 """Objectives whose first update of a step is that of another, because they differ in what they do to ratios."""
 
 
+UNEVEN = [Group("a", "00001000"), Group("bb", "11101101", output="a longer reply: 123456")]
+"""Of which one right and three wrong, and three right and one wrong rollouts are kept."""
+_LOSS = "verl.actor_rollout_ref.actor.policy_loss"
+EARLIER: dict[ObjectiveName, list[str]] = {
+    # A random model's tokens have covariances that are smaller than those which the paper clips.
+    "clip-cov": [f"{_LOSS}.clip_cov_lb=0.0", f"{_LOSS}.clip_cov_ratio=0.5"],
+}
+"""With these an objective acts on a model that has not learned anything."""
+
+
 @pytest.fixture(scope="module")
-def by_objective(train: Train, plain: Trained) -> Callable[[ObjectiveName], Update]:
-    """The update of the same step as `plain` under an objective."""
-    made: dict[ObjectiveName, Update] = {"grpo": plain.updates[0]}
+def by_objective(train: Train) -> Callable[[ObjectiveName], Update]:
+    """The update of the same step under an objective."""
+    made: dict[ObjectiveName, Update] = {}
 
     def update(name: ObjectiveName) -> Update:
         if name not in made:
-            [made[name]] = train(recipe(2, f"algorithm.objective={name}"), [MIXED]).updates
+            asked = recipe(2, f"algorithm.objective={name}", *EARLIER.get(name, ()))
+            [made[name]] = train(asked, [UNEVEN]).updates
         return made[name]
 
     return update
@@ -266,15 +277,14 @@ def test_every_objective_updates_the_model(
     assert update.metrics["actor/grad_norm"] > 0
     others = [each for each in get_args(ObjectiveName) if each != name]
     alike = {each for each in others if same(by_objective(each), update, tolerance=1e-3)}
-    first = ALIKE.get(name, name)
-    assert alike == {each for each in others if ALIKE.get(each, each) == first}
+    assert alike == {each for each in others if ALIKE.get(each, each) == ALIKE.get(name, name)}
 
 
 def test_gmpos_update_is_the_same_in_any_number_of_micro_batches(
     train: Train, by_objective: Callable[[ObjectiveName], Update]
 ) -> None:
     several = ["hardware.update_tokens=464", "hardware.log_prob_tokens=464"]
-    [update] = train(recipe(2, "algorithm.objective=gmpo", *several), [MIXED]).updates
+    [update] = train(recipe(2, "algorithm.objective=gmpo", *several), [UNEVEN]).updates
     assert len(by_objective("gmpo").micro_batches) < len(update.micro_batches)
     assert same(by_objective("gmpo"), update, tolerance=1e-4)
 
