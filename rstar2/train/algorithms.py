@@ -8,7 +8,7 @@ Which rollouts are trained on is decided elsewhere, by `rstar2.train.select`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -291,9 +291,9 @@ class AlgorithmSettings(Strict):
     def _own_bounds(cls, values: Any) -> Any:
         """Complete the bounds with those of the correction, so that a run's folder tells which it had."""
         name = values.get("correction", "none") if isinstance(values, dict) else None
-        if name not in get_args(CorrectionName):
+        own = next((each for known, each in CORRECTIONS.items() if known == name), None)
+        if own is None:
             return values
-        own = CORRECTIONS[name]
         return {"correction_limit": own.limit, "correction_lower": own.lower, **values}
 
     @model_validator(mode="after")

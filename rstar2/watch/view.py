@@ -1,4 +1,4 @@
-"""Draws a snapshot of a training run for a terminal: its state, alarms, decisions, and each measurement with its course."""
+"""Draws a snapshot of a training run for a terminal: its state, alarms, decisions, and how each measurement went."""
 
 from __future__ import annotations
 

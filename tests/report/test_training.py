@@ -74,7 +74,8 @@ def test_every_measurement_of_the_steps_is_in_a_panel_with_its_data_and_alarms_s
     open_report(browser, run)
     assert [text.strip() for text in texts(browser, ".alarm")] == [f"alarm stage 2, step 3: {alarm['text']}"]
     assert [text.strip() for text in texts(browser, ".decision")] == [
-        "decided stage 2, step 10: the pass rate has not risen: the stage ended with step 11, and no further stage is run"
+        "decided stage 2, step 10: the pass rate has not risen: the stage ended with step 11, and no further stage is "
+        "run"
     ]
     click(browser, "summary", "Training, step by step")
     browser.wait("document.querySelectorAll('details[open] .plots svg circle').length")

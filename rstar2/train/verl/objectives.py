@@ -116,7 +116,7 @@ for _name in (PASS_K, GPG):
     _of_real_rollouts(_name)
 
 
-@register_policy_loss(GMPO)  # type: ignore[arg-type]
+@register_policy_loss(GMPO)  # type: ignore[untyped-decorator]
 def gmpo(log_prob: torch.Tensor, config: Any, **more: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     """VERL's loss of GMPO, as the mean over the rollouts of the update.
 

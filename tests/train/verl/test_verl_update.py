@@ -244,8 +244,8 @@ ALIKE: dict[ObjectiveName, ObjectiveName] = {
 """Objectives whose first update of a step is that of another, because they differ in what they do to ratios."""
 
 
-UNEVEN = [Group("a", "00001000"), Group("bb", "11101101", output="a longer reply: 123456")]
-"""Of which one right and three wrong, and three right and one wrong rollouts are kept."""
+UNEVEN = [Group("a", "00001000"), Group("bb", "01111000", output="a longer reply: 123456")]
+"""Of which one right and three wrong, and two right and two wrong rollouts are kept."""
 _LOSS = "verl.actor_rollout_ref.actor.policy_loss"
 EARLIER: dict[ObjectiveName, list[str]] = {
     # A random model's tokens have covariances that are smaller than those which the paper clips.
@@ -299,7 +299,7 @@ def test_a_penalty_makes_longer_right_rollouts_worth_less_than_shorter_ones_and_
         name: {reward for key, (reward, _) in update.advantages.items() if key.startswith(name) and reward}
         for name in ("a_", "bb_")
     }
-    assert 0.4 < min(right["bb_"]) <= max(right["bb_"]) < min(right["a_"]) <= max(right["a_"]) < 0.9
+    assert 0.4 < min(right["bb_"]) <= max(right["bb_"]) < min(right["a_"]) <= max(right["a_"]) < 1
     assert 0.1 < update.metrics["rstar2/penalty"] < 0.6
     for reward, advantages in update.advantages.values():
         assert (advantages > 0).all() == bool(reward)
