@@ -10,6 +10,7 @@ import pytest
 from support.optional import needs
 from support.train.verl_config import accepted
 
+from rstar2.demo.recipe import demo_plan
 from rstar2.errors import UserError
 from rstar2.train.algorithms import (
     CORRECTIONS,
@@ -24,7 +25,7 @@ from rstar2.train.algorithms import (
 )
 from rstar2.train.command import stage_command
 from rstar2.train.recipe import StageRecipe
-from rstar2.train.recipe_files import stage_recipe
+from rstar2.train.recipe_files import shipped_recipes, stage_recipe
 from rstar2.train.select import SelectSettings
 
 NAMES = get_args(ObjectiveName)
@@ -43,6 +44,11 @@ def test_the_default_is_the_papers() -> None:
     recipe = stage_recipe(1, None, [])
     assert (recipe.algorithm.objective, recipe.select.name) == ("grpo", "roc")
     assert recipe.clip == (0.2, 0.28)
+    others = {"release": "release", "7b-8xh100": "release"}
+    chosen = {name: stage_recipe(1, None, [], name).select.name for name in shipped_recipes("stage")}
+    assert chosen == {name: others.get(name, "roc") for name in chosen}
+    assert {stage_recipe(1, name, []).select.name for name in shipped_recipes("profile")} == {"roc"}
+    assert {each.select.name for each in demo_plan("demo", None, []).stages.values()} == {"roc"}
 
 
 @pytest.mark.parametrize(("typed", "nearest"), [("dr_grpo", "'dr-grpo'"), ("reinforce", "'reinforce++'")])

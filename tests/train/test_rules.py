@@ -298,7 +298,7 @@ def test_a_collapsed_stage_goes_back_to_its_best_checkpoint_with_its_optimizer(
 @rehearsed
 def test_a_rule_that_stops_ends_the_run_and_the_same_command_runs_no_further_stage(tmp_path: Path) -> None:
     run = Run(tmp_path, *FLAT, "rules.when_flat=stop", faults={"stage1 6": WAIT})
-    run.rates(1, *[0.4] * 30)
+    run.rates(1, 0.2, *[0.4] * 29)
     for _start in range(2):
         said = run.ends()
         assert run.trained(1) == [1, 2, 3, 4, 5, 6]
