@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from rstar2.train.algorithms import CORRECTIONS, OBJECTIVES, AlgorithmSettings
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
 from rstar2.train.recipe_files import read_recipe
 from rstar2.train.select import SelectSettings, settings_of, shipped
@@ -94,6 +95,8 @@ def _tables(
     if model is SelectSettings:
         rows += _selections_rows()
     yield "\n".join(["| key | meaning | unit | default | paper |", "|---|---|---|---|---|", *rows]) + "\n"
+    if model is AlgorithmSettings:
+        yield from _algorithm_tables()
     for name, table in inner:
         yield from _tables(table, f"{prefix}{name}.", [each.get(name, {}) for each in paper])
 
@@ -114,6 +117,13 @@ def _selections_rows() -> Iterator[str]:
                 "–",
             ]
             yield f"| {' | '.join(cells)} |"
+
+
+def _algorithm_tables() -> Iterator[str]:
+    """A row for each objective and each correction: when to use it, and where it was published."""
+    for key, named in (("objective", OBJECTIVES), ("correction", CORRECTIONS)):
+        rows = [f"| `{name}` | {each.use} | {each.source} |" for name, each in named.items()]
+        yield "\n".join([f"| `algorithm.{key}` | when to use it | source |", "|---|---|---|", *rows]) + "\n"
 
 
 def _described(model: type[BaseModel]) -> dict[str, str]:

@@ -92,7 +92,11 @@ class DemoPlan:
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
         """What of a run's config must be the same at every start, see `rstar2.train.changeable`."""
-        stages = {name: compared(recipe) for name, recipe in config.items() if name != "demo"}
+        stages = {
+            name: compared(recipe, SftRecipe if name == "sft" else StageRecipe)
+            for name, recipe in config.items()
+            if name != "demo"
+        }
         demo = config["demo"]
         given = {name: compared(demo[name]) for name in ("sft", "rl", "stage1", "stage2", "stage3")}
         return {"demo": {**demo, "eval": without(demo["eval"], HOW_IT_RUNS), **given}, **stages}

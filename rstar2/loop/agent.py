@@ -45,10 +45,14 @@ class Tools(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """The budgets that end a rollout: the model's turns, and every token after the prompt, tool output included."""
+    """What ends a rollout before its answer."""
 
     max_turns: int = 10
+    """The model's turns."""
     max_tokens: int = 8192
+    """Every token after the prompt, tool output included."""
+    max_bad_calls: int = 0
+    """Failed calls in a row, after whose turn the rollout ends; 0: any number."""
 
 
 def checked_calls(calls: Sequence[WrittenCall], fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:
@@ -179,6 +183,8 @@ async def _take_turns(
             )
             break
         turn.calls = await _run_all(calls, tools, on_call)
+        if 0 < limits.max_bad_calls <= trace.failed_in_a_row:
+            return "bad_calls"
         try:
             output = codec.bridge(before, generated.token_ids, replies(turn.calls))
         except UserError as error:  # the renderer or template cannot take what the model or its tool wrote

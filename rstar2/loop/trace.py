@@ -25,13 +25,13 @@ CallStatus = Literal[
 """What became of a tool call, as the tool layer reports it. `lost` is the judge's fault, not the model's."""
 
 Finish = Literal[
-    "answer", "refusal", "content_filter", "max_turns", "max_tokens", "format", "stopped", "error"
+    "answer", "refusal", "content_filter", "max_turns", "max_tokens", "bad_calls", "format", "stopped", "error"
 ]  # fmt: skip
 """answer: a turn without a tool call. refusal: such a turn, which the server calls a refusal of the model.
 content_filter: a filter of the server ended the rollout. max_turns, max_tokens: a budget or the model's context ended
-it. format: the model's format cannot lead on from the calls that it wrote, see `Trace.cause`. stopped: in a chat, the
-person or a limit on time ended it. error: the engine failed; such a rollout is not measured, only training keeps it,
-for those who look into the fault."""
+it. bad_calls: the limit of failed calls in a row ended it. format: the model's format cannot lead on from the calls
+that it wrote, see `Trace.cause`. stopped: in a chat, the person or a limit on time ended it. error: the engine failed;
+such a rollout is not measured, only training keeps it, for those who look into the fault."""
 FINISHED: tuple[Finish, ...] = ("answer", "refusal", "content_filter")
 """The ends of rollouts that no budget cut off."""
 
@@ -163,6 +163,8 @@ class Trace(BaseModel, extra="forbid"):
     """Tokens the model wrote, where a server tells their number alone; the lists of ids are empty then."""
     reward: float | None = None
     """What training was given for it; None outside of training, as are `step` and `kept`."""
+    penalty: float = 0.0
+    """What its length and its turns took off its reward."""
     step: int | None = None
     """The training step, from 1."""
     kept: bool | None = None
@@ -180,6 +182,12 @@ class Trace(BaseModel, extra="forbid"):
     @property
     def failed_calls(self) -> int:
         return sum(call.failed for call in self.calls)
+
+    @property
+    def failed_in_a_row(self) -> int:
+        """How many of the last calls failed without another between them; a lost call is passed over."""
+        told = [call for call in self.calls if call.status != "lost"]
+        return next((i for i, call in enumerate(reversed(told)) if not call.failed), len(told))
 
     @property
     def lost_calls(self) -> int:

@@ -80,7 +80,8 @@ class RunPage:
     """summary.json, which a run of several stages has: `phases` with the numbers of each."""
     charts: list[Chart]
     training: dict[str, Any] | None
-    """The steps of training: `charts`, `alarms` (texts), and `columns` and `rows` of all measurements."""
+    """The steps of training: `charts`, `alarms` and `decisions` (texts), and `columns` and `rows` of all
+    measurements."""
     analysis: dict[str, Any] | None
     """What `rstar2 analyze` wrote: `tables` and `charts`; and `stale`, whether the run has other traces by now."""
     card: dict[str, Any] | None = None
@@ -231,6 +232,7 @@ def _chosen(run: Path) -> str:
 def _training(run: Path) -> dict[str, Any] | None:
     """Every measurement of the steps of a run, as `rstar2 watch` shows them; None without a step."""
     from rstar2.train.records.alarms import read_alarms
+    from rstar2.train.records.decision import read_decision
     from rstar2.train.records.panels import PANELS
     from rstar2.train.records.steps import COLUMNS, run_steps
 
@@ -264,6 +266,11 @@ def _training(run: Path) -> dict[str, Any] | None:
             for stage in stages
             for step, found in read_alarms(run / f"stage{stage}").items()
             for alarm in found
+        ],
+        "decisions": [
+            f"stage {stage}, step {decision.step}: {decision.text}"
+            for stage in stages
+            if (decision := read_decision(run / f"stage{stage}")) is not None
         ],
         "columns": ["step", "stage", "stage_step", *(column.name for column in COLUMNS)],
         "rows": rows,

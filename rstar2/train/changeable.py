@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Set
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from rstar2.config import dotted
 from rstar2.errors import UserError, first_few
@@ -46,10 +49,14 @@ MAY_CHANGE = frozenset(
 """Keys and whole tables, of a stage's recipe or of SFT's. A key that is not named is compared."""
 
 
-def compared(recipe: dict[str, Any]) -> dict[str, Any]:
+def compared(recipe: dict[str, Any], model: type[BaseModel] | None = None) -> dict[str, Any]:
     """A recipe as JSON, or a part of one, without the keys that may change; VERL's are dotted, however written.
 
     Raises a UserError if it is that of an earlier version, whose keys this one does not read.
+
+    Args:
+        model: that of a whole recipe; None for a part of one. Keys that are younger than the run then have their
+            defaults, with which training does what it did before it had the key.
     """
     if old := replaced_keys(recipe):
         raise UserError(
@@ -57,6 +64,10 @@ def compared(recipe: dict[str, Any]) -> dict[str, Any]:
             f"{first_few([key for key, _ in old])}",
             "Finish it with that version, or give another folder with --run.",
         )
+    if model is not None:
+        # One that is refused by now is compared as it stands.
+        with contextlib.suppress(ValidationError, UserError):
+            recipe = model.model_validate(recipe).model_dump(mode="json")
     verl = {"verl": dotted(recipe["verl"])} if "verl" in recipe else {}
     return without({**recipe, **verl}, MAY_CHANGE)
 

@@ -92,9 +92,11 @@ def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_tok
         "judge_url": judge_url,
         "judge_token": judge_token,
         "max_turns": recipe.rollout.max_turns,
+        "max_bad_calls": recipe.rollout.max_bad_calls,
         "format": str(folder.absolute() / FORMAT_FILE),
         "judge_wait_s": recipe.judge.wait_s,
         "reward": recipe.reward,
+        "penalty": recipe.penalty.model_dump(),
         "seed": recipe.seed,
         "trace_share": recipe.trace_share,
         "may_end_unfinished": recipe.mode != "sync",
@@ -310,8 +312,8 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "trainer.save_freq": recipe.checkpoint.every,
         f"+trainer.{SAVE_EVERY}": 60 * recipe.checkpoint.every_minutes,
         "trainer.checkpoint_callback_class": "rstar2.train.verl.saving.SavesInTime",
-        # VERL would remove one of which the model is still to be made; we remove it after that.
-        "trainer.max_actor_ckpt_to_keep": None if recipe.checkpoint.export_every else recipe.checkpoint.keep,
+        # VERL would remove one that is still needed; we remove it after that.
+        "trainer.max_actor_ckpt_to_keep": None if recipe.keeps_own_checkpoints else recipe.checkpoint.keep,
         "trainer.test_freq": recipe.held_out.every if recipe.held_out.data else -1,
         "trainer.val_before_train": False,
         f"{engine}.val_kwargs.n": recipe.held_out.samples,

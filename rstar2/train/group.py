@@ -46,6 +46,10 @@ class Rollout:
     """Ended by the token budget."""
     format_end: bool = False
     """Ended because the model's format cannot lead on from the calls that it wrote."""
+    bad_calls_end: bool = False
+    """Ended by the limit of failed calls in a row."""
+    penalty: float = 0.0
+    """What its length and its turns took off its reward, see `rstar2.train.reward.PenaltySettings`."""
     wall_s: float = 0.0
     tool_wait_s: float = 0.0
     """The part of wall_s spent waiting for tools."""
@@ -54,6 +58,11 @@ class Rollout:
     calls_s: float = 0.0
     """Seconds from asking the judge to its answer, summed over all calls."""
     slowest_call_s: float = 0.0
+
+    @property
+    def earned(self) -> float:
+        """The reward without the penalty; only a right rollout under a rule with the rewards 0 and 1 has one."""
+        return 1.0 if self.penalty else self.reward
 
     @property
     def undecided(self) -> bool:
@@ -90,6 +99,8 @@ class Rollout:
             tokens=trace.tokens,
             truncated=trace.finish == "max_tokens",
             format_end=trace.finish == "format",
+            bad_calls_end=trace.finish == "bad_calls",
+            penalty=trace.penalty,
             wall_s=trace.wall_s,
             tool_wait_s=trace.tool_wait_s,
             outcomes=dict(Counter(call.status for call in trace.calls)),
@@ -128,7 +139,8 @@ def gives_gradient(chosen: Sequence[Rollout], drop_equal_rewards: bool) -> bool:
     """Whether the chosen rollouts of a group are trained on.
 
     They are if there are at least two, because VERL gives a lone rollout its raw reward as its advantage; and, with
-    `drop_equal_rewards`, if their rewards differ.
+    `drop_equal_rewards`, if their rewards differ by more than a penalty: divided by their standard deviation, even
+    the penalties of right rollouts with nearly the same length would teach as much as right and wrong answers do.
     """
-    rewards = {rollout.reward for rollout in chosen}
+    rewards = {rollout.earned for rollout in chosen}
     return len(chosen) > 1 and (len(rewards) > 1 or not drop_equal_rewards)

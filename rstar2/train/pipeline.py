@@ -40,8 +40,10 @@ from rstar2.train.filter.unsolved import StageFilter, counted, unsolved, unsolve
 from rstar2.train.launch import fork_server
 from rstar2.train.recipe import Hardware, StageRecipe
 from rstar2.train.records.alarms import AlarmRecorder
+from rstar2.train.records.decision import read_decision
 from rstar2.train.records.steps import step_metrics, write_steps, write_steps_before
 from rstar2.train.records.timing import PhaseTimer, read_timing
+from rstar2.train.rules import StageRules
 from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
 from rstar2.train.stages import PhaseProgress, is_done
 from rstar2.train.start_checks import SftPlan, TrainPlan, check_programs, with_format
@@ -86,18 +88,22 @@ class Pipeline:
     ) -> Iterator[tuple[str, Path]]:
         """Run stages below `root`, each from the model of the one before; yields each stage's name and model.
 
-        In the progress, `label` is put before the name.
+        In the progress, `label` is put before the name. A stage may end early, and be the last, by a rule of its
+        recipe (`rstar2.train.rules`).
         """
         first_step = 0
         for number, recipe in recipes.items():
             name = f"stage{number}"
             stage = _StageRun(number, recipe, model, rows, root / name, f"{label}{name}", first_step)
             model = self._train_stage(stage)
-            first_step += recipe.steps
+            decision = read_decision(stage.folder)
+            first_step += (decision and decision.last_step) or recipe.steps
             if root == self.run.path:
                 write_json(root / "model.json", {"path": str(model.relative_to(root))})
             self.timer.save()
             yield name, model
+            if decision and decision.action == "stop":
+                return
 
     def evaluate(
         self, name: str, model: Path, evaluation: Evaluation, root: Path, label: str = ""
@@ -158,7 +164,9 @@ class Pipeline:
 
         log = self.run.logs / f"{folder.name}.log"
         warn = stages.warner(self.progress, log)
-        recorder = AlarmRecorder(folder, recipe.alarms, step_metrics(folder), warn)
+        before = step_metrics(folder)
+        recorder = AlarmRecorder(folder, recipe.alarms, before, warn)
+        rules = StageRules(folder, recipe.rules, before, warn)
         unsent: list[int] = []  # the first step whose traces could not be sent: it is reported once
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
@@ -166,6 +174,7 @@ class Pipeline:
             text = f"pass rate {passed:.0%}, failed calls {failed:.1%}, {metrics['rstar2/tokens']:.0f} tokens"
             self.progress.update(row, step, text)
             recorder.on_step(step, metrics)
+            rules.on_step(step, metrics)
             if (not_sent := metrics.get("rstar2/traces_not_sent")) and not unsent:
                 unsent.append(step)
                 warn(
@@ -182,9 +191,14 @@ class Pipeline:
         start = stages.Start(
             command, folder, recipe.steps, model, log, recipe.hardware, recipe.checkpoint, timer, warn,
             keeps_rollouts=recipe.checkpoint.keep_rollouts and recipe.mode == "sync",
+            spared=rules.spared if recipe.rules.may_go_back else None, rules=rules,
         )  # fmt: skip
         trained = stages.train(start, on_step)
-        self.progress.finish(row, f"{len(rows)} problems, {recipe.steps} steps")
+        decision = rules.decision
+        steps = (decision and decision.last_step) or recipe.steps
+        self.progress.finish(
+            row, f"{len(rows)} problems, {steps} steps" + (f"; {decision.text}" if decision else "")
+        )
         return trained
 
     def _unsolved(self, stage: _StageRun, timer: PhaseTimer) -> Rows:

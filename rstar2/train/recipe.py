@@ -15,7 +15,8 @@ from rstar2.loop.judge_check import PACKAGES
 from rstar2.train.algorithms import OBJECTIVES, AlgorithmSettings
 from rstar2.train.attention import Attention, ignored_keys
 from rstar2.train.records.alarms import AlarmSettings
-from rstar2.train.reward import checked_reward
+from rstar2.train.reward import PenaltySettings, checked_reward, penalty_fault
+from rstar2.train.rules import RuleSettings, rule_fault
 from rstar2.train.select import SelectSettings
 from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
 from rstar2.train.trainer.tracking import TraceTracker, Tracker
@@ -153,6 +154,9 @@ class RolloutSettings(Strict):
     release's."""
     max_turns: int = Field(10, ge=1)
     """Limit for the model's turns; a rollout whose last turn is a call has no answer."""
+    max_bad_calls: int = Field(0, ge=0)
+    """End a rollout after this many failed calls in a row, without an answer; 0: never. It keeps a policy that repeats
+    a broken call from filling its budget. Also the limit for held-out problems."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; log-probabilities are computed at the same temperature."""
     max_failed_share: float = Field(0.05, ge=0, lt=1)
@@ -187,9 +191,11 @@ class OptimSettings(Strict):
     weight_decay: float = Field(0.01, ge=0)
     """AdamW's weight decay; neither the paper nor the release states one."""
     clip_low: float | None = Field(None, gt=0)
-    """Clip range below 1. By default that of `algorithm.objective`, 0.2 for most."""
+    """Clip range below 1. By default that of `algorithm.objective`, 0.2 for most. For dppo-tv and dppo-kl it is instead
+    how far a token's probability may fall, as total variation or KL divergence."""
     clip_high: float | None = Field(None, gt=0)
-    """Clip range above 1. By default that of `algorithm.objective`, 0.28 for most."""
+    """Clip range above 1. By default that of `algorithm.objective`, 0.28 for most. For dppo-tv and dppo-kl likewise how
+    far a token's probability may rise."""
 
 
 class CheckpointSettings(Strict):
@@ -318,10 +324,12 @@ class StageRecipe(Strict):
     groups: GroupSettings = GroupSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     optim: OptimSettings = OptimSettings()
+    penalty: PenaltySettings = PenaltySettings()
     judge: JudgeSettings = JudgeSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     held_out: HeldOutSettings = HeldOutSettings()
     alarms: AlarmSettings = AlarmSettings()
+    rules: RuleSettings = RuleSettings()
     hardware: Hardware = Hardware()
     reward: Annotated[str, AfterValidator(checked_reward)] = "paper"
     """What a rollout is worth. paper, boxed, release, lenient: 1 if the answer that this rule reads
@@ -408,6 +416,11 @@ class StageRecipe(Strict):
         return self.steps // every if every else 0
 
     @property
+    def keeps_own_checkpoints(self) -> bool:
+        """Whether some checkpoints are needed after VERL would have removed them: for a model, or to go back to."""
+        return bool(self.checkpoint.export_every) or self.rules.may_go_back
+
+    @property
     def update_tokens(self) -> int:
         """Tokens per GPU in a micro-batch of the update."""
         return self.hardware.update_tokens or -(-self.longest // self.hardware.sequence_parallel)
@@ -470,6 +483,19 @@ class StageRecipe(Strict):
         ):
             if why:
                 raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _rules_can_act(self) -> StageRecipe:
+        held_out, every = self.held_out, self.checkpoint.every
+        if why := rule_fault(self.rules, bool(held_out.data), held_out.every, every):
+            raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _penalty_fits(self) -> StageRecipe:
+        if why := penalty_fault(self.reward, self.penalty):
+            raise ValueError(why)
         return self
 
     @model_validator(mode="after")

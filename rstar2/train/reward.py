@@ -1,15 +1,19 @@
 """Rewards: what a finished rollout is worth in training; the same rules say which problems count as solved.
 
 A recipe's `reward` is one of the rules of `rstar2.eval.grader.reading_rules`, `constant`, or `module:object` for a
-user's own function of a problem and its graded trace.
+user's own function of a problem and its graded trace. A recipe's `penalty` takes a part of it off again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, get_args
 
+from pydantic import Field, model_validator
+
+from rstar2.config import Strict
 from rstar2.data.problem import Problem
 from rstar2.errors import Failure, did_you_mean
 from rstar2.eval.final_answer import part_to_grade
@@ -25,15 +29,67 @@ PARAMETERS = ("problem", "trace")
 SHIPPED: tuple[str, ...] = (*get_args(ReadingRule), "constant")
 
 
+class PenaltySettings(Strict):
+    """What a rollout with a correct answer loses of its reward for its length; the paper has no such penalty.
+
+    A wrong one loses nothing: to give up early must not be worth more than to be wrong late. A correct one keeps more
+    than nothing, because both shares together are below 1, so it is always worth more than a wrong one. A group whose
+    rollouts are all correct is dropped as without a penalty, see `groups.drop_equal_rewards`.
+    """
+
+    length: float = Field(0.0, ge=0, lt=1)
+    """Share of the reward that a correct rollout loses if it uses the whole token budget (`rollout.tokens`); a shorter
+    one loses in proportion to its tokens. As in arXiv 2502.04463, but measured by the budget instead of the lengths of
+    the problem's other correct rollouts."""
+    turns: float = Field(0.0, ge=0, lt=1)
+    """Share of the reward that a correct rollout loses if it takes `rollout.max_turns` turns. One of a single turn
+    loses nothing, and those between in proportion to their turns after the first."""
+
+    @model_validator(mode="after")
+    def _leaves_something(self) -> PenaltySettings:
+        if self.length + self.turns >= 1:
+            raise ValueError(
+                f"penalty.length + penalty.turns = {self.length + self.turns:g} must be below 1: else a correct "
+                "rollout would be worth no more than a wrong one"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """The penalty of a stage."""
+
+    settings: PenaltySettings
+    max_tokens: int
+    max_turns: int
+
+    def of(self, trace: Trace) -> float:
+        """What a graded trace loses of a reward of 1, in [0, 1); 0 if its answer is not correct."""
+        if not trace.correct:
+            return 0.0
+        length = min(trace.tokens / self.max_tokens, 1.0)
+        turns = (len(trace.turns) - 1) / max(self.max_turns - 1, 1)
+        return self.settings.length * length + self.settings.turns * min(turns, 1.0)
+
+
 class Reward:
     """A recipe's reward, ready to be applied. A UserError if it is a user's own and cannot be loaded."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, penalty: Penalty | None = None) -> None:
         self.name = name
         self._function = _function(name)
+        self._penalty = penalty
+
+    def rewarded(self, trace: Trace) -> Trace:
+        """A graded trace with its reward and its penalty. A Failure as of `__call__`."""
+        penalty = self._penalty.of(trace) if self._penalty else 0.0
+        return trace.model_copy(update={"reward": self(trace) - penalty, "penalty": penalty})
 
     def __call__(self, trace: Trace) -> float:
-        """The reward of a graded trace. A Failure if a user's function failed, or returned no finite number."""
+        """The reward of a graded trace without the penalty.
+
+        Raises a Failure if a user's function failed, or returned no finite number.
+        """
         problem = Problem(trace.problem_id, trace.problem, trace.gold or "")
         with failures_named(self.name, ROLE):
             returned: Any = self._function(problem, trace)
@@ -59,6 +115,17 @@ def checked_reward(name: str) -> str:
             f"not {name!r}{did_you_mean(name, SHIPPED)}"
         )
     return name
+
+
+def penalty_fault(reward: str, penalty: PenaltySettings) -> str:
+    """Why a reward cannot be combined with a penalty; empty if it can."""
+    if reward in get_args(ReadingRule) or not (penalty.length or penalty.turns):
+        return ""
+    return (
+        f"penalty.length = {penalty.length:g} and penalty.turns = {penalty.turns:g} need a reward of 1 for a correct "
+        f"answer and 0 for a wrong one ({', '.join(get_args(ReadingRule))}), not reward = {reward!r}; a function of "
+        "your own can take a part off itself"
+    )
 
 
 def reading_rule(name: str) -> ReadingRule:

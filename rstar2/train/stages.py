@@ -14,6 +14,7 @@ FOLDER/
                         (RL in sync mode only)
   rollouts.json         how far the present step is, see `rstar2.train.records.progress` (RL only)
   alive.json            what the trainer is doing, see there
+  decision.json         a rule that ended the stage, and how, see `rstar2.train.rules` (RL only)
   stop_after_step       the trainer is to save after the present step and then end, see `rstar2.train.stopping`
   final_error.json      an error that ended training at once, see `rstar2.train.records.final_error`
   alarms.jsonl          the signs of collapse there were, see `rstar2.train.records.alarms` (RL only)
@@ -62,16 +63,19 @@ from rstar2.train.command import (
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
 from rstar2.train.records import finished_rollouts
+from rstar2.train.records.decision import DECISION_FILE, read_decision
 from rstar2.train.records.final_error import FINAL_ERROR_FILE
 from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, FaultWarner
 from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, VALIDATION_METRIC, with_nan
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
+from rstar2.train.rules import StageRules
 from rstar2.train.sampling import JudgeAddress, Rows
 from rstar2.train.trainer.checkpoints import (
     BEFORE,
     POINTER,
     actor_of,
     choose_checkpoint,
+    fault,
     finished_steps,
     last_checkpoint,
     prune,
@@ -123,10 +127,21 @@ class Start:
     """Whether finished rollouts are kept for the next start, see `rstar2.train.records.finished_rollouts`."""
     spared: Callable[[], Collection[int]] | None = None
     """Steps whose checkpoint stays although it is old. If given, VERL itself removes no checkpoints."""
+    rules: StageRules | None = None
+    """What may end the phase before its last step."""
 
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
+
+    @property
+    def end(self) -> int | None:
+        """The step whose checkpoint the phase ends with; None while it has to be trained on."""
+        saved = saved_step(self.checkpoints) or 0
+        decision = self.rules.decision if self.rules else None
+        if decision is not None and decision.model_step is not None:
+            return decision.model_step
+        return saved if saved == self.steps or (decision is not None and saved >= decision.step) else None
 
 
 def warner(progress: PhaseProgress, log: Path) -> Callable[[str], None]:
@@ -330,7 +345,10 @@ def _disk_faults(folder: Path) -> Iterator[None]:
 
 
 def _trained(start: Start, on_step: OnStep) -> Path:
-    """Train up to the start's last step, unless that was done before. Returns the checkpoint of that step."""
+    """Train up to the start's last step, unless that was done before. Returns the checkpoint that it ends with.
+
+    That is the one of the last step, or the one that a rule went back to.
+    """
     folder, checkpoints = start.folder, start.checkpoints
     choose_checkpoint(checkpoints, start.warn)
     folder.mkdir(parents=True, exist_ok=True)
@@ -359,7 +377,7 @@ def _trained(start: Start, on_step: OnStep) -> Path:
             warn_of_disk()
 
     # A kill while the model was made leaves that alone to be done.
-    if last_checkpoint(checkpoints) != checkpoints / f"global_step_{start.steps}":
+    if start.end is None:
         require_disk_space(checkpoints)
         _tend_rollouts(start)
         for of_earlier_start in (PROGRESS_FILE, ACTIVITY_FILE, FINAL_ERROR_FILE):
@@ -369,15 +387,23 @@ def _trained(start: Start, on_step: OnStep) -> Path:
             faults = FaultWarner(folder / PROGRESS_FILE, start.warn)
             signs = SignsOfLife(metrics, folder, start.hardware.hung_after_s, faults.look)
             run_trainer(start.command, start.log, signs, on_line, start.warn)
-    last = last_checkpoint(checkpoints)
+    last, end = last_checkpoint(checkpoints), start.end
     if last is None:
         raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {start.log}")
-    if last != checkpoints / f"global_step_{start.steps}":
+    if end is None:
         raise Failure(
             f"the trainer ended with {last.name}, before step {start.steps}", f"Its log: {start.log}"
         )
+    chosen = checkpoints / f"global_step_{end}"
+    if chosen != last and (wrong := fault(chosen)):
+        raise Failure(
+            f"the stage went back to step {end}, whose checkpoint is damaged: {wrong}",
+            f"Remove {folder / DECISION_FILE} to train on from the last checkpoint.",
+        )
+    if start.rules:
+        start.rules.ended(saved_step(checkpoints) or 0)
     finished_rollouts.forget(folder)
-    return last
+    return chosen
 
 
 def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
@@ -446,14 +472,16 @@ def _export(start: Start, checkpoint: Path, model: Path) -> None:
 
 
 def last_actor(model: Path, recipe: StageRecipe) -> Path:
-    """VERL's checkpoint of the actor, AdamW's state included, at the end of the stage that made a model.
+    """VERL's checkpoint of the actor, AdamW's state included, of the step whose model a stage returned.
 
     A UserError where the model's folder is not that of a stage, or the stage ran on another number of ranks, at another
     learning rate or with another weight decay: VERL would continue with that stage's, whatever the recipe says.
     """
     checkpoints, hardware = model.parent / "checkpoints", recipe.hardware
     hint = "Give the folder of the stage before, or start afresh with --set optim.state=fresh."
-    actor = checkpoints / f"global_step_{max(steps_of(checkpoints), default=0)}" / "actor"
+    decision = read_decision(model.parent)
+    step = decision.model_step if decision else None
+    actor = checkpoints / f"global_step_{step or max(steps_of(checkpoints), default=0)}" / "actor"
     ranks = hardware.ranks
     if not any(actor.glob("optim_world_size_*")):
         raise UserError(f"optim.state = continued, but {model} has no optimizer state beside it", hint)

@@ -65,7 +65,7 @@ class TrainPlan:
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
         """What of a run's config must be the same at every start, see `rstar2.train.changeable`."""
-        recipes = {number: compared(recipe) for number, recipe in config["recipes"].items()}
+        recipes = {number: compared(recipe, StageRecipe) for number, recipe in config["recipes"].items()}
         return {**config, "recipes": recipes}
 
 
@@ -98,7 +98,7 @@ class SftPlan:
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
         """The part of `config` in which a resumed run may not differ."""
-        return {**config, "recipe": compared(config["recipe"])}
+        return {**config, "recipe": compared(config["recipe"], SftRecipe)}
 
 
 def _source(model: Path, data: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Reads how a training run stands: its state, phase, rollouts, steps and alarms."""
+"""Reads how a training run stands: its state, phase, rollouts, steps, alarms and what rules decided."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rstar2.runs import load_config, load_status
 from rstar2.train.choose import Measured, measurements, read_choice
 from rstar2.train.filter.progress import SamplesDone, samples_done
 from rstar2.train.records.alarms import read_alarms
+from rstar2.train.records.decision import read_decision
 from rstar2.train.records.progress import (
     PROGRESS_FILE,
     Activity,
@@ -60,6 +61,8 @@ class Snapshot:
     """The step whose model SFT returned, and why; empty before that, and in another phase."""
     alarms: list[dict[str, Any]]
     """stage, step, sign and text, in order."""
+    decisions: list[dict[str, Any]]
+    """What rules decided: the stage, the fields of `rstar2.train.records.decision.Decision`, and its text."""
     cause: str
     """Why the run failed, where it did."""
 
@@ -84,6 +87,7 @@ class Snapshot:
             ],
             "chosen": self.chosen,
             "alarms": self.alarms,
+            "decisions": self.decisions,
             "cause": self.cause,
             "steps": [
                 {
@@ -107,7 +111,7 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:
 def snapshot(folder: Path) -> Snapshot:
     """Read the folder of a run, or of a stage in one; a UserError if it belongs to no run that trains.
 
-    The snapshot of a stage has only that stage's steps, alarms, rollouts, activity and cause of failure. A stage is
+    The snapshot of a stage has only that stage's steps, alarms, decision, rollouts, activity and cause. A stage is
     finished once it has its model.
     """
     stage_folder = _stage_in(folder)
@@ -144,6 +148,7 @@ def snapshot(folder: Path) -> Snapshot:
         measured=measured,
         chosen=chosen,
         alarms=[alarm for alarm in whole.alarms if alarm["stage"] == stage],
+        decisions=[decision for decision in whole.decisions if decision["stage"] == stage],
         cause=whole.cause if current and state != "finished" else "",
     )
 
@@ -209,6 +214,11 @@ def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
             for number in (1, 2, 3)
             for step, found in read_alarms(root / f"stage{number}").items()
             for alarm in found
+        ],
+        decisions=[
+            {"stage": number, **asdict(decision), "text": decision.text}
+            for number in (1, 2, 3)
+            if (decision := read_decision(root / f"stage{number}")) is not None
         ],
         cause=str(status.get("cause", "")),
     )

@@ -1,4 +1,4 @@
-"""Draws a snapshot of a training run for a terminal: its state, alarms, and each measurement with its course."""
+"""Draws a snapshot of a training run for a terminal: its state, alarms, decisions, and how each measurement went."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def draw(shown: Snapshot, width: int) -> RenderableType:
     """Everything, from what is looked at first to the details, for a terminal of `width` characters."""
     parts: list[RenderableType] = [_head(shown)]
     parts += [Text(f"ALARM  {text}", style="bold red") for text in alarm_lines(shown)[-_MOST_ALARMS:]]
+    parts += [Text(f"DECIDED  {text}", style="bold yellow") for text in decision_lines(shown)]
     if shown.cause:
         parts.append(Text(shown.cause, style="red"))
     if shown.losses:
@@ -53,6 +54,11 @@ def draw(shown: Snapshot, width: int) -> RenderableType:
 def alarm_lines(shown: Snapshot) -> list[str]:
     """One line per alarm, in order."""
     return [f"stage {each['stage']}, step {each['step']}: {each['text']}" for each in shown.alarms]
+
+
+def decision_lines(shown: Snapshot) -> list[str]:
+    """One line per decision of a rule, in order."""
+    return [f"stage {each['stage']}, step {each['step']}: {each['text']}" for each in shown.decisions]
 
 
 def table(shown: Snapshot, with_usual: bool) -> Table:

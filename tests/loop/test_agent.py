@@ -18,7 +18,7 @@ from rstar2.loop.agent import Limits, RolloutError, rollout
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 from rstar2.loop.formats.format import ours, read_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
-from rstar2.loop.trace import CallStatus, ToolCall, Trace, TraceWriter, read_traces
+from rstar2.loop.trace import CallStatus, ToolCall, Trace, TraceWriter, Turn, read_traces
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.loop.turns.template import END_OF_TURN
 from rstar2.report.segments import turn_parts
@@ -385,6 +385,46 @@ async def test_the_turn_limit_ends_a_rollout_that_keeps_calling(codec: ChatCodec
     assert [turn.calls_not_run for turn in trace.turns] == [0, 1]
     assert trace.response_mask[-1] == 1
     _check(trace)
+
+
+BROKEN = "<tool_call>\nno JSON\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("limit", "turns", "finish"),
+    [
+        (2, [ASK, BROKEN, ASK, BROKEN, BROKEN, "never written"], "bad_calls"),
+        (2, [ASK, BROKEN, BROKEN + BROKEN, "never written"], "bad_calls"),
+        (2, [BROKEN + ASK, BROKEN, ASK, "done"], "answer"),
+        (3, [ASK, BROKEN, BROKEN, "done"], "answer"),
+        (0, [BROKEN, BROKEN, BROKEN, BROKEN, "done"], "answer"),
+    ],
+)
+async def test_failed_calls_in_a_row_end_a_rollout_at_their_limit(
+    codec: ChatCodec, limit: int, turns: list[str], finish: str
+) -> None:
+    engine = Scripted(codec, *turns)
+    trace = await _run(codec, engine, limits=Limits(max_bad_calls=limit))
+    assert trace.finish == finish
+    assert len(engine.asked) == len(turns) - (finish == "bad_calls")
+    group = Rollout.from_trace(trace.model_copy(update={"reward": 0.0}))
+    assert group.bad_calls_end == (finish == "bad_calls")
+    assert text_to_grade(trace, "paper") == ""
+    if finish == "bad_calls":
+        assert trace.response_mask[-1] == 1, "the model does not read what its last calls came to"
+
+
+def test_a_call_that_the_judge_lost_neither_counts_as_failed_nor_ends_a_row() -> None:
+    def row(*statuses: CallStatus) -> int:
+        calls = [ToolCall(status=status, output="") for status in statuses]
+        turn = Turn(text="", start=0, end=0, calls=calls)
+        return Trace(
+            problem_id="p", prompt_ids=[], response_ids=[], response_mask=[], turns=[turn], finish="answer"
+        ).failed_in_a_row
+
+    assert row() == row("error", "ok") == row("lost") == 0
+    assert row("ok", "error", "lost", "timeout", "lost") == 2
+    assert row("parse_error", "error") == 2
 
 
 @pytest.mark.parametrize(("last", "void"), [(ASK, 0), ("<tool_call>{oops</tool_call>", 1)])

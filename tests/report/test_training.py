@@ -15,6 +15,7 @@ from support.report.report_page import click, open_report, texts
 
 from rstar2.files import write_json
 from rstar2.report.collect import collect, kept_traces
+from rstar2.train.records.decision import Decision, write_decision
 
 pytestmark = pytest.mark.slow
 
@@ -68,8 +69,14 @@ def test_every_measurement_of_the_steps_is_in_a_panel_with_its_data_and_alarms_s
     run = staged_run(tmp_path / "run")
     alarm = {"step": 3, "sign": "truncation", "text": "31% of the rollouts end by the token budget"}
     (run / "stage2" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+    decision = Decision(10, "stop", "the pass rate has not risen", last_step=11)
+    write_decision(run / "stage2", decision)
     open_report(browser, run)
     assert [text.strip() for text in texts(browser, ".alarm")] == [f"alarm stage 2, step 3: {alarm['text']}"]
+    assert [text.strip() for text in texts(browser, ".decision")] == [
+        "decided stage 2, step 10: the pass rate has not risen: the stage ended with step 11, and no further stage is "
+        "run"
+    ]
     click(browser, "summary", "Training, step by step")
     browser.wait("document.querySelectorAll('details[open] .plots svg circle').length")
     titles = texts(browser, "details[open] .plots h2")

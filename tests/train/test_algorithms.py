@@ -10,11 +10,22 @@ import pytest
 from support.optional import needs
 from support.train.verl_config import accepted
 
+from rstar2.demo.recipe import demo_plan
 from rstar2.errors import UserError
-from rstar2.train.algorithms import OBJECTIVES, AlgorithmSettings, ObjectiveName, verl_keys
+from rstar2.train.algorithms import (
+    CORRECTIONS,
+    EQUAL_PROBLEMS,
+    NOT_OFFERED,
+    OBJECTIVES,
+    OWN,
+    AlgorithmSettings,
+    CorrectionName,
+    ObjectiveName,
+    verl_keys,
+)
 from rstar2.train.command import stage_command
 from rstar2.train.recipe import StageRecipe
-from rstar2.train.recipe_files import stage_recipe
+from rstar2.train.recipe_files import shipped_recipes, stage_recipe
 from rstar2.train.select import SelectSettings
 
 NAMES = get_args(ObjectiveName)
@@ -25,13 +36,19 @@ def recipe_of(name: str, *changes: str) -> StageRecipe:
 
 
 def test_every_name_stands_for_something() -> None:
-    assert set(OBJECTIVES) == set(NAMES)
+    assert tuple(OBJECTIVES) == NAMES
+    assert tuple(CORRECTIONS) == get_args(CorrectionName)
 
 
 def test_the_default_is_the_papers() -> None:
     recipe = stage_recipe(1, None, [])
     assert (recipe.algorithm.objective, recipe.select.name) == ("grpo", "roc")
     assert recipe.clip == (0.2, 0.28)
+    others = {"release": "release", "7b-8xh100": "release"}
+    chosen = {name: stage_recipe(1, None, [], name).select.name for name in shipped_recipes("stage")}
+    assert chosen == {name: others.get(name, "roc") for name in chosen}
+    assert {stage_recipe(1, name, []).select.name for name in shipped_recipes("profile")} == {"roc"}
+    assert {each.select.name for each in demo_plan("demo", None, []).stages.values()} == {"roc"}
 
 
 @pytest.mark.parametrize(("typed", "nearest"), [("dr_grpo", "dr-grpo"), ("reinforce", "reinforce++")])
@@ -39,7 +56,7 @@ def test_an_unknown_objective_is_refused_with_the_nearest_name(typed: str, neare
     with pytest.raises(UserError) as refused:
         recipe_of(typed)
     message = refused.value.message
-    assert "algorithm.objective must be one of 'grpo', 'dr-grpo', 'gspo'" in message
+    assert "algorithm.objective must be one of 'grpo', 'dr-grpo', 'maxrl'" in message
     assert message.endswith(f"not {typed!r}; did you mean {nearest}?")
 
 
@@ -52,22 +69,156 @@ def test_a_clip_range_that_the_recipe_names_is_kept_and_the_algorithms_own_is_th
 @pytest.mark.slow
 @needs("verl")
 @pytest.mark.parametrize("name", NAMES)
-def test_verl_accepts_every_objective_and_correction(name: str, tmp_path: Path) -> None:
-    recipe = recipe_of(name, "algorithm.correction=token-tis", "algorithm.correction_limit=3")
+def test_verl_accepts_every_objective(name: ObjectiveName, tmp_path: Path) -> None:
+    recipe = recipe_of(name)
     config = accepted(stage_command(recipe, tmp_path / "stage1", tmp_path / "model").argv[3:])
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     assert (actor.clip_ratio_low, actor.clip_ratio_high) == recipe.clip
-    assert algorithm.rollout_correction.rollout_is == "token"
-    assert algorithm.rollout_correction.rollout_is_threshold == 3
     from verl.trainer.ppo import core_algos
+
+    from rstar2.train.verl import objectives  # noqa: F401  (registers its own, as in VERL's processes)
 
     assert core_algos.get_policy_loss_fn(actor.policy_loss.loss_mode)
     assert core_algos.get_adv_estimator_fn(algorithm.adv_estimator)
-    assert (name in ("gspo", "cispo")) == (actor.policy_loss.loss_mode == name)
-    assert algorithm.norm_adv_by_std_in_grpo == (name != "dr-grpo")
+    assert algorithm.norm_adv_by_std_in_grpo == (name not in ("dr-grpo", "dppo-tv", "dppo-kl"))
+    assert (actor.loss_scale_factor == recipe.rollout.tokens) == (
+        actor.loss_agg_mode == "seq-mean-token-sum-norm"
+    ), "VERL's own divisor differs between micro-batches"
     kwargs = config.trainer.v1.sampler.sampler_kwargs
     assert SelectSettings.model_validate(dict(kwargs.select)) == recipe.select
     assert kwargs.drop_equal_rewards == (name != "reinforce++")
+
+
+@pytest.mark.slow
+@needs("verl")
+def test_every_objective_of_verls_has_a_name_or_a_reason_why_not() -> None:
+    from verl.trainer.ppo import core_algos
+
+    from rstar2.train.verl import objectives  # noqa: F401  (registers its own, as in VERL's processes)
+
+    verls = {*core_algos.ADV_ESTIMATOR_REGISTRY, *core_algos.POLICY_LOSS_REGISTRY}
+    used = {
+        key
+        for name in NAMES
+        for keys in [verl_keys(AlgorithmSettings(objective=name), 8192)]
+        for key in (
+            keys["algorithm.adv_estimator"],
+            keys["actor_rollout_ref.actor.policy_loss.loss_mode"],
+        )
+    }
+    assert used <= verls
+    assert verls == used | {OWN.get(name, name) for name in used} - {""} | {EQUAL_PROBLEMS} | set(NOT_OFFERED)
+    assert not NOT_OFFERED.keys() & used
+
+
+@pytest.mark.slow
+@needs("verl")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("moved", [0.0, 0.01])
+def test_a_step_down_the_loss_makes_right_rollouts_likelier_and_wrong_ones_less_likely(
+    name: str, moved: float, tmp_path: Path
+) -> None:
+    """VERL's own loss, before any update and after one in the wrong direction, which no clip keeps."""
+    import torch
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.utils.config import omega_conf_to_dataclass
+
+    from rstar2.train.verl import objectives  # noqa: F401  (registers its own, as in VERL's processes)
+
+    actor = accepted(
+        stage_command(recipe_of(name), tmp_path / "stage1", tmp_path / "model").argv[3:]
+    ).actor_rollout_ref.actor
+    torch.manual_seed(7)
+    log_prob = (-torch.rand(6, 40) - 0.1).requires_grad_()
+    advantages = torch.tensor([1.0, 1.0, 0.5, -1.0, -0.5, -1.0])[:, None].expand(6, 40)
+    mask = torch.ones(6, 40)
+    mask[1, 25:] = 0
+    config = omega_conf_to_dataclass(actor)
+    old = log_prob.detach() + moved * advantages.sign()
+    config.global_batch_info.update(
+        dp_size=1,
+        batch_num_tokens=int(mask.sum()),
+        global_batch_size=6,
+        loss_scale_factor=actor.loss_scale_factor,
+    )
+    loss, _metrics = get_policy_loss_fn(actor.policy_loss.loss_mode)(
+        old_log_prob=old,
+        log_prob=log_prob,
+        advantages=advantages * mask,
+        response_mask=mask,
+        loss_agg_mode=actor.loss_agg_mode,
+        config=config,
+    )
+    loss.backward()
+    assert log_prob.grad is not None
+    pushed = -log_prob.grad * advantages.sign()
+    assert pushed.isfinite().all()
+    assert (pushed >= 0).all()
+    assert (pushed[mask == 0] == 0).all()
+    assert (pushed > 0).sum() > 0.9 * mask.sum(), "only few tokens are left out"
+
+
+@pytest.mark.slow
+@needs("verl")
+@pytest.mark.parametrize("name", get_args(CorrectionName))
+def test_a_correction_does_to_ratios_what_its_name_says(name: CorrectionName, tmp_path: Path) -> None:
+    """VERL's own weights and mask, for rollouts of four tokens with ratios of the trainer's to the engine's."""
+    import torch
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+
+    recipe = recipe_of(
+        "grpo",
+        f"algorithm.correction={name}",
+        "algorithm.correction_limit=3",
+        "algorithm.correction_lower=0.4",
+    )
+    config = accepted(stage_command(recipe, tmp_path / "stage1", tmp_path / "model").argv[3:])
+    keys = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
+    asked = {key: config.algorithm.rollout_correction[key] for key in keys}
+    ratios = torch.tensor(
+        [
+            [1.0, 1.0, 1.0, 1.0],
+            [8.0, 1.0, 0.25, 1.0],  # product 2, mean 1.19
+            [2.0, 2.0, 2.0, 2.0],  # product 16, mean 2
+            [0.5, 1.0, 1.0, 1.0],  # product 0.5, mean 0.84: the inverse of the bounds would leave it out
+            [0.2, 0.2, 0.2, 0.2],  # product 0.0016, mean 0.2
+        ]
+    )
+    trainer, mask = torch.full((5, 4), -1.0), torch.ones(5, 4)
+    given, left, _ = compute_rollout_correction_and_rejection_mask(
+        trainer, trainer - ratios.log(), mask, **asked
+    )
+    weights = None if given is None else given.batch["rollout_is_weights"]
+    capped = ratios.clamp(max=3)
+    products = ratios.prod(-1, keepdim=True).expand(5, 4)
+    expected = {
+        "none": (None, [1, 1, 1, 1, 1]),
+        "token-tis": (capped, [1, 1, 1, 1, 1]),
+        "sequence-tis": (products.clamp(max=3), [1, 1, 1, 1, 1]),
+        "icepop": (ratios.where((ratios >= 0.4) & (ratios <= 3), torch.tensor(0.0)), [1, 1, 1, 1, 1]),
+        "sequence-rejection": (products.clamp(max=3), [1, 1, 0, 1, 0]),
+        "geometric-rejection": (None, [1, 1, 1, 1, 0]),
+    }[name]
+    assert left[:, 0].tolist() == expected[1]
+    assert (weights is None) == (expected[0] is None)
+    if weights is not None:
+        assert weights.allclose(expected[0])
+
+
+def test_a_corrections_bounds_are_its_own_unless_they_are_named() -> None:
+    bounds = {
+        name: (settings.correction_lower, settings.correction_limit)
+        for name in get_args(CorrectionName)
+        for settings in [recipe_of("grpo", f"algorithm.correction={name}").algorithm]
+    }
+    assert bounds == {name: (each.lower, each.limit) for name, each in CORRECTIONS.items()}
+    assert bounds["icepop"] == (0.5, 5.0)
+    assert bounds["geometric-rejection"] == (0.999, 1.001)
+    named = recipe_of("grpo", "algorithm.correction=icepop", "algorithm.correction_limit=4").algorithm
+    assert (named.correction_lower, named.correction_limit) == (0.5, 4.0)
+    for wrong in ("correction_limit=0.5", "correction_lower=1.5", "correction=ice-pop"):
+        with pytest.raises(UserError, match=wrong.partition("=")[0]):
+            recipe_of("grpo", f"algorithm.{wrong}")
 
 
 def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list[float]:
@@ -79,7 +230,7 @@ def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list
     from verl import DataProto
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-    from rstar2.train.verl import equal_problems  # noqa: F401  (registers itself, as in VERL's processes)
+    from rstar2.train.verl import objectives  # noqa: F401  (registers itself, as in VERL's processes)
 
     algorithm = accepted(stage_command(recipe, tmp_path / "stage1", tmp_path / "model").argv[3:]).algorithm
     rewards = torch.zeros(8, 3)
@@ -110,12 +261,62 @@ def advantages_of(recipe: StageRecipe, tmp_path: Path, shorter: int = 0) -> list
         ("rloo", [1.0, -0.333, -0.333, -0.333, 0.333, 0.333, 0.333, -1.0]),
         # Over the batch: mean 0.5, and the standard deviation of 24 tokens.
         ("reinforce++", [0.979, -0.979, -0.979, -0.979, 0.979, 0.979, 0.979, -0.979]),
+        # The group's mean is taken off; then over the batch: mean 0, and the standard deviation of 24 tokens.
+        ("reinforce++-baseline", [1.696, -0.565, -0.565, -0.565, 0.565, 0.565, 0.565, -1.696]),
+        # The group's mean, which weighs rollouts by their tokens, is taken off; here all have three.
+        ("opo", [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]),
+        # Divided by the group's mean: the right one of four weighs nine times those of three.
+        ("maxrl", [3.0, -1.0, -1.0, -1.0, 1 / 3, 1 / 3, 1 / 3, -1.0]),
+        # How far the best is ahead of the second, divided by the standard deviation, for the best alone.
+        ("pass-k", [2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+        # The group's mean is taken off, times all rollouts / those with a reward.
+        ("gpg", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
     ],
 )
 def test_verl_computes_the_advantages_that_the_name_says(
     name: str, expected: list[float], tmp_path: Path
 ) -> None:
     assert advantages_of(recipe_of(name), tmp_path) == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.slow
+@needs("verl")
+def test_maxrl_has_no_advantage_if_no_rollout_of_the_group_is_right() -> None:
+    """And none if the mean reward is negative, by which the better rollouts would get the negative advantages."""
+    import torch
+
+    from rstar2.train.verl.objectives import maxrl
+
+    rewards = torch.tensor([0.0, 0.0, -1.0, 0.5, 1.0, 3.0, 0.0])[:, None]
+    mask = torch.ones(7, 1)
+    mask[6] = 0  # an empty rollout, which fills the batch up
+    advantages, _ = maxrl(rewards, mask, np.array([*"aabbcc", "pad0"], dtype=object))
+    assert advantages[:, 0].tolist() == [0, 0, 0, 0, -0.5, 0.5, 0]
+
+
+@pytest.mark.slow
+@needs("verl")
+@pytest.mark.parametrize("name", ["gpg", "pass-k"])
+def test_empty_rollouts_change_no_advantage(name: str, tmp_path: Path) -> None:
+    """VERL fills a batch up with them: GPG's scale counts them, and pass@k refuses a single one."""
+    import torch
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    from rstar2.train.verl import objectives  # noqa: F401  (registers its own, as in VERL's processes)
+
+    algorithm = accepted(
+        stage_command(recipe_of(name), tmp_path / "stage1", tmp_path / "model").argv[3:]
+    ).algorithm
+    estimate = get_adv_estimator_fn(algorithm.adv_estimator)
+    groups = np.array([*"aaaabbbb", "pad0123"], dtype=object)
+    rewards, mask = torch.zeros(9, 3), torch.ones(9, 3)
+    rewards[[0, 4, 5, 6], 2] = 1.0
+    mask[8] = 0
+    without, _ = estimate(rewards[:8], mask[:8], index=groups[:8], config=algorithm)
+    filled, _ = estimate(rewards, mask, index=groups, config=algorithm)
+    assert filled[:8].equal(without)
+    assert not filled[8].any()
+    assert without[0, 0] > 0
 
 
 @pytest.mark.slow

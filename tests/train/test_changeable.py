@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,28 @@ def test_what_only_decides_how_it_runs_may_change(kind: str, change: str, data: 
     after = started(tmp_path / "run", kind, changed)
     assert after != before, "the run's folder tells the settings of its last start"
     assert started(tmp_path / "run", kind, plan) == before, "and it may be taken back"
+
+
+@pytest.mark.parametrize("kind", ["train", "sft", "demo"])
+def test_a_run_continues_that_was_begun_before_a_key_existed(kind: str, data: Path, tmp_path: Path) -> None:
+    plan = planned(kind, data)
+    started(tmp_path / "run", kind, plan)
+    record = tmp_path / "run" / "config.json"
+    kept = json.loads(record.read_text())
+    young = ("validation",) if kind == "sft" else ("penalty", "rules", "correction_lower", "max_bad_calls")
+
+    def older(values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: older(value) for name, value in values.items() if name not in young}
+
+    record.write_text(json.dumps(older(kept)))
+    assert older(kept) != kept
+    assert started(tmp_path / "run", kind, plan) == plan.config(), "from now on the folder tells the new keys"
+    if kind == "train":
+        record.write_text(json.dumps(older(kept)))
+        with pytest.raises(UserError, match=r"other settings: recipes\.1\.rules\.flat_steps"):
+            started(tmp_path / "run", kind, planned(kind, data, "stage1.rules.flat_steps=9"))
 
 
 @pytest.mark.parametrize(

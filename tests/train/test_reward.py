@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rstar2.errors import Failure, UserError
+from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.loop.trace import Finish, Trace, Turn
 from rstar2.loop.turns.codec import ChatCodec
+from rstar2.train.group import Rollout, gives_gradient
 from rstar2.train.recipe_files import stage_recipe
-from rstar2.train.reward import SHIPPED, Reward, reading_rule, solved
+from rstar2.train.reward import SHIPPED, Penalty, PenaltySettings, Reward, reading_rule, solved
 
 
 def trace(codec: ChatCodec, said: str, tool_said: str = "", finish: Finish = "answer") -> Trace:
@@ -64,6 +69,59 @@ def test_a_shipped_reward_is_1_for_a_correct_answer_and_only_the_constant_one_fo
     correct = trace(codec, "")
     wrong = correct.model_copy(update={"verdict": "wrong"})
     assert (Reward(name)(correct), Reward(name)(wrong)) == (1.0, float(name == "constant"))
+
+
+def long_trace(codec: ChatCodec, tokens: int, turns: int, verdict: str = "correct") -> Trace:
+    one = Turn(text="", start=0, end=1)
+    made = trace(codec, "")
+    more = {"response_ids": [1] * tokens, "response_mask": [1] * tokens, "turns": [one] * turns}
+    return made.model_copy(update={**more, "verdict": verdict})
+
+
+@pytest.mark.parametrize("rule", get_args(ReadingRule))
+@given(
+    shares=st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)).filter(lambda both: sum(both) < 0.999),
+    right=st.tuples(st.integers(1, 120), st.integers(1, 12)),
+    wrong=st.tuples(st.integers(1, 120), st.integers(1, 12)),
+)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_penalty_makes_a_wrong_answer_worth_as_much_as_a_right_one(
+    codec: ChatCodec, rule: str, shares: tuple[float, float], right: tuple[int, int], wrong: tuple[int, int]
+) -> None:
+    """Not even that of a rollout beyond the budgets, which a tool's output and a short limit cannot make."""
+    penalty = Penalty(PenaltySettings(length=shares[0], turns=shares[1]), max_tokens=100, max_turns=10)
+    reward = Reward(rule, penalty)
+    correct = reward.rewarded(long_trace(codec, *right))
+    other = reward.rewarded(long_trace(codec, *wrong, verdict="wrong"))
+    assert (other.reward, other.penalty) == (0.0, 0.0)
+    assert correct.reward is not None
+    assert 0 < 1 - sum(shares) - 1e-9 <= correct.reward <= 1
+    assert Rollout.from_trace(correct).earned == 1.0
+    assert gives_gradient([Rollout.from_trace(correct), Rollout.from_trace(other)], drop_equal_rewards=True)
+    same = [Rollout.from_trace(reward.rewarded(long_trace(codec, n, 1))) for n in (10, 90)]
+    assert not gives_gradient(same, drop_equal_rewards=True), "all of them are right"
+    assert gives_gradient(same, drop_equal_rewards=False)
+
+
+def test_a_penalty_grows_with_tokens_and_turns_up_to_its_shares(codec: ChatCodec) -> None:
+    penalty = Penalty(PenaltySettings(length=0.4, turns=0.2), max_tokens=100, max_turns=11)
+    found = [penalty.of(long_trace(codec, tokens, turns)) for tokens, turns in ((50, 1), (50, 6), (100, 11))]
+    assert found == pytest.approx([0.2, 0.3, 0.6])
+    one_turn = Penalty(PenaltySettings(turns=0.2), max_tokens=100, max_turns=1)
+    assert one_turn.of(long_trace(codec, 50, 1)) == 0.0
+    assert Reward("paper").rewarded(long_trace(codec, 100, 11)).reward == 1.0, "by default there is none"
+
+
+def test_a_penalty_that_could_turn_the_order_of_answers_round_is_refused() -> None:
+    assert stage_recipe(1, None, ["penalty.length=0.5", "penalty.turns=0.4"]).penalty.turns == 0.4
+    with pytest.raises(UserError, match=r"penalty\.length \+ penalty\.turns = 1\.1 must be below 1"):
+        stage_recipe(1, None, ["penalty.length=0.5", "penalty.turns=0.6"])
+    with pytest.raises(UserError, match=r"penalty\.length must be"):
+        stage_recipe(1, None, ["penalty.length=-0.1"])
+    with pytest.raises(
+        UserError, match=r"need a reward of 1 for a correct answer and 0 .*not reward = 'constant'"
+    ):
+        stage_recipe(1, None, ["reward=constant", "penalty.turns=0.1"])
 
 
 def test_an_unknown_reward_is_refused_with_the_nearest_name() -> None:

@@ -26,6 +26,7 @@ from rstar2.runs import load_status, open_run
 from rstar2.terminal import encodable
 from rstar2.train.choose import choose
 from rstar2.train.recipe_files import sft_recipe
+from rstar2.train.records.decision import Decision, write_decision
 from rstar2.train.records.progress import Activity, ActivityWriter
 from rstar2.watch.snapshot import snapshot
 from rstar2.watch.view import course
@@ -56,6 +57,7 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
         write_json(tmp_path / "run" / "stage1" / "rollouts.json", progress)
         alarm = {"step": 2, "sign": "entropy", "text": "entropy fell from 0.4 to 0.02"}
         (tmp_path / "run" / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+        write_decision(tmp_path / "run" / "stage1", Decision(2, "back", "the pass rate fell", model_step=1))
         ran = rstar2("watch", tmp_path / "run")
         told = json.loads(rstar2("watch", tmp_path / "run", "--json").stdout)
     assert ran.code == 0
@@ -70,6 +72,11 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
     assert told["latest"]["pass_rate"] == 0.5
     assert [step["entropy"] for step in told["steps"]] == [0.4, 0.2]
     assert [each["sign"] for each in told["alarms"]] == ["entropy"]
+    decided = "the pass rate fell: the stage ends, and its model is that of step 1"
+    assert f"DECIDED  stage 1, step 2: {decided}" in ran.stdout
+    assert [(each["stage"], each["action"], each["text"]) for each in told["decisions"]] == [
+        (1, "back", decided)
+    ]
 
 
 def test_a_filter_is_the_phase_until_it_is_done_and_a_finished_stage_shows_no_rollouts(
@@ -136,6 +143,7 @@ def test_the_folder_of_a_stage_shows_that_stage_alone(tmp_path: Path) -> None:
         (run / "stage1" / "model").mkdir()
         alarm = {"step": 2, "sign": "entropy", "text": "entropy fell"}
         (run / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+        write_decision(run / "stage1", Decision(2, "advance", "the pass rate has not risen", last_step=2))
         write_json(run / "stage2" / "steps_before.json", 2)
         line = {"step": 1, "data": {"rstar2/pass_rate": 0.9}}
         (run / "stage2" / "metrics-1.jsonl").write_text(json.dumps(line) + "\n")
@@ -147,6 +155,7 @@ def test_the_folder_of_a_stage_shows_that_stage_alone(tmp_path: Path) -> None:
         shown = rstar2("watch", run / "stage1")
     assert (first.state, first.phase, first.step, first.of) == ("finished", "stage 1", 2, 2)
     assert (len(first.steps), len(first.alarms), first.rollouts, first.activity) == (2, 1, None, None)
+    assert (len(first.decisions), second.decisions) == (1, [])
     assert "update" not in shown.stdout
     assert told["activity"] == "update, 37 of 120 micro-batches"
     assert (second.state, second.phase, second.step, second.of) == ("running", "stage 2", 1, 5)

@@ -160,7 +160,7 @@ def estimate_run(
         before = filter_hours(recipe, step, given)
         disk = stage_disk(
             shape,
-            recipe.checkpoint.keep,
+            recipe.checkpoint.keep + recipe.rules.may_go_back,
             1 + recipe.models_on_the_way,
             filter_disk(recipe, given),
             queue_disk(recipe, step, given),

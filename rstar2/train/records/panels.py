@@ -90,6 +90,7 @@ PANELS = (
             ("kept_p_err", "p_err, kept"),
             ("p_format", "p_format, all"),
             ("kept_p_format", "p_format, kept"),
+            ("penalty", "for length and turns, all"),
         ),
     ),
     Panel(
@@ -132,7 +133,7 @@ PANELS = (
         "Truncated rollouts",
         "truncated",
         "share",
-        (("truncated", "by the token budget"),),
+        (("truncated", "by the token budget"), ("bad_calls_ends", "by failed calls in a row")),
         "up to 10 % at times in stage 1 (the paper)",
     ),
     Panel("entropy", "Entropy in kept rollouts", "nats per token", "number", (("entropy", "entropy, kept"),)),
@@ -143,6 +144,14 @@ PANELS = (
         "number",
         (("mismatch_kl", "mismatch KL, kept"),),
         "below 0.01; more calls for algorithm.correction",
+    ),
+    Panel(
+        "no weight",
+        "Kept tokens that the correction leaves out",
+        "of the kept tokens",
+        "share",
+        (("without_weight", "left out"),),
+        "below 1 %; more calls for engines that agree better",
     ),
     Panel("judge", "Judge", "seconds a call", "seconds", (("call_s", "mean"), ("slowest_call_s", "slowest"))),
     Panel(

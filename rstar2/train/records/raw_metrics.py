@@ -74,7 +74,7 @@ def raw_metrics(
     judged = [rollout for rollout in rollouts if not rollout.lost_calls]
     correct = [rollout for rollout in judged if rollout.correct]
     kept_correct = [rollouts[i] for i in kept if rollouts[i].correct]
-    rewards = [{rollouts[i].reward for i in group if not rollouts[i].lost_calls} for group in groups]
+    rewards = [{rollouts[i].earned for i in group if not rollouts[i].lost_calls} for group in groups]
     trained = sum(not set(group).isdisjoint(kept) for group in groups)
     wall_s = sum(rollout.wall_s for rollout in rollouts)
     lost = [rollout for rollout in rollouts if rollout.lost_calls]
@@ -93,6 +93,8 @@ def raw_metrics(
         "rstar2/tokens_max": float(max(rollout.tokens for rollout in judged)),
         "rstar2/truncated": _mean(judged, lambda rollout: rollout.truncated),
         "rstar2/format_ends": _mean(judged, lambda rollout: rollout.format_end),
+        "rstar2/bad_calls_ends": _mean(judged, lambda rollout: rollout.bad_calls_end),
+        "rstar2/penalty": _mean(correct, lambda rollout: rollout.penalty),
         **_calls(rollouts),
         "rstar2/lost_calls": float(sum(rollout.lost_calls for rollout in lost)),
         "rstar2/lost_rollouts": float(len(lost)),

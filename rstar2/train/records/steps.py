@@ -87,6 +87,10 @@ def held_out_accuracy(step: Mapping[str, Any]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
+def _left_out_by_correction(step: Metrics) -> float | None:
+    return step.get("rollout_corr/rollout_rs_masked_fraction", step.get("rollout_corr/rollout_is_oob_ratio"))
+
+
 def _held_out_left_out(step: Metrics) -> float | None:
     if "rstar2/held_out_rollouts" not in step:
         return None
@@ -187,9 +191,24 @@ COLUMNS = (
     Column("tokens", "mean tokens of a rollout after its prompt", _metric("rstar2/tokens")),
     Column("tokens_max", "tokens of the longest", _metric("rstar2/tokens_max")),
     Column("truncated", "share that ended by the token budget", _metric("rstar2/truncated")),
+    Column(
+        "bad_calls_ends",
+        "share that ended by the limit of failed calls in a row",
+        _metric("rstar2/bad_calls_ends"),
+    ),
+    Column(
+        "penalty",
+        "what length and turns took off the reward, mean of correct rollouts",
+        _metric("rstar2/penalty"),
+    ),
     Column("entropy", "nats per token, of the trainer's policy in kept rollouts", _metric("actor/entropy")),
     Column(
         "mismatch_kl", "KL of engine and trainer in kept rollouts, nats per token", _metric("rollout_corr/kl")
+    ),
+    Column(
+        "without_weight",
+        "share of the kept tokens that `algorithm.correction` left out of the loss",
+        _left_out_by_correction,
     ),
     Column("grad_norm", "of the gradient of kept rollouts, before it is clipped", _metric("actor/grad_norm")),
     Column("call_s", "mean seconds until the judge answered a call", _metric("rstar2/call_s")),

@@ -31,7 +31,7 @@ from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import may_be_kept, write_failed
-from rstar2.train.reward import Reward, reading_rule, text_to_grade
+from rstar2.train.reward import Penalty, PenaltySettings, Reward, reading_rule, text_to_grade
 from rstar2.train.verl.cpu.platform import CPU_ROLLOUT
 from rstar2.train.verl.engines.router import GROUP_ENDS
 from rstar2.train.verl.rollout_fields import to_extra_fields
@@ -166,8 +166,10 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         judge_token: str | None,
         judge_wait_s: float,
         max_turns: int,
+        max_bad_calls: int,
         format: str,
         reward: str,
+        penalty: dict[str, float],
         seed: int,
         traces: str,
         trace_share: float,
@@ -177,11 +179,12 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._codec = codec_for(self.tokenizer, read_format(format), format)
         self._tools = Toolbox(_judge(judge_url, judge_token, judge_wait_s), self._codec.format)
-        self._limits = Limits(max_turns, int(self.rollout_config.response_length))
+        self._limits = Limits(max_turns, int(self.rollout_config.response_length), max_bad_calls)
         self._seed = seed
         self._traces = Path(traces)
         with self._ends_training():
-            self._reward = Reward(reward)
+            settings = PenaltySettings.model_validate(dict(penalty))
+            self._reward = Reward(reward, Penalty(settings, self._limits.max_tokens, max_turns))
         self._trace_share = trace_share
         self._may_end_unfinished = may_end_unfinished
 
@@ -270,7 +273,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         graded = trace.model_copy(update={**asdict(verdict), "read_by": reading_rule(self._reward.name)})
         with self._ends_training():
             # In a thread, because a user's reward may take long.
-            return graded.model_copy(update={"reward": await asyncio.to_thread(self._reward, graded)})
+            return await asyncio.to_thread(self._reward.rewarded, graded)
 
 
 def _described(trace: Trace, row: dict[str, Any]) -> Trace:

@@ -18,7 +18,7 @@ from verl.utils import distributed, torch_functional
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from rstar2.train.verl import equal_problems, rendezvous  # noqa: F401  (have their effect when they are imported)
+from rstar2.train.verl import objectives, rendezvous  # noqa: F401  (have their effect when they are imported)
 from rstar2.train.verl.activity import report_after
 from rstar2.train.verl.cpu import platform
 from rstar2.train.verl.output import disk_space, trackers  # noqa: F401  (have their effect when they are imported)

@@ -28,7 +28,7 @@ class SavesInTime(CheckpointCallback):  # type: ignore[misc]
 
     def step_ended(self, trainer: PPOTrainer) -> None:
         """Called after a step's update, before VERL decides whether it saves."""
-        now = self._timing.at_step_end()
+        now = self._timing.at_step_end(trainer.global_steps)
         trainer.config.trainer.save_freq = 1 if now.save else self._every
         if now.stop:
             trainer.total_training_steps = trainer.global_steps

@@ -67,7 +67,7 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
             if output is not None:
                 metrics = {**tu.get(output, "metrics"), VALIDATION_METRIC: loss}
                 tu.assign_non_tensor(output, metrics=metrics)
-        now = self._decision()
+        now = self._decision(step)
         stop = now.stop or step == self.config.trainer[STOP_AFTER]
         self.save_freq = 1 if now.save or stop else self._every
         if stop:
@@ -115,9 +115,9 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
             "pad_token_id": self.model_config.tokenizer.pad_token_id,
         }
 
-    def _decision(self) -> AtStepEnd:
+    def _decision(self, step: int) -> AtStepEnd:
         """Returns the first rank's decision: saving is a collective operation, so all ranks have to do the same."""
-        decision = [self._timing.at_step_end() if self.rank == 0 else None]
+        decision = [self._timing.at_step_end(step) if self.rank == 0 else None]
         torch.distributed.broadcast_object_list(decision, src=0)
         [now] = decision
         assert now is not None

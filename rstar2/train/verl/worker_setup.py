@@ -15,7 +15,7 @@ from pathlib import Path
 from torch.distributed import distributed_c10d
 from verl.utils import distributed
 
-from rstar2.train.verl import equal_problems, rendezvous  # noqa: F401  (have their effect when they are imported)
+from rstar2.train.verl import objectives, rendezvous  # noqa: F401  (have their effect when they are imported)
 from rstar2.train.verl.activity import report_after
 from rstar2.train.verl.output import disk_space, trackers  # noqa: F401  (have their effect when they are imported)
 

@@ -17,6 +17,7 @@ from support.train.rehearsed_verl import REHEARSAL
 
 from rstar2.data.parquet import read_rows
 from rstar2.errors import RStarError
+from rstar2.files import read_json
 from rstar2.runs import open_run
 from rstar2.train import pipeline, stages
 from rstar2.train.command import Command, stage_command
@@ -30,20 +31,22 @@ STEPS = {1: 30, 2: 9, 3: 13}
 
 
 def recipes(rehearsal: Path) -> dict[int, StageRecipe]:
-    """The three stages on 64 H100 with few rollouts, fewer steps and shorter limits."""
+    """The three stages on 64 H100 with few rollouts, fewer steps and shorter limits, and what `changes.json` says."""
     durations = json.loads((rehearsal / "durations.json").read_text())
+    changes = read_json(rehearsal / "changes.json") or {"stages": list(STEPS), "set": []}
     return stage_recipes(
-        list(STEPS),
+        changes["stages"],
         "64xh100",
         [
-            *(f"stage{number}.steps={steps}" for number, steps in STEPS.items()),
+            *(f"stage{number}.steps={STEPS[number]}" for number in changes["stages"]),
             "rollout.prompts=64",
             "rollout.rollouts=4",
             "groups.keep=2",
-            "stage3.drop_solved=0",  # The filter needs engines; it has tests of its own.
+            "drop_solved=0",  # The filter needs engines; it has tests of its own.
             "traces_per_step=0",
             f"hardware.hung_after_s={durations['hung_after_s']}",
             f"checkpoint.every_minutes={durations['save_every_s'] / 60}",
+            *changes["set"],
         ],
     )
 
@@ -73,8 +76,10 @@ def _rehearsed(*args: Any) -> Command:
 
 
 def _copied(start: stages.Start, checkpoint: Path, model: Path) -> None:
-    """Stands in for VERL's merger, since a rehearsed checkpoint has no weights."""
+    """Stands in for VERL's merger, since a rehearsed checkpoint has no weights; notes what a model was made of."""
     if not model.is_dir():
+        with (Path(os.environ[REHEARSAL]) / "exported").open("a") as file:
+            file.write(f"{start.folder.name} {checkpoint.name}\n")
         shutil.copytree(start.base, model.with_name(".model.part"), symlinks=True)
         model.with_name(".model.part").rename(model)
 

@@ -2,7 +2,8 @@
 
 Real are the command line that it reads, VERL's queue, our sampler, the signs of life, and the decision on when to save.
 Rollouts are made up, updates are sleeps, and a checkpoint has VERL's files without weights. `faults.json` of the
-rehearsal's folder says what goes wrong at which step; each fault strikes once.
+rehearsal's folder says what goes wrong at which step; each fault strikes once. `stage1.json` and so on name metrics of
+some steps, which then have these values.
 
     python -m support.train.rehearsed_verl KEY=VALUE…       # VERL's own keys
 """
@@ -19,7 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rstar2.files import read_json
 from rstar2.judge.client.http import access_refused
+from rstar2.train.records.decision import read_decision
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.progress import LOADING_MODEL, Activity, ActivityWriter
 from rstar2.train.trainer.checkpoints import POINTER, last_checkpoint
@@ -76,7 +79,7 @@ class Rehearsal:
         with Path(os.environ["VERL_FILE_LOGGER_PATH"]).open("a", buffering=1) as metrics_file:
             for step in range(first, trainer.total_training_steps + 1):
                 batch, metrics = self._step(step)
-                now = self._timing.at_step_end()
+                now = self._timing.at_step_end(step)
                 if step % trainer.save_freq == 0 or step == trainer.total_training_steps or now.save:
                     self._save(checkpoints, step)
                 self._note(step, batch, metrics)
@@ -93,6 +96,9 @@ class Rehearsal:
         if fault == "kill of the command":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(3600)
+        if fault == "waits for a rule":
+            while read_decision(self._folder) is None:
+                time.sleep(0.05)
         if fault == "wrong token":
             refused = access_refused("http://judge", 401)
             assert refused is not None
@@ -103,7 +109,8 @@ class Rehearsal:
         batch, metrics = self._sampler.sample(step, "train", self._config.data.train_batch_size)
         self._update(fault)
         self._queue.kv_clear(keys=list(batch.keys), partition_id="train")
-        return list(batch.keys), {name: float(value) for name, value in metrics.items()}
+        measured = (read_json(self._rehearsal / f"{self._folder.name}.json") or {}).get(str(step), {})
+        return list(batch.keys), {name: float(value) for name, value in {**metrics, **measured}.items()}
 
     def _fault(self, step: int) -> str | None:
         """What goes wrong in this step, the first time that it is tried."""

@@ -20,11 +20,11 @@ def test_a_step_is_saved_when_time_is_up_or_the_user_wants_to_stop(
     config = type("Config", (dict,), {"default_local_dir": table["default_local_dir"]})(table)
     timing = SaveTiming.of_config(config)
     clock.now = 1799.0
-    assert timing.at_step_end() == AtStepEnd(save=False, stop=False)
+    assert timing.at_step_end(3) == AtStepEnd(save=False, stop=False)
     clock.now = 1800.0
-    assert timing.at_step_end() == AtStepEnd(save=True, stop=False)
+    assert timing.at_step_end(3) == AtStepEnd(save=True, stop=False)
     timing.saved()
     clock.now = 3599.0
-    assert not timing.at_step_end().save
+    assert not timing.at_step_end(3).save
     (tmp_path / STOP_FILE).touch()
-    assert timing.at_step_end() == AtStepEnd(save=True, stop=True)
+    assert timing.at_step_end(3) == AtStepEnd(save=True, stop=True)

@@ -56,6 +56,8 @@ def test_micro_batches_and_empty_rollouts_are_made_where_they_can_be_replaced() 
     assert "micro_batches, indices = prepare_micro_batches(" in called
     made = inspect.getsource(padding_utils.construct_minimal_padding_template)
     assert "SYNTHETIC_PADDING_SEQ_LEN - 1" in made
+    filled = inspect.getsource(padding_utils.upsample_batch_to_divisible_size)
+    assert 'pad_uid = f"pad{uuid.uuid4().hex}"' in filled, "advantages leave them out by this name"
 
 
 def test_what_the_trainer_does_is_seen_in_methods_of_its_engine() -> None:

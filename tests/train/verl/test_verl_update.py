@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from rstar2.loop.trace import read_traces
 from rstar2.loop.turns.choose import load_codec
 from rstar2.processes import unassigned_ports
 from rstar2.train import stages
+from rstar2.train.algorithms import ObjectiveName
 from rstar2.train.command import CPU_ENVIRONMENT, Command, stage_command
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import stage_recipe
@@ -229,6 +230,79 @@ def test_a_step_weighs_its_tokens_or_its_problems_alike(train: Train, plain: Tra
                 sum(parts) / sum(weights), rtol=1e-3, atol=1e-4 * float(gradient.abs().max())
             )
     assert not same(by_tokens, by_problems, tolerance=0.01)
+
+
+ALIKE: dict[ObjectiveName, ObjectiveName] = {
+    "cispo": "grpo",
+    "kl-cov": "grpo",
+    "dro": "grpo",
+    "dppo-tv": "dr-grpo",
+    "dppo-kl": "dr-grpo",
+    "gmpo": "gspo",
+    "sapo": "gspo",
+}
+"""Objectives whose first update of a step is that of another, because they differ in what they do to ratios."""
+
+
+UNEVEN = [Group("a", "00001000"), Group("bb", "01111000", output="a longer reply: 123456")]
+"""Of which one right and three wrong, and two right and two wrong rollouts are kept."""
+_LOSS = "verl.actor_rollout_ref.actor.policy_loss"
+EARLIER: dict[ObjectiveName, list[str]] = {
+    # A random model's tokens have covariances that are smaller than those which the paper clips.
+    "clip-cov": [f"{_LOSS}.clip_cov_lb=0.0", f"{_LOSS}.clip_cov_ratio=0.5"],
+}
+"""With these an objective acts on a model that has not learned anything."""
+
+
+@pytest.fixture(scope="module")
+def by_objective(train: Train) -> Callable[[ObjectiveName], Update]:
+    """The update of the same step under an objective."""
+    made: dict[ObjectiveName, Update] = {}
+
+    def update(name: ObjectiveName) -> Update:
+        if name not in made:
+            asked = recipe(2, f"algorithm.objective={name}", *EARLIER.get(name, ()))
+            [made[name]] = train(asked, [UNEVEN]).updates
+        return made[name]
+
+    return update
+
+
+@pytest.mark.parametrize("name", get_args(ObjectiveName))
+def test_every_objective_updates_the_model(
+    by_objective: Callable[[ObjectiveName], Update], name: ObjectiveName
+) -> None:
+    update = by_objective(name)
+    assert all(gradient.isfinite().all() for gradient in update.gradient.values())
+    assert update.metrics["actor/grad_norm"] > 0
+    others = [each for each in get_args(ObjectiveName) if each != name]
+    alike = {each for each in others if same(by_objective(each), update, tolerance=1e-3)}
+    assert alike == {each for each in others if ALIKE.get(each, each) == ALIKE.get(name, name)}
+
+
+def test_gmpos_update_is_the_same_in_any_number_of_micro_batches(
+    train: Train, by_objective: Callable[[ObjectiveName], Update]
+) -> None:
+    several = ["hardware.update_tokens=464", "hardware.log_prob_tokens=464"]
+    [update] = train(recipe(2, "algorithm.objective=gmpo", *several), [UNEVEN]).updates
+    assert len(by_objective("gmpo").micro_batches) < len(update.micro_batches)
+    assert same(by_objective("gmpo"), update, tolerance=1e-4)
+
+
+def test_a_penalty_makes_longer_right_rollouts_worth_less_than_shorter_ones_and_more_than_wrong_ones(
+    train: Train,
+) -> None:
+    said = {"1": "A right one that says more than the others do, before it calls its tool. "}
+    step = [Group("a", "11100100"), Group("bb", "01111000", says=said)]
+    [update] = train(recipe(2, "penalty.length=0.5", "penalty.turns=0.1"), [step]).updates
+    right = {
+        name: {reward for key, (reward, _) in update.advantages.items() if key.startswith(name) and reward}
+        for name in ("a_", "bb_")
+    }
+    assert 0.4 < min(right["bb_"]) <= max(right["bb_"]) < min(right["a_"]) <= max(right["a_"]) < 1
+    assert 0.1 < update.metrics["rstar2/penalty"] < 0.6
+    for reward, advantages in update.advantages.values():
+        assert (advantages > 0).all() == bool(reward)
 
 
 def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:

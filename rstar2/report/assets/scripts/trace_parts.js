@@ -6,6 +6,7 @@ const FINISH_TEXTS = {
   content_filter: " · ended by the server's content filter",
   max_turns: " · ended by the turn limit",
   max_tokens: " · ended by the token limit",
+  bad_calls: " · ended by the limit of failed calls in a row",
   format: " · ended by the format",
   stopped: " · stopped",
   error: " · ended by a failure of the engine, not graded",

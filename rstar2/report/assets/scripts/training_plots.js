@@ -109,17 +109,20 @@ function drawLine(canvas, series, color, { x, y }, tooltip) {
 }
 
 /**
- * Every measurement of the steps of training, {charts, alarms: [text], columns, rows}; none without a step.
+ * Every measurement of the steps of training, {charts, alarms: [text], decisions: [text], columns, rows}; none without a step.
  */
 function stepPanels(training) {
   if (!training) return [];
   const alarms = training.alarms.map((text) =>
     element("p", { class: "alarm" }, element("span", { class: "badge warn" }, "alarm"), ` ${text}`)
   );
+  const decisions = training.decisions.map((text) =>
+    element("p", { class: "decision" }, element("span", { class: "badge" }, "decided"), ` ${text}`)
+  );
   const panel = fold("Training, step by step", []);
   // Many plots, which not everybody wants: they are made when the panel is opened.
   panel.addEventListener("toggle", () => panel.lastChild.append(...stepPlots(training)), { once: true });
-  return [...alarms, panel];
+  return [...alarms, ...decisions, panel];
 }
 
 /** A chart as of linePlot; it may have `usual`, the band in which its values usually lie. */
