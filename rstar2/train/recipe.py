@@ -14,6 +14,7 @@ from rstar2.judge.schema import Isolation
 from rstar2.loop.judge_check import PACKAGES
 from rstar2.train.algorithms import OBJECTIVES, AlgorithmSettings
 from rstar2.train.attention import Attention, ignored_keys
+from rstar2.train.curriculum import CurriculumSettings
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.reward import checked_reward
 from rstar2.train.select import SelectSettings
@@ -24,6 +25,8 @@ from rstar2.train.trainer.verl_limits import engine_fault, queue_fault
 STAGES = (1, 2, 3)
 VERL_MICRO_BATCH = 4
 """VERL's default of `data.micro_batch_size_per_gpu`."""
+LOADING_PROCESSES = "data.dataloader_num_workers"
+"""VERL's key for the processes that load problems ahead of the step that asks them."""
 ROLLOUTS_PER_PROCESS = 512
 """Rollouts in flight for each process that runs the agent loop."""
 
@@ -314,6 +317,7 @@ class StageRecipe(Strict):
     update too."""
     rollout: RolloutSettings = RolloutSettings()
     asynchronous: AsyncSettings = AsyncSettings()
+    curriculum: CurriculumSettings = CurriculumSettings()
     select: SelectSettings = SelectSettings()
     groups: GroupSettings = GroupSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
@@ -332,6 +336,10 @@ class StageRecipe(Strict):
     """Format for a model without a format file: a name or a file. If unset or empty, the model's own chat template."""
     drop_solved: int = Field(0, ge=0)
     """Leave out problems that the starting policy solves in each of this many samples, under `reward`; 0 keeps all."""
+    solved_by: Literal["samples", "outcomes"] = "samples"
+    """How `drop_solved` finds the solved problems. samples: it samples them with the starting policy. outcomes: it
+    samples nothing; a problem counts as solved if, by the rollouts of the stage that made the policy, it is more likely
+    than not that `drop_solved` samples would all be correct. Problems without rollouts are kept."""
     keep_filter_traces: bool = False
     """Keep traces of the rollouts that find the solved problems too, not only their verdicts: tens of GB."""
     traces_per_step: int = Field(64, ge=-1)
@@ -470,6 +478,17 @@ class StageRecipe(Strict):
         ):
             if why:
                 raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _curriculum_is_current(self) -> StageRecipe:
+        """Processes that load problems ahead would ask what was chosen many steps before."""
+        workers = dotted(self.verl).get(LOADING_PROCESSES, 0)
+        if self.curriculum.reads_outcomes and workers:
+            raise ValueError(
+                f'curriculum = "{self.curriculum.name}" needs verl.{LOADING_PROCESSES} = 0, not {workers}: processes '
+                "that load problems ahead would ask those that were chosen by outcomes of many steps ago"
+            )
         return self
 
     @model_validator(mode="after")

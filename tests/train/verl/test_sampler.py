@@ -86,6 +86,7 @@ def buffer(
         max_off_policy_strategy="drop",
         refill_fn=refill or (lambda count: None),
         sampler_kwargs={
+            "discount": 1.0,
             "select": {"name": select},
             "keep": keep,
             "drop_equal_rewards": True,
