@@ -113,12 +113,12 @@ class Problems:
         asked for long fades.
         """
         outcomes, size = self.outcomes, len(self)
-        weight = discount ** np.maximum(0, self.step - 1 - outcomes.step)
-        wrong = outcomes.rollouts - outcomes.correct
-        return Belief(
-            prior + np.bincount(outcomes.problem, weight * outcomes.correct, minlength=size),
-            prior + np.bincount(outcomes.problem, weight * wrong, minlength=size),
+        weight: Floats = discount ** np.maximum(0, self.step - 1 - outcomes.step)
+        correct: Floats = np.bincount(outcomes.problem, weight * outcomes.correct, minlength=size)
+        wrong: Floats = np.bincount(
+            outcomes.problem, weight * (outcomes.rollouts - outcomes.correct), minlength=size
         )
+        return Belief(prior + correct, prior + wrong)
 
     def only(self, indices: Sequence[int]) -> Problems:
         """The problems at these indices, in this order."""

@@ -369,6 +369,11 @@ class StageRecipe(Strict):
         return min(1.0, (2 * self.traces_per_step + 8) / (self.rollout.prompts * self.rollout.rollouts))
 
     @property
+    def filter_samples(self) -> int:
+        """How often the filter before the stage samples each problem."""
+        return self.drop_solved if self.solved_by == "samples" else 0
+
+    @property
     def machines(self) -> Hardware:
         """The hardware, with the machines that only generate."""
         if self.mode != "separate_async":

@@ -41,13 +41,11 @@ def choose(
     rests = (_solved_in_a_row(problems) >= retire_after) & (
         problems.step - problems.last_asked <= return_after
     )
-    active = np.flatnonzero(~rests)
-    chosen = [
-        int(active[i]) for i in uniform.choose(problems.only(active.tolist()), min(count, len(active)), rng)
-    ]
+    active: list[int] = np.flatnonzero(~rests).tolist()
+    chosen = [active[i] for i in uniform.choose(problems.only(active), min(count, len(active)), rng)]
     resting = np.flatnonzero(rests)
-    longest = resting[np.argsort(problems.last_asked[resting], kind="stable")]
-    return chosen + longest[: count - len(chosen)].tolist()
+    longest: list[int] = resting[np.argsort(problems.last_asked[resting], kind="stable")].tolist()
+    return chosen + longest[: count - len(chosen)]
 
 
 def _solved_in_a_row(problems: Problems) -> Ints:

@@ -28,6 +28,15 @@ from rstar2.train.group import Rollout
 from rstar2.train.outcomes import Belief, Outcomes, Problems
 
 OUTCOMES_FILE = "outcomes.jsonl"
+PROBLEMS = {
+    "useful": "problems whose group is likely to have both outcomes, by the posterior of their pass rates",
+    "solved": "problems whose rollouts are all likely to be correct",
+    "hopeless": "problems none of whose rollouts is likely to be correct",
+    "unseen": "problems that were never asked",
+    "prediction_error": "mean distance of the pass rates of the step's problems from those expected of them before",
+    "prediction_correlation": "correlation of the two",
+}
+"""The metrics `rstar2/problems/…` of a step, and what they are."""
 Counts = dict[str, tuple[int, int]]
 """By problem, the rollouts that are correct, and all with a verdict."""
 
