@@ -7,7 +7,6 @@ Run it after a change of a key, its description or a shipped recipe: `python doc
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
 import textwrap
@@ -20,12 +19,15 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rstar2.train.algorithms import CORRECTIONS, OBJECTIVES, AlgorithmSettings
+from rstar2.train.curriculum import CURRICULA, CurriculumSettings
+from rstar2.train.named_functions import NamedFunctions
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
 from rstar2.train.recipe_files import read_recipe
-from rstar2.train.select import SelectSettings, settings_of, shipped
+from rstar2.train.select import SELECTIONS, SelectSettings
 
 PAGE = Path(__file__).resolve().parents[1] / "training.md"
 MARK = "<!-- From here on written by docs/generators/recipe_reference.py from the models; do not edit. -->\n"
+NAMED = {SelectSettings: SELECTIONS, CurriculumSettings: CURRICULA}
 UNITS = (
     (r"_s$", "seconds"),
     (r"tokens$", "tokens"),
@@ -43,9 +45,11 @@ STATED = {
     "optim.clip_low": "0.2",
     "optim.clip_high": "0.28",
     "algorithm.objective": "grpo",
+    "curriculum.name": "uniform",
     "select.name": "roc",
     "rollout.prompt_tokens": "–",
     "optim.state": "– / – / fresh",
+    "solved_by": "– / – / samples",
 }
 """What the paper states of keys that the recipes leave to the algorithm, or set although it states nothing."""
 
@@ -92,8 +96,8 @@ def _tables(
         rows.append(f"| {' | '.join(cells)} |")
     if prefix:
         yield f"### [{prefix.rstrip('.')}]\n\n{_oneline(inspect.getdoc(model) or '')}\n"
-    if model is SelectSettings:
-        rows += _selections_rows()
+    if functions := NAMED.get(model):
+        rows += _rows_of_named(functions)
     yield "\n".join(["| key | meaning | unit | default | paper |", "|---|---|---|---|---|", *rows]) + "\n"
     if model is AlgorithmSettings:
         yield from _algorithm_tables()
@@ -101,17 +105,16 @@ def _tables(
         yield from _tables(table, f"{prefix}{name}.", [each.get(name, {}) for each in paper])
 
 
-def _selections_rows() -> Iterator[str]:
-    """A row for each setting of each selection, which its function's docstring describes."""
-    for selection in shipped():
-        function = importlib.import_module(f"{SelectSettings.__module__}.{selection}").select
-        text = inspect.getdoc(function) or ""
-        for name, field in settings_of(selection).model_fields.items():
+def _rows_of_named(functions: NamedFunctions) -> Iterator[str]:
+    """A row for each setting of each selection or curriculum, which its function's docstring describes."""
+    for function in functions.shipped():
+        text = inspect.getdoc(functions.load(function)) or ""
+        for name, field in functions.settings_of(function).model_fields.items():
             described = re.search(rf"^    {name}: (.*(?:\n      .*)*)", text, re.MULTILINE)
-            assert described, f"{selection} does not describe {name}"
+            assert described, f"{function} does not describe {name}"
             cells = [
-                f"`select.{name}`",
-                f"{selection}: {_oneline(described[1])}",
+                f"`{functions.key}.{name}`",
+                f"{function}: {_oneline(described[1])}",
                 _unit(name, field),
                 _value(_default(field)),
                 "–",

@@ -48,6 +48,12 @@ MAY_CHANGE = frozenset(
 )
 """Keys and whole tables, of a stage's recipe or of SFT's. A key that is not named is compared."""
 
+ADDED: dict[str, Any] = {
+    "curriculum": {"name": "uniform"},
+    "solved_by": "samples",
+}
+"""Keys that runs of earlier versions lack, with the values by which these runs were made."""
+
 
 def compared(recipe: dict[str, Any], model: type[BaseModel] | None = None) -> dict[str, Any]:
     """A recipe as JSON, or a part of one, without the keys that may change; VERL's are dotted, however written.
@@ -69,7 +75,8 @@ def compared(recipe: dict[str, Any], model: type[BaseModel] | None = None) -> di
         with contextlib.suppress(ValidationError, UserError):
             recipe = model.model_validate(recipe).model_dump(mode="json")
     verl = {"verl": dotted(recipe["verl"])} if "verl" in recipe else {}
-    return without({**recipe, **verl}, MAY_CHANGE)
+    made_by = {key: value for key, value in recipe.items() if key not in ADDED or value != ADDED[key]}
+    return without({**made_by, **verl}, MAY_CHANGE)
 
 
 def without(values: dict[str, Any], keys: Set[str], table: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -20,7 +21,8 @@ from rstar2.loop.formats.format import FORMAT_FILE
 from rstar2.runs import GRADER_SECRET
 from rstar2.train import attention
 from rstar2.train.algorithms import verl_keys
-from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+from rstar2.train.curriculum import PROBLEM_SAMPLER
+from rstar2.train.recipe import LOADING_PROCESSES, Hardware, SftRecipe, StageRecipe
 from rstar2.train.split import TRAIN, VALIDATION
 from rstar2.train.trainer import modes
 from rstar2.train.trainer.saving import SAVE_EVERY, STAGE_FOLDER, STOP_AFTER
@@ -230,6 +232,25 @@ def stage_commands(
         first_step += recipe.steps
 
 
+def _curriculum_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
+    """VERL's keys of a curriculum, for `rstar2.train.verl.problem_sampler`; none for VERL's own order of problems."""
+    if not recipe.curriculum.reads_outcomes:
+        return {}
+    ahead = recipe.asynchronous.batches_ahead if recipe.mode != "sync" else 0
+    return {
+        LOADING_PROCESSES: 0,
+        f"+data.{PROBLEM_SAMPLER}": {
+            "curriculum": recipe.curriculum.model_dump(),
+            "stage": folder,
+            "seed": recipe.seed,
+            "steps": recipe.steps,
+            "prompts": recipe.rollout.prompts,
+            "rollouts": recipe.rollout.rollouts,
+            "most_under_way": math.ceil(recipe.rollout.prompts * (2 + ahead + recipe.groups.refill_batches)),
+        },
+    }
+
+
 def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> dict[str, Any]:
     rollout, optim, hardware = recipe.rollout, recipe.optim, recipe.hardware
     actor, engine = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -245,6 +266,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         # Dropped groups are replaced in any number, so problems are then fetched one by one.
         "data.gen_batch_size": 1 if groups.refill_batches or recipe.mode != "sync" else None,
         "data.seed": recipe.seed,
+        **_curriculum_keys(recipe, folder),
         "actor_rollout_ref.model.path": model,
         f"{actor}.strategy": "fsdp2",
         f"{actor}.ppo_mini_batch_size": rollout.prompts,
@@ -288,6 +310,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"+{engine}.agent.agent_loop_manager_class": "rstar2.train.verl.agent_loop_manager.AgentLoopManager",
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
         "+trainer.v1.sampler.sampler_kwargs": {
+            "discount": recipe.curriculum.discount,
             "select": recipe.select.model_dump(),
             "keep": groups.keep,
             "drop_equal_rewards": recipe.drops_equal_rewards,

@@ -36,7 +36,13 @@ from rstar2.train.answers import write_left_out
 from rstar2.train.choose import held_out_folder, measured_at
 from rstar2.train.command import stage_command
 from rstar2.train.filter.engines import CPU_BATCH, open_engines
-from rstar2.train.filter.unsolved import StageFilter, counted, unsolved, unsolved_as_counted
+from rstar2.train.filter.unsolved import (
+    StageFilter,
+    counted,
+    unsolved,
+    unsolved_as_believed,
+    unsolved_as_counted,
+)
 from rstar2.train.launch import fork_server
 from rstar2.train.recipe import Hardware, StageRecipe
 from rstar2.train.records.alarms import AlarmRecorder
@@ -202,11 +208,16 @@ class Pipeline:
         return trained
 
     def _unsolved(self, stage: _StageRun, timer: PhaseTimer) -> Rows:
-        """The problems that the policy does not solve every time: as counted in `solved`, or counted now."""
+        """The problems that the policy does not solve every time: as counted in `solved`, believed, or counted now."""
         rows, recipe, row = stage.rows, stage.recipe, f"{stage.row} filter"
-        self.progress.start(row, "  sampling, to drop solved problems", len(rows) * recipe.drop_solved)
+        believed = recipe.solved_by == "outcomes" and self.solved is None
+        title = "by the stage before" if believed else "sampling"
+        total = 0 if believed else len(rows) * recipe.drop_solved
+        self.progress.start(row, f"  {title}, to drop solved problems", total)
         if self.solved is not None:
             kept = unsolved_as_counted(counted(self.solved, recipe), rows, recipe)
+        elif believed:
+            kept = unsolved_as_believed(stage.model, rows, recipe)
         else:
             shown = self._sampling_progress(row, timer, _share_correct)
             solved = stage.folder / "solved"

@@ -14,6 +14,7 @@ from rstar2.judge.schema import Isolation
 from rstar2.loop.judge_check import PACKAGES
 from rstar2.train.algorithms import OBJECTIVES, AlgorithmSettings
 from rstar2.train.attention import Attention, ignored_keys
+from rstar2.train.curriculum import CurriculumSettings
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.reward import PenaltySettings, checked_reward, penalty_fault
 from rstar2.train.rules import RuleSettings, rule_fault
@@ -25,6 +26,8 @@ from rstar2.train.trainer.verl_limits import engine_fault, queue_fault
 STAGES = (1, 2, 3)
 VERL_MICRO_BATCH = 4
 """VERL's default of `data.micro_batch_size_per_gpu`."""
+LOADING_PROCESSES = "data.dataloader_num_workers"
+"""VERL's key for the processes that load problems ahead of the step that asks them."""
 ROLLOUTS_PER_PROCESS = 512
 """Rollouts in flight for each process that runs the agent loop."""
 
@@ -320,6 +323,7 @@ class StageRecipe(Strict):
     update too."""
     rollout: RolloutSettings = RolloutSettings()
     asynchronous: AsyncSettings = AsyncSettings()
+    curriculum: CurriculumSettings = CurriculumSettings()
     select: SelectSettings = SelectSettings()
     groups: GroupSettings = GroupSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
@@ -340,6 +344,10 @@ class StageRecipe(Strict):
     """Format for a model without a format file: a name or a file. If unset or empty, the model's own chat template."""
     drop_solved: int = Field(0, ge=0)
     """Leave out problems that the starting policy solves in each of this many samples, under `reward`; 0 keeps all."""
+    solved_by: Literal["samples", "outcomes"] = "samples"
+    """How `drop_solved` finds the solved problems. samples: it samples them with the starting policy. outcomes: it
+    samples nothing; a problem counts as solved if, by the rollouts of the stage that made the policy, it is more likely
+    than not that `drop_solved` samples would all be correct. Problems without rollouts are kept."""
     keep_filter_traces: bool = False
     """Keep traces of the rollouts that find the solved problems too, not only their verdicts: tens of GB."""
     traces_per_step: int = Field(64, ge=-1)
@@ -367,6 +375,11 @@ class StageRecipe(Strict):
         if self.traces_per_step <= 0:
             return float(self.traces_per_step < 0)
         return min(1.0, (2 * self.traces_per_step + 8) / (self.rollout.prompts * self.rollout.rollouts))
+
+    @property
+    def filter_samples(self) -> int:
+        """How often the filter before the stage samples each problem."""
+        return self.drop_solved if self.solved_by == "samples" else 0
 
     @property
     def machines(self) -> Hardware:
@@ -496,6 +509,17 @@ class StageRecipe(Strict):
     def _penalty_fits(self) -> StageRecipe:
         if why := penalty_fault(self.reward, self.penalty):
             raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _curriculum_is_current(self) -> StageRecipe:
+        """Processes that load problems ahead would ask what was chosen many steps before."""
+        workers = dotted(self.verl).get(LOADING_PROCESSES, 0)
+        if self.curriculum.reads_outcomes and workers:
+            raise ValueError(
+                f'curriculum = "{self.curriculum.name}" needs verl.{LOADING_PROCESSES} = 0, not {workers}: processes '
+                "that load problems ahead would ask those that were chosen by outcomes of many steps ago"
+            )
         return self
 
     @model_validator(mode="after")

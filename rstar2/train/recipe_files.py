@@ -10,8 +10,9 @@ from typing import Any, Literal
 from rstar2.config import dotted, merged, read_toml, recipes_folder, resolve
 from rstar2.errors import UserError, did_you_mean
 from rstar2.plugins import search_in
+from rstar2.train.curriculum import CURRICULA
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
-from rstar2.train.select import SelectSettings
+from rstar2.train.select import SELECTIONS
 
 PAPER = "paper"
 """The recipe with a file for each stage: `stage1.toml` to `stage3.toml`."""
@@ -54,16 +55,17 @@ def shipped_recipes(kind: RecipeKind) -> list[str]:
 
 
 def on_top(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`merged`, but for keys that can be written in two ways: those of VERL, and the selection.
+    """`merged`, but for keys that can be written in two ways: those of VERL, the selection and the curriculum.
 
     VERL's keys are dotted in both, so that the one on top wins however either is written. What `--set` adds to the
     dotted keys comes after them, and wins too. A selection's name alone is a table in both; the settings of another
-    selection than the one on top are dropped.
+    selection than the one on top are dropped. A curriculum likewise.
     """
     below, above = _one_way(base), _one_way(over)
-    name = above.get("select", {}).get("name")
-    if name is not None and name != below.get("select", {}).get("name", SelectSettings().name):
-        below.pop("select", None)
+    for functions in (SELECTIONS, CURRICULA):
+        name = above.get(functions.key, {}).get("name")
+        if name is not None and name != below.get(functions.key, {}).get("name", functions.default):
+            below.pop(functions.key, None)
     return merged(below, above)
 
 
@@ -72,8 +74,9 @@ def _one_way(layer: dict[str, Any]) -> dict[str, Any]:
     ways: dict[str, Any] = {}
     if isinstance(verl := layer.get("verl"), dict):
         ways["verl"] = dotted(verl)
-    if isinstance(select := layer.get("select"), str):
-        ways["select"] = {"name": select}
+    for key in (SELECTIONS.key, CURRICULA.key):
+        if isinstance(name := layer.get(key), str):
+            ways[key] = {"name": name}
     return {**layer, **ways}
 
 

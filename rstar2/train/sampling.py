@@ -97,13 +97,21 @@ def drop_solved(rows: Rows, samples: Iterable[tuple[str, bool]], times: int, fil
     outcomes: dict[str, list[bool]] = defaultdict(list)
     for problem, right in samples:
         outcomes[problem].append(right)
-    unsolved: Rows = []
-    solved: Rows = []
+    solved = []
     for row in rows:
         name = row["extra_info"]["id"]
         check_samples(name, len(outcomes[name]), times)
-        (solved if all(outcomes[name][:times]) else unsolved).append(row)
-    return unsolved + solved[: max(0, fill - len(unsolved))]
+        solved.append(all(outcomes[name][:times]))
+    return leave_out(rows, solved, fill)
+
+
+def leave_out(rows: Rows, solved: Iterable[bool], fill: int) -> Rows:
+    """Leave out the rows that are solved; if fewer than `fill` are left, the first solved ones fill up."""
+    unsolved: Rows = []
+    others: Rows = []
+    for row, is_solved in zip(rows, solved, strict=True):
+        (others if is_solved else unsolved).append(row)
+    return unsolved + others[: max(0, fill - len(unsolved))]
 
 
 def check_samples(problem: str, samples: int, times: int) -> None:

@@ -12,6 +12,7 @@ FOLDER/
   metrics-1.jsonl …     one file per start of the trainer, one line per step
   finished-rollouts/    those of the step after the last checkpoint, see `rstar2.train.records.finished_rollouts`
                         (RL in sync mode only)
+  outcomes.jsonl        how the rollouts of each problem ended, see `rstar2.train.records.outcome_log` (RL only)
   rollouts.json         how far the present step is, see `rstar2.train.records.progress` (RL only)
   alive.json            what the trainer is doing, see there
   decision.json         a rule that ended the stage, and how, see `rstar2.train.rules` (RL only)
@@ -62,7 +63,7 @@ from rstar2.train.command import (
 )
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
-from rstar2.train.records import finished_rollouts
+from rstar2.train.records import finished_rollouts, outcome_log
 from rstar2.train.records.decision import DECISION_FILE, read_decision
 from rstar2.train.records.final_error import FINAL_ERROR_FILE
 from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, FaultWarner
@@ -276,6 +277,9 @@ def write_stage_inputs(
         problems = fitting(problems, codec, longest)
         check_enough(len(problems), needed, longest, data)
         write_parquet(folder / name, [{**row, "__rollout_n__": rollouts} for row in problems])
+        if name == "train.parquet":
+            ids = [row["extra_info"]["id"] for row in problems]
+            outcome_log.begin(folder, ids, recipe.reward, model)
     save_format(codec.format, folder)
     write_json(folder / OPTIMIZER_FILE, recipe.optim.model_dump())
     # Only this user may read it: it holds the judge's token.
@@ -356,6 +360,7 @@ def _trained(start: Start, on_step: OnStep) -> Path:
     _tend_checkpoints(start, failed)
     trainer_timer = TrainerTimer(start.timer)
     resumed_from = saved_step(checkpoints) or 0
+    outcome_log.forget_after(folder, resumed_from)
     warned = False
 
     def warn_of_disk() -> None:

@@ -25,7 +25,7 @@ from rstar2.train.answers import UnreadableAnswer, readable_rows
 from rstar2.train.attention import check_attention
 from rstar2.train.changeable import compared
 from rstar2.train.encoding import CodecOf, OnRows, encoded_data, taught_codec
-from rstar2.train.filter.unsolved import check_counted, counted
+from rstar2.train.filter.unsolved import check_counted, counted, outcomes_before
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import JudgeAddress, Rows, problems_of
 from rstar2.train.split import Split, split
@@ -119,6 +119,8 @@ def plan_training(
     for recipe in recipes.values():
         check_attention(recipe.hardware.attention, model)
     fmt = check_start(recipes, model)
+    if solved is None:
+        check_outcomes(recipes, model)
     data = prepared_file(data)
     rows, held_out, unreadable = check_data(recipes, data, solved)
     for recipe in recipes.values():
@@ -225,6 +227,26 @@ def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
     if first.optim.state == "continued":
         last_actor(model, first)
     return fmt
+
+
+def check_outcomes(recipes: dict[int, StageRecipe], model: Path) -> None:
+    """Raise a UserError if a stage is to leave out problems by outcomes that will not be there.
+
+    Those of the first stage are in the folder of the stage that made its model. Those of a later stage are decided by
+    the reward of the stage before.
+    """
+    before: StageRecipe | None = None
+    for number, recipe in recipes.items():
+        if recipe.drop_solved and recipe.solved_by == "outcomes":
+            if before is None:
+                outcomes_before(model, recipe)
+            elif before.reward != recipe.reward:
+                raise UserError(
+                    f'stage {number} has solved_by = "outcomes" and reward = {recipe.reward}, but the stage before has '
+                    f"reward = {before.reward}",
+                    'Use one reward, or set solved_by = "samples".',
+                )
+        before = recipe
 
 
 def plan_sft(

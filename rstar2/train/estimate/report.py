@@ -260,7 +260,7 @@ def filter_warnings(number: int, recipe: StageRecipe, hours: float) -> Iterator[
         yield (
             f"the training problems are sampled {recipe.drop_solved} times each before stage {number}, about "
             f"{hours:.0f} hours on all engines: give a run that has sampled them already (--solved), or set "
-            "drop_solved=0"
+            'solved_by="outcomes" or drop_solved=0'
         )
 
 

@@ -296,7 +296,7 @@ def filter_disk(recipe: StageRecipe, given: Assumptions) -> int:
     """Bytes that the filter before a stage leaves: a line for each sample, and its trace where that is kept."""
     trace = BYTES_OF_TRACE_TOKEN * given.rollout_tokens(recipe.rollout)
     each = BYTES_OF_VERDICT + (trace if recipe.keep_filter_traces else 0)
-    return int(given.problems * recipe.drop_solved * each)
+    return int(given.problems * recipe.filter_samples * each)
 
 
 def filter_hours(recipe: StageRecipe, step: Step, given: Assumptions) -> float:
@@ -304,6 +304,6 @@ def filter_hours(recipe: StageRecipe, step: Step, given: Assumptions) -> float:
 
     There are always further samples to start, so unlike in a step the engines stay full.
     """
-    tokens = given.problems * recipe.drop_solved * given.rollout_tokens(recipe.rollout)
+    tokens = given.problems * recipe.filter_samples * given.rollout_tokens(recipe.rollout)
     per_s = step.generate_tokens_per_s * recipe.hardware.tensor_parallel * recipe.hardware.engines
     return tokens / per_s / 3600

@@ -1,4 +1,4 @@
-"""Leaves out the problems that a policy solves every time: as counted in an earlier run, or sampled now."""
+"""Leaves out the problems that a policy solves every time: counted before, believed after a stage, or sampled now."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ from rstar2.train.filter.card import write_card
 from rstar2.train.filter.engines import CPU_BATCH, open_engines
 from rstar2.train.filter.progress import CARD, SETTINGS
 from rstar2.train.recipe import StageRecipe
+from rstar2.train.records.outcome_log import OUTCOMES_FILE, OutcomeReader, outcomes_of
 from rstar2.train.reward import solved, text_to_grade
-from rstar2.train.sampling import JudgeAddress, Rows, check_samples, drop_solved, problems_of
+from rstar2.train.sampling import JudgeAddress, Rows, check_samples, drop_solved, leave_out, problems_of
 
 _GRADERS = 4
 """Processes, beside engines on GPUs."""
@@ -95,6 +96,35 @@ def unsolved_as_counted(file: Path, rows: Rows, recipe: StageRecipe) -> Rows:
     counted_before = file.name == VERDICTS.file
     outcomes = _outcomes(Tally.of(file)) if counted_before else solved(read_traces(file), recipe.reward)
     return drop_solved(rows, outcomes, recipe.drop_solved, recipe.rollout.prompts)
+
+
+def unsolved_as_believed(model: Path, rows: Rows, recipe: StageRecipe) -> Rows:
+    """The same by the outcomes of the stage that made the model, without sampling anything.
+
+    A problem is left out if it is more likely than not that `recipe.drop_solved` further rollouts would all be correct,
+    by the posterior of its pass rate (`rstar2.train.outcomes.Problems.belief`). A UserError as of `outcomes_before`.
+    """
+    problems = outcomes_before(model, recipe).problems([row["extra_info"]["id"] for row in rows], 0, 0)
+    belief = problems.belief(recipe.curriculum.discount)
+    return leave_out(rows, belief.solved(recipe.drop_solved).tolist(), recipe.rollout.prompts)
+
+
+def outcomes_before(model: Path, recipe: StageRecipe) -> OutcomeReader:
+    """The outcomes of the stage that made a model; a UserError if there are none, or another reward decided them."""
+    before = outcomes_of(model)
+    hint = 'Set solved_by = "samples", which samples the problems with the model.'
+    if before is None:
+        raise UserError(
+            f'solved_by = "outcomes" needs {model.parent / OUTCOMES_FILE}, which the stage that makes a model writes',
+            hint,
+        )
+    reward = before.header.get("reward")
+    if reward != recipe.reward:
+        raise UserError(
+            f"{model.parent / OUTCOMES_FILE} has outcomes of reward = {reward}, but the recipe has {recipe.reward}",
+            hint,
+        )
+    return before
 
 
 def check_counted(path: Path, rows: Rows, recipe: StageRecipe) -> None:

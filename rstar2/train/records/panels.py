@@ -106,6 +106,28 @@ PANELS = (
         "failed and lost 0; with no gradient up to 70 % late in stage 2 (the paper)",
     ),
     Panel(
+        "groups",
+        "Groups with and without a gradient",
+        "of the groups",
+        "share",
+        (("mixed_groups", "rewards differ"), ("dropped_groups", "not trained on")),
+    ),
+    Panel(
+        "problems",
+        "Problems, by what is believed of them",
+        "problems",
+        "count",
+        tuple((f"problems_{name}", name) for name in ("useful", "solved", "hopeless", "unseen")),
+    ),
+    Panel(
+        "prediction",
+        "Pass rates expected of problems and observed",
+        "",
+        "number",
+        (("problems_prediction_error", "mean error"), ("problems_prediction_correlation", "correlation")),
+        "the error of a group of 8 with a pass rate of one half is 0.14 by chance alone",
+    ),
+    Panel(
         "no verdict",
         "Rollouts without a verdict",
         "rollouts",

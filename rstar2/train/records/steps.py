@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 from rstar2.eval.grader.outcomes import LABELS, UNDECIDED
 from rstar2.files import read_json, write_json, write_text
+from rstar2.train.records.outcome_log import PROBLEMS
 from rstar2.train.records.raw_metrics import DROPPED, FAILURES, MISSED, FailureKind
 
 STEPS_FILE = "steps.csv"
@@ -165,7 +166,16 @@ COLUMNS = (
         "rollouts of this step that were not trained on, because too many of them failed or lost a call",
         _metric("rstar2/discarded_rollouts"),
     ),
+    Column(
+        "mixed_groups",
+        "share of groups whose rewards differ, before selection",
+        _metric("rstar2/mixed_groups"),
+    ),
     Column("dropped_groups", "share of groups that are not trained on", _metric("rstar2/dropped_groups")),
+    *(
+        Column(f"problems_{name}", meaning, _metric(f"rstar2/problems/{name}"))
+        for name, meaning in PROBLEMS.items()
+    ),
     Column(
         "stale_groups",
         "groups left out because they took too many steps (asynchronous modes)",

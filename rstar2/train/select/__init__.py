@@ -8,24 +8,21 @@ module is named `module:object` instead.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import operator
-import pkgutil
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Protocol
 
 import numpy as np
-from pydantic import create_model, model_validator
+from pydantic import model_validator
 
-from rstar2.config import Strict, resolve
-from rstar2.errors import Failure, UserError, did_you_mean
-from rstar2.plugins import failures_named, is_reference, load_function
+from rstar2.config import Strict
+from rstar2.errors import Failure
+from rstar2.plugins import failures_named
 from rstar2.train.group import Group, Rollout
+from rstar2.train.named_functions import NamedFunctions
 
 ROLE = "the selection"
-PARAMETERS = ("group", "rng")
+SELECTIONS = NamedFunctions(__name__, "select", ROLE, "select", ("group", "rng"), default="roc")
 
 
 class SelectFunction(Protocol):
@@ -37,30 +34,14 @@ class SelectFunction(Protocol):
 class SelectSettings(Strict, extra="allow"):
     """The selection by its name, and the settings of that selection."""
 
-    name: str = "roc"
+    name: str = SELECTIONS.default
     """A selection of `rstar2.train.select`, or `module:object` for a function of your own."""
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
         """The name alone as a table, checked and completed with the defaults of the selection's settings."""
-        values = {"name": values} if isinstance(values, str) else values
-        name = values.get("name", "roc") if isinstance(values, dict) else None
-        if not isinstance(name, str):
-            return values
-        if not is_reference(name) and name not in (known := shipped()):
-            raise ValueError(
-                f"select must be one of {', '.join(map(repr, known))}, or 'module:object', "
-                f"not {name!r}{did_you_mean(name, known)}"
-            )
-        settings = {key: value for key, value in values.items() if key != "name"}
-        table: Any = create_model("Table", __base__=Strict, select=(settings_of(name), ...))
-        try:
-            checked = resolve(table, {"select": settings}, [], ROLE)
-        except UserError as error:
-            # Whoever validates the recipe names what gave the value.
-            raise ValueError(error.message.removeprefix(f"{ROLE}: ")) from error
-        return {"name": name, **checked.model_dump()["select"]}
+        return SELECTIONS.completed(values)
 
 
 class Selection:
@@ -69,8 +50,8 @@ class Selection:
     def __init__(self, settings: SelectSettings) -> None:
         self.name = settings.name
         self._settings = settings.model_extra or {}
-        self._function = _function(settings.name)
-        module = None if is_reference(settings.name) else _module(settings.name)
+        self._function: SelectFunction = SELECTIONS.load(settings.name)
+        module = SELECTIONS.module(settings.name)
         self._excludes: Callable[[Rollout], bool] | None = getattr(module, "excludes", None)
 
     def excludes(self, rollout: Rollout) -> bool:
@@ -110,37 +91,3 @@ class Selection:
                 "Return indices into group.rollouts, each once, and at most group.keep of them.",
             )
         return indices
-
-
-def shipped() -> list[str]:
-    """The names of the selections of this package."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
-
-
-def settings_of(name: str) -> type[Strict]:
-    """The model of the settings of the selection `name`, which are its keyword-only parameters."""
-    function = _function(name)
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise UserError(
-            f"{ROLE} {name}: the type of a parameter is unknown: {error}",
-            "Import it in the module.",
-        ) from error
-    fields: dict[str, Any] = {
-        parameter.name: (hints.get(parameter.name, Any), parameter.default)
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    return create_model("Settings", __base__=Strict, **fields)
-
-
-def _function(name: str) -> SelectFunction:
-    if is_reference(name):
-        return load_function(name, ROLE, PARAMETERS)
-    function: SelectFunction = _module(name).select
-    return function
-
-
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"{__name__}.{name}")

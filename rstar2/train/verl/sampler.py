@@ -30,10 +30,12 @@ from rstar2.train.group import Rollout, gives_gradient
 from rstar2.train.recipe import JudgeSettings
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import choose, write_step
+from rstar2.train.records.outcome_log import OutcomeRecorder
 from rstar2.train.records.progress import ProgressWriter, RolloutProgress
 from rstar2.train.records.raw_metrics import FailedRollout, failed_tokens, failure_text, raw_metrics
 from rstar2.train.select import Selection, SelectSettings
 from rstar2.train.trainer.saving import STOP_FILE
+from rstar2.train.verl import problem_sampler  # noqa: F401  (has its effect when it is imported)
 from rstar2.train.verl.held_out import HeldOut, NoVerdictsError
 from rstar2.train.verl.output.traces import TraceSender
 from rstar2.train.verl.rollout_fields import failure_of, reused, rollout_of, trace_of, written_by
@@ -58,10 +60,11 @@ log = logging.getLogger(__name__)
 class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """Selects the rollouts of every group to train on, logs what the group looked like before, and keeps traces.
 
-    `sampler_kwargs` of the trainer config: `select` (SelectSettings), `keep` (G), `drop_equal_rewards`,
-    `refill_batches`, `judge` (JudgeSettings), `seed`, `traces` (a folder), `traces_per_step`, `trace_trackers`, `run`
-    (its name in trackers), `prompts` (problems per step), `rollouts` (per problem), `held_out_samples` (rollouts of a
-    held-out problem), `max_failed_share`, `agent_loop` (the file of `command.agent_loop_yaml`).
+    `sampler_kwargs` of the trainer config: `discount` (of what is known of problems), `select` (SelectSettings), `keep`
+    (G), `drop_equal_rewards`, `refill_batches`, `judge` (JudgeSettings), `seed`, `traces` (a folder),
+    `traces_per_step`, `trace_trackers`, `run` (its name in trackers), `prompts` (problems per step), `rollouts` (per
+    problem), `held_out_samples` (rollouts of a held-out problem), `max_failed_share`, `agent_loop` (the file of
+    `command.agent_loop_yaml`).
     """
 
     held_out: HeldOut
@@ -105,6 +108,11 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """Those of such groups that failed."""
         self._accepted: set[str] = set()
         """Groups that are not replaced."""
+        self._outcomes = OutcomeRecorder(
+            self._agent_loop.parent, self._per_problem["train"], float(given["discount"])
+        )
+        self._left_out: list[Rollout] = []
+        """Rollouts of groups that are neither trained on nor counted, such as those that are too old."""
         # What VERL's own filter for groups without a signal needs; which groups those are is decided here.
         refill = {
             "filter_groups_metric": "selection",
@@ -180,7 +188,10 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         self._lost = [rollout.lost_because for rollout in rollouts if rollout.lost_calls]
         self._judge_failed = len(self._lost) > self._judge.max_lost_share * len(rollouts)
         if self._judge_failed or self._too_many_failed:
-            kept = []
+            kept, known = [], {}
+        else:
+            known = self._outcomes.record(self._step, [*rollouts, *self._left_out])
+        self._left_out = []
         dropped = sorted(set(range(len(keys))) - set(kept))
         if dropped:
             tq.kv_clear(keys=[keys[i] for i in dropped], partition_id=partition_id)
@@ -193,13 +204,24 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             in_groups.append(list(range(start, start + len(replaced))))
             start += len(replaced)
         if kept:
-            self._raw = raw_metrics(rollouts, kept, in_groups, self._selection, self._failed)
+            self._raw = raw_metrics(rollouts, kept, in_groups, self._selection, self._failed) | known
             self._raw["rstar2/reused_rollouts"] = float(sum(map(reused, fields)))
             self._raw["rstar2/off_policy_tokens"] = self._off_policy([written_by(fields[i]) for i in kept])
         if self._traces_per_step:
             self._keep_traces(fields, rollouts, set(kept))
         tags = [batch.tags[order[i]] for i in kept]
         return KVBatchMeta(partition_id=partition_id, keys=[keys[i] for i in kept], tags=tags)
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        """Keep what rollouts of groups came to that VERL removes before a step takes them."""
+        others = uids - self._replaced.keys()
+        keys = [
+            key
+            for key, tag in self.partitions[partition_id].items()
+            if _group(key) in others and failure_of(tag) is None
+        ]
+        self._left_out += map(rollout_of, _extra_fields(keys, partition_id))
+        super()._clear_groups(partition_id, uids)
 
     @property
     def _too_many_failed(self) -> bool:

@@ -21,9 +21,9 @@ from rstar2.train.command import stage_command
 from rstar2.train.group import Rollout
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import on_top, stage_recipe
-from rstar2.train.select import Selection, SelectSettings, shipped
+from rstar2.train.select import SELECTIONS, Selection, SelectSettings
 
-RIVALS = [name for name in shipped() if name not in ("roc", "release")]
+RIVALS = [name for name in SELECTIONS.shipped() if name not in ("roc", "release")]
 
 
 def made(reward: float, calls: int = 2, failed: int = 0, void: int = 0) -> Rollout:
@@ -142,7 +142,7 @@ def test_all_but_roc_draw_at_random_whatever_the_failed_calls(name: str) -> None
     assert sum(i < 8 for kept in roc for i in kept) < 0.1 * sum(i < 16 for kept in roc for i in kept)
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", SELECTIONS.shipped())
 def test_no_selection_returns_more_than_g_or_a_rollout_that_lost_a_call(name: str) -> None:
     for seed in range(20):
         for size in (0, 1, 5, 8, 16):

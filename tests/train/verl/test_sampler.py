@@ -20,6 +20,7 @@ from rstar2.loop.trace import ToolCall, Trace, Turn, read_traces
 from rstar2.processes import free_port
 from rstar2.train.group import Rollout
 from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
+from rstar2.train.records.outcome_log import OutcomeReader
 from rstar2.train.records.progress import PROGRESS_FILE, read_progress
 from rstar2.train.records.raw_metrics import FailedRollout, raw_metrics
 from rstar2.train.select import Selection, SelectSettings
@@ -86,6 +87,7 @@ def buffer(
         max_off_policy_strategy="drop",
         refill_fn=refill or (lambda count: None),
         sampler_kwargs={
+            "discount": 1.0,
             "select": {"name": select},
             "keep": keep,
             "drop_equal_rewards": True,
@@ -614,3 +616,64 @@ def test_kept_traces_say_what_roc_did_with_them_and_a_step_run_again_replaces_th
         sampler._keep_traces(fields, [Rollout.from_trace(trace) for trace in traces], kept={0, 2})
     stored = list(read_traces(tmp_path / "step-000007.jsonl"))
     assert [(trace.sample, trace.kept) for trace in stored] == [(0, True), (1, False), (3, False)]
+
+
+def graded(problem: str, rewards: str) -> list[Trace]:
+    """Traces of a problem whose verdicts agree with their rewards; `x` is one whose call the judge lost."""
+    return [
+        trace.model_copy(update={"problem_id": problem, "verdict": "correct" if trace.reward else "wrong"})
+        for trace in group(rewards)
+    ]
+
+
+def outcomes(folder: Path) -> list[tuple[int, dict[str, tuple[int, int]]]]:
+    """By step, the correct rollouts of each problem and those with a verdict."""
+    reader = OutcomeReader(folder)
+    reader.read()
+    return [(each.step, each.counts) for each in reader.steps]
+
+
+def test_every_rollout_with_a_verdict_is_an_outcome_of_its_problem_and_no_other_is(
+    submit: Any, tmp_path: Path
+) -> None:
+    """Also those that the selection leaves out, and those of dropped groups."""
+    sampler = buffer(tmp_path, judge={"max_lost_share": 0.5}, max_failed_share=0.5, keep=2)
+    submit("a", graded("easy", "11111111"))
+    submit("b", graded("mixed", "1x100100"))
+    submit("c", graded("hard", "0000"), failed=[FailedRollout("engine", "away")] * 4)
+    _, metrics = sampler.sample(3, "train", 3)
+    assert outcomes(tmp_path) == [(3, {"easy": (8, 8), "mixed": (3, 7), "hard": (0, 4)})]
+    assert metrics["rstar2/problems/solved"] == 1.0
+    assert metrics["rstar2/kept"] == 2.0
+
+
+def test_replaced_groups_are_outcomes_too(submit: Any, tmp_path: Path) -> None:
+    def refill(count: int) -> None:
+        submit("b", graded("mixed", "11110000"))
+
+    sampler = buffer(tmp_path, prompts=1, refill=refill, keep=4, refill_batches=1.0)
+    submit("a", graded("easy", "11111111"))
+    sampler.sample(1, "train", 1)
+    assert outcomes(tmp_path) == [(1, {"mixed": (4, 8), "easy": (8, 8)})]
+
+
+def test_groups_that_took_too_many_steps_are_outcomes_too(submit: Any, tmp_path: Path) -> None:
+    sampler = buffer(
+        tmp_path, refill=lambda count: submit("fresh", graded("new", "11110000"), step=4), max_steps=3
+    )
+    submit("stale", graded("old", "11000000"), step=1)
+    sampler.sample(4, "train", 1)
+    assert outcomes(tmp_path) == [(4, {"new": (4, 8), "old": (2, 8)})]
+
+
+def test_a_step_that_is_rolled_out_again_leaves_no_outcomes(
+    submit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of it is biased: a judge that is away loses the rollouts with calls."""
+    sampler = buffer(
+        tmp_path, prompts=1, refill=lambda count: submit("b", graded("again", "11110000")), keep=4
+    )
+    monkeypatch.setattr(sampler, "_await_judge", lambda limit_s: 0.0)
+    submit("a", graded("lost", "xxxx1000"))
+    sampler.sample(1, "train", 1)
+    assert outcomes(tmp_path) == [(1, {"again": (4, 8)})]

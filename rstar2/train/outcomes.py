@@ -1,0 +1,140 @@
+"""What a curriculum (`rstar2.train.curriculum`) knows of a stage's problems: how their rollouts ended so far.
+
+An outcome is that of one problem's group of rollouts in one step: how many have a verdict, and how many of these are
+correct. Rollouts that failed, that lost a tool call or that the grader could not decide are in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+from scipy.special import betaln
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Discount = Annotated[float, Field(gt=0, le=1)]
+DISCOUNT = 0.97
+"""By this factor an outcome counts less with every step, because the policy moves: half after 23 steps."""
+PRIOR = 0.5
+"""Both parameters of the Beta distribution of a problem without outcomes: Jeffreys' prior. As they are below 1, pass
+rates near 0 and near 1 are taken to be more frequent than those between."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Outcomes in the order in which they became known; arrays of equal length, of shape (outcomes,)."""
+
+    problem: Ints
+    """Index of the problem."""
+    step: Ints
+    """The step of the stage, from 1. Those of the stage before are at 0 and below."""
+    correct: Ints
+    """Rollouts with the verdict correct."""
+    rollouts: Ints
+    """Rollouts with a verdict."""
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int, int, int]]) -> Outcomes:
+        """The outcomes of rows (problem, step, correct, rollouts)."""
+        table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+        return cls(*table.T)
+
+
+@dataclass(frozen=True)
+class Belief:
+    """What is believed of the pass rates of problems: a Beta distribution each. Arrays are of shape (problems,)."""
+
+    alpha: Floats
+    beta: Floats
+
+    @property
+    def mean(self) -> Floats:
+        """The expected pass rates, in [0, 1]."""
+        return self.alpha / (self.alpha + self.beta)
+
+    def all_correct(self, rollouts: int) -> Floats:
+        """The probability that all of this many further rollouts are correct: the mean of p^n."""
+        return np.asarray(np.exp(betaln(self.alpha + rollouts, self.beta) - betaln(self.alpha, self.beta)))
+
+    def none_correct(self, rollouts: int) -> Floats:
+        """The probability that none of this many further rollouts is correct: the mean of (1 - p)^n."""
+        return np.asarray(np.exp(betaln(self.alpha, self.beta + rollouts) - betaln(self.alpha, self.beta)))
+
+    def solved(self, rollouts: int) -> Bools:
+        """Whether all of this many further rollouts are more likely correct than not."""
+        return self.all_correct(rollouts) > 0.5
+
+    def hopeless(self, rollouts: int) -> Bools:
+        """Whether it is more likely than not that none of this many further rollouts is correct."""
+        return self.none_correct(rollouts) > 0.5
+
+
+@dataclass(frozen=True)
+class Problems:
+    """The problems that a curriculum chooses from, and their outcomes. Arrays are of shape (problems,)."""
+
+    ids: tuple[str, ...]
+    step: int
+    """The step that problems are chosen for, from 1: that after the last with outcomes."""
+    steps: int
+    """Number of steps of the stage."""
+    rollouts: int
+    """Rollouts of a problem in a step."""
+    outcomes: Outcomes
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def times_asked(self) -> Ints:
+        """How many outcomes each problem has."""
+        return np.bincount(self.outcomes.problem, minlength=len(self))
+
+    @property
+    def last_asked(self) -> Ints:
+        """The step of each problem's last outcome; -1,000,000 if it has none."""
+        last = np.full(len(self), -1_000_000)
+        np.maximum.at(last, self.outcomes.problem, self.outcomes.step)
+        return last
+
+    def belief(self, discount: float = DISCOUNT, prior: float = PRIOR) -> Belief:
+        """The posterior of each problem's pass rate, in which an outcome counts `discount` to the power of its age.
+
+        An outcome of the last step has age 0. Source: MoPPS, arXiv 2507.04632, recursive Bayesian update with temporal
+        discounting: alpha' = discount * alpha + (1 - discount) * prior + correct, and the same for beta with the
+        rollouts that are not correct. MoPPS applies this to a problem whenever it is asked, and its prior is 1. Here
+        it is applied in every step, because the policy moves in every step: what is known of a problem that is not
+        asked for long fades.
+        """
+        outcomes, size = self.outcomes, len(self)
+        weight: Floats = discount ** np.maximum(0, self.step - 1 - outcomes.step)
+        correct: Floats = np.bincount(outcomes.problem, weight * outcomes.correct, minlength=size)
+        wrong: Floats = np.bincount(
+            outcomes.problem, weight * (outcomes.rollouts - outcomes.correct), minlength=size
+        )
+        return Belief(prior + correct, prior + wrong)
+
+    def only(self, indices: Sequence[int]) -> Problems:
+        """The problems at these indices, in this order."""
+        place = np.full(len(self), -1)
+        place[np.asarray(indices, dtype=np.int64)] = np.arange(len(indices))
+        outcomes = self.outcomes
+        stays = place[outcomes.problem] >= 0
+        return Problems(
+            tuple(self.ids[i] for i in indices),
+            self.step,
+            self.steps,
+            self.rollouts,
+            Outcomes(
+                place[outcomes.problem[stays]],
+                outcomes.step[stays],
+                outcomes.correct[stays],
+                outcomes.rollouts[stays],
+            ),
+        )

@@ -1,0 +1,170 @@
+"""Problems that VERL's data loader hands out under a curriculum: by the newest outcomes, and the same on resuming."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.optional import needs
+
+from rstar2.errors import Failure, RStarError
+from rstar2.train.curriculum import PROBLEM_SAMPLER, CurriculumSettings
+from rstar2.train.group import Rollout
+from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
+from rstar2.train.records.outcome_log import OutcomeRecorder, begin, forget_after
+
+if TYPE_CHECKING:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from rstar2.train.verl.problem_sampler import ProblemSampler
+
+pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
+
+PROBLEMS, PROMPTS, STEPS = 24, 4, 12
+IDS = [f"p{i}" for i in range(PROBLEMS)]
+
+
+def settings(
+    stage: Path, curriculum: str = "posterior", prompts: int = PROMPTS, **more: Any
+) -> dict[str, Any]:
+    return {
+        "curriculum": CurriculumSettings.model_validate({"name": curriculum, **more}).model_dump(),
+        "stage": str(stage),
+        "seed": 5,
+        "steps": STEPS,
+        "prompts": prompts,
+        "rollouts": 8,
+        "most_under_way": 2 * prompts,
+    }
+
+
+def sampler(stage: Path, curriculum: str = "posterior", **more: Any) -> ProblemSampler:
+    from rstar2.train.verl.problem_sampler import ProblemSampler
+
+    return ProblemSampler(settings(stage, curriculum, **more), IDS)
+
+
+def loader(stage: Path, batch: int = PROMPTS) -> StatefulDataLoader:
+    """As VERL makes it; a problem is its index."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(
+        list(range(PROBLEMS)),
+        batch_size=batch,
+        num_workers=0,
+        drop_last=True,
+        collate_fn=list,
+        sampler=sampler(stage),
+    )
+
+
+def rolled_out(problems: Sequence[int]) -> list[Rollout]:
+    """Of problem i about i of 24 rollouts are correct."""
+    return [
+        Rollout(float(3 * k < i), 0, 0, 1, 1, correct=3 * k < i, problem_id=IDS[i])
+        for i in problems
+        for k in range(8)
+    ]
+
+
+def begun(stage: Path) -> Path:
+    stage.mkdir(parents=True)
+    begin(stage, IDS, "paper", stage / "no" / "model")
+    return stage
+
+
+def test_every_step_knows_the_outcomes_of_all_before(tmp_path: Path) -> None:
+    """Problems 10 to 14 have pass rates near one half; after two passes over the data they are asked most."""
+    stage = begun(tmp_path / "stage")
+    asked = iter(sampler(stage, unseen=1.0, explore=0.0))
+    recorder = OutcomeRecorder(stage, 8, discount=0.97)
+    steps = []
+    for step in range(1, STEPS + 1):
+        steps.append([next(asked) for _ in range(PROMPTS)])
+        recorder.record(step, rolled_out(steps[-1]))
+    assert sorted(i for step in steps[:6] for i in step) == list(range(PROBLEMS)), (
+        "unseen problems come first"
+    )
+    late = [abs(i - 12) for step in steps[6:] for i in step]
+    assert sum(late) / len(late) < 4, "of all problems it is 6"
+
+
+@pytest.mark.parametrize("batch", [PROMPTS, 1])
+def test_a_resumed_run_asks_the_problems_of_an_uninterrupted_one(tmp_path: Path, batch: int) -> None:
+    """Batches of one are those of `groups.refill_batches`, of which a step fetches a different number every time."""
+
+    def step_of(batches: Any, step: int) -> list[int]:
+        fetched = PROMPTS if batch > 1 else PROMPTS + step % 3
+        return [index for _ in range(fetched // batch) for index in next(batches)]
+
+    whole = begun(tmp_path / "whole")
+    data, recorder = loader(whole, batch), OutcomeRecorder(whole, 8, discount=0.97)
+    batches = iter(data)
+    asked, saved = [], {}
+    for step in range(1, STEPS + 1):
+        asked.append(step_of(batches, step))
+        recorder.record(step, rolled_out(asked[-1]))
+        saved[step] = data.state_dict()
+    for killed_after in (1, 5, 8):
+        # The step that is under way at the kill has asked and even recorded its problems.
+        stage = begun(tmp_path / f"killed-{batch}-{killed_after}")
+        recorder = OutcomeRecorder(stage, 8, discount=0.97)
+        for step in range(1, killed_after + 2):
+            recorder.record(step, rolled_out(asked[step - 1]))
+        forget_after(stage, killed_after)
+        data, recorder = loader(stage, batch), OutcomeRecorder(stage, 8, discount=0.97)
+        data.load_state_dict(saved[killed_after])
+        batches = iter(data)
+        for step in range(killed_after + 1, STEPS + 1):
+            assert step_of(batches, step) == asked[step - 1], (killed_after, step)
+            recorder.record(step, rolled_out(asked[step - 1]))
+
+
+def test_a_problem_under_way_is_not_handed_out_again_until_its_outcome_is_known(tmp_path: Path) -> None:
+    """As in the asynchronous modes, where problems are handed out ahead of the step that trains on them."""
+    stage = begun(tmp_path / "stage")
+    asked = iter(sampler(stage, unseen=0.0, explore=0.0))
+    recorder = OutcomeRecorder(stage, 8, discount=0.97)
+    recorder.record(1, rolled_out(range(PROBLEMS)))
+    ahead = [next(asked) for _ in range(PROMPTS)]
+    recorder.record(2, rolled_out([0]))
+    assert not set(ahead) & {next(asked) for _ in range(PROMPTS)}
+
+
+def test_problems_that_never_have_an_outcome_are_asked_again_later(tmp_path: Path) -> None:
+    asked = iter(sampler(begun(tmp_path / "stage"), "uniform"))
+    handed_out = [next(asked) for _ in range(10 * PROBLEMS)]
+    assert set(handed_out) == set(range(PROBLEMS))
+
+
+def test_uniform_is_verls_own_order(tmp_path: Path) -> None:
+    from torchdata.stateful_dataloader.sampler import RandomSampler
+    from verl.trainer.ppo.v1 import trainer_base
+
+    from rstar2.train.verl.problem_sampler import ProblemSampler
+
+    class Data(dict[str, Any]):
+        shuffle = True
+
+    dataset = SimpleNamespace(dataframe={"extra_info": [{"id": name} for name in IDS]})
+    own = trainer_base.create_rl_sampler(
+        Data({PROBLEM_SAMPLER: settings(begun(tmp_path / "stage"))}), dataset
+    )
+    assert isinstance(own, ProblemSampler)
+    verls = trainer_base.create_rl_sampler(Data(seed=1), list(range(PROBLEMS)))
+    assert isinstance(verls, RandomSampler)
+
+
+def test_a_fault_of_a_curriculum_of_ones_own_ends_training_at_once(tmp_path: Path) -> None:
+    (tmp_path / "my_curriculum.py").write_text("def choose(problems, count, rng):\n    return 'all'\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        asked = iter(sampler(begun(tmp_path / "stage"), "my_curriculum:choose"))
+        with pytest.raises(
+            Failure, match="the curriculum my_curriculum:choose returned 'all' for 24 problems"
+        ):
+            next(asked)
+    assert isinstance(read_final_error(tmp_path / "stage" / FINAL_ERROR_FILE), RStarError)
