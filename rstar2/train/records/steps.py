@@ -96,7 +96,8 @@ def _held_out_left_out(step: Metrics) -> float | None:
 COLUMNS = (
     Column(
         "pass_rate",
-        "correct rollouts of those with a verdict (none that failed or lost a call), before selection",
+        "correct rollouts of those with a verdict (none that failed or lost a call), before selection; with "
+        "groups.round, those of first rounds",
         _metric(MAIN_METRIC),
     ),
     Column("reward", "mean reward of the same", _metric("rstar2/reward")),
@@ -162,6 +163,12 @@ COLUMNS = (
         _metric("rstar2/discarded_rollouts"),
     ),
     Column("dropped_groups", "share of groups that are not trained on", _metric("rstar2/dropped_groups")),
+    Column(
+        "saved",
+        "rollouts that were not made, because rounds decided their group early (groups.round)",
+        _metric("rstar2/saved_rollouts"),
+    ),
+    Column("rounds", "rounds per group (groups.round)", _metric("rstar2/rounds")),
     Column(
         "stale_groups",
         "groups left out because they took too many steps (asynchronous modes)",
