@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +315,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
             "keep": groups.keep,
             "drop_equal_rewards": recipe.drops_equal_rewards,
             "refill_batches": groups.refill_batches,
+            "rounds": recipe.rounds and asdict(recipe.rounds),
             "seed": recipe.seed,
             "traces": folder / "traces",
             "traces_per_step": recipe.traces_per_step,

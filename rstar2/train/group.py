@@ -36,6 +36,8 @@ class Rollout:
     missed: Missed = "wrong"
     """Why the answer is not correct, if it is not."""
     problem_id: str = ""
+    sample: int = 0
+    """Its number in the group, from 0 on."""
     void_turns: int = 0
     """Turns with neither a call that parses nor an answer (SimpleTIR, arXiv 2509.02479)."""
     lost_calls: int = 0
@@ -93,6 +95,7 @@ class Rollout:
             correct=trace.correct,
             missed=missed(trace) or "wrong",
             problem_id=trace.problem_id,
+            sample=trace.sample,
             void_turns=sum(map(_is_void, trace.turns)),
             lost_calls=len(lost),
             lost_because=lost[0][:200] if lost else "",

@@ -17,6 +17,7 @@ from rstar2.train.attention import Attention, ignored_keys
 from rstar2.train.curriculum import CurriculumSettings
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.reward import PenaltySettings, checked_reward, penalty_fault
+from rstar2.train.rounds import Rounds
 from rstar2.train.rules import RuleSettings, rule_fault
 from rstar2.train.select import SelectSettings
 from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
@@ -173,7 +174,22 @@ class GroupSettings(Strict):
     """What becomes of a problem's group of rollouts, whatever selection (`select`) chooses from it."""
 
     keep: int = Field(16, ge=2)
-    """Rollouts trained on per problem, of `rollout.rollouts`: G."""
+    """Rollouts trained on per problem, of `rollout.rollouts`: G. Of a group that stops early (`round`), the same share
+    of its rollouts, and two at least."""
+    round: int | None = Field(None, ge=2)
+    """Roll a group out in rounds of this many rollouts, until it is decided or has `rollout.rollouts`. A group is
+    decided when it is mixed (`enough`), solved (`solved_after`) or hopeless (`hopeless_after`). A round waits for all
+    of its rollouts, so short ones are not preferred. Unset: all at once, as in the paper. It saves rollouts and changes
+    how much problems weigh; `algorithm.loss_weights` = "problems" undoes most of the change (docs/training.md)."""
+    enough: int | None = Field(None, ge=1)
+    """With `round`: a group is mixed once this many of its rollouts have another reward than the most frequent one. By
+    default 2. With 1, a selection that keeps half may choose rollouts of equal rewards, and the group is dropped."""
+    solved_after: int | None = Field(None, ge=1)
+    """With `round`: a group whose rewards are all the same and above 0 stops at the end of a round once it has this
+    many. By default after the first round. With `rollout.rollouts`, such groups never stop early."""
+    hopeless_after: int | None = Field(None, ge=1)
+    """The same for rewards that are not above 0. By default such groups never stop early: they grow until they are
+    mixed, or to `rollout.rollouts`."""
     drop_equal_rewards: bool | None = None
     """Drop groups whose chosen rewards are all equal, whether they already were before the selection or only after it.
     By default true, unless the baseline of `algorithm.objective` is the whole batch (reinforce++)."""
@@ -374,7 +390,7 @@ class StageRecipe(Strict):
         """
         if self.traces_per_step <= 0:
             return float(self.traces_per_step < 0)
-        return min(1.0, (2 * self.traces_per_step + 8) / (self.rollout.prompts * self.rollout.rollouts))
+        return min(1.0, (2 * self.traces_per_step + 8) / self.rollouts_at_once)
 
     @property
     def filter_samples(self) -> int:
@@ -416,6 +432,25 @@ class StageRecipe(Strict):
         """Whether groups whose chosen rewards are all equal are dropped."""
         drop = self.groups.drop_equal_rewards
         return drop if drop is not None else not OBJECTIVES[self.algorithm.objective].batch_baseline
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """How groups are rolled out in rounds; None if all of a group's rollouts are made at once."""
+        groups, most = self.groups, self.rollout.rollouts
+        if groups.round is None:
+            return None
+        return Rounds(
+            size=groups.round,
+            most=most,
+            enough=groups.enough or 2,
+            solved_after=groups.solved_after or groups.round,
+            hopeless_after=groups.hopeless_after or most,
+        )
+
+    @property
+    def rollouts_at_once(self) -> int:
+        """Rollouts of a step that may be under way at the same time; with `groups.round`, no fewer are made."""
+        return self.rollout.prompts * (self.groups.round or self.rollout.rollouts)
 
     @property
     def longest(self) -> int:
@@ -527,6 +562,26 @@ class StageRecipe(Strict):
         if self.groups.keep > self.rollout.rollouts:
             raise ValueError(
                 f"groups.keep = {self.groups.keep} is more than rollout.rollouts = {self.rollout.rollouts}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_fit(self) -> StageRecipe:
+        groups, most = self.groups, self.rollout.rollouts
+        if groups.round is None:
+            for key in ("enough", "solved_after", "hopeless_after"):
+                if (value := getattr(groups, key)) is not None:
+                    raise ValueError(f"groups.{key} = {value} has no effect unless groups.round is set")
+            return self
+        if groups.round >= most:
+            raise ValueError(
+                f"groups.round = {groups.round} is not less than rollout.rollouts = {most}, so a group has one round: "
+                "lower it, or leave it unset"
+            )
+        if groups.enough is not None and 2 * groups.enough > most:
+            raise ValueError(
+                f"groups.enough = {groups.enough} rollouts of each of two rewards are more than rollout.rollouts = "
+                f"{most}"
             )
         return self
 

@@ -26,6 +26,7 @@ def stage_warnings(
     yield from division_warnings(shape, hardware)
     yield from memory_warnings(hardware, memory, machine_memory)
     yield from _refill_warnings(recipe)
+    yield from _rounds_warnings(recipe)
     yield from _engine_warnings(hardware, memory)
     yield from judge_warnings(judge)
     yield from mode_warnings(recipe)
@@ -148,6 +149,24 @@ def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
         yield (
             f"groups without a gradient are replaced, so a step may roll out up to {1 + refills:g} times its problems, "
             f"{most:,} rollouts; the plan expects the share of such groups that --like RUN had, or else none"
+        )
+
+
+def _rounds_warnings(recipe: StageRecipe) -> Iterator[str]:
+    """What the plan expects of groups in rounds, and the weights that go with them."""
+    rounds, algorithm = recipe.rounds, recipe.algorithm
+    if rounds is None:
+        return
+    prompts = recipe.rollout.prompts
+    yield (
+        f"groups are rolled out in rounds of {rounds.size}, so a step makes {prompts * rounds.size:,} to "
+        f"{prompts * rounds.most:,} rollouts, not counting replaced groups; the plan expects the share that --like RUN "
+        "made, or else all"
+    )
+    if algorithm.objective == "grpo" and algorithm.loss_weights == "tokens":
+        yield (
+            "groups that stop early train on fewer tokens, and every token weighs the same, so problems of middling "
+            "difficulty weigh a quarter of what they did: set algorithm.loss_weights=problems"
         )
 
 

@@ -43,10 +43,13 @@ def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
     updates = measured("response_length/mean", "rstar2/dropped_groups")
     # The step that trained on most tokens decides on memory.
     tokens, dropped = max(updates, key=lambda each: each[0] * (1 - each[1]), default=(None, 0.0))
+    rollouts = measured("rstar2/rollouts", "rstar2/saved_rollouts")
+    made, saved = [each[0] for each in rollouts], [each[1] for each in rollouts]
     return Assumptions(
         mean_tokens=fmean(value for (value,) in lengths) if (lengths := measured("rstar2/tokens")) else None,
         tokens_of_largest_step=tokens,
         mean_prompt_tokens=mean("prompt_length/mean", usual.mean_prompt_tokens),
         trained_groups=1.0 - dropped,
         calls_per_rollout=mean("rstar2/calls", usual.calls_per_rollout),
+        made_share=sum(made) / (sum(made) + sum(saved)) if sum(made) else usual.made_share,
     )

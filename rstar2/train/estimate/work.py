@@ -26,7 +26,7 @@ BYTES_OF_QUEUED_TOKEN = 48 + BYTES_OF_TRACE_TOKEN
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is not known before a run; `rstar2.train.estimate.measured` takes the first five from another."""
+    """What is not known before a run; `rstar2.train.estimate.measured` takes the first six from another."""
 
     mean_tokens: float | None = None
     """Of a rollout after its prompt; None where `mean_token_share` is all that is known."""
@@ -38,6 +38,8 @@ class Assumptions:
     trains on as many as it has problems."""
     calls_per_rollout: float = 2.75
     """The paper's 45,000 a step of 16,384 rollouts."""
+    made_share: float = 1.0
+    """The share of a full group's rollouts that are made where groups are rolled out in rounds: all, at most."""
     program_s: float = 0.3
     """Core seconds of a tool call; the paper's mean from call to answer."""
     mean_token_share: float = 0.5
@@ -70,6 +72,12 @@ class Assumptions:
     def times_rolled_out(self, recipe: StageRecipe) -> float:
         """Groups of a step per problem of it: more than one where those without a gradient are replaced."""
         return 1 / max(self.trained_groups, 1 / (1 + recipe.groups.refill_batches))
+
+    def made_rollouts(self, recipe: StageRecipe) -> int:
+        """Of a step, those of replaced groups included."""
+        share = 1.0 if recipe.rounds is None else self.made_share
+        full = recipe.rollout.prompts * recipe.rollout.rollouts
+        return round(full * share * self.times_rolled_out(recipe))
 
     def update(self, recipe: StageRecipe) -> Update:
         """What the largest step trains on."""
@@ -108,7 +116,8 @@ class Step:
     """One training step."""
 
     rollouts: int
-    """Those of replaced groups included, at the expected share of groups that give a gradient."""
+    """Those of replaced groups included, at the expected share of groups that give a gradient. With `groups.round` at
+    most, unless a run has shown which share of them rounds make."""
     kept_rollouts: int
     """At most; groups without a signal are dropped."""
     tokens: int
@@ -182,7 +191,7 @@ def stage_step(
 ) -> Step:
     rollout, hardware = recipe.rollout, recipe.hardware
     gpus = hardware.nodes * hardware.gpus_per_node
-    rollouts = round(rollout.prompts * rollout.rollouts * given.times_rolled_out(recipe))
+    rollouts = given.made_rollouts(recipe)
     kept = rollout.prompts * min(recipe.groups.keep, rollout.rollouts)
     mean, prompt = given.rollout_tokens(rollout), given.prompt_tokens(rollout)
     per_token_s, at_once = _token_s(shape, recipe, memory, given)
@@ -192,7 +201,9 @@ def stage_step(
     update = rates.update or given.compute_share * gpu_of(hardware).flop_per_s / flop
     tokens = int(rollouts * mean)
     updated = int(kept * (mean + prompt))
-    alone_s = 0.0 if rates.generate else rollout.tokens * per_token_s
+    # The longest rollouts end alone, those of each round after those of the one before.
+    rounds = 1 if recipe.rounds is None else recipe.rounds.number
+    alone_s = 0.0 if rates.generate else rounds * rollout.tokens * per_token_s
     generate_s = max(tokens / (generate * gpus * given.busy_share), alone_s)
     update_s = updated / (update * gpus)
     between_s = given.between_steps_s if hardware.device == "cuda" else 3.0
@@ -242,9 +253,7 @@ def _token_s(
     context = given.prompt_tokens(rollout) + given.rollout_tokens(rollout) / 2
     kv = shape.kv_bytes(width, split) * context
     fitting = memory.kv_cache / kv
-    at_once = max(
-        1.0, min(hardware.sequences_in_flight, rollout.prompts * rollout.rollouts / engines, fitting)
-    )
+    at_once = max(1.0, min(hardware.sequences_in_flight, recipe.rollouts_at_once / engines, fitting))
     read_s = (memory.engine_weights + at_once * kv) / (given.memory_speed_share * gpu.bytes_per_s)
     flop = 2 * shape.matmul_parameters + shape.attention_flop(context)
     compute_s = flop / split * at_once / (given.compute_share * gpu.flop_per_s)

@@ -1,7 +1,9 @@
 """Statistics of a step's rollouts before the selection, and of the selection itself: what VERL logs comes after.
 
 What says something about the policy (pass rate, length, failed calls, penalties) covers the rollouts with a verdict:
-those that finished and lost no call to the judge. The others are counted beside it.
+those that finished and lost no call to the judge. The others are counted beside it. If groups are rolled out in rounds,
+these statistics cover the first rounds, of which every problem has one: later rounds are of undecided groups only.
+Amounts (rollouts, tokens, calls) cover all rollouts.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 from rstar2.eval.grader.outcomes import UNDECIDED, Missed
 from rstar2.loop.trace import CallStatus
 from rstar2.train.group import Rollout
+from rstar2.train.rounds import Decision, Rounds, RoundsOfGroup
 from rstar2.train.select import Selection
 from rstar2.train.select.roc import p_err, p_format
 
@@ -63,6 +66,7 @@ def raw_metrics(
     groups: Sequence[Sequence[int]],
     selection: Selection,
     failed: Sequence[FailedRollout] = (),
+    first_round: int | None = None,
 ) -> dict[str, float]:
     """The metrics `rstar2/…` of a step that is trained on.
 
@@ -70,8 +74,11 @@ def raw_metrics(
         rollouts: those that finished.
         kept: indices into `rollouts`, as are the lists of `groups`.
         failed: those of the same groups that did not finish.
+        first_round: how many rollouts of a group its first round has; None if groups are not rolled out in rounds.
     """
-    judged = [rollout for rollout in rollouts if not rollout.lost_calls]
+    all_judged = [rollout for rollout in rollouts if not rollout.lost_calls]
+    first = [each for each in all_judged if first_round is None or each.sample < first_round]
+    judged = first or all_judged
     correct = [rollout for rollout in judged if rollout.correct]
     kept_correct = [rollouts[i] for i in kept if rollouts[i].correct]
     rewards = [{rollouts[i].earned for i in group if not rollouts[i].lost_calls} for group in groups]
@@ -89,8 +96,8 @@ def raw_metrics(
         "rstar2/kept_p_err": _mean(kept_correct, p_err),
         "rstar2/p_format": _mean(correct, p_format),
         "rstar2/kept_p_format": _mean(kept_correct, p_format),
-        "rstar2/tokens": _mean(judged, lambda rollout: rollout.tokens),
-        "rstar2/tokens_max": float(max(rollout.tokens for rollout in judged)),
+        "rstar2/tokens": _mean(all_judged, lambda rollout: rollout.tokens),
+        "rstar2/tokens_max": float(max(rollout.tokens for rollout in all_judged)),
         "rstar2/truncated": _mean(judged, lambda rollout: rollout.truncated),
         "rstar2/format_ends": _mean(judged, lambda rollout: rollout.format_end),
         "rstar2/bad_calls_ends": _mean(judged, lambda rollout: rollout.bad_calls_end),
@@ -107,6 +114,19 @@ def raw_metrics(
         **_dropped(rollouts, set(kept), groups, selection, len(failed)),
         "rstar2/mixed_groups": sum(len(each) > 1 for each in rewards) / len(rewards),
         "rstar2/dropped_groups": 1 - trained / len(groups),
+    }
+
+
+def rounds_metrics(rounds: Rounds, groups: Sequence[RoundsOfGroup]) -> dict[str, float]:
+    """How many rollouts the rounds of a step saved, how many rounds its groups had, and why they stopped."""
+    by_rounds = Counter(group.rounds for group in groups)
+    decisions = Counter(group.decision for group in groups)
+    return {
+        "rstar2/saved_rollouts": float(sum(rounds.most - group.made for group in groups)),
+        "rstar2/rounds": float(np.mean([group.rounds for group in groups])) if groups else 0.0,
+        **{f"rstar2/rounds/{number}": float(by_rounds[number]) for number in range(1, rounds.number + 1)},
+        **{f"rstar2/decided/{decision}": float(decisions[decision]) for decision in get_args(Decision)},
+        "rstar2/decided/never": float(decisions[None]),
     }
 
 

@@ -101,7 +101,8 @@ def _held_out_left_out(step: Metrics) -> float | None:
 COLUMNS = (
     Column(
         "pass_rate",
-        "correct rollouts of those with a verdict (none that failed or lost a call), before selection",
+        "correct rollouts of those with a verdict (none that failed or lost a call), before selection; with "
+        "groups.round, those of first rounds",
         _metric(MAIN_METRIC),
     ),
     Column("reward", "mean reward of the same", _metric("rstar2/reward")),
@@ -176,6 +177,12 @@ COLUMNS = (
         Column(f"problems_{name}", meaning, _metric(f"rstar2/problems/{name}"))
         for name, meaning in PROBLEMS.items()
     ),
+    Column(
+        "saved",
+        "rollouts that were not made, because rounds decided their group early (groups.round)",
+        _metric("rstar2/saved_rollouts"),
+    ),
+    Column("rounds", "rounds per group (groups.round)", _metric("rstar2/rounds")),
     Column(
         "stale_groups",
         "groups left out because they took too many steps (asynchronous modes)",

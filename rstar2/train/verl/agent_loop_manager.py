@@ -4,13 +4,19 @@ VERL makes an agent loop for every rollout, by Hydra, which takes 5 to 8 ms of t
 than the loop itself. Ours keeps no state between rollouts.
 
 VERL leaves a failed rollout out of its queue, so that nobody after it knows of it. Here it leaves a tag in the queue,
-by which `rstar2.train.verl.sampler` counts it. VERL's setting `rollout.agent.agent_loop_manager_class` names this
-module's manager.
+by which `rstar2.train.verl.sampler` counts it.
+
+VERL starts all rollouts of a group together. If the recipe rolls groups out in rounds (`rstar2.train.rounds`), each
+waits here for its round, and those that a decided group does not need return without a rollout. VERL takes a group as
+finished when all of them have returned, in every mode.
+
+VERL's setting `rollout.agent.agent_loop_manager_class` names this module's manager.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import ray
@@ -21,22 +27,26 @@ from verl.experimental.agent_loop import agent_loop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from rstar2.loop.agent import RolloutError
+from rstar2.train.group import Rollout
 from rstar2.train.records.raw_metrics import FailedRollout
+from rstar2.train.rounds import GroupInRounds, Rounds
+from rstar2.train.select import Selection, SelectSettings
 from rstar2.train.verl.agent_loop import GraderFault
 from rstar2.train.verl.reuse import HandedOut, RolloutReuse
-from rstar2.train.verl.rollout_fields import failed_tag
+from rstar2.train.verl.rollout_fields import failed_tag, rollout_of, rounds_key, rounds_tag
 
 REASON_CHARS = 200
 log = logging.getLogger(__name__)
 
 
 class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """VERL's worker, but for where the agent loop comes from and what becomes of a rollout that fails."""
+    """VERL's worker, except for where the agent loop comes from, when a rollout begins and what a failed one leaves."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._loops: dict[str, agent_loop.AgentLoopBase] = {}
         self._reuse = RolloutReuse(self.llm_client)
+        self._groups = Groups(self.config.trainer.v1.sampler.sampler_kwargs)
 
     async def _run_agent_loop(
         self,
@@ -60,17 +70,65 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
                 tools=agent_loop.ToolListWrap(self.tools),
             )
         run = self._loops[agent_name].run
+        if trajectory["validate"]:
+            await self._rolled_out(lambda: run(sampling_params, **row), row, "val")
+        else:
+            await self._groups.run(
+                row,
+                lambda: self._rolled_out(lambda: self._reuse.run(run, sampling_params, row), row, "train"),
+            )
+
+    async def _rolled_out(
+        self, run: Callable[[], Awaitable[agent_loop.AgentLoopOutput]], row: dict[str, Any], partition: str
+    ) -> Rollout | None:
+        """Make a rollout and put it into VERL's queue; None if it failed, of which a tag in the queue tells."""
         try:
-            if trajectory["validate"]:
-                output = await run(sampling_params, **row)
-            else:
-                output = await self._reuse.run(run, sampling_params, row)
-            await self._agent_loop_postprocess(output, trajectory["validate"], **row)
+            output = await run()
+            await self._agent_loop_postprocess(output, partition == "val", **row)
+            return rollout_of(output.extra_fields)
         except Exception as error:  # whatever it is, the rollout has no verdict
             name = f"{row['uid']}_{row['session_id']}_0"
             log.warning("rollout %s failed", name, exc_info=error)
-            partition = "val" if trajectory["validate"] else "train"
             await tq.async_kv_put(key=name, partition_id=partition, tag=failed_tag(_described(error)))
+            return None
+
+
+class Groups:
+    """The groups that one of VERL's workers is rolling out.
+
+    Args:
+        settings: `sampler_kwargs` of the trainer config, see `rstar2.train.verl.sampler`.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        rounds = settings["rounds"]
+        self._rounds = None if rounds is None else Rounds(**rounds)
+        self._selection = Selection(SelectSettings.model_validate(dict(settings["select"])))
+        self._groups: dict[str, GroupInRounds] = {}
+        """Those in rounds of which VERL has not started every rollout yet."""
+
+    async def run(self, row: Mapping[str, Any], roll_out: Callable[[], Awaitable[Rollout | None]]) -> None:
+        """Make the rollout of a row when its round begins, or not at all if its group does not need it."""
+        if self._rounds is None:
+            await roll_out()
+            return
+        uid = str(row["uid"])
+        group = self._groups.pop(uid, None) or GroupInRounds(self._rounds)
+        if not group.all_started():
+            self._groups[uid] = group
+        if not await group.begins(int(row["session_id"])):
+            return
+        reward = None
+        try:
+            rollout = await roll_out()
+            if rollout is not None and not rollout.lost_calls and not self._selection.excludes(rollout):
+                reward = rollout.reward
+        finally:
+            if whole := group.ended(reward):
+                try:
+                    await tq.async_kv_put(key=rounds_key(uid), partition_id="train", tag=rounds_tag(whole))
+                finally:
+                    group.let_go()
 
 
 def _described(error: Exception) -> FailedRollout:

@@ -1,6 +1,7 @@
 """How a rollout travels through VERL's queue from the agent loop to the sampler.
 
-One that finished is in VERL's `extra_fields`. One that failed has no fields, only a tag that says why.
+One that finished is in VERL's `extra_fields`. One that failed has no fields, only a tag that says why. A group that is
+rolled out in rounds has one more key, with a tag that says what became of it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Any
 from rstar2.loop.trace import Trace
 from rstar2.train.group import Rollout
 from rstar2.train.records.raw_metrics import FailedRollout
+from rstar2.train.rounds import RoundsOfGroup
 
 _ROLLOUT = "rstar2_rollout"
 _TRACE = "rstar2_trace"
 _WRITTEN_BY = "rstar2_written_by"
 _FAILED = "rstar2_failed"
 _REUSED = "rstar2_reused"
+_ROUNDS = "rstar2_rounds"
 
 
 def to_extra_fields(
@@ -76,3 +79,18 @@ def failed_tag(failed: FailedRollout) -> dict[str, Any]:
 def failure_of(tag: Mapping[str, Any]) -> FailedRollout | None:
     """Why the rollout with this tag failed; None if it finished."""
     return FailedRollout(**tag[_FAILED]) if _FAILED in tag else None
+
+
+def rounds_key(group: str) -> str:
+    """The key in VERL's queue, beside those of a group's rollouts, that has the tag of `rounds_tag`."""
+    return f"{group}_rounds_0"
+
+
+def rounds_tag(group: RoundsOfGroup) -> dict[str, Any]:
+    """The tag that says what became of a group that is rolled out in rounds."""
+    return {"status": _ROUNDS, _ROUNDS: asdict(group)}
+
+
+def rounds_of(tag: Mapping[str, Any]) -> RoundsOfGroup | None:
+    """What became of the group whose key has this tag; None if the tag is that of a rollout."""
+    return RoundsOfGroup(**tag[_ROUNDS]) if _ROUNDS in tag else None

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,20 @@ from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import choose, write_step
 from rstar2.train.records.outcome_log import OutcomeRecorder
 from rstar2.train.records.progress import ProgressWriter, RolloutProgress
-from rstar2.train.records.raw_metrics import FailedRollout, failed_tokens, failure_text, raw_metrics
+from rstar2.train.records.raw_metrics import (
+    FailedRollout,
+    failed_tokens,
+    failure_text,
+    raw_metrics,
+    rounds_metrics,
+)
+from rstar2.train.rounds import Rounds, RoundsOfGroup
 from rstar2.train.select import Selection, SelectSettings
 from rstar2.train.trainer.saving import STOP_FILE
 from rstar2.train.verl import problem_sampler  # noqa: F401  (has its effect when it is imported)
 from rstar2.train.verl.held_out import HeldOut, NoVerdictsError
 from rstar2.train.verl.output.traces import TraceSender
-from rstar2.train.verl.rollout_fields import failure_of, reused, rollout_of, trace_of, written_by
+from rstar2.train.verl.rollout_fields import failure_of, reused, rollout_of, rounds_of, trace_of, written_by
 
 POLL_S = 0.1
 """Seconds between two looks at VERL's queue; VERL's default of 2 is most of a step's time for a small model."""
@@ -61,10 +68,10 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """Selects the rollouts of every group to train on, logs what the group looked like before, and keeps traces.
 
     `sampler_kwargs` of the trainer config: `discount` (of what is known of problems), `select` (SelectSettings), `keep`
-    (G), `drop_equal_rewards`, `refill_batches`, `judge` (JudgeSettings), `seed`, `traces` (a folder),
-    `traces_per_step`, `trace_trackers`, `run` (its name in trackers), `prompts` (problems per step), `rollouts` (per
-    problem), `held_out_samples` (rollouts of a held-out problem), `max_failed_share`, `agent_loop` (the file of
-    `command.agent_loop_yaml`).
+    (G), `drop_equal_rewards`, `refill_batches`, `rounds` (Rounds, or None), `judge` (JudgeSettings), `seed`, `traces`
+    (a folder), `traces_per_step`, `trace_trackers`, `run` (its name in trackers), `prompts` (problems per step),
+    `rollouts` (per problem), `held_out_samples` (rollouts of a held-out problem), `max_failed_share`, `agent_loop` (the
+    file of `command.agent_loop_yaml`).
     """
 
     held_out: HeldOut
@@ -75,6 +82,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         self._selection = Selection(SelectSettings.model_validate(dict(given["select"])))
         self._keep = int(given["keep"])
         self._drop_equal_rewards = bool(given["drop_equal_rewards"])
+        self._rounds = None if given["rounds"] is None else Rounds(**given["rounds"])
         self._judge = JudgeSettings.model_validate(dict(given["judge"]))
         self._seed = int(given["seed"])
         self._traces = Path(given["traces"])
@@ -106,6 +114,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """The extra fields of the rollouts of each dropped and replaced group, by the group's key."""
         self._replaced_failed: list[FailedRollout] = []
         """Those of such groups that failed."""
+        self._replaced_rounds: dict[str, RoundsOfGroup] = {}
+        """What became of such groups, by their keys, if groups are rolled out in rounds."""
         self._accepted: set[str] = set()
         """Groups that are not replaced."""
         self._outcomes = OutcomeRecorder(
@@ -137,6 +147,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         while True:
             self._replaced.clear()
             self._replaced_failed.clear()
+            self._replaced_rounds.clear()
             batch, metrics = super().sample(global_steps, partition_id, batch_size)
             if partition_id == "val":
                 return batch, metrics
@@ -168,7 +179,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     ) -> KVBatchMeta:
         """The selected groups' kept rollouts; none if too many failed or lost a call."""
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
-        batch, failed = self._without_failed(batch, len(selected_prompt_uids))
+        batch, in_rounds = _without_rounds(batch)
+        batch, failed = self._without_failed(batch, selected_prompt_uids, in_rounds)
         if partition_id == "val":
             return self._with_verdict(batch, failed)
         order = sorted(range(len(batch.keys)), key=lambda i: batch.keys[i])
@@ -181,7 +193,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         groups: dict[str, list[int]] = defaultdict(list)
         for i, key in enumerate(keys):
             groups[_group(key)].append(i)
-        kept = self._select(rollouts, groups)
+        kept = self._select(rollouts, groups, in_rounds)
         self._failed = [*failed, *self._replaced_failed]
         self._rolled_out = len(rollouts) + len(self._failed)
         self._finished_tokens = float(np.mean([each.tokens for each in rollouts])) if rollouts else 0.0
@@ -204,7 +216,11 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             in_groups.append(list(range(start, start + len(replaced))))
             start += len(replaced)
         if kept:
-            self._raw = raw_metrics(rollouts, kept, in_groups, self._selection, self._failed) | known
+            first = None if self._rounds is None else self._rounds.size
+            self._raw = raw_metrics(rollouts, kept, in_groups, self._selection, self._failed, first) | known
+            if self._rounds is not None:
+                whole = [*in_rounds.values(), *self._replaced_rounds.values()]
+                self._raw |= rounds_metrics(self._rounds, whole)
             self._raw["rstar2/reused_rollouts"] = float(sum(map(reused, fields)))
             self._raw["rstar2/off_policy_tokens"] = self._off_policy([written_by(fields[i]) for i in kept])
         if self._traces_per_step:
@@ -227,14 +243,18 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     def _too_many_failed(self) -> bool:
         return len(self._failed) > self._max_failed_share * self._rolled_out
 
-    def _without_failed(self, batch: KVBatchMeta, problems: int) -> tuple[KVBatchMeta, list[FailedRollout]]:
+    def _without_failed(
+        self, batch: KVBatchMeta, problems: list[str], in_rounds: Mapping[str, RoundsOfGroup]
+    ) -> tuple[KVBatchMeta, list[FailedRollout]]:
         """A batch without the rollouts that failed, and these; one that left no record at all counts too."""
         why = {
             key: failure
             for key, tag in zip(batch.keys, batch.tags, strict=True)
             if (failure := failure_of(tag))
         }
-        missing = problems * self._per_problem[batch.partition_id] - len(batch.keys)
+        full = self._per_problem[batch.partition_id]
+        made = sum(in_rounds[each].made if each in in_rounds else full for each in problems)
+        missing = made - len(batch.keys)
         lost_track = FailedRollout("missing", "it left no record; the trainer's log may say why")
         return _cleared(batch, why), [*why.values(), *[lost_track] * missing]
 
@@ -288,7 +308,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return waited
 
     def _rollout_progress(self, partition_id: str) -> RolloutProgress:
-        finished = len(self.partitions[partition_id])
+        finished = sum(_ended(tag, self._rounds) for tag in self.partitions[partition_id].values())
         failed = [failure for tag in self.partitions[partition_id].values() if (failure := failure_of(tag))]
         if failed and not self._fault:
             self._fault = f"step {self._step}: rollouts fail, and are left out: {failure_text(failed[:1])}"
@@ -303,9 +323,12 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         undecided = self.finished_keys[partition_id] - self._accepted
         groups: dict[str, list[str]] = defaultdict(list)
         failed: dict[str, list[FailedRollout]] = defaultdict(list)
+        in_rounds: dict[str, RoundsOfGroup] = {}
         for key, tag in sorted(self.partitions[partition_id].items()) if undecided else ():
             if _group(key) in undecided:
-                if failure := failure_of(tag):
+                if whole := rounds_of(tag):
+                    in_rounds[_group(key)] = whole
+                elif failure := failure_of(tag):
                     failed[_group(key)].append(failure)
                 else:
                     groups[_group(key)].append(key)
@@ -313,26 +336,39 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         for group, keys in groups.items():
             fields = _extra_fields(keys, partition_id)
             rollouts = [rollout_of(each) for each in fields]
-            kept = [rollouts[i] for i in self._choose(rollouts)]
+            kept = [rollouts[i] for i in self._choose(rollouts, in_rounds.get(group))]
             if gives_gradient(kept, self._drop_equal_rewards) or len(self._replaced) >= self._refills:
                 self._accepted.add(group)
             else:
                 self._replaced[group] = fields
                 self._replaced_failed += failed[group]
+                if group in in_rounds:
+                    self._replaced_rounds[group] = in_rounds[group]
                 found.add(group)
         return found, Counter()
 
-    def _choose(self, rollouts: list[Rollout]) -> list[int]:
-        """The indices of a problem's rollouts to train on. A fault of a user's selection ends training at once."""
+    def _choose(self, rollouts: list[Rollout], whole: RoundsOfGroup | None = None) -> list[int]:
+        """The indices of a problem's rollouts to train on. A fault of a user's selection ends training at once.
+
+        `whole` is what became of its group if that was rolled out in rounds.
+        """
+        keep = self._keep
+        if self._rounds is not None and whole is not None:
+            keep = self._rounds.kept(whole.made, keep)
         # Seeded by step and problem, so that a resumed run draws as an uninterrupted one would.
         seed = sample_seed(self._seed, f"roc {self._step} {rollouts[0].problem_id}", 0)
         try:
-            return self._selection.choose(rollouts, self._keep, np.random.default_rng(seed))
+            return self._selection.choose(rollouts, keep, np.random.default_rng(seed))
         except RStarError as error:
             write_final_error(self._agent_loop.parent, error)
             raise
 
-    def _select(self, rollouts: list[Rollout], groups: dict[str, list[int]]) -> list[int]:
+    def _select(
+        self,
+        rollouts: list[Rollout],
+        groups: dict[str, list[int]],
+        in_rounds: Mapping[str, RoundsOfGroup] | None = None,
+    ) -> list[int]:
         """The indices of the rollouts to train on.
 
         Where no group gives a gradient, one whose advantages are all zero, because VERL needs a batch; nothing where
@@ -340,8 +376,9 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """
         kept: list[int] = []
         spare: list[int] = []
-        for members in groups.values():
-            chosen = [members[i] for i in self._choose([rollouts[m] for m in members])]
+        for group, members in groups.items():
+            whole = (in_rounds or {}).get(group)
+            chosen = [members[i] for i in self._choose([rollouts[m] for m in members], whole)]
             if gives_gradient([rollouts[i] for i in chosen], self._drop_equal_rewards):
                 kept += chosen
             elif len(chosen) > 1:
@@ -484,7 +521,11 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
             return progress
         # A step takes whole groups; what else is finished may be for a later one.
         groups = self.finished_keys[partition_id]
-        whole = sum(_group(key) in groups for key in self.partitions[partition_id])
+        whole = sum(
+            _ended(tag, self._rounds)
+            for key, tag in self.partitions[partition_id].items()
+            if _group(key) in groups
+        )
         ready = min(whole, self._wanted)
         return replace(progress, finished=ready, wanted=self._wanted, ahead=progress.finished - ready)
 
@@ -532,6 +573,19 @@ def _extra_fields(keys: list[str], partition_id: str) -> list[Any]:
     return list(
         tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])["extra_fields"]
     )
+
+
+def _ended(tag: Mapping[str, Any], rounds: Rounds | None) -> int:
+    """How many rollouts a key of VERL's queue stands for, in progress: one, or all that its group does not need."""
+    whole = rounds_of(tag)
+    return 1 if whole is None or rounds is None else rounds.most - whole.made
+
+
+def _without_rounds(batch: KVBatchMeta) -> tuple[KVBatchMeta, dict[str, RoundsOfGroup]]:
+    """A batch of rollouts alone, and what became of the groups that were rolled out in rounds."""
+    tags = zip(batch.keys, batch.tags, strict=True)
+    keys = {key: whole for key, tag in tags if (whole := rounds_of(tag))}
+    return _cleared(batch, keys), {_group(key): whole for key, whole in keys.items()}
 
 
 def _cleared(batch: KVBatchMeta, keys: Collection[str]) -> KVBatchMeta:

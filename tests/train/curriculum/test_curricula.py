@@ -174,7 +174,7 @@ def test_a_curriculum_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("curriculum=posteror", "the nearest is 'posterior'"),
+        ("curriculum=posteror", "did you mean posterior?"),
         ("curriculum.name=posterior", ""),
         ('curriculum={name="posterior",target=2}', "curriculum.target must be"),
         ('curriculum={name="posterior",targt=0.4}', "the nearest is curriculum.target"),

@@ -45,6 +45,12 @@ def test_what_was_not_measured_is_assumed() -> None:
     assert assumptions_of(steps) == Assumptions(mean_tokens=40.0)
 
 
+def test_the_share_of_rollouts_that_rounds_made_is_that_of_all_steps() -> None:
+    steps = [{"rstar2/rollouts": 96.0, "rstar2/saved_rollouts": 32.0}, {"rstar2/rollouts": 64.0}]
+    assert assumptions_of(steps).made_share == 0.75
+    assert assumptions_of(steps[1:]).made_share == 1.0
+
+
 def test_memory_follows_from_the_largest_step_and_replaced_groups_are_no_loss(tmp_path: Path) -> None:
     write_steps(tmp_path / "stage1", 40.0, 50.0)
     assumed = measured_assumptions(tmp_path)

@@ -215,6 +215,32 @@ def test_groups_that_are_replaced_are_rolled_out_too_and_told() -> None:
     assert not any("replaced" in warning for warning in plain.warnings)
 
 
+def test_groups_in_rounds_are_planned_at_most_or_with_the_share_that_a_run_made() -> None:
+    rounds = ("groups.round=8", "algorithm.loss_weights=problems")
+    some = Assumptions(made_share=0.5)
+    plain, most, half = (
+        estimated("Qwen3-14B", "8xh100", *changes, assumptions=assumptions).stages[1]
+        for changes, assumptions in (((), None), (rounds, None), (rounds, some))
+    )
+    assert [each.step.rollouts for each in (plain, most, half)] == [16_384, 16_384, 8_192]
+    assert most.hours == plain.hours > 1.5 * half.hours
+    assert estimated("Qwen3-14B", "8xh100", assumptions=some).stages[1].step.rollouts == 16_384
+    [said] = set(most.warnings) - set(plain.warnings)
+    assert "in rounds of 8, so a step makes 4,096 to 16,384 rollouts" in said
+    advised = set(warned("Qwen3-14B", "8xh100", "groups.round=8")) - set(most.warnings)
+    assert [warning.split(": ")[1] for warning in advised] == ["set algorithm.loss_weights=problems"]
+
+
+def test_on_many_gpus_a_step_lasts_at_least_as_long_as_its_rounds_one_after_another() -> None:
+    one, four, two = (
+        estimated("Qwen3-14B", "64xh100", *changes, assumptions=Assumptions(made_share=0.3)).stages[1].step
+        for changes in ([], ["groups.round=8"], ["groups.round=16"])
+    )
+    longest_s = 8192 * one.token_s
+    assert four.generate_s == pytest.approx(4 * longest_s)
+    assert two.generate_s == pytest.approx(2 * longest_s, rel=0.2)
+
+
 def test_what_a_warning_advises_ends_it() -> None:
     """The share that is named when engine and trainer do not fit together is one at which they do."""
     (warning,) = warned("Qwen3-14B", "8xh100", "hardware.offload=none")

@@ -27,16 +27,27 @@ CHANGES = (
 )  # fmt: skip
 
 
-def words(root: Path, run: Path) -> list[str]:
+ROUNDS = ("groups.round=4", "groups.enough=1", "groups.hopeless_after=4", "reward=by_tokens:reward")
+MODULE = """
+from rstar2 import Problem, Trace
+
+def reward(problem: Problem, trace: Trace) -> float:
+    return float(sum(trace.response_ids) % 4 == 0)
+"""
+"""A random model's rollouts earn this reward one time in four, so that groups stop after one round or two."""
+
+
+def words(root: Path, run: Path, changes: tuple[str, ...]) -> list[str]:
     """A training command; the model is random, so that each rollout has another length."""
     data, model = root / "rl" / "data.parquet", root / "model"
-    settings = [word for change in CHANGES for word in ("--set", change)]
+    settings = [word for change in (*CHANGES, *changes) for word in ("--set", change)]
     stage = ["--stage", "1", "--profile", "laptop", "--model", str(model), "--data", str(data)]
     return [sys.executable, "-m", "rstar2", "train", *stage, *settings, "--run", str(run)]
 
 
-def trained(root: Path, run: Path) -> None:
-    ran = subprocess.run(words(root, run), capture_output=True, text=True, timeout=3600, check=False)
+def trained(root: Path, run: Path, changes: tuple[str, ...]) -> None:
+    command = words(root, run, changes)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, cwd=root)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
 
 
@@ -46,9 +57,11 @@ def traces(stage: Path, step: int) -> dict[tuple[str, int], Trace]:
     return {(each.problem_id, each.sample): each for each in found}
 
 
+@pytest.mark.parametrize("changes", [(), ROUNDS], ids=["at once", "in rounds"])
 def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was_not_killed(
-    tmp_path: Path,
+    tmp_path: Path, changes: tuple[str, ...]
 ) -> None:
+    (tmp_path / "by_tokens.py").write_text(MODULE)
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(tmp_path / "model", size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
     (tmp_path / "asked.jsonl").write_text(
@@ -61,7 +74,8 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
 
     killed, stage = tmp_path / "killed", tmp_path / "killed" / "stage1"
     with (tmp_path / "out").open("wb") as out:
-        process = subprocess.Popen(words(tmp_path, killed), stdout=out, stderr=subprocess.STDOUT)
+        command = words(tmp_path, killed, changes)
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=tmp_path)
         try:
             # By half of them the longest of the first four has ended, so that some may be used again.
             progress = stage / "rollouts.json"
@@ -77,7 +91,7 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
             process.kill()
             process.wait(TIMEOUT_S)
     assert not (stage / "checkpoints" / "latest_checkpointed_iteration.txt").exists()
-    trained(tmp_path, killed)
+    trained(tmp_path, killed, changes)
     reused = {step: int(each["rstar2/reused_rollouts"]) for step, each in step_metrics(stage).items()}
     assert 0 < reused[1] < 64
     assert reused[2] == 0
@@ -86,12 +100,14 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
     assert f"uses {reused[1]} rollouts again that the interrupted step had finished" in log
 
     whole = tmp_path / "whole"
-    trained(tmp_path, whole)
+    trained(tmp_path, whole, changes)
     # On a CPU a rollout's seed decides what it writes, so that both runs made the same ones. Which of them an engine
     # computes together changes the last digits of their log-probabilities.
     first, second = (traces(each / "stage1", 1) for each in (killed, whole))
     assert first.keys() == second.keys()
-    assert len(first) == 64
+    saved = [step_metrics(each / "stage1")[1].get("rstar2/saved_rollouts", 0.0) for each in (killed, whole)]
+    assert saved == [64 - len(first)] * 2
+    assert (0 < saved[0] < 32) if changes else saved[0] == 0, "some groups stop after a round, and some grow"
     for key, trace in first.items():
         assert trace.response_ids == second[key].response_ids
         assert trace.response_mask == second[key].response_mask

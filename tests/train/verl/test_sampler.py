@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +25,17 @@ from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.records.outcome_log import OutcomeReader
 from rstar2.train.records.progress import PROGRESS_FILE, read_progress
 from rstar2.train.records.raw_metrics import FailedRollout, raw_metrics
+from rstar2.train.rounds import Rounds, RoundsOfGroup
 from rstar2.train.select import Selection, SelectSettings
 from rstar2.train.trainer.saving import STOP_FILE
-from rstar2.train.verl.rollout_fields import failed_tag, rollout_of, to_extra_fields, trace_of
+from rstar2.train.verl.rollout_fields import (
+    failed_tag,
+    rollout_of,
+    rounds_key,
+    rounds_tag,
+    to_extra_fields,
+    trace_of,
+)
 
 if TYPE_CHECKING:
     from rstar2.train.verl.sampler import SelectingReplayBuffer
@@ -75,6 +85,7 @@ def buffer(
     select: str = "roc",
     keep: int = 16,
     refill_batches: float = 0,
+    rounds: Rounds | None = None,
 ) -> SelectingReplayBuffer:
     """VERL's asynchronous one where `max_steps` is given."""
     from rstar2.train.verl.sampler import SelectingReplayBuffer, SelectingReplayBufferAsync
@@ -92,6 +103,7 @@ def buffer(
             "keep": keep,
             "drop_equal_rewards": True,
             "refill_batches": refill_batches,
+            "rounds": rounds and asdict(rounds),
             "seed": 3,
             "traces": str(folder),
             "traces_per_step": traces_per_step,
@@ -168,6 +180,7 @@ def submit(verls_queue: Any) -> Iterator[Callable[..., None]]:
         step: int = 1,
         written_by: dict[int, int] | None = None,
         failed: Sequence[FailedRollout] = (),
+        whole: RoundsOfGroup | None = None,
     ) -> None:
         fields = [{"extra_fields": to_extra_fields(trace, True, written_by)} for trace in traces]
         if fields:
@@ -179,6 +192,8 @@ def submit(verls_queue: Any) -> Iterator[Callable[..., None]]:
             )
         for i, failure in enumerate(failed, len(traces)):
             verls_queue.kv_put(key=f"{name}_{i}_0", partition_id="train", tag=failed_tag(failure))
+        if whole:
+            verls_queue.kv_put(key=rounds_key(name), partition_id="train", tag=rounds_tag(whole))
         if status:
             tag = {"is_prompt": True, "status": status, "global_steps": step}
             verls_queue.kv_batch_put(keys=[name], partition_id="train", tags=[tag])
@@ -677,3 +692,61 @@ def test_a_step_that_is_rolled_out_again_leaves_no_outcomes(
     submit("a", graded("lost", "xxxx1000"))
     sampler.sample(1, "train", 1)
     assert outcomes(tmp_path) == [(1, {"again": (4, 8)})]
+
+
+TWOS = Rounds(size=2, most=8, enough=2, solved_after=2, hopeless_after=8)
+"""Groups of eight, in rounds of two."""
+
+
+@pytest.mark.parametrize("max_steps", [None, 8], ids=["sync", "asynchronous"])
+def test_rollouts_that_rounds_did_not_need_are_neither_missing_nor_failed(
+    submit: Any, verls_queue: Any, tmp_path: Path, max_steps: int | None
+) -> None:
+    sampler = buffer(tmp_path, keep=4, max_steps=max_steps, max_failed_share=0.3, rounds=TWOS)
+    submit("solved", group("11"), whole=RoundsOfGroup(2, 1, "solved"))
+    submit("mixed", group("1010"), whole=RoundsOfGroup(4, 2, "mixed"))
+    submit("full", group("0001000"), failed=[ENGINE_DIED], whole=RoundsOfGroup(8, 4, None))
+    # Of this one, one rollout of its two rounds left no record.
+    submit("short", group("100"), whole=RoundsOfGroup(4, 2, "mixed"))
+    batch, metrics = sampler.sample(1, "train", 4)
+    kept = Counter(key.split("_")[0] for key in batch.keys)
+    assert kept == {"mixed": 2, "full": 4, "short": 2}, "of each group the same share"
+    assert (metrics["rstar2/rollouts"], metrics["rstar2/saved_rollouts"]) == (18, 14)
+    assert (metrics["rstar2/failed_rollouts"], metrics["rstar2/failed_rollouts/missing"]) == (2, 1)
+    assert [metrics[f"rstar2/rounds/{number}"] for number in (1, 2, 3, 4)] == [1, 2, 0, 1]
+    assert metrics["rstar2/rounds"] == 9 / 4
+    decisions = {name.rpartition("/")[2]: metrics[name] for name in metrics if "decided/" in name}
+    assert decisions == {"mixed": 2, "solved": 1, "hopeless": 0, "never": 1}
+    assert metrics["rstar2/reward"] == 4 / 8, "of first rounds: 11, 10, 00 and 10"
+    assert metrics["rstar2/tokens"] == 4, "of all"
+    assert not any("rounds" in key for key in verls_queue.kv_list()["train"])
+
+
+def test_replaced_groups_count_with_the_rounds_that_they_had(submit: Any, tmp_path: Path) -> None:
+    sampler = buffer(
+        tmp_path,
+        prompts=1,
+        keep=4,
+        refill=lambda count: submit("b", group("1010"), whole=RoundsOfGroup(4, 2, "mixed")),
+        refill_batches=1.0,
+        rounds=TWOS,
+    )
+    submit("a", group("11"), whole=RoundsOfGroup(2, 1, "solved"))
+    batch, metrics = sampler.sample(1, "train", 1)
+    assert groups_of(batch.keys) == {"b"}
+    assert (metrics["rstar2/rollouts"], metrics["rstar2/saved_rollouts"]) == (6, 10)
+    assert metrics["rstar2/reward"] == 3 / 4
+    assert (metrics["rstar2/rounds/1"], metrics["rstar2/rounds/2"]) == (1, 1)
+
+
+@pytest.mark.parametrize(("max_steps", "more"), [(None, ""), (8, ", 1 ahead of it")])
+def test_progress_counts_rollouts_that_are_not_needed_as_finished(
+    submit: Any, tmp_path: Path, max_steps: int | None, more: str
+) -> None:
+    sampler = buffer(tmp_path, prompts=2, max_steps=max_steps, rounds=TWOS)
+    submit("a", group("1010"), whole=RoundsOfGroup(4, 2, "mixed"))
+    submit("b", group("1"), "running")
+    sampler._step = 5
+    sampler._sync_metadata_from_transfer_queue()
+    finished = 9 - bool(more)
+    assert sampler._rollout_progress("train").text() == f"step 5, {finished} of 16 rollouts finished{more}"
