@@ -163,6 +163,21 @@ COLUMNS = (
     ),
     Column("dropped_groups", "share of groups that are not trained on", _metric("rstar2/dropped_groups")),
     Column(
+        "unsolved_groups",
+        "share of the problems of which no rollout is correct, of those with a verdict",
+        _metric("rstar2/unsolved_groups"),
+    ),
+    Column(
+        "information",
+        "what the tokens of rollouts say about their problem, nats per token (`rstar2.train.records.information`)",
+        _metric("rstar2/information"),
+    ),
+    Column(
+        "retrieved",
+        "share of these rollouts that are most like the other rollouts of their own problem",
+        _metric("rstar2/retrieved"),
+    ),
+    Column(
         "stale_groups",
         "groups left out because they took too many steps (asynchronous modes)",
         _metric("training/off_policy/evicted_samples"),
