@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -128,8 +128,8 @@ class FinishedRun:
 
     @property
     def watched(self) -> list[Metrics]:
-        """The steps in which an alarm would have been in time to be of use, or all of a run that did not collapse."""
-        return self.steps[: self.collapse]
+        """The steps before the collapse, or all of a run that did not collapse."""
+        return self.steps if self.collapse is None else self.steps[: self.collapse - 1]
 
 
 def collapsed_at(pass_rates: Sequence[float]) -> int | None:
@@ -157,84 +157,122 @@ def finished(runs: Path) -> list[FinishedRun]:
     return found
 
 
-def first_alarm(run: FinishedRun, settings: AlarmSettings, signs: Collection[str]) -> int | None:
-    """The first step at which one of the signs is reported; None if there is none up to the collapse, or to the end."""
-    for step in range(1, len(run.watched) + 1):
-        if any(alarm.sign in signs for alarm in alarms(run.watched[:step], settings)):
-            return step
-    return None
+Raised = Callable[[Sequence[Metrics]], bool]
+"""Whether there is an alarm at the last of these steps."""
+
+
+def first_alarm(run: FinishedRun, raised: Raised) -> int | None:
+    """The first step before the collapse, or of the whole run, at which there is an alarm; None if there is none."""
+    ends = range(1, len(run.watched) + 1)
+    return next((end for end in ends if raised(run.watched[:end])), None)
 
 
 @dataclass(frozen=True)
 class Score:
-    """What some alarms are worth on some runs."""
+    """What an alarm is worth on some runs."""
 
     collapsed: int
-    seen: int
-    """Collapsed runs with an alarm up to the step of the collapse."""
-    healthy: int
-    false: int
-    """Healthy runs that did not collapse, with an alarm."""
     leads: tuple[int, ...]
-    """For each collapse that was seen, the steps from the first alarm to it."""
+    """For each collapse that was foreseen, the steps from the first alarm to it."""
+    healthy: int
+    """Runs of the healthy arms that did not collapse."""
+    false: int
+    """Of these, runs with an alarm."""
 
     @property
-    def row(self) -> list[str]:
-        """The cells of a table."""
-        middle = f"{np.median(self.leads):g} ({min(self.leads)} to {max(self.leads)})" if self.leads else "–"
-        return [f"{self.seen} of {self.collapsed}", f"{self.false} of {self.healthy}", middle]
+    def cells(self) -> list[str]:
+        """Cells of a table: recall, false alarms, lead."""
+        lead = f"{np.median(self.leads):g} ({min(self.leads)} to {max(self.leads)})" if self.leads else "–"
+        return [f"{len(self.leads)} of {self.collapsed}", f"{self.false} of {self.healthy}", lead]
 
 
-def score(runs: Sequence[FinishedRun], settings: AlarmSettings, signs: Collection[str]) -> Score:
-    """Count what the signs foresee of the collapses, and how often they are wrong about a healthy run."""
-    collapsed = [run for run in runs if run.collapse is not None]
+def score(runs: Sequence[FinishedRun], raised: Raised) -> Score:
+    """Count what an alarm foresees of the collapses, and how often it is wrong about a healthy run."""
+    collapses = [(run, run.collapse) for run in runs if run.collapse is not None]
+    firsts = [(at, first_alarm(run, raised)) for run, at in collapses]
+    leads = tuple(at - first for at, first in firsts if first is not None)
     healthy = [run for run in runs if run.arm in HEALTHY and run.collapse is None]
-    firsts = [(run.collapse or 0, first_alarm(run, settings, signs)) for run in collapsed]
-    leads = tuple(collapse - first for collapse, first in firsts if first is not None)
-    false = sum(first_alarm(run, settings, signs) is not None for run in healthy)
-    return Score(len(collapsed), len(leads), len(healthy), false, leads)
+    false = sum(first_alarm(run, raised) is not None for run in healthy)
+    return Score(len(collapses), leads, len(healthy), false)
+
+
+def signs_raised(signs: Collection[str], settings: AlarmSettings) -> Raised:
+    """An alarm by rstar2's own alarms with one of these signs."""
+    return lambda steps: any(alarm.sign in signs for alarm in alarms(steps, settings))
 
 
 @dataclass(frozen=True)
 class Watch:
-    """One sign and the key of its threshold."""
+    """One alarm, with a threshold to choose."""
 
-    sign: str
     key: str
+    """That of rstar2's settings; of an alarm that rstar2 does not have, only its name here."""
     values: tuple[float, ...]
     """The thresholds that are tried, from the most sensitive on."""
-    off: tuple[tuple[str, float], ...] = ()
-    """What switches the sign's other key off."""
-
-    def settings(self, value: float, window: int) -> AlarmSettings:
-        return AlarmSettings.model_validate({"window": window, **dict(self.off), self.key: value})
+    raised: Callable[[float, int], Raised]
+    """The alarm, given a threshold and a window."""
+    sign: str | None = None
+    """Of rstar2's own alarm."""
 
     def chosen_on(self, runs: Sequence[FinishedRun], window: int) -> float:
-        """The threshold with the fewest false alarms; of these that which sees the most collapses, and the earliest."""
+        """The threshold with the fewest false alarms; of these that with the best recall, then with the longest lead.
+
+        Of thresholds that are worth the same, the least sensitive.
+        """
 
         def worth(value: float) -> tuple[float, ...]:
-            found = score(runs, self.settings(value, window), {self.sign})
-            return -found.false, found.seen, float(np.median(found.leads)) if found.leads else 0.0
+            found = score(runs, self.raised(value, window))
+            return -found.false, len(found.leads), float(np.median(found.leads)) if found.leads else 0.0
 
-        # Of thresholds that are worth the same, the least sensitive.
         return max(reversed(self.values), key=worth)
 
 
+def shipped(sign: str, key: str, values: tuple[float, ...], **off: float) -> Watch:
+    """An alarm that rstar2 has; `off` switches off the other key of its sign."""
+
+    def raised(value: float, window: int) -> Raised:
+        settings = AlarmSettings.model_validate({"window": window, **off, key: value})
+        return signs_raised({sign}, settings)
+
+    return Watch(key, values, raised, sign)
+
+
+def mean_of(steps: Sequence[Metrics], metric: str) -> float:
+    """The mean of a metric where it is a number."""
+    return float(np.nanmean([step[metric] for step in steps]))
+
+
+def no_gradient(share: float, window: int) -> Raised:
+    """This share of the problems is not trained on, in the mean of the last window."""
+    return lambda steps: len(steps) >= window and mean_of(steps[-window:], "rstar2/dropped_groups") >= share
+
+
+def gradient_rise(factor: float, window: int) -> Raised:
+    """The gradient's norm before clipping is higher than in the first window by this factor."""
+
+    def raised(steps: Sequence[Metrics]) -> bool:
+        first, last = steps[:window], steps[-window:]
+        late = len(steps) >= 2 * window
+        return late and mean_of(last, "actor/grad_norm") >= factor * mean_of(first, "actor/grad_norm")
+
+    return raised
+
+
 WATCHED = (
-    Watch("entropy", "entropy_fall", (0.3, 0.5, 0.6, 0.7, 0.8, 0.9), (("entropy_rise", 1e9),)),
-    Watch("entropy", "entropy_rise", (0.2, 0.3, 0.5, 1.0, 2.0), (("entropy_fall", 1.0),)),
-    Watch("length", "length_change", (1.2, 1.3, 1.5, 2.0)),
-    Watch("truncation", "truncated", (0.05, 0.1, 0.15, 0.2, 0.3)),
-    Watch("reward", "reward_fall", (0.05, 0.08, 0.1, 0.15)),
-    Watch("information", "information_fall", (0.05, 0.1, 0.2, 0.3, 0.5)),
-    Watch("calls", "calls_change", (1.1, 1.2, 1.3, 1.5, 2.0)),
-    Watch("no_gradient", "no_gradient", (0.3, 0.5, 0.7, 0.8, 0.9)),
-    Watch("unsolved", "unsolved_rise", (0.05, 0.1, 0.15, 0.2, 0.3)),
-    Watch("gradient", "gradient_rise", (1.5, 2.0, 3.0, 4.0, 6.0)),
-    Watch("mismatch", "mismatch", (0.001, 0.003, 0.01, 0.03, 0.1)),
+    shipped("entropy", "entropy_fall", (0.5, 0.6, 0.7, 0.8, 0.9), entropy_rise=1e9),
+    shipped("entropy", "entropy_rise", (0.2, 0.3, 0.5, 1.0, 2.0), entropy_fall=1.0),
+    shipped("length", "length_change", (1.1, 1.2, 1.3, 1.5, 2.0)),
+    shipped("truncation", "truncated", (0.05, 0.1, 0.15, 0.2, 0.3)),
+    shipped("reward", "reward_fall", (0.03, 0.05, 0.08, 0.1, 0.15)),
+    shipped("information", "information_fall", (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)),
+    shipped("calls", "calls_change", (1.1, 1.2, 1.3, 1.5, 2.0)),
+    shipped("unsolved", "unsolved_rise", (0.02, 0.05, 0.1, 0.2, 0.3)),
+    shipped("mismatch", "mismatch", (0.001, 0.003, 0.01, 0.03, 0.1)),
+    Watch("share of problems without gradient", (0.3, 0.5, 0.7, 0.8, 0.9, 0.95), no_gradient),
+    Watch("rise of the gradient's norm", (1.5, 2.0, 3.0, 5.0, 10.0), gradient_rise),
 )
 EARLIER = {"entropy", "length", "truncation", "reward"}
-"""The signs of collapse that there were before this measurement."""
+"""The signs of collapse that rstar2 had before this measurement."""
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -261,21 +299,25 @@ def table_of_runs(runs: Sequence[FinishedRun]) -> str:
 def table_of_alarms(runs: Sequence[FinishedRun], window: int) -> str:
     """What each alarm, and all together, foresee on the runs of even seeds; thresholds are chosen on the others."""
     tuning, testing = ([run for run in runs if run.seed % 2 == odd] for odd in (1, 0))
-    values = {watch: watch.chosen_on(tuning, window) for watch in WATCHED}
-    shipped = AlarmSettings(window=window)
+    chosen = {watch.key: watch.chosen_on(tuning, window) for watch in WATCHED}
+    defaults = AlarmSettings(window=window).model_dump()
     rows = []
-    for watch, value in values.items():
-        as_chosen = score(testing, watch.settings(value, window), {watch.sign})
-        default = getattr(shipped, watch.key)
-        as_shipped = score(testing, watch.settings(default, window), {watch.sign})
-        rows.append([f"`{watch.key}`", f"{value:g}", *as_chosen.row, f"{default:g}", *as_shipped.row])
-    every = {watch.sign for watch in WATCHED}
-    # A sign with two keys has both.
-    chosen = AlarmSettings.model_validate({"window": window, **{w.key: v for w, v in values.items()}})
-    for name, signs in (("the four of before", EARLIER), ("all", every)):
-        rows.append([name, "", *score(testing, chosen, signs).row, "", *score(testing, shipped, signs).row])
-    titles = ["alarm", "chosen", *(columns := ["recall", "false alarms", "lead, steps"]), "default", *columns]
-    return table(titles, rows)
+    for watch in WATCHED:
+        cells = score(testing, watch.raised(chosen[watch.key], window)).cells
+        default = defaults.get(watch.key)
+        beside = ["–"] * 4
+        if default is not None:
+            beside = [f"{default:g}", *score(testing, watch.raised(default, window)).cells]
+        name = watch.key if watch.sign is None else f"`{watch.key}`"
+        rows.append([name, f"{chosen[watch.key]:g}", *cells, *beside])
+    own = {watch.key: chosen[watch.key] for watch in WATCHED if watch.sign}
+    as_chosen, as_shipped = (AlarmSettings.model_validate({**keys, "window": window}) for keys in (own, {}))
+    every = {watch.sign for watch in WATCHED if watch.sign}
+    for name, signs in ((f"any of {', '.join(sorted(EARLIER))}", EARLIER), ("any of rstar2's", every)):
+        cells = [score(testing, signs_raised(signs, each)).cells for each in (as_chosen, as_shipped)]
+        rows.append([name, "", *cells[0], "", *cells[1]])
+    columns = ["recall", "false alarms", "lead, steps"]
+    return table(["alarm", "chosen", *columns, "default", *columns], rows)
 
 
 def main() -> None:
