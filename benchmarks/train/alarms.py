@@ -281,9 +281,10 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def table_of_runs(runs: Sequence[FinishedRun]) -> str:
-    """What became of the runs of each arm."""
+def table_of_runs(runs: Sequence[FinishedRun], window: int) -> str:
+    """What became of the runs of each arm, and the first of rstar2's alarms before a collapse, at its defaults."""
     rows = []
+    every, settings = {watch.sign for watch in WATCHED if watch.sign}, AlarmSettings(window=window)
     for arm in ARMS:
         each = [run for run in runs if run.arm == arm]
         if each:
@@ -291,8 +292,9 @@ def table_of_runs(runs: Sequence[FinishedRun]) -> str:
             best = ", ".join(f"{max(np.convolve(rate, np.ones(SPAN) / SPAN, 'valid')):.0%}" for rate in rates)
             last = ", ".join(f"{np.mean(rate[-SPAN:]):.0%}" for rate in rates)
             at = ", ".join(str(run.collapse or "–") for run in each)
-            rows.append(["healthy" if arm in HEALTHY else "spoilt", arm, str(len(each)), best, last, at])
-    titles = ["", "arm", "runs", f"best pass rate of {SPAN} steps", "last", "collapse at step"]
+            first = ", ".join(str(first_alarm(run, signs_raised(every, settings)) or "–") for run in each)
+            rows.append(["healthy" if arm in HEALTHY else "spoilt", arm, best, last, at, first])
+    titles = ["", "arm", f"best pass rate of {SPAN} steps", "last", "collapse at step", "first alarm"]
     return table(titles, rows)
 
 
@@ -340,7 +342,7 @@ def main() -> None:
     runs = finished(given.runs)
     if not runs:
         parser.exit(1, f"no run in {given.runs} is finished\n")
-    print(f"{len(runs)} runs of {len(runs[0].steps)} steps\n\n{table_of_runs(runs)}\n")
+    print(f"{len(runs)} runs of {len(runs[0].steps)} steps\n\n{table_of_runs(runs, given.window)}\n")
     if len({run.seed % 2 for run in runs}) == 2:
         print(f"Windows of {given.window} steps, seeds that no threshold was chosen on:\n")
         print(table_of_alarms(runs, given.window))

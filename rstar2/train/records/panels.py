@@ -172,7 +172,7 @@ PANELS = (
         "Mismatch of engine and trainer in kept rollouts",
         "KL, nats per token",
         "number",
-        (("mismatch_kl", "mismatch KL, kept"),),
+        (("mismatch_kl", "mismatch KL, kept"), ("mismatch_k3", "never negative (k3), kept")),
         "below 0.01; more calls for algorithm.correction",
     ),
     Panel("judge", "Judge", "seconds a call", "seconds", (("call_s", "mean"), ("slowest_call_s", "slowest"))),

@@ -206,6 +206,11 @@ COLUMNS = (
     Column(
         "mismatch_kl", "KL of engine and trainer in kept rollouts, nats per token", _metric("rollout_corr/kl")
     ),
+    Column(
+        "mismatch_k3",
+        "the same, by an estimate that is never negative and that noise raises too (k3), in kept rollouts",
+        _metric("rollout_corr/k3_kl"),
+    ),
     Column("grad_norm", "of the gradient of kept rollouts, before it is clipped", _metric("actor/grad_norm")),
     Column("call_s", "mean seconds until the judge answered a call", _metric("rstar2/call_s")),
     Column("slowest_call_s", "of the slowest", _metric("rstar2/slowest_call_s")),
