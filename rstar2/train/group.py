@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from rstar2.eval.grader.outcomes import UNDECIDED, Missed, missed
 from rstar2.loop.trace import Trace, Turn
 from rstar2.loop.turns import tags
+from rstar2.train.records.information import OPENING_TOKENS
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Rollout:
     calls_s: float = 0.0
     """Seconds from asking the judge to its answer, summed over all calls."""
     slowest_call_s: float = 0.0
+    opening: list[int] = field(default_factory=list)
+    """The first `OPENING_TOKENS` tokens that the model itself wrote, for `rstar2.train.records.information`."""
 
     @property
     def earned(self) -> float:
@@ -109,7 +113,13 @@ class Rollout:
             outcomes=dict(Counter(call.status for call in trace.calls)),
             calls_s=sum(call.wall_s for call in trace.calls),
             slowest_call_s=max((call.wall_s for call in trace.calls), default=0.0),
+            opening=list(islice(_own_tokens(trace), OPENING_TOKENS)),
         )
+
+
+def _own_tokens(trace: Trace) -> Iterator[int]:
+    """The tokens that the model wrote, without its prompt and the tools' output."""
+    return compress(trace.response_ids, trace.response_mask)
 
 
 def _is_void(turn: Turn) -> bool:

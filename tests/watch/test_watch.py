@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from rstar2.runs import load_status, open_run
 from rstar2.terminal import encodable
 from rstar2.train.choose import choose
 from rstar2.train.recipe_files import sft_recipe
+from rstar2.train.records.alarms import AlarmRecorder, AlarmSettings
 from rstar2.train.records.decision import Decision, write_decision
 from rstar2.train.records.progress import Activity, ActivityWriter
 from rstar2.watch.snapshot import snapshot
@@ -77,6 +79,27 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
     assert [(each["stage"], each["action"], each["text"]) for each in told["decisions"]] == [
         (1, "back", decided)
     ]
+
+
+def test_a_policy_that_forgets_its_problems_is_shown_while_its_pass_rate_still_holds(tmp_path: Path) -> None:
+    run, warned = tmp_path / "run", list[str]()
+    with open_run(run, "train", CONFIG):
+        (run / "stage1").mkdir()
+        recorder = AlarmRecorder(run / "stage1", AlarmSettings(window=2), {}, warned.append)
+        for step, nats in enumerate((0.7, 0.7, 0.7, 0.5, 0.4), 1):
+            measured = {"rstar2/information": nats, "rstar2/calls": 1.2, "rstar2/dropped_groups": 0.4}
+            add_step(run, step, **measured, **{"rstar2/pass_rate": 0.6})
+            recorder.on_step(step, {**measured, "rstar2/pass_rate": 0.6})
+        shown = rstar2("watch", run)
+        told = json.loads(rstar2("watch", run, "--json").stdout)
+    [alarm] = told["alarms"]
+    assert (alarm["stage"], alarm["step"], alarm["sign"]) == (1, 5, "information")
+    assert warned == [f"step 5: {alarm['text']}"]
+    shown_words = " ".join(shown.stdout.split())
+    assert f"ALARM stage 1, step 5: {alarm['text']}" in shown_words
+    assert told["latest"]["information"] == 0.4
+    for panel in ("information", "calls", "no signal"):
+        assert re.search(rf"^{panel} ", shown.stdout, re.MULTILINE), panel
 
 
 def test_a_filter_is_the_phase_until_it_is_done_and_a_finished_stage_shows_no_rollouts(

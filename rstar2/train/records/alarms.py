@@ -1,7 +1,8 @@
 """Tells from the metrics of a stage's steps whether training begins to collapse, or rollouts are missing from them.
 
 The paper's training collapsed after its last step whatever the authors changed (arXiv 2508.20722), so it is worth
-knowing early. The thresholds are ours: the paper gives none.
+knowing early. The thresholds are ours: the paper gives none. docs/training.md says how many collapses of short runs
+each alarm foresaw (`benchmarks/train/alarms.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class AlarmSettings(Strict):
 
     window: int = Field(5, ge=1)
     """Steps over which values are averaged. The first window of a stage is what later steps are compared with."""
-    entropy_fall: float = Field(0.7, gt=0, le=1)
+    entropy_fall: float = Field(0.9, gt=0, le=1)
     """Entropy is lower than in the stage's first steps by this share: the policy repeats itself."""
     entropy_rise: float = Field(2.0, gt=0)
     """Entropy is higher than in the stage's first steps by this share: the policy writes noise."""
@@ -53,6 +54,17 @@ class AlarmSettings(Strict):
     that take too much work or meet a fault of the grader, or the grader's processes are killed."""
     reward_fall: float = Field(0.15, gt=0, le=1)
     """The pass rate, of the rollouts with a verdict before selection, is this much lower than the stage's best."""
+    information_fall: float = Field(0.2, gt=0, le=1)
+    """What the rollouts' tokens say about their problem (`rstar2.train.records.information`) is lower than the
+    stage's highest by this share: the policy writes the same whatever it is asked."""
+    calls_change: float = Field(1.5, gt=1)
+    """Tool calls per rollout are more or fewer than in the stage's first steps by this factor: the policy gives up the
+    tool, or calls it without end."""
+    unsolved_rise: float = Field(0.1, gt=0, le=1)
+    """The share of problems that no rollout solves is this much higher than the stage's lowest."""
+    mismatch: float = Field(0.05, gt=0)
+    """The divergence of the engine's and the trainer's probabilities, in nats per token, is at least this: the rollouts
+    are not those of the policy that is trained."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +72,8 @@ class Alarm:
     """A sign of collapse at one step of a stage."""
 
     sign: str
-    """entropy, length, truncation or reward; nan_entropy, nan_length, nan_reward or nan_gradient; undecided, failed,
-    lost, discarded or held_out."""
+    """entropy, length, truncation, reward, information, calls, unsolved or mismatch; nan_entropy, nan_length,
+    nan_reward or nan_gradient; undecided, failed, lost, discarded or held_out."""
     text: str
     """With the values and the key of the threshold."""
 
@@ -120,6 +132,10 @@ def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
         _length(steps, settings),
         _truncation(steps, settings),
         _reward(steps, settings),
+        _information(steps, settings),
+        _calls(steps, settings),
+        _unsolved(steps, settings),
+        _mismatch(steps, settings),
     )
     collapse = [alarm for alarm in found if alarm is not None]
     return [
@@ -207,16 +223,75 @@ def _mean(steps: Sequence[Metrics], name: str, end: int, window: int) -> float |
     return sum(numbers) / len(numbers) if numbers and len(values) == window else None
 
 
-def _entropy(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
-    name, window = "actor/entropy", settings.window
+def _means(steps: Sequence[Metrics], name: str, window: int) -> list[float]:
+    """A metric's mean in each window so far; empty if the last window has none."""
+    means = [_mean(steps, name, end, window) for end in range(window, len(steps) + 1)]
+    return [] if not means or means[-1] is None else [mean for mean in means if mean is not None]
+
+
+def _since_first(steps: Sequence[Metrics], name: str, window: int) -> tuple[float, float] | None:
+    """A metric's means in the stage's first window and in the last; None while these overlap, or if one is missing."""
     first, last = _mean(steps, name, window, window), _mean(steps, name, len(steps), window)
-    if first is None or last is None or len(steps) < 2 * window:
+    return None if first is None or last is None or len(steps) < 2 * window else (first, last)
+
+
+def _entropy(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
+    means = _since_first(steps, "actor/entropy", settings.window)
+    if means is None:
         return None
+    first, last = means
     if last < (1 - settings.entropy_fall) * first:
         return Alarm("entropy", f"entropy fell from {first:.3g} to {last:.3g} (alarms.entropy_fall)")
     if last > (1 + settings.entropy_rise) * first:
         return Alarm("entropy", f"entropy rose from {first:.3g} to {last:.3g} (alarms.entropy_rise)")
     return None
+
+
+def _information(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
+    means = _means(steps, "rstar2/information", settings.window)
+    if not means or means[-1] > (1 - settings.information_fall) * max(means):
+        return None
+    return Alarm(
+        "information",
+        f"what rollouts say about their problem fell from {max(means):.3g} to {means[-1]:.3g} nats per token: read "
+        "traces of different problems, and end the run if they are alike (alarms.information_fall)",
+    )
+
+
+def _calls(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
+    means = _since_first(steps, "rstar2/calls", settings.window)
+    if means is None or not means[0]:
+        return None
+    first, last = means
+    if 1 / settings.calls_change < last / first < settings.calls_change:
+        return None
+    return Alarm(
+        "calls",
+        f"tool calls per rollout went from {first:.2f} to {last:.2f}: read traces, and see whether the reward can be "
+        "earned without the tool (alarms.calls_change)",
+    )
+
+
+def _unsolved(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
+    means = _means(steps, "rstar2/unsolved_groups", settings.window)
+    if not means or means[-1] - min(means) < settings.unsolved_rise:
+        return None
+    return Alarm(
+        "unsolved",
+        f"problems that no rollout solves rose from {min(means):.1%} to {means[-1]:.1%}: the pass rate may follow; "
+        "keep the last checkpoint, and try a lower optim.lr (alarms.unsolved_rise)",
+    )
+
+
+def _mismatch(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
+    last = _mean(steps, "rollout_corr/k3_kl", len(steps), settings.window)
+    if last is None or last < settings.mismatch:
+        return None
+    return Alarm(
+        "mismatch",
+        f"the engine's and the trainer's probabilities diverge by {last:.3g} nats per token: see whether the engine "
+        "has the present weights, and try algorithm.correction (alarms.mismatch)",
+    )
 
 
 def _length(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
@@ -241,11 +316,9 @@ def _truncation(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | No
 
 
 def _reward(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
-    window = settings.window
-    means = [_mean(steps, "rstar2/pass_rate", end, window) for end in range(window, len(steps) + 1)]
-    known = [mean for mean in means if mean is not None]
-    if not known or means[-1] is None or max(known) - known[-1] < settings.reward_fall:
+    means = _means(steps, "rstar2/pass_rate", settings.window)
+    if not means or max(means) - means[-1] < settings.reward_fall:
         return None
     return Alarm(
-        "reward", f"the pass rate fell from {max(known):.1%} to {known[-1]:.1%} (alarms.reward_fall)"
+        "reward", f"the pass rate fell from {max(means):.1%} to {means[-1]:.1%} (alarms.reward_fall)"
     )

@@ -18,6 +18,7 @@ import numpy as np
 from rstar2.eval.grader.outcomes import UNDECIDED, Missed
 from rstar2.loop.trace import CallStatus
 from rstar2.train.group import Rollout
+from rstar2.train.records.information import prompt_information
 from rstar2.train.rounds import Decision, Rounds, RoundsOfGroup
 from rstar2.train.select import Selection
 from rstar2.train.select.roc import p_err, p_format
@@ -114,6 +115,7 @@ def raw_metrics(
         **_dropped(rollouts, set(kept), groups, selection, len(failed)),
         "rstar2/mixed_groups": sum(len(each) > 1 for each in rewards) / len(rewards),
         "rstar2/dropped_groups": 1 - trained / len(groups),
+        **_by_problem([[rollouts[i] for i in group if not rollouts[i].lost_calls] for group in groups]),
     }
 
 
@@ -128,6 +130,20 @@ def rounds_metrics(rounds: Rounds, groups: Sequence[RoundsOfGroup]) -> dict[str,
         **{f"rstar2/decided/{decision}": float(decisions[decision]) for decision in get_args(Decision)},
         "rstar2/decided/never": float(decisions[None]),
     }
+
+
+def _by_problem(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
+    """The share of problems that no rollout solved, and how much rollouts depend on their problem.
+
+    A figure that the rollouts with a verdict cannot tell is left out.
+    """
+    judged = [group for group in groups if group]
+    unsolved = sum(not any(rollout.correct for rollout in group) for group in judged)
+    metrics = {"rstar2/unsolved_groups": unsolved / len(judged)} if judged else {}
+    if information := prompt_information([[rollout.opening for rollout in group] for group in judged]):
+        metrics["rstar2/information"] = information.nats
+        metrics["rstar2/retrieved"] = information.retrieved
+    return metrics
 
 
 def _answers(judged: Sequence[Rollout]) -> dict[str, float]:

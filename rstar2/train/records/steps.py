@@ -184,6 +184,21 @@ COLUMNS = (
     ),
     Column("rounds", "rounds per group (groups.round)", _metric("rstar2/rounds")),
     Column(
+        "unsolved_groups",
+        "share of the problems of which no rollout is correct, of those with a verdict",
+        _metric("rstar2/unsolved_groups"),
+    ),
+    Column(
+        "information",
+        "what the tokens of rollouts say about their problem, nats per token (`rstar2.train.records.information`)",
+        _metric("rstar2/information"),
+    ),
+    Column(
+        "retrieved",
+        "share of these rollouts that are most like the other rollouts of their own problem",
+        _metric("rstar2/retrieved"),
+    ),
+    Column(
         "stale_groups",
         "groups left out because they took too many steps (asynchronous modes)",
         _metric("training/off_policy/evicted_samples"),
@@ -221,6 +236,11 @@ COLUMNS = (
     Column("entropy", "nats per token, of the trainer's policy in kept rollouts", _metric("actor/entropy")),
     Column(
         "mismatch_kl", "KL of engine and trainer in kept rollouts, nats per token", _metric("rollout_corr/kl")
+    ),
+    Column(
+        "mismatch_k3",
+        "the same, by an estimate that is never negative and that noise raises too (k3), in kept rollouts",
+        _metric("rollout_corr/k3_kl"),
     ),
     Column(
         "without_weight",

@@ -9,13 +9,17 @@ import pytest
 
 from rstar2.train.records.alarms import AlarmRecorder, AlarmSettings, alarms, read_alarms
 
-SETTINGS = AlarmSettings(window=2, length_over=6)
+SETTINGS = AlarmSettings(window=2, length_over=6, entropy_fall=0.7)
 
 
 def course(steps: int, **ends: float) -> list[dict[str, float]]:
     """Steps of a healthy stage; a metric of `ends` moves evenly from what is usual to that value."""
-    usual = {"entropy": 0.4, "tokens": 4000.0, "truncated": 0.05, "pass_rate": 0.6}
-    keys = {name: f"rstar2/{name}" for name in usual} | {"entropy": "actor/entropy"}
+    usual = {
+        "entropy": 0.4, "tokens": 4000.0, "truncated": 0.05, "pass_rate": 0.6, "information": 1.5, "calls": 2.0,
+        "unsolved_groups": 0.05, "k3_kl": 0.002,
+    }  # fmt: skip
+    keys = {name: f"rstar2/{name}" for name in usual}
+    keys |= {"entropy": "actor/entropy", "k3_kl": "rollout_corr/k3_kl"}
     return [
         {
             keys[name]: value + (ends.get(name, value) - value) * number / (steps - 1)
@@ -26,8 +30,11 @@ def course(steps: int, **ends: float) -> list[dict[str, float]]:
 
 
 def test_a_healthy_stage_raises_no_alarm() -> None:
-    """It learns, its rollouts grow as in the paper from 1K to 4K tokens over 300 steps, its entropy halves."""
-    steps = course(300, entropy=0.2, pass_rate=0.9, truncated=0.1)
+    """It learns, its rollouts grow as in the paper from 1K to 4K tokens over 300 steps, its entropy halves.
+
+    It saves a third of its calls, and leaves fewer problems unsolved.
+    """
+    steps = course(300, entropy=0.2, pass_rate=0.9, truncated=0.1, calls=1.4, unsolved_groups=0.0, k3_kl=0.01)
     for number, step in enumerate(steps):
         step["rstar2/tokens"] = 1000 + 3000 * number / 299
     assert [found for end in range(1, 301) for found in alarms(steps[:end], AlarmSettings())] == []
@@ -46,6 +53,15 @@ def test_a_healthy_stage_raises_no_alarm() -> None:
             r"2\d% of the rollouts end by the token budget \(alarms.truncated\)",
         ),
         ("reward", {"pass_rate": 0.1}, r"the pass rate fell from \d+.\d% to \d+.\d% \(alarms.reward_fall\)"),
+        (
+            "information",
+            {"information": 0.2},
+            r"fell from 1.\d+ to \d.\d+ nats per token: read traces .* \(alarms.information_fall\)",
+        ),
+        ("calls", {"calls": 0.1}, r"calls per rollout went from 1.\d+ to 1.\d+: .* \(alarms.calls_change\)"),
+        ("calls", {"calls": 9.0}, r"calls per rollout went from 2.\d+ to \d.\d+: .* \(alarms.calls_change\)"),
+        ("unsolved", {"unsolved_groups": 0.9}, r"no rollout solves rose .* \(alarms.unsolved_rise\)"),
+        ("mismatch", {"k3_kl": 0.4}, r"diverge by 0.\d+ nats per token: .* \(alarms.mismatch\)"),
     ],
 )
 def test_each_sign_of_collapse_is_told_once_with_its_values_and_its_key(
@@ -79,6 +95,22 @@ def test_a_measurement_that_is_not_a_number_is_told_at_once_and_the_other_steps_
     )
     assert warned[0] == "step 1: actor/entropy is not a number (NaN or infinite)"
     assert [(step, alarm.sign) for step in list(found)[2:] for alarm in found[step]] == [(10, "entropy")]
+
+
+def test_dependence_and_unsolved_problems_are_compared_with_the_best_of_the_stage() -> None:
+    """Both get better at first, so that the stage's first steps would hide half of the fall."""
+    settings = AlarmSettings(window=1, information_fall=0.2, unsolved_rise=0.1)
+    steps = [
+        {"rstar2/information": nats, "rstar2/unsolved_groups": unsolved}
+        for nats, unsolved in ((0.6, 0.3), (0.9, 0.1), (0.74, 0.19), (0.71, 0.21))
+    ]
+    assert alarms(steps[:3], settings) == []
+    assert [alarm.sign for alarm in alarms(steps, settings)] == ["information", "unsolved"]
+
+
+def test_a_stage_without_calls_or_of_an_earlier_version_has_no_alarm_of_what_it_lacks() -> None:
+    assert alarms([{"rstar2/calls": 0.0}] * 9, AlarmSettings(window=2)) == []
+    assert alarms([{"rstar2/pass_rate": 0.5, "rstar2/tokens": 9.0}] * 20, AlarmSettings(window=2)) == []
 
 
 def test_a_sign_that_passes_and_returns_is_told_twice(tmp_path: Path) -> None:

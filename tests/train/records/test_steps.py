@@ -118,7 +118,7 @@ def test_what_covers_kept_rollouts_alone_is_labelled_so() -> None:
         for column, label in panel.lines
         if column in of_the_update
     ]
-    assert len(labels) == 3
+    assert len(labels) == 4
     assert all("kept" in label for label in labels)
 
 

@@ -1,0 +1,352 @@
+"""How well the alarms foresee a collapse: short runs of the demo's first stage, half of them spoilt on purpose.
+
+    python benchmarks/train/alarms.py --seeds 4 --runs runs/alarms
+    python benchmarks/train/alarms.py --runs runs/alarms --show               what is finished, without training
+
+For each seed one SFT model is made and trained once by every arm of ARMS. A run that was killed resumes; the metrics of
+a finished one are kept in RUNS/seedN/ARM.json, and its folder is removed. A run of 24 steps took two minutes on two
+cores that other programs used too (load 6).
+
+A run has collapsed if the mean pass rate of its last SPAN steps lies FALL below the best such mean, and lay there at
+every step since; the first of these steps is the collapse. No alarm is part of this definition. The pass rate is the
+grader's, whatever is rewarded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import provoked
+
+from rstar2.cli.training import ProgressRows
+from rstar2.data import builtin
+from rstar2.data.parquet import rl_rows
+from rstar2.demo.pipeline import fine_tuned
+from rstar2.demo.recipe import DemoPlan, demo_plan
+from rstar2.errors import UserError
+from rstar2.eval.settings import JudgeChoice
+from rstar2.files import write_json
+from rstar2.plugins import search_in
+from rstar2.runs import open_run
+from rstar2.train import pipeline as pipeline_module
+from rstar2.train.command import Command, stage_command
+from rstar2.train.pipeline import Pipeline, open_pipeline
+from rstar2.train.records.alarms import AlarmSettings, alarms
+from rstar2.train.records.steps import Metrics, step_metrics
+
+SPAN = 5
+"""Steps over which the pass rate is averaged."""
+FALL = 0.2
+"""How far it falls in a collapse."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train."""
+
+    changes: tuple[str, ...] = ()
+    """Keys of the recipe."""
+    fault: str = ""
+    """See `provoked`."""
+
+
+HEALTHY = {
+    "demo": Arm(),
+    "plain-grpo": Arm(("rl.select=random",)),
+    "half-lr": Arm(("rl.optim.lr=1.5e-4",)),
+    "dr-grpo": Arm(("rl.algorithm.objective=dr-grpo",)),
+}
+PROVOKED = {
+    "lr-x10": Arm(("rl.optim.lr=3e-3", "rl.optim.warmup_steps=20")),
+    "stale-weights": Arm(("rl.optim.lr=1e-3",), "stale:8"),
+    "hackable-reward": Arm(("rl.reward=provoked:hackable",)),
+    "noisy-logprobs": Arm(("rl.optim.lr=1e-3",), "noisy:3"),
+}
+ARMS = HEALTHY | PROVOKED
+
+
+def arm_plan(seed: int, arm: str, steps: int) -> DemoPlan:
+    """The demo's plan with an arm's changes; of its stages only the first is run."""
+    kept = (f"rl.steps={steps}", f"rl.checkpoint.every={steps}", "rl.traces_per_step=-1")
+    return demo_plan("demo", seed, [*kept, *ARMS[arm].changes])
+
+
+def run_seed(seed: int, steps: int, folder: Path) -> None:
+    """Train the arms of a seed that are not finished."""
+    records = {arm: folder / f"{arm}.json" for arm in ARMS}
+    if all(record.exists() for record in records.values()):
+        return
+    plan = arm_plan(seed, "demo", steps)
+    with (
+        open_run(folder, "alarms", plan.config(), compared=DemoPlan.compared) as run,
+        ProgressRows() as progress,
+        open_pipeline(run, progress, JudgeChoice(preload=False)) as pipeline,
+    ):
+        sft = fine_tuned(plan, pipeline)
+        for arm, record in records.items():
+            if not record.exists():
+                metrics = run_arm(pipeline, arm_plan(seed, arm, steps), ARMS[arm], sft, folder / arm)
+                write_json(record, {"arm": asdict(ARMS[arm]), "steps": list(metrics.values())})
+
+
+def run_arm(pipeline: Pipeline, plan: DemoPlan, arm: Arm, sft: Path, root: Path) -> dict[int, Metrics]:
+    """Train the SFT model; returns the metrics of each step."""
+    demo, recipe = plan.demo, plan.stages[1]
+    problems = builtin.training(demo.seed, demo.problems.train, skip=demo.traces.count)
+    rows = rl_rows(problems, recipe.rollout.rollouts, "builtin")
+
+    def spoilt_command(*given: object) -> Command:
+        command: Command = stage_command(*given)  # type: ignore[arg-type]
+        command.env[provoked.FAULT] = arm.fault
+        command.env["VERL_USE_EXTERNAL_MODULES"] += f",{provoked.__name__}"
+        return command
+
+    with patch.object(pipeline_module, "stage_command", spoilt_command):
+        [(name, _)] = pipeline.train_stages({1: recipe}, sft, rows, root, f"{root.name} ")
+    return step_metrics(root / name)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run."""
+
+    seed: int
+    arm: str
+    steps: list[Metrics]
+
+    @property
+    def collapse(self) -> int | None:
+        """The step, from 1, at which it collapsed; None if it did not."""
+        return collapsed_at([step["rstar2/pass_rate"] for step in self.steps])
+
+    @property
+    def watched(self) -> list[Metrics]:
+        """The steps before the collapse, or all of a run that did not collapse."""
+        return self.steps if self.collapse is None else self.steps[: self.collapse - 1]
+
+
+def collapsed_at(pass_rates: Sequence[float]) -> int | None:
+    """The step, from 1, of a collapse as the head of this file defines it; None if there is none."""
+    means = [float(np.mean(pass_rates[end - SPAN : end])) for end in range(SPAN, len(pass_rates) + 1)]
+    best = np.maximum.accumulate(means)
+    fallen = [mean <= top - FALL for mean, top in zip(means, best, strict=True)]
+    if not fallen or not fallen[-1]:
+        return None
+    first = len(fallen) - next((i for i, each in enumerate(reversed(fallen)) if not each), len(fallen))
+    return first + SPAN
+
+
+def finished(runs: Path) -> list[FinishedRun]:
+    """The finished runs below a folder; a UserError if one was made by other settings of its arm."""
+    found = []
+    for seed in sorted(int(folder.name.removeprefix("seed")) for folder in runs.glob("seed*")):
+        for arm, settings in ARMS.items():
+            record = runs / f"seed{seed}" / f"{arm}.json"
+            if record.exists():
+                written = json.loads(record.read_text(encoding="utf-8"))
+                if Arm(tuple(written["arm"]["changes"]), written["arm"]["fault"]) != settings:
+                    raise UserError(f"{record} was made with {written['arm']}", "Remove it and its folder.")
+                found.append(FinishedRun(seed, arm, written["steps"]))
+    return found
+
+
+Raised = Callable[[Sequence[Metrics]], bool]
+"""Whether there is an alarm at the last of these steps."""
+
+
+def first_alarm(run: FinishedRun, raised: Raised) -> int | None:
+    """The first step before the collapse, or of the whole run, at which there is an alarm; None if there is none."""
+    ends = range(1, len(run.watched) + 1)
+    return next((end for end in ends if raised(run.watched[:end])), None)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an alarm is worth on some runs."""
+
+    collapsed: int
+    leads: tuple[int, ...]
+    """For each collapse that was foreseen, the steps from the first alarm to it."""
+    healthy: int
+    """Runs of the healthy arms that did not collapse."""
+    false: int
+    """Of these, runs with an alarm."""
+
+    @property
+    def cells(self) -> list[str]:
+        """Cells of a table: recall, false alarms, lead."""
+        lead = f"{np.median(self.leads):g} ({min(self.leads)} to {max(self.leads)})" if self.leads else "–"
+        return [f"{len(self.leads)} of {self.collapsed}", f"{self.false} of {self.healthy}", lead]
+
+
+def score(runs: Sequence[FinishedRun], raised: Raised) -> Score:
+    """Count what an alarm foresees of the collapses, and how often it is wrong about a healthy run."""
+    collapses = [(run, run.collapse) for run in runs if run.collapse is not None]
+    firsts = [(at, first_alarm(run, raised)) for run, at in collapses]
+    leads = tuple(at - first for at, first in firsts if first is not None)
+    healthy = [run for run in runs if run.arm in HEALTHY and run.collapse is None]
+    false = sum(first_alarm(run, raised) is not None for run in healthy)
+    return Score(len(collapses), leads, len(healthy), false)
+
+
+def signs_raised(signs: Collection[str], settings: AlarmSettings) -> Raised:
+    """An alarm by rstar2's own alarms with one of these signs."""
+    return lambda steps: any(alarm.sign in signs for alarm in alarms(steps, settings))
+
+
+@dataclass(frozen=True)
+class Watch:
+    """One alarm, with a threshold to choose."""
+
+    key: str
+    """That of rstar2's settings; of an alarm that rstar2 does not have, only its name here."""
+    values: tuple[float, ...]
+    """The thresholds that are tried, from the most sensitive on."""
+    raised: Callable[[float, int], Raised]
+    """The alarm, given a threshold and a window."""
+    sign: str | None = None
+    """Of rstar2's own alarm."""
+
+    def chosen_on(self, runs: Sequence[FinishedRun], window: int) -> float:
+        """The threshold with the fewest false alarms; of these that with the best recall, then with the longest lead.
+
+        Of thresholds that are worth the same, the least sensitive.
+        """
+
+        def worth(value: float) -> tuple[float, ...]:
+            found = score(runs, self.raised(value, window))
+            return -found.false, len(found.leads), float(np.median(found.leads)) if found.leads else 0.0
+
+        return max(reversed(self.values), key=worth)
+
+
+def shipped(sign: str, key: str, values: tuple[float, ...], **off: float) -> Watch:
+    """An alarm that rstar2 has; `off` switches off the other key of its sign."""
+
+    def raised(value: float, window: int) -> Raised:
+        settings = AlarmSettings.model_validate({"window": window, **off, key: value})
+        return signs_raised({sign}, settings)
+
+    return Watch(key, values, raised, sign)
+
+
+def mean_of(steps: Sequence[Metrics], metric: str) -> float:
+    """The mean of a metric where it is a number."""
+    return float(np.nanmean([step[metric] for step in steps]))
+
+
+def no_gradient(share: float, window: int) -> Raised:
+    """This share of the problems is not trained on, in the mean of the last window."""
+    return lambda steps: len(steps) >= window and mean_of(steps[-window:], "rstar2/dropped_groups") >= share
+
+
+def gradient_rise(factor: float, window: int) -> Raised:
+    """The gradient's norm before clipping is higher than in the first window by this factor."""
+
+    def raised(steps: Sequence[Metrics]) -> bool:
+        first, last = steps[:window], steps[-window:]
+        late = len(steps) >= 2 * window
+        return late and mean_of(last, "actor/grad_norm") >= factor * mean_of(first, "actor/grad_norm")
+
+    return raised
+
+
+WATCHED = (
+    shipped("entropy", "entropy_fall", (0.5, 0.6, 0.7, 0.8, 0.9), entropy_rise=1e9),
+    shipped("entropy", "entropy_rise", (0.2, 0.3, 0.5, 1.0, 2.0), entropy_fall=1.0),
+    shipped("length", "length_change", (1.1, 1.2, 1.3, 1.5, 2.0)),
+    shipped("truncation", "truncated", (0.05, 0.1, 0.15, 0.2, 0.3)),
+    shipped("reward", "reward_fall", (0.03, 0.05, 0.08, 0.1, 0.15)),
+    shipped("information", "information_fall", (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)),
+    shipped("calls", "calls_change", (1.1, 1.2, 1.3, 1.5, 2.0)),
+    shipped("unsolved", "unsolved_rise", (0.02, 0.05, 0.1, 0.2, 0.3)),
+    shipped("mismatch", "mismatch", (0.001, 0.003, 0.01, 0.03, 0.1)),
+    Watch("share of problems without gradient", (0.3, 0.5, 0.7, 0.8, 0.9, 0.95), no_gradient),
+    Watch("rise of the gradient's norm", (1.5, 2.0, 3.0, 5.0, 10.0), gradient_rise),
+)
+EARLIER = {"entropy", "length", "truncation", "reward"}
+"""The signs of collapse that rstar2 had before this measurement."""
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def table_of_runs(runs: Sequence[FinishedRun], window: int) -> str:
+    """What became of the runs of each arm, and the first of rstar2's alarms before a collapse, at its defaults."""
+    rows = []
+    every, settings = {watch.sign for watch in WATCHED if watch.sign}, AlarmSettings(window=window)
+    for arm in ARMS:
+        each = [run for run in runs if run.arm == arm]
+        if each:
+            rates = [[step["rstar2/pass_rate"] for step in run.steps] for run in each]
+            best = ", ".join(f"{max(np.convolve(rate, np.ones(SPAN) / SPAN, 'valid')):.0%}" for rate in rates)
+            last = ", ".join(f"{np.mean(rate[-SPAN:]):.0%}" for rate in rates)
+            at = ", ".join(str(run.collapse or "–") for run in each)
+            first = ", ".join(str(first_alarm(run, signs_raised(every, settings)) or "–") for run in each)
+            rows.append(["healthy" if arm in HEALTHY else "spoilt", arm, best, last, at, first])
+    titles = ["", "arm", f"best pass rate of {SPAN} steps", "last", "collapse at step", "first alarm"]
+    return table(titles, rows)
+
+
+def table_of_alarms(runs: Sequence[FinishedRun], window: int) -> str:
+    """What each alarm, and all together, foresee on the runs of even seeds; thresholds are chosen on the others."""
+    tuning, testing = ([run for run in runs if run.seed % 2 == odd] for odd in (1, 0))
+    chosen = {watch.key: watch.chosen_on(tuning, window) for watch in WATCHED}
+    defaults = AlarmSettings(window=window).model_dump()
+    rows = []
+    for watch in WATCHED:
+        cells = score(testing, watch.raised(chosen[watch.key], window)).cells
+        default = defaults.get(watch.key)
+        beside = ["–"] * 4
+        if default is not None:
+            beside = [f"{default:g}", *score(testing, watch.raised(default, window)).cells]
+        name = watch.key if watch.sign is None else f"`{watch.key}`"
+        rows.append([name, f"{chosen[watch.key]:g}", *cells, *beside])
+    own = {watch.key: chosen[watch.key] for watch in WATCHED if watch.sign}
+    as_chosen, as_shipped = (AlarmSettings.model_validate({**keys, "window": window}) for keys in (own, {}))
+    every = {watch.sign for watch in WATCHED if watch.sign}
+    for name, signs in ((f"any of {', '.join(sorted(EARLIER))}", EARLIER), ("any of rstar2's", every)):
+        cells = [score(testing, signs_raised(signs, each)).cells for each in (as_chosen, as_shipped)]
+        rows.append([name, "", *cells[0], "", *cells[1]])
+    columns = ["recall", "false alarms", "lead, steps"]
+    return table(["alarm", "chosen", *columns, "default", *columns], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--runs", type=Path, default=Path("runs/alarms"))
+    parser.add_argument("--window", type=int, default=3, help="alarms.window")
+    parser.add_argument("--show", action="store_true", help="print what is finished, without training")
+    given = parser.parse_args()
+    if not given.show:
+        # VERL's workers import this folder's module `provoked`, and so does the check of the recipe's reward.
+        here = Path(__file__).resolve().parent
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")]))
+        search_in(here)
+        for seed in range(1, given.seeds + 1):
+            run_seed(seed, given.steps, given.runs / f"seed{seed}")
+    runs = finished(given.runs)
+    if not runs:
+        parser.exit(1, f"no run in {given.runs} is finished\n")
+    print(f"{len(runs)} runs of {len(runs[0].steps)} steps\n\n{table_of_runs(runs, given.window)}\n")
+    if len({run.seed % 2 for run in runs}) == 2:
+        print(f"Windows of {given.window} steps, seeds that no threshold was chosen on:\n")
+        print(table_of_alarms(runs, given.window))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Our estimate of what rollouts say about their problem, beside RAGEN-2's, for which the policy reads them again.
+
+    python benchmarks/train/information_by_policy.py --runs runs/alarms
+
+For each finished run of `alarms.py` the rollouts of its last step are scored by the run's last model: the first turn of
+ROLLOUTS rollouts of each problem, under the prompt of every problem of the step (arXiv 2604.06268; the formulas are in
+the head of `rstar2.train.records.information`). Prints both estimates for each run, and Spearman's rank correlation
+between them and with the pass rate of the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from alarms import table
+from scipy.stats import spearmanr
+from transformers import AutoModelForCausalLM
+
+from rstar2.loop.trace import Trace, read_traces
+from rstar2.train.group import Rollout
+from rstar2.train.records.information import Information, prompt_information
+
+ROLLOUTS = 4
+"""Of each problem."""
+Problems = list[list[Trace]]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run's last step by both estimates."""
+
+    run: str
+    policy: Information
+    tokens: Information
+    pass_rate: float
+
+
+def compared(stage: Path) -> Compared:
+    """Both estimates for the last step of a stage of which every trace was kept."""
+    problems: dict[str, list[Trace]] = defaultdict(list)
+    for trace in read_traces(max((stage / "traces").glob("step-*.jsonl"))):
+        problems[trace.problem_id].append(trace)
+    traces = list(problems.values())
+    model = AutoModelForCausalLM.from_pretrained(stage / "model", dtype=torch.float32).eval()
+    tokens = prompt_information([[Rollout.from_trace(trace).opening for trace in each] for each in traces])
+    assert tokens is not None, "a step has several problems"
+    return Compared(
+        f"{stage.parents[1].name}/{stage.parent.name}",
+        by_policy(model, traces),
+        tokens,
+        float(np.mean([trace.correct for each in traces for trace in each])),
+    )
+
+
+@torch.inference_mode()
+def by_policy(model: Any, problems: Problems) -> Information:
+    """RAGEN-2's estimate in nats per token, and its retrieval accuracy."""
+    gains, hits = [], []
+    for i, rollouts in enumerate(problems):
+        for trace in rollouts[:ROLLOUTS]:
+            turn = trace.turns[0]
+            written = trace.response_ids[turn.start : turn.end]
+            scores = np.array([_score(model, each[0].prompt_ids, written) for each in problems])
+            gains.append(scores[i] - np.logaddexp.reduce(scores) + math.log(len(problems)))
+            hits.append(scores.argmax() == i)
+    return Information(float(np.mean(gains)), float(np.mean(hits)))
+
+
+def _score(model: Any, prompt: Sequence[int], written: Sequence[int]) -> float:
+    """The mean log-probability of the tokens `written` after a prompt."""
+    ids = torch.tensor([[*prompt, *written]])
+    likely = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return float(likely.gather(-1, ids[0, len(prompt) :, None]).mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs/alarms"))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    runs = [compared(model.parent) for model in sorted(given.runs.glob("seed*/*/stage1/model"))]
+    if len(runs) < 3:
+        parser.exit(1, f"{given.runs} has fewer than three finished runs\n")
+    rows = [
+        [each.run, *(f"{value:.2f}" for one in (each.policy, each.tokens) for value in (one.nats, one.retrieved)),
+         f"{each.pass_rate:.0%}"]
+        for each in runs
+    ]  # fmt: skip
+    print(table(["run", "policy, nats", "retrieved", "tokens, nats", "retrieved", "pass rate"], rows))
+    policy, tokens = [each.policy.nats for each in runs], [each.tokens.nats for each in runs]
+    rates = [each.pass_rate for each in runs]
+    for name, one, other in (
+        ("policy and tokens", policy, tokens),
+        ("policy and pass rate", policy, rates),
+        ("tokens and pass rate", tokens, rates),
+    ):
+        print(f"Spearman's correlation of {name}: {spearmanr(one, other).statistic:.2f}, {len(runs)} runs")
+
+
+if __name__ == "__main__":
+    main()
