@@ -1,12 +1,13 @@
-"""GRPO-RoC beside plain GRPO and two rivals: the demo's model, at equal steps and at equal rollout tokens.
+"""GRPO-RoC beside plain GRPO, rivals, and ways to save rollouts: the demo's model, at equal steps and rollout tokens.
 
     python benchmarks/train/roc_vs_grpo.py --seeds 5 --runs runs/roc-vs-grpo --plot docs/pictures/roc-vs-grpo.svg
+    python benchmarks/train/roc_vs_grpo.py --seeds 5 --arm grpo-roc --arm grpo-g --arm rounds     only these
     python benchmarks/train/roc_vs_grpo.py --runs runs/roc-vs-grpo --show          what is finished, without training
 
 For each seed one SFT model is made, and every arm trains it by the recipe of the demo's first stage. Models on the way
 are measured on the demo's held-out problems. A run that was killed resumes; what is finished is kept in
-RUNS/seedN/ARM.json. Only seeds of which every arm is finished are shown. A seed took 45 minutes on two cores that other
-programs used too (load 20).
+RUNS/seedN/ARM.json, so that arms can be added later. Only seeds of which every arm asked for is finished are shown. A
+seed of five arms took 45 minutes on two cores that other programs used too (load 20).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +52,13 @@ ARMS = {
     "grpo-2g": ["rl.select=random", f"rl.groups.keep={2 * G}"],
     "void-turn": ["rl.select=void_turn"],
     "drop-all-failed": ["rl.select=all_failed"],
+    "posterior": ["rl.curriculum=posterior"],
+    "rounds": [f"rl.groups.round={G}", "rl.algorithm.loss_weights=problems"],
+    "posterior-rounds": [
+        "rl.curriculum=posterior",
+        f"rl.groups.round={G}",
+        "rl.algorithm.loss_weights=problems",
+    ],
 }
 """The recipe's keys that each changes. The second writes half the tokens a step and so trains for twice the steps."""
 LABELS = {
@@ -58,8 +67,11 @@ LABELS = {
     "grpo-2g": "GRPO, 2G",
     "void-turn": "void-turn, 2G → G",
     "drop-all-failed": "drop-all-failed, 2G → G",
+    "posterior": "GRPO-RoC, posterior",
+    "rounds": "GRPO-RoC, rounds",
+    "posterior-rounds": "GRPO-RoC, posterior, rounds",
 }
-COLOURS = ("#1f6feb", "#d97706", "#b91c1c", "#15803d", "#7c3aed")
+COLOURS = ("#1f6feb", "#d97706", "#b91c1c", "#15803d", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 MEASURES = {
     "accuracy": ("accuracy, %", 100.0),
     "failed_calls": ("failed calls in correct traces, %", 100.0),
@@ -92,23 +104,32 @@ def arm_plan(seed: int, arm: str, steps: int) -> DemoPlan:
     return demo_plan("demo", seed, [*ARMS[arm], f"rl.steps={total}", *measured])
 
 
-def run_seed(seed: int, steps: int, folder: Path) -> None:
+def run_seed(seed: int, arms: Sequence[str], steps: int, folder: Path) -> None:
     """Train and measure the arms of a seed that are not finished."""
-    plans = {arm: arm_plan(seed, arm, steps) for arm in ARMS}
-    records = {arm: folder / f"{arm}.json" for arm in ARMS}
+    records = {arm: folder / f"{arm}.json" for arm in arms}
     if all(record.exists() for record in records.values()):
         return
+    plans = {arm: arm_plan(seed, arm, steps) for arm in arms}
+    with opened(folder / "sft-model", arm_plan(seed, ROC, steps)) as pipeline:
+        sft = fine_tuned(arm_plan(seed, ROC, steps), pipeline)
+        first = measure(pipeline, plans[arms[0]].demo, 0, 0.0, sft, folder / "sft-model")
+    for arm, plan in plans.items():
+        if records[arm].exists():
+            continue
+        with opened(folder / arm, plan) as pipeline:
+            points = [first, *run_arm(pipeline, plan, sft, folder / arm / "training")]
+        write_json(records[arm], [asdict(point) for point in points])
+
+
+@contextmanager
+def opened(folder: Path, plan: DemoPlan) -> Iterator[Pipeline]:
+    """The pipeline of a run in this folder."""
     with (
-        open_run(folder, "roc-vs-grpo", {arm: plan.config() for arm, plan in plans.items()}) as run,
+        open_run(folder, "roc-vs-grpo", plan.config()) as run,
         ProgressRows() as progress,
         open_pipeline(run, progress, JudgeChoice(preload=False)) as pipeline,
     ):
-        sft = fine_tuned(plans[ROC], pipeline)
-        first = measure(pipeline, plans[ROC].demo, 0, 0.0, sft, folder)
-        for arm, plan in plans.items():
-            if not records[arm].exists():
-                points = [first, *run_arm(pipeline, plan, sft, folder / arm)]
-                write_json(records[arm], [asdict(point) for point in points])
+        yield pipeline
 
 
 def run_arm(pipeline: Pipeline, plan: DemoPlan, sft: Path, root: Path) -> list[Point]:
@@ -118,9 +139,10 @@ def run_arm(pipeline: Pipeline, plan: DemoPlan, sft: Path, root: Path) -> list[P
     rows = rl_rows(problems, recipe.rollout.rollouts, "builtin")
     measured = range(0, recipe.steps + 1, recipe.checkpoint.export_every)[1:]
     models = {step: stage / "models" / f"step-{step}" for step in measured}
+    title = f"{root.parent.name} "
 
     def trained() -> dict[int, Metrics]:
-        list(pipeline.train_stages({1: recipe}, sft, rows, root, f"{root.name} "))
+        list(pipeline.train_stages({1: recipe}, sft, rows, root, title))
         return step_metrics(stage)
 
     steps = trained()
@@ -141,17 +163,17 @@ def measure(pipeline: Pipeline, demo: DemoRecipe, step: int, tokens: float, mode
     return Point(step, tokens, found["accuracy"], failed, found["mean_tokens"])
 
 
-def finished(runs: Path) -> Seeds:
-    """The seeds of which every arm is finished."""
-    found = {}
+def finished(runs: Path, arms: Sequence[str]) -> Seeds:
+    """The seeds of which every one of these arms is finished."""
+    seeds = {}
     for folder in sorted(runs.glob("seed*"), key=lambda folder: int(folder.name.removeprefix("seed"))):
-        records = {arm: folder / f"{arm}.json" for arm in ARMS}
+        records = {arm: folder / f"{arm}.json" for arm in arms}
         if all(record.exists() for record in records.values()):
-            arms = {arm: json.loads(record.read_text(encoding="utf-8")) for arm, record in records.items()}
-            found[int(folder.name.removeprefix("seed"))] = {
-                arm: [Point(**point) for point in points] for arm, points in arms.items()
+            points = {arm: json.loads(record.read_text(encoding="utf-8")) for arm, record in records.items()}
+            seeds[int(folder.name.removeprefix("seed"))] = {
+                arm: [Point(**point) for point in each] for arm, each in points.items()
             }
-    return found
+    return seeds
 
 
 def between(points: Sequence[Point], axis: str, value: float) -> dict[str, float]:
@@ -180,7 +202,7 @@ def compared(seeds: Seeds, axis: str) -> str:
     titles = ["arm", "steps", "rollout tokens", *(title for title, _ in MEASURES.values())]
     lines = [titles, ["---"] * len(titles)]
     at = [matched(arms, axis) for arms in seeds.values()]
-    for arm in ARMS:
+    for arm in next(iter(seeds.values())):
         cells = [f"{np.mean([each[arm][name] for each in at]):,.0f}" for name in ("step", "rollout_tokens")]
         for name, (_, scale) in MEASURES.items():
             mean = np.mean([scale * each[arm][name] for each in at])
@@ -211,17 +233,22 @@ def write_plot(seeds: Seeds, path: Path) -> None:
 
     matplotlib.rcParams["svg.hashsalt"] = "rstar2"
     matplotlib.rcParams["svg.fonttype"] = "none"
+    shown = list(next(iter(seeds.values())))
     figure, axes = plt.subplots(2, len(MEASURES), figsize=(12, 6.4), layout="constrained", sharey="col")
     for row, (along, title) in enumerate((("step", "step"), ("rollout_tokens", "rollout tokens, thousands"))):
         for axis, (name, (measure, scale)) in zip(axes[row], MEASURES.items(), strict=True):
-            for arm, colour in zip(ARMS, COLOURS, strict=True):
-                _draw(axis, [arms[arm] for arms in seeds.values()], along, name, scale, colour, LABELS[arm])
+            for arm in shown:
+                points, colour = [arms[arm] for arms in seeds.values()], COLOURS[list(ARMS).index(arm)]
+                _draw(axis, points, along, name, scale, colour, LABELS[arm])
             axis.set_title(measure, fontsize=10)
             axis.set_xlabel(title)
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(axis="y", alpha=0.25)
     figure.legend(
-        *axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(ARMS), frameon=False
+        *axes[0][0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=min(len(shown), 5),
+        frameon=False,
     )
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
@@ -252,14 +279,17 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=Path, default=Path("runs/roc-vs-grpo"))
     parser.add_argument("--plot", type=Path, help="an SVG; the data stand beside it as CSV")
+    parser.add_argument("--arm", action="append", choices=ARMS, help="one of those to run; all by default")
     parser.add_argument("--show", action="store_true", help="only show what is finished")
     given = parser.parse_args()
     if given.steps < 2 or given.steps % 2:
         parser.error(f"--steps {given.steps} is not an even number")
+    # GRPO-RoC is what the others are compared with.
+    arms = [arm for arm in ARMS if given.arm is None or arm in (ROC, *given.arm)]
     if not given.show:
         for seed in range(1, given.seeds + 1):
-            run_seed(seed, given.steps, given.runs / f"seed{seed}")
-    seeds = finished(given.runs)
+            run_seed(seed, arms, given.steps, given.runs / f"seed{seed}")
+    seeds = finished(given.runs, arms)
     if not seeds:
         parser.exit(1, f"no seed in {given.runs} is finished\n")
     for axis, name in (("step", "steps"), ("rollout_tokens", "rollout tokens")):
