@@ -28,6 +28,7 @@ from rstar2.analysis.figures import draw
 from rstar2.analysis.sources import TraceSet, file_sizes, find_sets, recorded
 from rstar2.analysis.stored import TokenEntropies, concatenated, read_entropies, write_entropies
 from rstar2.analysis.tables import Chart, Row, Table, interval, number, write_csv
+from rstar2.analysis.tokenizer import file_tokenizer
 from rstar2.analysis.tokens import TokenReader
 from rstar2.engines.models import ask_served, local_model, server_tokenizer
 from rstar2.engines.openai_server import Served
@@ -204,7 +205,7 @@ class _Entropies:
             folder = traces.tokenizer
         self._folder = folder
         if folder is not None:
-            self._tokenizer = load_tokenizer(folder)
+            self._tokenizer = file_tokenizer(folder) or load_tokenizer(folder)
         self.reader = TokenReader(self._tokenizer) if self._tokenizer is not None else None
 
     def said(self) -> str:

@@ -93,15 +93,18 @@ def command(
         )
     for outages in analysis.outages:
         err.print(outages.text, style="yellow", markup=False, soft_wrap=True)
-    folder = output or _folder(paths[0])
-    analysis.write(folder)
     if as_json:
         print(json.dumps({table.name: table.record() for table in analysis.tables}, ensure_ascii=False))
-        return
-    for table in analysis.tables:
-        if table.shown == "everywhere" and table.rows:
-            _print(table)
-    out.print(f"tables and plots: {folder}", markup=False, soft_wrap=True)
+    else:
+        for table in analysis.tables:
+            if table.shown == "everywhere" and table.rows:
+                _print(table)
+    # To draw the plots takes longer than to compute the tables, which are therefore shown first.
+    folder = output or _folder(paths[0])
+    with err.status("writing tables and plots"):
+        analysis.write(folder)
+    if not as_json:
+        out.print(f"tables and plots: {folder}", markup=False, soft_wrap=True)
 
 
 def _folder(path: Path) -> Path:

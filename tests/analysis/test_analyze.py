@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,36 @@ def test_tables_plots_and_entropies_are_files_and_entropies_are_not_computed_twi
     # Stored in steps of 2e-4 nats.
     means = zip(stored, analysed["entropy"]["rows"], strict=True)
     assert all(new[4] == pytest.approx(old[4], abs=1e-4) for new, old in means)
+
+
+@pytest.mark.slow
+def test_a_second_analysis_loads_neither_torch_nor_transformers(analysed: dict[str, Any], run: Path) -> None:
+    """Their import takes seconds, and entropies that are stored need neither."""
+    loaded = "print(json.dumps(sorted({'torch', 'transformers', 'matplotlib'} & sys.modules.keys())))"
+    program = (
+        f"import atexit, json, sys; atexit.register(lambda: {loaded}); from rstar2.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, "analyze", str(run), "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert ran.returncode == 0, ran.stderr
+    tables, modules = map(json.loads, ran.stdout.splitlines())
+    assert tables["calls"] == analysed["calls"]
+    assert modules == ["matplotlib"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_tables_are_shown_before_plots_are_drawn(
+    analysed: dict[str, Any], run: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """A plot that cannot be written, because a folder has its name, ends the command after they have been shown."""
+    plot, *_ = (path.name for path in (run / "analysis").glob("*.svg"))
+    (tmp_path / plot).mkdir()
+    ran = rstar2("analyze", run, "--output", tmp_path, *words)
+    assert ran.code == 1
+    assert f"cannot write {tmp_path}" in ran.stderr
+    assert "How calls ended" in ran.stdout
+    assert "tables and plots:" not in ran.stdout
 
 
 def test_the_terminal_shows_the_short_tables(run: Path) -> None:

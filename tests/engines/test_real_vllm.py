@@ -440,7 +440,8 @@ def test_a_chat_starts_vllm_for_a_model_that_calls_python_and_ends_it(
         assert "starting vllm" in person.text
         person.types("What is 21 * 2?")
         person.shows("tokens/s")
-        assert re.search(r"╭─ python ─+\n│ print\(21 \* 2\)\n╰─\n╭─ ok, [\d.]+ s ─+╮\n│ 42 +│", person.text)
+        code, reply = r"╭─ python ─+╮\n│ print\(21 \* 2\) +│\n╰─+╯\n", r"╭─ ok, [\d.]+ s ─+╮\n│ 42 +│"
+        assert re.search(code + reply, person.text), person.text
         _calls_python(url)
         person.types("/quit")
         person.ends_with(0)

@@ -113,17 +113,18 @@ def load_tokenizer(model: str | Path) -> Any:
         return AutoTokenizer.from_pretrained(str(model))
     # Of files that are damaged the libraries raise anything, their own types too.
     except Exception as error:
-        raise _no_tokenizer(model, " ".join(str(error).split())[:200] or type(error).__name__) from error
+        raise no_tokenizer(model, " ".join(str(error).split())[:200] or type(error).__name__) from error
 
 
 def check_tokenizer(model: str | Path) -> None:
     """Raise a UserError for a folder without a tokenizer's files, of which transformers would make an empty one."""
     folder = Path(model)
     if folder.is_dir() and not any(any(folder.glob(name)) for name in _TOKENIZER_FILES):
-        raise _no_tokenizer(model, "it has no tokenizer")
+        raise no_tokenizer(model, "it has no tokenizer")
 
 
-def _no_tokenizer(model: str | Path, why: str) -> UserError:
+def no_tokenizer(model: str | Path, why: str) -> UserError:
+    """The error for a model whose tokenizer cannot be loaded."""
     hint = f"The folder needs tokenizer.json and tokenizer_config.json beside the weights ({why})."
     return UserError(f"cannot load a tokenizer from {model}", hint)
 

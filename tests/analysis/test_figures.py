@@ -1,0 +1,31 @@
+"""Charts as SVG files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rstar2.analysis.figures import draw, file_names
+from rstar2.analysis.tables import Chart, Table, Value, chart
+
+TABLE = Table("table", "A table", ("x", "y"))
+NARROW: list[list[Value]] = [[0, 0.2, 0.1, 0.3], [1, 0.4, 0.3, 0.5]]
+TALL: list[list[Value]] = [[-30, 700.0], [10, 900.0], [50, None]]
+
+
+def test_a_chart_does_not_depend_on_those_drawn_before_it(tmp_path: Path) -> None:
+    """Limits, units, legends and bands differ between them."""
+    charts: list[Chart] = [
+        chart(TABLE, "Two shares", "step", "share", [("a", NARROW), ("b", NARROW[:1])]),
+        chart(TABLE, "One tall", "token", "nats", [("a", TALL)]),
+        chart(TABLE, "One share", "step", "share", [("a", NARROW)]),
+        chart(TABLE, "No values", "step", "share", [("a", [[0, None], [1, None]])]),
+        chart(TABLE, "Two tall", "token", "nats", [("a", TALL), ("b", NARROW)]),
+    ]
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    together.mkdir()
+    alone.mkdir()
+    draw(charts, together)
+    for each, name in zip(charts, file_names(charts), strict=True):
+        draw([each], alone)
+        assert (together / name).read_bytes() == (alone / name).read_bytes()
+    assert len({path.read_bytes() for path in alone.iterdir()}) == len(charts)
