@@ -7,6 +7,7 @@ word, and what is no markup stays as it was written.
 
 from __future__ import annotations
 
+import builtins
 import re
 
 from rich.console import Console
@@ -19,11 +20,14 @@ from rstar2.terminal import encodable, harmless
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*\n")
 _MAYBE_FENCE = re.compile(r" {0,3}(`{0,2}|~{0,2}|`{3,}[^`\n]*|~{3,}[^\n]*)")
-_MAYBE_BLOCK = re.compile(r"[ \t]*([-*_#>|]{0,6}[ \t]?|[-*_]+)")
+_MAYBE_BLOCK = re.compile(r"[ \t]*([-*_#>|]{0,6}[ \t]?|[-*_=]+|\+[ \t]*[^\W\d_]*)")
 """The start of a line that may still become markup of a block, because it is no line yet and ends here."""
 _RULE = re.compile(r" {0,3}(-{3,}|\*{3,}|_{3,})[ \t]*\n")
+_UNDERLINE = re.compile(r" {0,3}={3,}[ \t]*\n")
+"""The line under a heading."""
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+")
-_BULLET = re.compile(r"([ \t]*)[-*][ \t]+(?=[^\s])")
+_BULLET = re.compile(r"""([ \t]*)(?:[-*][ \t]+(?=[^\s])|\+[ \t]+(?=[*_`\["']|[^\W\d_]{2,}(?![\w(])))""")
+"""A plus begins the line of a list only before a word or a mark. `+ 5` and `+ sin(x)` are the rest of a sum."""
 _NUMBER = re.compile(r"[ \t]*\d{1,3}[.)][ \t]+")
 _QUOTE = re.compile(r" {0,3}>[ \t]?")
 _SPAN = re.compile(
@@ -31,9 +35,31 @@ _SPAN = re.compile(
     r"|(?P<ticks>`+)(?P<code>[^`\n]+)(?P=ticks)(?!`)"
     r"|(?<!\*)\*\*(?=[^\s*])(?P<bold>[^\n]+?)(?<=\S)\*\*(?!\*)"
     r"|(?<![\w*])\*(?=[^\s*])(?P<italic>[^*\n]+?)(?<=[^\s*])\*(?![\w*])"
+    r"|(?<!\w)__(?=[^\s_])(?P<strong>[^\n]+?)(?<=[^\s_])__(?!\w)"
+    r"|\[(?P<link>[^\[\]\n]+)\]\((?P<target>(?:https?://|mailto:|www\.)(?:[^\s()]|\([^\s()]*\))*)"
+    r"(?:[ \t]+[\"'][^\n]*?[\"'])?\)"
 )
-_OPENS = re.compile(rf"[`*{FORMULA_START}]")
-_STYLES = {"formula": "", "code": "cyan", "bold": "bold", "italic": "italic"}
+_OPENS = re.compile(rf"[`*\[{FORMULA_START}]|(?<!\w)_")
+_STYLES = {
+    "formula": "", "code": "cyan", "bold": "bold", "italic": "italic", "strong": "bold", "link": "underline",
+}  # fmt: skip
+_MAYBE_LINK = re.compile(r"\[[^\[\]\n]*(?:\](?:\((?P<target>[^\n]*))?)?")
+_SCHEMES = ("http://", "https://", "mailto:", "www.")
+_MAYBE_STRONG = re.compile(r"__?|__[^\s_].*")
+_SPECIAL_NAMES = frozenset(
+    {name for each in vars(builtins).values() for name in dir(each) if name.startswith("__")}
+    | {
+        "__all__",
+        "__file__",
+        "__getattr__",
+        "__main__",
+        "__path__",
+        "__post_init__",
+        "__slots__",
+        "__version__",
+    }
+)
+"""Names of Python such as `__init__`, which are no bold words."""
 _IN_A_CELL = re.compile(rf"{FORMULA_START}[^{FORMULA_END}]*{FORMULA_END}|(?P<ticks>`+)[^`\n]+(?P=ticks)(?!`)")
 _LONGEST_SPAN = 400
 """A mark whose end does not come within this many characters is shown as it is."""
@@ -133,6 +159,8 @@ class _Lines:
         """The lines of a table so far."""
         self._last = ""
         """The last character that was written of the line, which tells whether a star is at the edge of a word."""
+        self._after_words = False
+        """Whether the line before is words, so that a line of `=` under it makes it a heading."""
 
     def add(self, content: str) -> None:
         self._pending += content
@@ -169,10 +197,12 @@ class _Lines:
         if not at_end and "\n" not in pending and _MAYBE_BLOCK.fullmatch(pending):
             return False
         self._end_table()
-        if rule := _RULE.match(pending):
+        after_words, self._after_words = self._after_words, bool(pending.partition("\n")[0].strip())
+        rule, underline = _RULE.match(pending), _UNDERLINE.match(pending) if after_words else None
+        if line := rule or underline:
             self._text.margin()
-            self._text.write("─" * min(self._out.width, 40) + "\n", "dim")
-            self._pending = pending[rule.end() :]
+            self._text.write(("─" if rule else "═") * min(self._out.width, 40) + "\n", "dim")
+            self._pending, self._after_words = pending[line.end() :], False
         elif heading := _HEADING.match(pending):
             self._begin("", heading.end(), "bold")
         elif bullet := _BULLET.match(pending):
@@ -207,15 +237,24 @@ class _Lines:
         elif (span := _SPAN.match(self._last + line, len(self._last))) is not None and (
             whole or span.end() < len(self._last) + len(line)
         ):
-            kind = "code" if span["code"] else str(span.lastgroup)
-            self._write(span[kind], _STYLES[kind], span.end() - len(self._last))
-        elif whole or len(line) > _LONGEST_SPAN:
-            marks = re.match(r"`+|\*+|.", line)
+            self._write_span(span, span.end() - len(self._last))
+        elif whole or len(line) > _LONGEST_SPAN or _is_no_span(line):
+            marks = re.match(r"`+|\*+|_+|.", line)
             assert marks is not None
             self._write(marks[0], "", marks.end())
         else:
             return False
         return True
+
+    def _write_span(self, span: re.Match[str], used: int) -> None:
+        """Write what is between two marks, which stand in the first `used` characters of what is pending."""
+        kind = next(kind for kind in _STYLES if span[kind] is not None)
+        if kind == "strong" and f"__{span[kind]}__" in _SPECIAL_NAMES:
+            self._write(self._pending[:used], "", used)
+            return
+        self._write(span[kind], _STYLES[kind], used)
+        if kind == "link" and span["target"] != span["link"]:
+            self._text.write(f" ({span['target']})", self._style or "")
 
     def _write(self, text: str, style: str, used: int) -> None:
         """Write a text, which stands for the first `used` characters of what is pending."""
@@ -244,6 +283,17 @@ class _Lines:
         else:
             for row in lines:
                 self._text.write(row.replace(FORMULA_START, "").replace(FORMULA_END, "") + "\n")
+
+
+def _is_no_span(line: str) -> bool:
+    """Whether a line that begins with a bracket or an underscore does not begin with a link or with strong words."""
+    if line.startswith("_"):
+        return _MAYBE_STRONG.fullmatch(line) is None
+    if not line.startswith("["):
+        return False
+    link = _MAYBE_LINK.fullmatch(line)
+    target = "" if link is None else link["target"] or ""
+    return link is None or not any(target.startswith(each) or each.startswith(target) for each in _SCHEMES)
 
 
 def _one_cell(row: str) -> str:

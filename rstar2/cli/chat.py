@@ -134,7 +134,7 @@ def command(
         choice = ModelChoice(
             run, model, url, model_name, api, api_key, FormatChoice(format, force_format), engine, tool
         )
-        question = _given(prompt, as_json)
+        question = _single_question(prompt, as_json)
         say = _Notices()
         with asyncio.Runner() as runner, ExitStack() as stack:
             if judge is not None:
@@ -142,10 +142,10 @@ def command(
                 runner.run(refuse_wrong_token(judge, judge_token))
             with progress() as show:
                 choice = stack.enter_context(started_engine(choice, say, show))
-            opened, judge_here = _open(runner, stack, choice, judge, judge_token, say)
+            opened, judge_client = _open(runner, stack, choice, judge, judge_token, say)
             conversation = _conversation(
                 opened,
-                judge_here,
+                judge_client,
                 say,
                 Limits(max_turns=max_turns, max_tokens=max_tokens),
                 Sampling(temperature=temperature, top_p=top_p, seed=seed),
@@ -156,25 +156,26 @@ def command(
                 err.print(f"model: {opened.checkpoint}", soft_wrap=True, markup=False)
                 if format is not None or tool is not None:
                     err.print(f"format: {opened.codec.source}", soft_wrap=True, markup=False)
-            keeping = stack.enter_context(ExitStack())
-            kept = _transcript(runner, keeping, transcript, conversation, opened.checkpoint, say)
+            transcript_stack = stack.enter_context(ExitStack())
+            saved = _transcript(runner, transcript_stack, transcript, conversation, opened.checkpoint, say)
             if question is not None:
-                _answer(runner, conversation, opened, question, as_json, kept, thoughts, say)
+                _answer(runner, conversation, opened, question, as_json, saved, thoughts, say)
                 return
 
             from rstar2.chat.repl import Repl
 
-            describe = (opened.checkpoint, judge_here.described)
-            repl = Repl(runner, keeping, conversation, (out, err), describe, thoughts, kept)
+            describe = (opened.checkpoint, judge_client.described)
+            repl = Repl(runner, transcript_stack, conversation, (out, err), describe, thoughts, saved)
             say.show = repl.notice
             repl.run()
 
 
 @dataclass
 class _Notices:
-    """Passes what happens to whatever shows it at the time."""
+    """Shows notices, such as that a server is away, by the screen that is in use."""
 
     show: Callable[[str], None] | None = None
+    """None prints them to standard error."""
 
     def __call__(self, text: str) -> None:
         if self.show is not None:
@@ -183,8 +184,11 @@ class _Notices:
             err.print(text, style="yellow", soft_wrap=not err.is_terminal, markup=False)
 
 
-def _given(question: str | None, as_json: bool) -> str | None:
-    """The question from the command line or a pipe; None where a person types at a terminal."""
+def _single_question(question: str | None, as_json: bool) -> str | None:
+    """The question of the command line or a pipe; None if a person types at a terminal.
+
+    Raises UserError if it is empty or not UTF-8, or if `as_json` needs one and there is none.
+    """
     from rstar2.errors import UserError
 
     try:
@@ -211,25 +215,25 @@ def _open(
     token: str | None,
     say: _Notices,
 ) -> tuple[OpenModel, NamedJudge]:
-    """The model, and the judge that was named or is started here."""
+    """The model, and the judge: the one at the URL `judge`, or one that is started here."""
     from rstar2.chat.judge import open_judge
     from rstar2.chat.model import open_model
 
     opened = runner.run(open_model(choice, say))
     if choice.api == "tokens":
         _silence_libraries()
-    here = stack.enter_context(open_judge(judge, token))
-    stack.callback(lambda: runner.run(here.client.aclose()))
+    opened_judge = stack.enter_context(open_judge(judge, token))
+    stack.callback(lambda: runner.run(opened_judge.client.aclose()))
     if judge is not None:
-        for notice in runner.run(here.check(opened.codec.format)):
+        for notice in runner.run(opened_judge.check(opened.codec.format)):
             say(notice)
-    if here.isolation == "none":
+    if opened_judge.isolation == "none":
         say("isolation none: the model's programs can read what you can read")
-    return opened, here
+    return opened, opened_judge
 
 
 def _silence_libraries() -> None:
-    """No warning of a library appears between questions and answers."""
+    """Turn off the warnings of libraries, which would appear between questions and answers."""
     import warnings
 
     from transformers.utils import logging
@@ -261,7 +265,7 @@ def _transcript(
     model: str,
     say: _Notices,
 ) -> Transcript | None:
-    """The transcript that is asked for; one that is there is continued."""
+    """The transcript in a folder, None without a folder. A chat that is already there is continued."""
     from rstar2.chat.transcript import TRACES, open_transcript, read_transcript
 
     if folder is None:
@@ -279,19 +283,22 @@ def _answer(
     opened: OpenModel,
     question: str,
     as_json: bool,
-    kept: Transcript | None,
+    saved: Transcript | None,
     thoughts: Literal["on", "off", "fold"],
     say: _Notices,
 ) -> None:
-    """Ask one question; KeyboardInterrupt where a Ctrl-C stopped the answer, which is shown as far as it came."""
+    """Ask one question and show the answer.
+
+    Raises KeyboardInterrupt if Ctrl-C stopped the answer, after the part that was written is shown.
+    """
     from rstar2.chat.answer import answer, as_object
     from rstar2.chat.screen import Screen
 
     screen = None if as_json else Screen(conversation.codec, out, err, thoughts)
     say.show = None if screen is None else screen.notice
-    trace = answer(runner, conversation, question, screen, transcript=kept)
+    trace = answer(runner, conversation, question, screen, transcript=saved)
     if as_json:
-        found = as_object(trace, opened, None if kept is None else str(kept.folder))
-        out.out(json.dumps(found, ensure_ascii=False))
+        answer_object = as_object(trace, opened, None if saved is None else str(saved.folder))
+        out.out(json.dumps(answer_object, ensure_ascii=False))
     if trace.finish == "stopped" and not conversation.timed_out:
         raise KeyboardInterrupt

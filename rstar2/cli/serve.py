@@ -235,24 +235,25 @@ def status(json: common.AsJson = False) -> None:
         raise no_server()
     rows = [(server, figures(server)) for server in servers]
     if json:
-        out.print_json(data=[{**server.model_dump(), **found} for server, found in rows])
+        out.print_json(data=[{**server.model_dump(), **load} for server, load in rows])
     else:
-        for server, found in rows:
-            out.print(_line(server, found), soft_wrap=True)
-    if any(found["state"] != "answers" for _, found in rows):
+        for server, load in rows:
+            out.print(_line(server, load), soft_wrap=True)
+    if any(load["state"] != "answers" for _, load in rows):
         raise typer.Exit(1)
 
 
-def _line(server: ServerHandle, found: dict[str, Any]) -> str:
-    style = "bold" if found["state"] == "answers" else "bold red"
+def _line(server: ServerHandle, load: dict[str, Any]) -> str:
+    """A server, its state and its load, for a person."""
+    style = "bold" if load["state"] == "answers" else "bold red"
     tools = ", with tools" if server.with_tools else ""
     what = escape(f"{server.model} by {server.engine}{tools}")
-    line = f"[{style}]{escape(server.url)} {found['state']}[/]: {what}"
+    line = f"[{style}]{escape(server.url)} {load['state']}[/]: {what}"
     line += f"; up {(time.time() - server.started) / 60:.0f} min, {counted(server.restarts, 'restart')}"
-    if found["running"] is not None:
-        line += f"; {found['running']} in flight, {found['waiting']} waiting"
-    if found["kv_cache"] is not None:
-        line += f", KV cache {found['kv_cache']:.0%} full"
+    if load["running"] is not None:
+        line += f"; {load['running']} in flight, {load['waiting']} waiting"
+    if load["kv_cache"] is not None:
+        line += f", KV cache {load['kv_cache']:.0%} full"
     return line + (f"\n{escape(server.error)}" if server.error else "")
 
 

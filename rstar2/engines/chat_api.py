@@ -16,13 +16,13 @@ from rstar2.engines.models import ServerModel, ask_served
 from rstar2.engines.openai_server import Served
 from rstar2.engines.text_tokens import END_ID, ToolsIn, messages_of, plain_ids, text_codec
 from rstar2.engines.vllm import VLLMEngine
-from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
+from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling, TokenCount
 from rstar2.loop.tools.python_code_with_standard_io import NAME as PYTHON
 from rstar2.loop.turns import tags
 from rstar2.retry import RetryPolicy
 
 INEXACT = (
-    "token counts and budgets: four bytes of text count as a token",
+    "token counts and budgets: the server's; where it has not counted yet, four bytes of text count as a token",
     "the prompt's tokens: the server renders the messages with its own template, what the model wrote included",
     "thought in earlier turns: it is not sent again",
     "log-probabilities: none",
@@ -181,11 +181,12 @@ class ChatEngine(VLLMEngine):
         turn = _TurnText(give)
         completed = await self._server.complete("chat/completions", body, room, turn.add, stream=True)
         turn.end()
+        counted = self._counted(prompt_ids, completed.usage)
         if completed.finish == "length":
-            return Generation(written, None, "length")
+            return Generation(written, None, "length", counted)
         written.append(END_ID)
         self._count([*prompt_ids, *written], completed.usage, turn)
-        return Generation(written, None, completed.finish)
+        return Generation(written, None, completed.finish, counted)
 
     def _room(self, prompt_ids: Sequence[int], budget: int) -> int:
         """Tokens that a reply may have: the budget, or what the context has left if that is surely known."""
@@ -197,11 +198,26 @@ class ChatEngine(VLLMEngine):
 
     def _tokens_of(self, prompt_ids: Sequence[int]) -> int:
         """The length of a prompt: the server's count up to the last turn that it counted, and an estimate beyond."""
+        if (counted := self._last_counted(prompt_ids)) is not None:
+            count, end = counted
+            return count + len(prompt_ids) - end
+        return len(prompt_ids) + len(plain_ids(json.dumps(self._tools)))
+
+    def _last_counted(self, prompt_ids: Sequence[int]) -> tuple[int, int] | None:
+        """The server's count of a conversation up to the last turn that it counted, and where that turn ends."""
         ends = [at + 1 for at, token in enumerate(prompt_ids) if token == END_ID]
         for end in reversed(ends):
             if (count := self._counts.get(hash(tuple(prompt_ids[:end])))) is not None:
-                return count + len(prompt_ids) - end
-        return len(prompt_ids) + len(plain_ids(json.dumps(self._tools)))
+                return count, end
+        return None
+
+    def _counted(self, prompt_ids: Sequence[int], usage: Usage) -> TokenCount | None:
+        """The server's count of a turn and of what was added before it; None if it counts no tokens."""
+        if not usage.completion_tokens:
+            return None
+        last = self._last_counted(prompt_ids)
+        added = max(usage.prompt_tokens - last[0], 0) if last and usage.prompt_tokens else None
+        return TokenCount(usage.completion_tokens, added)
 
     def _count(self, ids: Sequence[int], usage: Usage, turn: _TurnText) -> None:
         """Remember a conversation's tokens as the server counts them, less the last thought, which is never sent."""

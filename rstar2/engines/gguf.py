@@ -33,9 +33,9 @@ def convert(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
-    tokenizer = AutoTokenizer.from_pretrained(**where)
+    source_arguments = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+    model = AutoModelForCausalLM.from_pretrained(**source_arguments, dtype=torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(**source_arguments)
     for name in ("bos", "eos", "pad", "unk"):
         # The converted tokenizer takes another token for the end; the model's configuration is right.
         if (token := getattr(model.config, f"{name}_token_id", None)) is not None:

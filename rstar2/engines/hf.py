@@ -51,10 +51,15 @@ class _Row:
 
 
 class HFEngine:
-    """A folder with config.json and weights behind the engine contract, in a thread with `threads` torch threads.
+    """A model that transformers runs in a thread of this process.
 
-    None is one for a tiny model, and torch's choice for others. Steps `max_batch` rows at once. A turn ends at
-    `stop_ids`, besides the model's own token ids. A UserError where transformers can load no model from the folder.
+    Args:
+        model_dir: a folder with config.json and weights.
+        stop_ids: token ids that end a turn, beside the model's own.
+        max_batch: rows that are generated at once.
+        threads: torch threads; None is one for a tiny model, and torch's choice for others.
+
+    Raises UserError if transformers can load no model from the folder.
     """
 
     def __init__(
@@ -65,10 +70,10 @@ class HFEngine:
         logging.disable_progress_bar()
         try:
             self.model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-        # Of files that are missing or damaged the libraries raise anything, their own types too.
+        # The libraries raise errors of any type if files are missing or damaged.
         except Exception as error:
-            said = " ".join(str(error).split())[:200] or type(error).__name__
-            raise UserError(f"cannot load a model from {model_dir}", f"transformers says: {said}") from error
+            cause = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UserError(f"cannot load a model from {model_dir}", f"transformers says: {cause}") from error
         usual = 1 if self.model.num_parameters() < TINY_PARAMETERS else _ALL_THREADS
         torch.set_num_threads(usual if threads is None else threads)
         own = self.model.generation_config.eos_token_id
@@ -133,7 +138,7 @@ class HFEngine:
     async def interrupt(self) -> None:
         """Answer every request, those that wait included, with what it has so far and `interrupted` as its finish.
 
-        EngineError where the engine is closed.
+        Raises EngineError if the engine is closed.
         """
         done: Future[None] = Future()
         if self._closed:
@@ -264,7 +269,7 @@ class HFEngine:
     def _sample(self, logits: torch.Tensor, rows: list[_Row]) -> None:
         """Draw one token per row by inverse transform, each row from its own stream of random numbers.
 
-        A row whose token cannot be drawn or told fails alone.
+        If a row's token cannot be drawn or passed on, that row alone fails.
         """
         temperature = torch.tensor([row.sampling.temperature for row in rows])
         greedy = temperature < GREEDY_BELOW
@@ -357,15 +362,15 @@ def _left_pad(tensor: torch.Tensor, width: int, dim: int) -> torch.Tensor:
 
 
 def _truncated(probabilities: torch.Tensor, rows: list[_Row]) -> torch.Tensor:
-    """Zero what top-k and top-p leave out. Shape (B, V) in and out."""
+    """Set the probabilities outside of top-k and top-p to zero. Shape (B, V) in and out."""
     if all(row.sampling.top_p >= 1.0 and row.sampling.top_k <= 0 for row in rows):
         return probabilities
     ordered, order = probabilities.sort(dim=-1, descending=True)
     rank = torch.arange(ordered.shape[-1])[None, :]
     vocabulary = ordered.shape[-1]
-    # No more than there are: a tensor does not hold every number that a client may send.
+    # At most the vocabulary: a client may send a number that is too large for a tensor.
     top_k = torch.tensor([min(row.sampling.top_k, vocabulary) or vocabulary for row in rows])[:, None]
     top_p = torch.tensor([row.sampling.top_p for row in rows])[:, None]
-    kept = (rank < top_k) & (ordered.cumsum(-1) - ordered < top_p)
-    kept[:, 0] = True
-    return torch.zeros_like(probabilities).scatter(-1, order, ordered * kept)
+    inside = (rank < top_k) & (ordered.cumsum(-1) - ordered < top_p)
+    inside[:, 0] = True
+    return torch.zeros_like(probabilities).scatter(-1, order, ordered * inside)

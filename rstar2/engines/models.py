@@ -36,17 +36,17 @@ _MAKE_MODELS = ("demo", "sft", "train")
 _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 
 
-def find_model(named: str) -> Path | None:
-    """The model folder that `named` means: itself, or what the run or the stage in it made; None for a hub id.
+def find_model(name: str) -> Path | None:
+    """The folder of a model: `name` itself, or the model of the run or stage in that folder. None for a hub id.
 
-    Raises UserError if there is nothing, or a run or stage that made no model yet.
+    Raises UserError if there is no such folder, or its run or stage has no model yet.
     """
-    folder = Path(named)
+    folder = Path(name)
     if not folder.is_dir():
-        if _HUB_ID.fullmatch(named) and not folder.parent.is_dir():
+        if _HUB_ID.fullmatch(name) and not folder.parent.is_dir():
             return None
         raise UserError(
-            f"no model folder at {named}{did_you_mean(named, SHAPES)}",
+            f"no model folder at {name}{did_you_mean(name, SHAPES)}",
             "Give a model's folder, the folder of a run or stage that made one, or a hub id such as Qwen/Qwen3-0.6B.",
         )
     if (folder / "model.json").is_file():
@@ -56,7 +56,7 @@ def find_model(named: str) -> Path | None:
         kind, _ = load_config(folder)
     if kind and kind not in _MAKE_MODELS:
         raise UserError(
-            f"{named} is a run of `{kind}`, which makes no model",
+            f"{name} is a run of `{kind}`, which makes no model",
             "Give the model itself, or the run that trained it.",
         )
     if not kind and (folder / "config.json").is_file():
@@ -64,9 +64,11 @@ def find_model(named: str) -> Path | None:
     if (folder / "model").is_dir():
         return folder / "model"
     if kind or (folder / "checkpoints").is_dir():
-        made = sorted(str(path.parent) for path in folder.glob("*/model"))
-        hint = f"These stages have one: {', '.join(made)}." if made else "`rstar2 runs list` shows the runs."
-        raise UserError(f"{named} has no finished model yet", hint)
+        stages = sorted(str(path.parent) for path in folder.glob("*/model"))
+        hint = (
+            f"These stages have one: {', '.join(stages)}." if stages else "`rstar2 runs list` shows the runs."
+        )
+        raise UserError(f"{name} has no finished model yet", hint)
     return folder
 
 
@@ -160,7 +162,7 @@ def open_folder(
     """Load a model and its tokenizer, for batches of `max_batch`.
 
     Without `own_tools` the model need not be able to show the tools of its format (`load_chat_codec`).
-    A UserError where the folder holds no model or tokenizer, or torch is not installed.
+    Raises UserError if the folder holds no model or tokenizer, or if torch is not installed.
     """
     codec = load_codec(folder, choice) if own_tools else load_chat_codec(folder, choice)
     try:
@@ -194,7 +196,7 @@ class ServerModel:
     codec: ChatCodec
     served: Served
     folder: Path | None
-    """Its folder on this machine, where it has one."""
+    """The model's folder, if it is on this machine."""
 
 
 async def open_server(
@@ -211,7 +213,7 @@ async def open_server(
     The engine holds no connection yet, so it may be used in another event loop.
 
     Args:
-        name: which model, where the server holds several.
+        name: the model's name; needed if the server has several.
         tokenizer: a model, as `find_model` takes it, with the tokenizer; None takes it from where the server loaded
             the model.
         retries: how long to wait for the server's answer, at most `FIRST_ANSWER_S` if nothing listens; None waits

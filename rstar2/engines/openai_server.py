@@ -118,10 +118,10 @@ class Completed:
 
 @dataclass
 class _Accepted:
-    """What a server was found to take of a request; learned from what it refuses."""
+    """What a server takes of a request, learned from its refusals."""
 
     fixed: Mapping[str, Any]
-    """Fields of every request, as the user wants them. Of these none is left out."""
+    """Fields that the user adds to every request. None of them is ever left out."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Fields that it does not take, with its words."""
     limit_names: list[str] = field(default_factory=lambda: list(_LIMITS))
@@ -269,7 +269,7 @@ class OpenAIServer:
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Fields that the server was found not to take, with its words."""
+        """Fields that the server does not take, with its words."""
         return self._accepted.left_out
 
     async def post(self, path: str, body: Mapping[str, Any], hint: str = "") -> Any:
@@ -589,8 +589,8 @@ def _surely_fits(body: Mapping[str, Any], full: ContextExceeded, context: int | 
 
     A text has at most as many tokens as bytes.
     """
-    asked = [body.get(name) for name in ("prompt", "messages", "tools")]
-    prompt = full.prompt or len(json.dumps(asked, ensure_ascii=False).encode(errors="replace"))
+    contents = [body.get(name) for name in ("prompt", "messages", "tools")]
+    prompt = full.prompt or len(json.dumps(contents, ensure_ascii=False).encode(errors="replace"))
     return context is not None and 2 * prompt < context
 
 
@@ -612,7 +612,7 @@ async def _lines(answer: httpx.Response) -> AsyncGenerator[str]:
 
 
 def _base(url: str) -> httpx.URL:
-    """The address that paths of the API are added to: as it was given if it has a path, else `/v1` of the server."""
+    """The address that paths of the API are added to: the user's if it has a path, else `/v1` of the server."""
     base = httpx.URL(url.strip())
     path = base.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
     return base.copy_with(path=path or "/v1")

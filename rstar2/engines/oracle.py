@@ -57,7 +57,7 @@ class OracleEngine:
         for length in self._lengths:
             if length <= len(prompt) and (answer := self._answers.get(prompt[:length])) is not None:
                 return length, answer
-        raise EngineError("the oracle does not know the problem it was asked")
+        raise EngineError("the oracle does not know this problem")
 
 
 def _call(answer: str) -> str:

@@ -66,7 +66,7 @@ class RetryingEngine:
                 raise _final(error, shown) from error
 
         generation = await self.service.call(attempt)
-        self.tokens += len(generation.token_ids)
+        self.tokens += generation.tokens
         return generation
 
     async def aclose(self) -> None:

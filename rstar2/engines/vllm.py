@@ -1,7 +1,7 @@
 """Generates with a vLLM server over HTTP: token ids are sent, token ids come back.
 
 The prompt is sent as a list of token ids and `return_token_ids` asks for the ids that were sampled, so what
-the model wrote is never tokenized again. Log-probabilities are those at the sampling temperature only where the server
+the model wrote is never tokenized again. Log-probabilities are those at the sampling temperature only if the server
 runs with `--logprobs-mode processed_logprobs`, as `rstar2 serve` starts it.
 """
 
@@ -45,7 +45,7 @@ class VLLMEngine:
         url: the server, as `http://host:port`, with or without `/v1`; else a UserError.
         model: the served model's name; None takes the one the server has.
         stop_token_ids: ids that end a turn beside the model's own end of text, so `[codec.end_id]`.
-        key: the API key, where the server asks for one.
+        key: the API key, if the server asks for one.
         more: further fields of the server's for each turn, such as `structured_outputs`.
 
     `generate` raises EngineUnavailable if nothing answers or the server is busy, EngineError if it refuses.
@@ -111,7 +111,7 @@ class VLLMEngine:
     async def top_logprobs(self, token_ids: Sequence[int], k: int) -> list[list[float]]:
         """The k largest log-probabilities at each position of a text but the first, largest first: shape (N - 1, k).
 
-        Raises as `generate` does, and an EngineError where the server gives none.
+        Raises the errors of `generate`, and EngineError if the server returns none.
         """
         served = await self.served()
         body = {
@@ -121,8 +121,10 @@ class VLLMEngine:
         hint = "The request needs the log-probabilities of a prompt (prompt_logprobs), which vLLM supports."
         answer = await self._server.post("completions", body, hint)
         try:
-            given = answer["choices"][0]["prompt_logprobs"][1:]
-            rows = [sorted((float(at["logprob"]) for at in row.values()), reverse=True)[:k] for row in given]
+            positions = answer["choices"][0]["prompt_logprobs"][1:]
+            rows = [
+                sorted((float(at["logprob"]) for at in row.values()), reverse=True)[:k] for row in positions
+            ]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise self._server.error("returned no log-probabilities of the prompt", hint) from error
         if len(rows) != len(token_ids) - 1 or any(len(row) < k for row in rows):
@@ -130,15 +132,15 @@ class VLLMEngine:
         return rows
 
     def when_allowed(self, on_allowances: OnAllowances) -> None:
-        """Have it told how many more requests the server takes, with each answer that says so."""
+        """Call a function with each answer that says how many more requests the server takes."""
         self._server.on_allowances = on_allowances
 
     def when_left_out(self, on_left_out: OnLeftOut) -> None:
-        """Have each field of a request told that is left out, because the server does not take it."""
+        """Call a function with each field that is left out of requests because the server does not take it."""
         self._server.on_left_out = on_left_out
 
     def when_capped(self, on_capped: OnCapped) -> None:
-        """Have each cap told to which the server holds replies that were to have more tokens."""
+        """Call a function with each number of tokens to which the server caps longer replies."""
         self._server.on_capped = on_capped
 
     async def aclose(self) -> None:

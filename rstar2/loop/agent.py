@@ -157,16 +157,22 @@ async def _take_turns(
     on_call: OnCall | None,
 ) -> Finish:
     """Turns and tool output in alternation, until one of them ends the rollout."""
+    used = output_tokens = 0  # of the budget in all, and by the last tool output
     for number in range(limits.max_turns):
         start = len(trace.response_ids)
         seed = None if sampling.seed is None else (sampling.seed + _SEED_STEP * number) % (1 << 31)
         before = [*trace.prompt_ids, *trace.response_ids]
         generated = await engine.generate(
             before,
-            replace(sampling, max_tokens=limits.max_tokens - start, seed=seed),
+            replace(sampling, max_tokens=limits.max_tokens - used, seed=seed),
             on_tokens,
         )
         trace.append(generated.token_ids, generated.logprobs, mask=1)
+        used += generated.tokens
+        if generated.counted is not None:
+            # The tool output, which the server counts only now, was an estimate so far.
+            used += (generated.counted.added or output_tokens) - output_tokens
+            trace.counted_tokens = used
         read = codec.parse(generated.token_ids, before)
         turn = Turn.read(read, start, len(trace.response_ids))
         trace.turns.append(turn)
@@ -193,9 +199,11 @@ async def _take_turns(
         if output is None:
             trace.cause = f"the format {codec.source} cannot lead on from this tool call"
             return "format"
-        if len(trace.response_ids) + len(output) >= limits.max_tokens:
+        output_tokens = len(output)
+        if used + output_tokens >= limits.max_tokens:
             return "max_tokens"
-        trace.append(output, [0.0] * len(output), mask=0)
+        trace.append(output, [0.0] * output_tokens, mask=0)
+        used += output_tokens
     return "max_turns"
 
 

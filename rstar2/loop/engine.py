@@ -48,6 +48,16 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class TokenCount:
+    """What a server counts in a conversation of which it takes and gives only text."""
+
+    written: int
+    """Tokens of the turn, its thought included."""
+    added: int | None
+    """Tokens between the turn that was counted before and this one: tool output. None if no turn was counted before."""
+
+
+@dataclass(frozen=True)
 class Generation:
     """One turn, as generated."""
 
@@ -59,6 +69,13 @@ class Generation:
     """stop: the model ended the turn. length: the budget or the context did. interrupted: the engine was told to stop,
     see `rstar2.engines.hf.HFEngine.interrupt`. content_filter: a filter of the server ended it. refusal: the server
     calls the turn a refusal of the model."""
+    counted: TokenCount | None = None
+    """The server's count, if `token_ids` stand for text and the server counts tokens."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the turn."""
+        return len(self.token_ids) if self.counted is None else self.counted.written
 
 
 OnTokens = Callable[[list[int]], None]

@@ -17,7 +17,7 @@ from rstar2.loop.turns.codec import ChatCodec
 from rstar2.terminal import READABLE, write_readably
 
 write_readably()
-BOLD, ITALIC, CODE, OFF = "\x1b[1m", "\x1b[3m", "\x1b[36m", "\x1b[0m"
+BOLD, ITALIC, UNDERLINE, CODE, OFF = "\x1b[1m", "\x1b[3m", "\x1b[4m", "\x1b[36m", "\x1b[0m"
 
 
 def shown(*pieces: str, columns: int = 80, colored: bool = False, encoding: str = "utf-8") -> str:
@@ -55,7 +55,14 @@ def shown(*pieces: str, columns: int = 80, colored: bool = False, encoding: str 
         ("3. third\n10) tenth", "3. third\n10) tenth"),
         ("| no table", "| no table"),
         (r"$a*b$ and \(\alpha*\beta\)", "a*b and α*β"),
-        ("[a link](http://a.b)", "[a link](http://a.b)"),
+        ("[a link](http://a.b)", "a link (http://a.b)"),
+        ('see [a *b*](https://a.b/c_(d) "Title").', "see a *b* (https://a.b/c_(d))."),
+        ("[www.a.b](www.a.b)", "www.a.b"),
+        ("[1, 2] and f[i](x) and [a](b) and [open", "[1, 2] and f[i](x) and [a](b) and [open"),
+        ("obj.__call__ and __main__ and x__y__z", "obj.__call__ and __main__ and x__y__z"),
+        ("+ sin(x)\n+ x^2\n+ 2 more", "+ sin(x)\n+ x^2\n+ 2 more"),
+        ("x\n+ one\n  + `two`", "x\n• one\n  • two"),
+        ("===\n\n====\n", "===\n\n===="),
         ("a\\*b", "a\\*b"),
         ("\x1b[2Jgone", "␛[2Jgone"),
     ],
@@ -72,6 +79,9 @@ def test_what_is_no_markup_stays_as_it_was_written(written: str, plain: str) -> 
         ("call `f(x)`.", f"call {CODE}f(x){OFF}."),
         ("``a``", f"{CODE}a{OFF}"),
         ("# Title", f"{BOLD}Title{OFF}"),
+        ("__strong__, __so__", f"{BOLD}strong{OFF}, {BOLD}so{OFF}"),
+        ("__two words__", f"{BOLD}two{OFF}{BOLD} words{OFF}"),
+        ("[it](http://a.b)", f"{UNDERLINE}it{OFF} (http://a.b)"),
         (r"**so $\frac{1}{2}$**", f"{BOLD}so{OFF}{BOLD} 1/2{OFF}"),
     ],
 )
@@ -82,6 +92,18 @@ def test_spans_have_styles(written: str, styled: str) -> None:
 def test_lists_hang_and_quotations_are_marked() -> None:
     text = shown("- one two three four\n  * five\n> said", columns=12)
     assert text == "• one two\n  three four\n  • five\n▌ said\n"
+
+
+def test_a_heading_with_a_line_under_it_has_that_line() -> None:
+    assert shown("Title\n=====\nText", columns=12) == "Title\n════════════\nText\n"
+
+
+def test_brackets_that_are_no_link_are_shown_as_they_come() -> None:
+    out = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    stream = MarkdownStream(out, WrappedText(out))
+    stream.add("so [1, 2] and x _y are")
+    assert isinstance(out.file, io.StringIO)
+    assert out.file.getvalue() == "so [1, 2] and x _y"
 
 
 def test_a_program_has_a_frame_and_nothing_in_it_is_markup() -> None:
@@ -132,6 +154,7 @@ def test_in_ascii_no_line_is_wider_than_the_terminal() -> None:
 
 SAMPLE = (
     "# T *x*\n\nA **b c** `d` $\\frac{1}{2}$ 2*3*4\n- i *j*\n  - k\n1. l\n> q\n---\n"
+    "+ two *l*\nTitle\n=====\n[m](https://n.o) __p q__ [1](2) __init__ r_s\n"
     "```py\nx = 1\n\n```\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**open\n* \n\\boxed{3}."
 )
 

@@ -408,6 +408,34 @@ async def test_the_room_for_a_turn_is_the_servers_own_count(endpoint: PublicEndp
         assert known < context - sent["max_tokens"] < known + new
 
 
+async def test_the_budget_of_a_rollout_is_spent_in_tokens_of_the_server(endpoint: PublicEndpoint) -> None:
+    call = {"id": "c", "function": {"name": NAME, "arguments": '{"code": "print(7)"}'}}
+
+    def counted(body: Body) -> int:
+        return len(json.dumps(body["messages"]))
+
+    endpoint.answer = lambda body: {"tool_calls": [call]} if len(body["messages"]) < 4 else ANSWER
+    endpoint.usage = lambda body: {"prompt_tokens": counted(body), "completion_tokens": 300}
+    async with opened(endpoint) as model:
+        trace = await rollout(
+            model.codec.prompt(model.codec.format.messages("Compute 6 * 7.")),
+            engine=model.engine,
+            tools=Prints(),
+            codec=model.codec,
+            limits=Limits(max_tokens=2600),
+            sampling=Sampling(),
+        )
+    first, second, third = endpoint.asked
+    added = [counted(after) - counted(before) - 300 for before, after in ((first, second), (second, third))]
+    assert min(added) > 0
+    assert first["max_tokens"] == 2600
+    # The last output of the tool is an estimate while the next turn is asked for.
+    for sent, used in ((second, 300), (third, 600 + added[0])):
+        assert used < 2600 - sent["max_tokens"] < used + 130
+    assert trace.finish == "answer"
+    assert trace.tokens == 900 + sum(added) > 3 * len(trace.response_ids)
+
+
 # Odd answers
 
 

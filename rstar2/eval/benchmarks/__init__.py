@@ -36,24 +36,24 @@ PAPER = {
     "ifeval": 83.4,
     "arena-hard": 86.6,
 }
-"""Per cent, of rStar2-Agent-14B (arXiv 2508.20722)."""
+"""Scores of rStar2-Agent-14B in per cent (arXiv 2508.20722)."""
 GROUPS = {
     "paper-math": ("math500", "aime24", "aime25", "hmmt25"),
     "paper-general": ("gpqa-diamond", "bfcl-v3", "ifeval", "arena-hard"),
     "paper-all": tuple(PAPER),
 }
 NAMES = tuple(sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__)))
-"""Of the benchmarks of this folder."""
+"""Names of the benchmarks in this folder."""
 
 
 @dataclass(frozen=True)
 class BenchmarkFiles:
-    """What the user gave for a benchmark beside the model; None where nothing was."""
+    """Files and options of a user for a benchmark, beside the model; None for the defaults."""
 
     data: Path | None = None
-    """A file in place of the hub."""
+    """A file with the problems; None loads them from the hub."""
     baseline: Path | None = None
-    """The answers that a judge model compares with."""
+    """A file with the answers that a judge model compares with."""
     native_calls: bool = False
     """Whether functions go into the request's `tools` rather than into the prompt."""
 
@@ -64,26 +64,26 @@ class JudgeModel:
 
     url: str
     name: str | None = None
-    """None where the server holds one alone."""
+    """The model's name; None if the server has only one."""
     key: str | None = None
-    """Its API key, which no other server is sent."""
+    """The API key of this server, which is sent to no other."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What the benchmarks of one run share; a part is None where none of them needs it."""
+    """What the benchmarks of one run share; a part is None if no benchmark needs it."""
 
     chat: Chat | None
     agent: Agent | None
     judge_model: ServerChat | None
     logs: Path
-    """Of this start."""
-    kept: Path
-    """What benchmarks keep from start to start, beside the samples."""
+    """Folder for the logs of this start."""
+    folder: Path
+    """The run's folder, in which benchmarks may store files that later starts need."""
 
 
 Score = dict[str, Any]
-"""`value`, its `interval`, and `problems`, how many it is over."""
+"""A score over problems: `value`, its `interval`, and `problems`, their number."""
 Load = Callable[[BenchmarkFiles, EvalSettings], Sequence[Problem]]
 Open = Callable[[Resources, EvalSettings, BenchmarkFiles], contextlib.AbstractAsyncContextManager[Method]]
 
@@ -99,21 +99,22 @@ class Benchmark:
     load: Load
     """Returns the problems. Raises UserError if they cannot be read."""
     open: Open | None = None
-    """Its method, for the length of a block. None for the agent loop on each problem."""
+    """Opens the benchmark's method for the length of a block. None means the agent loop on each problem."""
     correct: Correct | None = None
-    """Whether an answer is correct, given the problem and the answer that was found in the model's final turn. None
-    compares with the problem's `answer` by the grader."""
+    """Whether an answer is correct, by the problem and the answer in the model's final turn. None
+    compares it with the problem's `answer` by the grader."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
-    """The benchmark's own settings, where they are not those of the mathematics sets."""
+    """Settings of the benchmark that differ from those of the mathematics sets."""
     harness: Harness | None = None
+    """The benchmark's own program, if it grades by one."""
     chat: bool = False
-    """Whether the model is asked by plain chat messages; else by the agent loop, with tools."""
+    """Whether the model is asked by plain chat messages. Otherwise the agent loop runs, with tools."""
     judged: bool = False
     """Whether a judge model grades."""
     headline: str = ""
-    """Which of its scores is the one that is quoted; the average of verdicts where empty."""
+    """The score that people quote; empty means the average of verdicts."""
     combined: Callable[[dict[str, Score]], dict[str, Score]] | None = None
-    """More scores, made of those that the traces have."""
+    """Computes more scores from those of the traces."""
 
     @property
     def compares_answers(self) -> bool:
@@ -121,11 +122,11 @@ class Benchmark:
         return self.open is None and self.correct is None
 
     def opened(
-        self, resources: Resources, settings: EvalSettings, given: BenchmarkFiles
+        self, resources: Resources, settings: EvalSettings, files: BenchmarkFiles
     ) -> contextlib.AbstractAsyncContextManager[Method]:
-        """Its method, for the length of a block."""
+        """Opens the benchmark's method for the length of a block."""
         if self.open is not None:
-            return self.open(resources, settings, given)
+            return self.open(resources, settings, files)
         assert resources.agent is not None
         return contextlib.nullcontext(AgentMethod(resources.agent, settings, self.correct))
 
@@ -148,13 +149,13 @@ def find(name: str) -> Benchmark:
                 "Define it as BENCHMARK = Benchmark(load=…), with: from rstar2 import Benchmark.",
             )
         _check_functions(name, loaded)
-        return replace(loaded, load=lambda given, settings: _problems_of(name, loaded, given, settings))
+        return replace(loaded, load=lambda files, settings: _problems_of(name, loaded, files, settings))
     if name not in mathematics.NAMES and not name.endswith(".jsonl") and not Path(name).exists():
         raise UserError(
             f"unknown benchmark: {name}{did_you_mean(name, known_names())}",
             f"Known: {', '.join(known_names())}; or a .jsonl or .parquet file, or module:object.",
         )
-    return Benchmark(load=lambda given, settings: mathematics.load_benchmark(name, given.data, settings.seed))
+    return Benchmark(load=lambda files, settings: mathematics.load_benchmark(name, files.data, settings.seed))
 
 
 def known_names() -> list[str]:
@@ -163,7 +164,7 @@ def known_names() -> list[str]:
 
 
 def _check_functions(name: str, benchmark: Benchmark) -> None:
-    """Raises a UserError if a function of a user's benchmark is none, or takes other arguments."""
+    """Raises UserError if a function of a user's benchmark is not callable, or takes other arguments."""
     for field_name, function, role, parameters in (
         ("load", benchmark.load, "the function load of the benchmark", ("files", "settings")),
         ("correct", benchmark.correct, "the benchmark's function", ("problem", "answer")),
@@ -180,11 +181,14 @@ def _check_functions(name: str, benchmark: Benchmark) -> None:
 
 
 def _problems_of(
-    name: str, benchmark: Benchmark, given: BenchmarkFiles, settings: EvalSettings
+    name: str, benchmark: Benchmark, files: BenchmarkFiles, settings: EvalSettings
 ) -> list[Problem]:
-    """The problems of a user's benchmark; a UserError if there are none, or they cannot be told apart."""
+    """The problems of a user's benchmark.
+
+    Raises UserError if there are none, if one is not a Problem of texts, or if two share an id.
+    """
     with failures_named(name, "the benchmark"):
-        problems = list(benchmark.load(given, settings))
+        problems = list(benchmark.load(files, settings))
     for number, problem in enumerate(problems, 1):
         if not isinstance(problem, Problem):
             raise UserError(
@@ -218,13 +222,13 @@ def _loaded(name: str) -> Benchmark:
 
 
 def with_combined(name: str, scores: dict[str, Score]) -> dict[str, Score]:
-    """Scores, and after them those that the benchmark of a name makes of them; a name of no benchmark makes none."""
+    """Scores, followed by those that the benchmark of this name computes from them, if there is such a benchmark."""
     combined = _loaded(name).combined if name in NAMES else None
     return scores if combined is None else scores | combined(scores)
 
 
 def expanded(names: list[str]) -> list[str]:
-    """Benchmarks with those of groups in their place."""
+    """The names of benchmarks, with each group replaced by its members."""
     return [each for name in names for each in GROUPS.get(name, (name,))]
 
 
@@ -234,19 +238,19 @@ def needs_tokenizer(names: list[str]) -> bool:
 
 
 def harnesses_of(names: list[str]) -> list[Harness]:
-    """The harnesses of benchmarks, each once; of a group, those that its members have.
+    """The harnesses of benchmarks and of the members of groups, each once.
 
-    UserError where a name is unknown or needs none.
+    Raises UserError if a benchmark is unknown or needs no harness.
     """
-    found: list[Harness] = []
+    needed: list[Harness] = []
     for name in names:
         members = [each for each in expanded([name]) if find(each).harness is not None]
-        found += [harness_of(each) for each in members or [name]]
-    return list(dict.fromkeys(found))
+        needed += [harness_of(each) for each in members or [name]]
+    return list(dict.fromkeys(needed))
 
 
 def harness_of(name: str) -> Harness:
-    """The harness of a benchmark; UserError where it has none."""
+    """The harness of a benchmark. Raises UserError if it has none."""
     harness = _loaded(name).harness if name in NAMES else None
     if harness is None:
         known = ", ".join(each for each in NAMES if _loaded(each).harness)
@@ -255,5 +259,5 @@ def harness_of(name: str) -> Harness:
 
 
 def harnesses() -> list[Harness]:
-    """Every harness of the benchmarks, once."""
+    """The harnesses of all benchmarks, each once."""
     return list(dict.fromkeys(harness for name in NAMES if (harness := _loaded(name).harness)))

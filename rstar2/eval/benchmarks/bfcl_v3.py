@@ -114,7 +114,7 @@ def opening(harness: Harness, program: str, keeps: str = "") -> Open:
         assert resources.chat is not None
         decides = {**versions(harness), "native_calls": given.native_calls}
         worker: dict[str, Any] = {"native_calls": given.native_calls, "temperature": settings.temperature}
-        worker |= {keeps: str(resources.kept.resolve() / keeps)} if keeps else {}
+        worker |= {keeps: str(resources.folder.resolve() / keeps)} if keeps else {}
         async with (
             Gateway(resources.chat, settings) as gateway,
             started(harness, program, worker, resources.logs / f"{program}.log") as process,

@@ -192,11 +192,11 @@ class ServerChat:
             return self._takes_all
 
     def when_left_out(self, on_left_out: OnLeftOut) -> None:
-        """Have each field of a request told that is left out, because the server does not take it."""
+        """Call a function with each field that is left out of requests because the server does not take it."""
         self._server.on_left_out = on_left_out
 
     def when_capped(self, on_capped: OnCapped) -> None:
-        """Have each cap told to which the server holds replies that were to have more tokens."""
+        """Call a function with each number of tokens to which the server caps longer replies."""
         self._server.on_capped = on_capped
 
     async def reply(

@@ -79,8 +79,8 @@ class Agent:
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """Something that a client is shown, in one of the fields of a message."""
+class _MessagePart:
+    """A part of an answer, in one of the fields of a message."""
 
     reasoning: str = ""
     content: str = ""
@@ -106,10 +106,10 @@ def agent_router(agent: Agent) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         _check(agent, body)
         # In a thread: a long text takes long to turn into tokens.
-        asked, prompt = await asyncio.to_thread(_opened, agent, body)
+        configured, prompt = await asyncio.to_thread(_configured, agent, body)
         if body.stream:
-            return streamed(_events(asked, body, prompt))
-        result = await while_connected(request, _whole(asked, body, prompt))
+            return streamed(_events(configured, body, prompt))
+        result = await while_connected(request, _whole(configured, body, prompt))
         return result if isinstance(result, Response) else JSONResponse(result)
 
     @router.post("/completions")
@@ -131,25 +131,25 @@ def _check(agent: Agent, body: ChatRequest) -> None:
 
 
 def conversation(agent: Agent, messages: list[Message]) -> list[Message]:
-    """What the model is shown of a client's messages: in the words of its format around the first question.
+    """The conversation for the model: a client's messages, with the words of the format around the first question.
 
-    Earlier answers are seen without their thought and calls, as clients send them.
+    Earlier answers have neither thoughts nor calls, because clients do not send them.
     """
     fmt = agent.codec.format
-    given = [message["content"] for message in messages if message["role"] in ("system", "developer")]
-    spoken = [message for message in messages if message["role"] in ("user", "assistant")]
+    system_texts = [message["content"] for message in messages if message["role"] in ("system", "developer")]
+    dialogue = [message for message in messages if message["role"] in ("user", "assistant")]
     # Some chat programs open with a greeting of the assistant's.
-    first = next(at for at, message in enumerate(spoken) if message["role"] == "user")
-    spoken = spoken[-1:] if fmt.one_question else spoken[first:]
-    opening: list[Message] = [dict(message) for message in fmt.messages(spoken[0]["content"])]
-    if given and opening[0]["role"] == "system":
-        opening[0]["content"] = "\n\n".join([opening[0]["content"], *given])
-    elif given:
-        opening.insert(0, {"role": "system", "content": "\n\n".join(given)})
-    return [*opening, *spoken[1:]]
+    first = next(at for at, message in enumerate(dialogue) if message["role"] == "user")
+    dialogue = dialogue[-1:] if fmt.one_question else dialogue[first:]
+    opening: list[Message] = [dict(message) for message in fmt.messages(dialogue[0]["content"])]
+    if system_texts and opening[0]["role"] == "system":
+        opening[0]["content"] = "\n\n".join([opening[0]["content"], *system_texts])
+    elif system_texts:
+        opening.insert(0, {"role": "system", "content": "\n\n".join(system_texts)})
+    return [*opening, *dialogue[1:]]
 
 
-def _opened(agent: Agent, body: ChatRequest) -> tuple[Agent, list[int]]:
+def _configured(agent: Agent, body: ChatRequest) -> tuple[Agent, list[int]]:
     """The agent with the request's variables of the chat template, and the token ids of the conversation.
 
     Raises ApiError if the template does not know a variable, or the context has no room for an answer.
@@ -162,7 +162,7 @@ def _opened(agent: Agent, body: ChatRequest) -> tuple[Agent, list[int]]:
 
 @functools.lru_cache(maxsize=8)
 def _with_variables(codec: ChatCodec, variables: str) -> ChatCodec:
-    """The codec with variables of its chat template, given as a JSON object. It is cached: it takes long to make."""
+    """The codec with variables of its chat template, from a JSON object. Cached, because it takes long to make."""
     try:
         return codec.with_variables(json.loads(variables))
     except UserError as error:
@@ -170,12 +170,12 @@ def _with_variables(codec: ChatCodec, variables: str) -> ChatCodec:
 
 
 def _prompt(agent: Agent, messages: list[Message]) -> list[int]:
-    """Token ids of a conversation; an ApiError where the context has no room for an answer to it."""
-    shown = conversation(agent, messages)
+    """Token ids of a conversation. Raises ApiError if the context has no room for an answer to it."""
+    messages = conversation(agent, messages)
     if agent.context is None:
-        return agent.codec.prompt(shown)
-    agent.context.check_text(sum(len(message["content"]) for message in shown))
-    prompt = agent.codec.prompt(shown)
+        return agent.codec.prompt(messages)
+    agent.context.check_text(sum(len(message["content"]) for message in messages))
+    prompt = agent.codec.prompt(messages)
     agent.context.check(len(prompt))
     return prompt
 
@@ -185,15 +185,15 @@ class _Ended:
     """How an answer ended."""
 
     finish: str
-    """`stop` or `length`, as of OpenAI's API."""
+    """OpenAI's finish reason: `stop`, `length` or `content_filter`."""
     usage: Usage
 
 
 async def _answer(
-    agent: Agent, body: ChatRequest, prompt: list[int], show: Callable[[_Shown], None]
+    agent: Agent, body: ChatRequest, prompt: list[int], show: Callable[[_MessagePart], None]
 ) -> _Ended:
     """One rollout, shown as it goes. It is ended early if the answer comes to one of the request's `stop` texts."""
-    shown = _Turns(agent.codec, StopTexts(body.stop), show)
+    turns = _Turns(agent.codec, StopTexts(body.stop), show)
     limits = agent.limits
     if body.limit is not None:
         limits = Limits(limits.max_turns, min(limits.max_tokens, body.limit))
@@ -211,8 +211,8 @@ async def _answer(
     def watch(token_ids: list[int]) -> None:
         nonlocal written
         written += len(token_ids)
-        shown.add(token_ids)
-        if shown.stopped:
+        turns.add(token_ids)
+        if turns.stopped:
             stopped.set()
 
     async with agent.tools.opened() as tools:
@@ -225,7 +225,7 @@ async def _answer(
                 limits=limits,
                 sampling=sampling,
                 on_tokens=watch,
-                on_call=shown.called,
+                on_call=turns.called,
             )
         )
         stopping = asyncio.ensure_future(stopped.wait())
@@ -235,11 +235,11 @@ async def _answer(
             working.cancel()
             stopping.cancel()
             await asyncio.gather(working, stopping, return_exceptions=True)
-    if shown.stopped:
+    if turns.stopped:
         return _Ended("stop", Usage(len(prompt), written))
     trace = working.result()
-    shown.end()
-    finish = "stop" if shown.stopped else _FINISH[trace.finish]
+    turns.end()
+    finish = "stop" if turns.stopped else _FINISH[trace.finish]
     return _Ended(finish, Usage(len(trace.prompt_ids), sum(trace.response_mask)))
 
 
@@ -252,27 +252,27 @@ class StopTexts:
         self.reached = False
 
     def add(self, piece: str) -> str:
-        """What can be shown now."""
+        """Returns the text that can be shown now."""
         if self.reached:
             return ""
         self._pending += piece
         # What is whole first ends the text, so that it does not matter how the text was cut.
-        met = [(at + len(text), at) for text in self._texts if (at := self._pending.find(text)) >= 0]
-        if met:
+        matches = [(at + len(text), at) for text in self._texts if (at := self._pending.find(text)) >= 0]
+        if matches:
             self.reached = True
-            _, ready = min(met)
+            _, ready = min(matches)
         else:
             ready = len(self._pending) - max(map(self._begun, self._texts), default=0)
         shown, self._pending = self._pending[:ready], "" if self.reached else self._pending[ready:]
         return shown
 
     def end(self) -> str:
-        """What was withheld, at the end of the text."""
+        """Returns the text that was withheld. To be called at the end of the text."""
         shown, self._pending = self._pending, ""
         return shown
 
     def _begun(self, text: str) -> int:
-        """How many characters at the end of what is pending may begin `text`."""
+        """The number of characters at the end of the pending text that may begin `text`."""
         sizes = range(min(len(text) - 1, len(self._pending)), 0, -1)
         return next((size for size in sizes if self._pending.endswith(text[:size])), 0)
 
@@ -280,11 +280,11 @@ class StopTexts:
 class _Turns:
     """Shows one turn after the other, until the answer comes to a text that ends it."""
 
-    def __init__(self, codec: ChatCodec, stop: StopTexts, show: Callable[[_Shown], None]) -> None:
+    def __init__(self, codec: ChatCodec, stop: StopTexts, show: Callable[[_MessagePart], None]) -> None:
         self._stream = codec.stream()
         self._stop = stop
         self._show = show
-        self._begun = False
+        self._content_begun = False
         """Whether content came that is not white space, which formats put between their tags."""
 
     @property
@@ -295,60 +295,60 @@ class _Turns:
         self._pieces(self._stream.add(token_ids))
 
     def called(self, call: ToolCall) -> None:
-        """The turn is over, and its calls have ended."""
+        """Show the end of a turn and a call that it made, which has ended."""
         self._pieces(self._stream.end())
         if self.stopped:
             return
         arguments = call.arguments or {}
         code = str(arguments.get("code") or arguments)
         text = f"\n\n```python\n{code.strip()}\n```\n\n```text\n{call.output.strip()}\n```\n\n"
-        self._show(_Shown(reasoning=text, call=call))
+        self._show(_MessagePart(reasoning=text, call=call))
 
     def end(self) -> None:
-        """The answer is over."""
+        """Show the end of the answer."""
         self._pieces(self._stream.end())
-        if left := self._stop.end():
-            self._show(_Shown(content=left))
+        if rest := self._stop.end():
+            self._show(_MessagePart(content=rest))
 
     def _pieces(self, pieces: list[Piece]) -> None:
         for piece in pieces:
             if self.stopped:
                 return
             if piece.kind == "thought":
-                self._show(_Shown(reasoning=piece.content))
+                self._show(_MessagePart(reasoning=piece.content))
             elif piece.kind == "text":
                 self._content(piece.content)
 
     def _content(self, text: str) -> None:
-        if not self._begun:
+        if not self._content_begun:
             text = text.lstrip()
-            self._begun = bool(text)
-        if shown := self._stop.add(text):
-            self._show(_Shown(content=shown))
+            self._content_begun = bool(text)
+        if ready := self._stop.add(text):
+            self._show(_MessagePart(content=ready))
 
 
 async def _whole(agent: Agent, body: ChatRequest, prompt: list[int]) -> dict[str, Any]:
-    shown: list[_Shown] = []
-    ended = await _answer(agent, body, prompt, shown.append)
+    parts: list[_MessagePart] = []
+    ended = await _answer(agent, body, prompt, parts.append)
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": "".join(part.content for part in shown).strip(),
-        "reasoning_content": "".join(part.reasoning for part in shown).strip(),
+        "content": "".join(part.content for part in parts).strip(),
+        "reasoning_content": "".join(part.reasoning for part in parts).strip(),
     }
-    if calls := [_executed(part.call) for part in shown if part.call is not None]:
+    if calls := [_executed(part.call) for part in parts if part.call is not None]:
         message["executed_tools"] = calls
     return ChatAnswer(agent.name).whole(message, ended.finish, ended.usage)
 
 
 async def _events(agent: Agent, body: ChatRequest, prompt: list[int]) -> AsyncGenerator[dict[str, Any], None]:
     start = ChatAnswer(agent.name)
-    made: asyncio.Queue[_Shown | None] = asyncio.Queue()
-    answer = asyncio.create_task(_answer(agent, body, prompt, made.put_nowait))
-    answer.add_done_callback(lambda _: made.put_nowait(None))
+    parts: asyncio.Queue[_MessagePart | None] = asyncio.Queue()
+    answer = asyncio.create_task(_answer(agent, body, prompt, parts.put_nowait))
+    answer.add_done_callback(lambda _: parts.put_nowait(None))
     try:
         yield start.chunk({"role": "assistant", "content": ""})
-        while (shown := await made.get()) is not None:
-            yield start.chunk(shown.delta)
+        while (part := await parts.get()) is not None:
+            yield start.chunk(part.delta)
         ended = await answer
         yield start.chunk({}, ended.finish)
         if body.with_usage:

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, server-sent events, the key that clients must send, web pages, and clients that leave."""
+"""The HTTP layer of our OpenAI-compatible servers: errors, server-sent events, API keys, CORS and disconnects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rstar2.serve.openai.answers import error_body
 
 log = logging.getLogger(__name__)
 CLIENT_CLOSED = 499
-"""The status of an answer that nobody reads; nginx's."""
+"""HTTP status of nginx for a client that disconnected before the answer."""
 T = TypeVar("T")
 _SEND = (
     'send an object such as {"messages": [{"role": "user", "content": "…"}]} with the header '
@@ -36,7 +36,7 @@ _KINDS = {
     "model": "an object",
     "string": "a text",
 }
-"""How the types of pydantic's faults begin, such as `list_type` and `int_parsing`, and what the value has to be."""
+"""Pydantic's error types, such as `list_type` and `int_parsing`, up to the `_`, with what the value has to be."""
 
 
 class ApiError(Exception):
@@ -51,7 +51,7 @@ class ApiError(Exception):
 
 
 def no_such_model(name: str, served: str) -> ApiError:
-    """The refusal of a request for another model than the one that is served."""
+    """The error for a request that names another model than the server's."""
     return ApiError(
         f"The model `{name}` does not exist; this server has `{served}`.",
         "model",
@@ -60,7 +60,7 @@ def no_such_model(name: str, served: str) -> ApiError:
     )
 
 
-def described(error: Exception) -> tuple[int, dict[str, Any]]:
+def error_response(error: Exception) -> tuple[int, dict[str, Any]]:
     """The HTTP status and the body that report an error."""
     if isinstance(error, ApiError):
         return error.status, error_body(error.message, error.status, error.param, error.code)
@@ -74,16 +74,16 @@ def described(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def add_errors(app: FastAPI) -> None:
-    """Have every error of the application answered in OpenAI's shape."""
+    """Install handlers that answer every error of the application in the shape of OpenAI's API."""
 
     async def refused(_request: Request, error: Exception) -> Response:
-        status, body = described(error)
+        status, body = error_response(error)
         return JSONResponse(body, status_code=status)
 
     async def invalid(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        said, field = _invalid(error.errors())
-        return JSONResponse(error_body(said, 400, field), status_code=400)
+        message, field = _validation_message(error.errors())
+        return JSONResponse(error_body(message, 400, field), status_code=400)
 
     async def plain(_request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -97,28 +97,28 @@ def add_errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, refused)
 
 
-def _invalid(faults: Sequence[Any]) -> tuple[str, str | None]:
-    """What is wrong with a body, as pydantic found it, and the field that it is wrong in."""
-    said = str(faults[0]["msg"]).removeprefix("Value error, ")
+def _validation_message(faults: Sequence[Any]) -> tuple[str, str | None]:
+    """The message for pydantic's errors of a request body, and the field that is wrong; None for the whole body."""
+    message = str(faults[0]["msg"]).removeprefix("Value error, ")
     if faults[0]["type"] == "json_invalid":
         return f"the body is not JSON ({faults[0]['ctx']['error']}): {_SEND}", None
     path = [str(part) for part in faults[0]["loc"] if part != "body"]
     if not path:
-        # Of a body that has another content type, or none, FastAPI reads no JSON.
-        asked_for = faults[0]["type"] in ("missing", "dict_type", "model_type", "model_attributes_type")
-        return (f"the body is not read as a JSON object: {_SEND}" if asked_for else said), None
+        # FastAPI reads no JSON from a body with another content type, or without one.
+        not_json = faults[0]["type"] in ("missing", "dict_type", "model_type", "model_attributes_type")
+        return (f"the body is not read as a JSON object: {_SEND}" if not_json else message), None
     if faults[0]["type"] == "missing":
         return f"{'.'.join(path)} is missing", path[0]
     if faults[0]["type"] == "extra_forbidden":
         return f"{'.'.join(path)} is not supported: this server does not know it", path[0]
     if len(faults) > 1 and {str(fault["loc"][1]) for fault in faults} == {path[0]}:
-        # It says for each type that the field may have why the value is not of it.
+        # Pydantic gives an error for each type that the field may have.
         return f"{path[0]}: the value has none of the types that it may have", path[0]
     if kind := _KINDS.get(faults[0]["type"].partition("_")[0]):
         return f"{'.'.join(path)}: {_brief(faults[0]['input'])} is not {kind}, which it has to be", path[0]
-    if said.startswith("Input should "):
-        said = f"{_brief(faults[0]['input'])} {said.replace('Input should', 'has to', 1)}"
-    return f"{'.'.join(path)}: {said}", path[0]
+    if message.startswith("Input should "):
+        message = f"{_brief(faults[0]['input'])} {message.replace('Input should', 'has to', 1)}"
+    return f"{'.'.join(path)}: {message}", path[0]
 
 
 def _brief(value: Any) -> str:
@@ -127,23 +127,25 @@ def _brief(value: Any) -> str:
 
 
 def require_key(app: FastAPI, key: str | None) -> None:
-    """Refuse requests under /v1 that do not send `Authorization: Bearer KEY`; without a key none is."""
+    """Refuse requests under /v1 that do not send `Authorization: Bearer KEY`. With None, no key is required."""
     if key is None:
         return
 
     @app.middleware("http")
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         # The scheme's name has no case (RFC 9110, 11.1).
-        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-        right = scheme.lower() == "bearer" and hmac.compare_digest(sent.strip().encode(), key.encode())
-        if request.url.path.startswith("/v1") and not right:
+        scheme, _, client_key = request.headers.get("authorization", "").partition(" ")
+        authorized = scheme.lower() == "bearer" and hmac.compare_digest(
+            client_key.strip().encode(), key.encode()
+        )
+        if request.url.path.startswith("/v1") and not authorized:
             body = error_body("wrong or missing API key", 401, code="invalid_api_key")
             return JSONResponse(body, status_code=401)
         return await call_next(request)
 
 
 def allow_pages(app: FastAPI, origins: Sequence[str]) -> None:
-    """Let web pages of these origins, such as `http://localhost:3000`, ask the server; `*` means every page.
+    """Let web pages of these origins, such as `http://localhost:3000`, send requests (CORS); `*` means every page.
 
     Has to be called after `require_key`: a browser asks whether it may send a key before it sends it.
     """
@@ -163,7 +165,7 @@ def streamed(events: AsyncGenerator[dict[str, Any], None]) -> StreamingResponse:
         except Exception as error:
             if not isinstance(error, RStarError | ApiError):
                 log.exception("a stream failed")
-            yield f"data: {json.dumps(described(error)[1])}\n\n"
+            yield f"data: {json.dumps(error_response(error)[1])}\n\n"
         finally:
             await events.aclose()
         yield "data: [DONE]\n\n"
@@ -172,9 +174,9 @@ def streamed(events: AsyncGenerator[dict[str, Any], None]) -> StreamingResponse:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | Response:
-    """The result of `work`, which is cancelled if the client leaves."""
+    """The result of `work`. If the client disconnects, `work` is cancelled and a response of status 499 returned."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_gone(request))
+    leaving = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else Response(status_code=CLIENT_CLOSED)
@@ -184,6 +186,6 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T |
         await asyncio.wait({working, leaving})
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
