@@ -38,12 +38,14 @@ class Size:
     rollouts: int
     """Rollouts of a problem in a step."""
     steps: int
+    spread: float = 3.0
+    """Standard deviation of the logits of the pass rates in the first step; their mean is 0.5."""
 
 
 SIZES = {
     "the demo's first stage": Size(240, 16, 8, 10),
     "a longer stage": Size(240, 16, 8, 60),
-    "the paper's stage 1, an eighth": Size(5250, 64, 32, 300),
+    "the paper's stage 1, an eighth": Size(5250, 64, 32, 300, spread=8.0),
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in CURRICULA.shipped()},
@@ -69,22 +71,21 @@ def simulate(settings: Mapping[str, Any], size: Size, seed: int) -> Simulated:
     """A stage with a curriculum."""
     curriculum = Curriculum(CurriculumSettings.model_validate(dict(settings)))
     rng = np.random.default_rng([seed, 0])
-    logits = rng.normal(0.5, 3.0, size.problems)
+    logits = rng.normal(0.5, size.spread, size.problems)
     ids = tuple(map(str, range(size.problems)))
-    rows: list[tuple[int, int, int, int]] = []
+    known = np.empty((0, 4), dtype=np.int64)
     mixed = []
     for step in range(1, size.steps + 1):
-        problems = Problems(ids, step, size.steps, size.rollouts, Outcomes.of(rows))
+        problems = Problems(ids, step, size.steps, size.rollouts, Outcomes(*known.T))
         chosen = curriculum.choose(problems, size.prompts, np.random.default_rng([seed, step]))
         correct = rng.binomial(size.rollouts, 1 / (1 + np.exp(-logits[chosen])))
         both = (correct > 0) & (correct < size.rollouts)
-        rows += [
-            (index, step, int(count), size.rollouts) for index, count in zip(chosen, correct, strict=True)
-        ]
+        step_of, rollouts_of = (np.full(size.prompts, value) for value in (step, size.rollouts))
+        known = np.vstack([known, np.column_stack([chosen, step_of, correct, rollouts_of])])
         mixed.append(float(both.mean()))
         logits += SHARED / size.steps * both.mean() + rng.normal(0.0, DRIFT, size.problems)
         logits[np.array(chosen)[both]] += TAUGHT
-    times = np.bincount([row[0] for row in rows], minlength=size.problems)
+    times = np.bincount(known[:, 0], minlength=size.problems)
     return Simulated(mixed, int((times > 0).sum()), int(times.max()))
 
 
