@@ -14,6 +14,7 @@ from support.train.verl_config import composed
 
 from rstar2.errors import UserError
 from rstar2.train.command import _FORWARDED, Command, agent_loop_yaml, sft_command, stage_command
+from rstar2.train.curriculum import CURRICULA, PROBLEM_SAMPLER, CurriculumSettings
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import sft_recipe, stage_recipe
 from rstar2.train.select import SelectSettings
@@ -75,6 +76,27 @@ def test_the_clip_is_the_papers_and_a_second_one_bounds_what_a_wrong_token_costs
     assert [loss(ratio, -1.0) for ratio in (0.5, 0.8, 1.0, 2.9, 5.0)] == pytest.approx(
         [0.8, 0.8, 1.0, 2.9, 3.0]
     )
+
+
+@pytest.mark.slow
+@NEEDS_VERL
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_curriculum_chooses_problems_that_no_process_loads_ahead(mode: str, tmp_path: Path) -> None:
+    changes = ["groups.refill_batches=1.5", "rollout.prompts=4", f"mode={mode}"]
+    data = {
+        name: composed(
+            "ppo_trainer",
+            command_of(stage_recipe(1, "laptop", [*changes, f"curriculum={name}"]), tmp_path).argv[3:],
+        ).data
+        for name in CURRICULA.shipped()
+    }
+    assert PROBLEM_SAMPLER not in data["uniform"], "VERL's own order"
+    for name in set(data) - {"uniform"}:
+        settings = data[name][PROBLEM_SAMPLER]
+        assert CurriculumSettings.model_validate(dict(settings["curriculum"])).name == name
+        assert data[name].dataloader_num_workers == 0
+        # Those of the step, of its replacements, of a step that is rolled out again, and those ahead.
+        assert settings["most_under_way"] == 4 * (2 + (mode != "sync")) + 6
 
 
 @pytest.mark.slow

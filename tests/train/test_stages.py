@@ -35,11 +35,12 @@ from rstar2.train.filter.progress import VERDICTS
 from rstar2.train.pipeline import Pipeline, run_train_plan
 from rstar2.train.recipe import CheckpointSettings, Hardware, StageRecipe
 from rstar2.train.recipe_files import stage_recipe, stage_recipes
+from rstar2.train.records.outcome_log import OUTCOMES_FILE, StepOutcomes, begin, outcomes_of
 from rstar2.train.records.progress import PROGRESS_FILE
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.sampling import drop_solved
 from rstar2.train.stages import Start, continue_optimizer, fitting, is_done, train, write_stage_inputs
-from rstar2.train.start_checks import TrainPlan, plan_training
+from rstar2.train.start_checks import TrainPlan, check_outcomes, plan_training
 from rstar2.train.trainer.checkpoints import POINTER, steps_of
 from rstar2.train.trainer.saving import STOP_FILE
 
@@ -185,6 +186,54 @@ def test_the_filter_before_a_stage_needs_no_verdicts_on_problems_whose_prompts_a
         list(pipeline.train_stages({3: stage_recipe(3, None, [*changes])}, model, rows, run))
     kept = read_rows(run / "stage3" / "train.parquet")
     assert [each["extra_info"]["id"] for each in kept] == ["1", "2", "3"]
+
+
+@needs("torch")
+def test_a_stage_leaves_out_what_the_one_before_is_believed_to_solve_without_sampling_anything(
+    model: Path, tmp_path: Path
+) -> None:
+    rows = read_rows(written(tmp_path / "train.parquet", short=5, long=0))
+    changes = ("drop_solved=8", "solved_by=outcomes", "rollout.prompts=3", "optim.state=continued")
+    recipe = stage_recipe(3, None, [*changes])
+    run, before = tmp_path / "run", tmp_path / "run" / "stage2"
+    before.mkdir(parents=True)
+    model.rename(before / "model")
+    pipeline = Pipeline(
+        Run(run, 1), ProgressRows(), ("http://judge", None), None, lambda hardware: {}, PhaseTimer(run)
+    )
+    with pytest.raises(UserError, match=r'solved_by = "outcomes" needs .*stage2/outcomes\.jsonl'):
+        list(pipeline.train_stages({3: recipe}, before / "model", rows, run))
+    begin(before, "01234", "paper", tmp_path / "sft" / "model")
+    # In the last step 0 and 1 were solved every time, 2 often and 3 never; 4 was not asked.
+    counts = {"0": (32, 32), "1": (32, 32), "2": (28, 32), "3": (0, 32)}
+    with (before / OUTCOMES_FILE).open("a") as file:
+        file.write(StepOutcomes(85, counts).to_json())
+    # The stage's inputs are written; then there is no optimizer to continue.
+    with pytest.raises(UserError, match="has no optimizer state beside it"):
+        list(pipeline.train_stages({3: recipe}, before / "model", rows, run))
+    kept = read_rows(run / "stage3" / "train.parquet")
+    assert [each["extra_info"]["id"] for each in kept] == ["2", "3", "4"]
+    begun = outcomes_of(run / "stage3" / "model")
+    assert begun is not None
+    assert [(each.step, each.counts) for each in begun.steps] == [(0, {"2": (28, 32), "3": (0, 32)})]
+
+
+def test_a_training_that_leaves_out_problems_by_outcomes_it_will_not_have_is_refused_before_it_begins(
+    tmp_path: Path,
+) -> None:
+    model = tmp_path / "sft" / "model"
+    both = ["stage3.solved_by=outcomes", "stage2.optim.state=fresh"]
+    check_outcomes(stage_recipes([2, 3], None, both), model)
+    with pytest.raises(UserError, match=r'solved_by = "outcomes" needs .*sft/outcomes\.jsonl'):
+        check_outcomes(stage_recipes([3], None, ["solved_by=outcomes"]), model)
+    with pytest.raises(UserError, match=r"reward = boxed, but the stage before has reward = paper"):
+        check_outcomes(stage_recipes([2, 3], None, [*both, "stage3.reward=boxed"]), model)
+    model.mkdir(parents=True)
+    begin(model.parent, ["0"], "boxed", tmp_path / "no" / "model")
+    with (model.parent / OUTCOMES_FILE).open("a") as file:
+        file.write(StepOutcomes(1, {"0": (1, 8)}).to_json())
+    with pytest.raises(UserError, match=r"has outcomes of reward = boxed, but the recipe has paper"):
+        check_outcomes(stage_recipes([3], None, ["solved_by=outcomes"]), model)
 
 
 @needs("torch")

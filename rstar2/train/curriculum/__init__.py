@@ -18,7 +18,7 @@ from pydantic import model_validator
 
 from rstar2.config import Strict
 from rstar2.errors import Failure
-from rstar2.plugins import failures_named
+from rstar2.plugins import failures_named, is_reference
 from rstar2.train.named_functions import NamedFunctions
 from rstar2.train.outcomes import DISCOUNT, Problems
 
@@ -58,8 +58,9 @@ class CurriculumSettings(Strict, extra="allow"):
 
     @property
     def discount(self) -> float:
-        """The discount of its beliefs, see `Problems.belief`."""
-        return float((self.model_extra or {}).get("discount", DISCOUNT))
+        """The discount by which problems are judged in the metrics: that of a shipped curriculum, or the default."""
+        own = is_reference(self.name)
+        return DISCOUNT if own else float((self.model_extra or {}).get("discount", DISCOUNT))
 
 
 class Curriculum:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from rstar2.train.records.outcome_log import (
     forget_after,
     outcomes_of,
 )
+from rstar2.train.records.panels import PANELS
+from rstar2.train.records.steps import run_steps
 
 
 def rollouts(problem: str, verdicts: str) -> list[Rollout]:
@@ -116,3 +119,29 @@ def test_a_stage_of_an_earlier_version_begins_its_file_when_it_is_resumed(tmp_pa
     begin(tmp_path, ["a", "b"], "paper", tmp_path / "no" / "model")
     metrics = OutcomeRecorder(tmp_path, 8, discount=1.0).record(5, rollouts("a", "10"))
     assert metrics["rstar2/problems/unseen"] == 1.0
+
+
+def test_what_is_believed_of_the_problems_is_shown_by_step(tmp_path: Path) -> None:
+    stage = tmp_path / "stage1"
+    stage.mkdir()
+    begin(stage, ["a", "b", "c", "d"], "paper", tmp_path / "no" / "model")
+    recorder = OutcomeRecorder(stage, 8, discount=1.0)
+    steps = (
+        [*rollouts("a", "11111111"), *rollouts("b", "10101010")],
+        [*rollouts("b", "11101010"), *rollouts("c", "00000000"), *rollouts("a", "11111110")],
+    )
+    with (stage / "metrics-1.jsonl").open("w") as file:
+        for step, made in enumerate(steps, 1):
+            data = {"rstar2/pass_rate": 0.5, **recorder.record(step, made)}
+            file.write(json.dumps({"step": step, "data": data}) + "\n")
+    curves = {panel.name: dict(panel.curves(run_steps(tmp_path))) for panel in PANELS}
+    assert curves["problems"] == {
+        "useful": [(1, 1.0), (2, 1.0)],
+        "solved": [(1, 1.0), (2, 1.0)],
+        "hopeless": [(1, 0.0), (2, 1.0)],
+        "unseen": [(1, 2.0), (2, 1.0)],
+    }
+    assert curves["prediction"].keys() == {"mean error", "correlation"}
+    assert [step for step, _ in curves["prediction"]["mean error"]] == [2], (
+        "in the first step nothing was expected"
+    )

@@ -136,6 +136,20 @@ def test_the_replay_buffer_hands_groups_to_one_method() -> None:
     ]
 
 
+def test_the_data_loaders_sampler_is_made_by_a_function_that_can_be_replaced_and_is_saved() -> None:
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    made = inspect.getsource(PPOTrainer._init_dataloader)
+    assert "sampler=create_rl_sampler(self.config.data, self.train_dataset)" in made
+    assert "self.train_dataloader.state_dict()" in inspect.getsource(PPOTrainer._save_checkpoint)
+    # Groups that no step takes leave the queue by one method.
+    assert list(inspect.signature(ReplayBuffer._clear_groups).parameters) == ["self", "partition_id", "uids"]
+    for removes in (ReplayBuffer._evict_terminal_groups, ReplayBuffer.sample):
+        assert "self._clear_groups(partition_id, " in inspect.getsource(removes)
+    assert ReplayBufferAsync._clear_groups is ReplayBuffer._clear_groups
+
+
 def test_held_out_problems_are_measured_by_two_methods_that_can_be_replaced() -> None:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 

@@ -1,0 +1,92 @@
+"""A run that is killed asks the problems that an uninterrupted one asks; VERL's trainer is real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.optional import needs
+from support.waiting import TIMEOUT_S, wait_until
+
+from rstar2.data import builtin
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.train.records.outcome_log import OutcomeReader
+from rstar2.train.records.steps import step_metrics
+from rstar2.train.trainer.checkpoints import saved_step
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(7200), needs("verl")]
+
+STEPS, PROMPTS = 4, 6
+CHANGES = (
+    "curriculum=posterior", f"steps={STEPS}", f"rollout.prompts={PROMPTS}", "rollout.rollouts=4", "groups.keep=2",
+    "rollout.tokens=60", "checkpoint.every=1",
+)  # fmt: skip
+
+
+def words(root: Path, run: Path) -> list[str]:
+    """A training command. The model is random: every outcome is wrong, and so the same in every run."""
+    settings = [word for change in CHANGES for word in ("--set", change)]
+    stage = [
+        "--stage",
+        "1",
+        "--profile",
+        "laptop",
+        "--model",
+        str(root / "model"),
+        "--data",
+        str(root / "rl"),
+    ]
+    return [sys.executable, "-m", "rstar2", "train", *stage, *settings, "--run", str(run)]
+
+
+def trained(root: Path, run: Path) -> None:
+    ran = subprocess.run(words(root, run), capture_output=True, text=True, timeout=3600, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+
+
+def asked(stage: Path) -> list[tuple[int, list[str]]]:
+    """By step, the problems that were asked."""
+    reader = OutcomeReader(stage)
+    reader.read()
+    return [(each.step, sorted(each.counts)) for each in reader.steps]
+
+
+def test_a_killed_run_asks_the_same_problems_as_one_that_was_not(tmp_path: Path) -> None:
+    size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_tiny_model(tmp_path / "model", size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
+    (tmp_path / "asked.jsonl").write_text(
+        "".join(
+            json.dumps({"problem": f"What is {n} + {n}?", "answer": str(2 * n)}) + "\n" for n in range(20)
+        )
+    )
+    prepare = ["data", "prepare", str(tmp_path / "asked.jsonl"), "--output", str(tmp_path / "rl")]
+    subprocess.run([sys.executable, "-m", "rstar2", *prepare], check=True, timeout=600)
+
+    killed, stage = tmp_path / "killed", tmp_path / "killed" / "stage1"
+    with (tmp_path / "out").open("wb") as out:
+        process = subprocess.Popen(words(tmp_path, killed), stdout=out, stderr=subprocess.STDOUT)
+        try:
+            wait_until(
+                lambda: (saved_step(stage / "checkpoints") or 0) >= 2 or process.poll() is not None, 1800
+            )
+        finally:
+            process.kill()
+            process.wait(TIMEOUT_S)
+    kept = saved_step(stage / "checkpoints")
+    assert kept is not None, (tmp_path / "out").read_text()[-3000:]
+    assert kept < STEPS, "it was killed on its way"
+    trained(tmp_path, killed)
+    whole = tmp_path / "whole"
+    trained(tmp_path, whole)
+
+    assert asked(stage) == asked(whole / "stage1")
+    assert [len(problems) for _, problems in asked(stage)] == [PROMPTS] * STEPS
+    steps = step_metrics(whole / "stage1")
+    unseen = [step["rstar2/problems/unseen"] for step in steps.values()]
+    # Half of a step's problems are new as long as there are new ones; in the first step all are.
+    assert unseen == [20 - PROMPTS - PROMPTS // 2 * step for step in range(STEPS)]
+    assert "rstar2/problems/prediction_error" not in steps[1]
+    assert 0 < steps[STEPS]["rstar2/problems/prediction_error"] < 0.2
