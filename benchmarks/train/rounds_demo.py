@@ -135,13 +135,17 @@ SHOWN = {
 }
 
 
-def show(runs: Path) -> None:
-    """Print a table in Markdown of the seeds of which every arm is finished: each seed's figure."""
-    seeds = [
+def finished(runs: Path) -> list[dict[str, dict[str, float]]]:
+    """The outcomes of every arm, for each seed of which all arms are finished."""
+    return [
         {arm: json.loads((folder / f"{arm}.json").read_text()) for arm in ARMS}
         for folder in sorted(runs.glob("seed*"))
         if all((folder / f"{arm}.json").exists() for arm in ARMS)
     ]
+
+
+def show(seeds: list[dict[str, dict[str, float]]]) -> None:
+    """Print a table in Markdown: the mean of each figure over seeds."""
     out.print(f"{len(seeds)} seeds, the mean of each figure\n")
     out.print(f"| | {' | '.join(ARMS)} |\n|---{'|---' * len(ARMS)}|", markup=False)
     for name, (text, scale, digits) in SHOWN.items():
@@ -164,7 +168,10 @@ def main() -> None:
     if not given.show:
         for seed in range(1, given.seeds + 1):
             run_seed(seed, given.runs / f"seed{seed}")
-    show(given.runs)
+    seeds = finished(given.runs)
+    if not seeds:
+        parser.exit(1, f"no seed in {given.runs} is finished\n")
+    show(seeds)
 
 
 if __name__ == "__main__":

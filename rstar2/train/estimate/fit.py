@@ -168,6 +168,11 @@ def _rounds_warnings(recipe: StageRecipe) -> Iterator[str]:
             "groups that stop early train on fewer tokens, and every token weighs the same, so problems of middling "
             "difficulty weigh a quarter of what they did: set algorithm.loss_weights=problems"
         )
+    if recipe.mode != "sync" and recipe.asynchronous.too_old == "drop":
+        yield (
+            "groups of hard problems have more rounds, and those that take more than asynchronous.max_steps = "
+            f"{recipe.asynchronous.max_steps} steps are dropped: set asynchronous.too_old=wait"
+        )
 
 
 def _gib(size: int) -> str:

@@ -101,9 +101,10 @@ class Groups:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        rounds = settings["rounds"]
-        self._rounds = None if rounds is None else Rounds(**rounds)
-        self._selection = Selection(SelectSettings.model_validate(dict(settings["select"])))
+        self._rounds: Rounds | None = None
+        if settings["rounds"] is not None:
+            self._rounds = Rounds(**settings["rounds"])
+            self._selection = Selection(SelectSettings.model_validate(dict(settings["select"])))
         self._groups: dict[str, GroupInRounds] = {}
         """Those in rounds of which VERL has not started every rollout yet."""
 

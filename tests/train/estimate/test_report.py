@@ -229,6 +229,11 @@ def test_groups_in_rounds_are_planned_at_most_or_with_the_share_that_a_run_made(
     assert "in rounds of 8, so a step makes 4,096 to 16,384 rollouts" in said
     advised = set(warned("Qwen3-14B", "8xh100", "groups.round=8")) - set(most.warnings)
     assert [warning.split(": ")[1] for warning in advised] == ["set algorithm.loss_weights=problems"]
+    ahead = (*rounds, "mode=colocate_async", "algorithm.correction=token-tis")
+    [dropped] = set(warned("Qwen3-14B", "8xh100", *ahead)) - set(
+        warned("Qwen3-14B", "8xh100", *ahead, "asynchronous.too_old=wait")
+    )
+    assert dropped.endswith("max_steps = 8 steps are dropped: set asynchronous.too_old=wait")
 
 
 def test_on_many_gpus_a_step_lasts_at_least_as_long_as_its_rounds_one_after_another() -> None:

@@ -84,6 +84,18 @@ def test_the_rest_of_a_group_comes_before_later_groups() -> None:
     assert log.placed_ == [("g/0", "a"), ("g/1", "a")]
 
 
+def test_a_groups_next_round_comes_after_the_rounds_that_other_groups_began_before() -> None:
+    scheduler, log = made({"a": 160})
+    scheduler.request("g/0", "g", 16, 144, 0.0)
+    scheduler.request("h/0", "h", 16, 144, 1.0)
+    scheduler.end("g/0", 20, 2.0)
+    scheduler.request("g/1", "g", 16, 144, 3.0)
+    scheduler.request("h/1", "h", 16, 144, 4.0)
+    scheduler.end("h/0", 20, 5.0)
+    scheduler.end("h/1", 20, 6.0)
+    assert [session for session, _ in log.placed_] == ["g/0", "h/0", "h/1", "g/1"]
+
+
 def test_one_larger_than_any_engine_is_refused_and_the_next_is_served() -> None:
     scheduler, log = made({"a": 160, "b": 320})
     scheduler.request("huge", "huge", 300, 100, 0.0)
