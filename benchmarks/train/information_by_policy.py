@@ -4,7 +4,7 @@
 
 For each finished run of `alarms.py` the rollouts of its last step are scored by the run's last model: the first turn of
 ROLLOUTS rollouts of each problem, under the prompt of every problem of the step (arXiv 2604.06268; the formulas are in
-the head of `rstar2.train.records.information`). Prints both estimates for each run, and Spearman's rank correlation
+the head of `rstar2.train.information`). Prints both estimates for each run, and Spearman's rank correlation
 between them and with the pass rate of the step.
 """
 
@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from rstar2.loop.trace import Trace, read_traces
 from rstar2.train.group import Rollout
-from rstar2.train.records.information import Information, prompt_information
+from rstar2.train.information import Information, prompt_information
 
 ROLLOUTS = 4
 """Of each problem."""
