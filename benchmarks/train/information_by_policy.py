@@ -60,7 +60,6 @@ def compared(stage: Path) -> Compared:
     )
 
 
-@torch.inference_mode()
 def by_policy(model: Any, problems: Problems) -> Information:
     """RAGEN-2's estimate in nats per token, and its retrieval accuracy."""
     gains, hits = [], []
@@ -77,7 +76,9 @@ def by_policy(model: Any, problems: Problems) -> Information:
 def _score(model: Any, prompt: Sequence[int], written: Sequence[int]) -> float:
     """The mean log-probability of the tokens `written` after a prompt."""
     ids = torch.tensor([[*prompt, *written]])
-    likely = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    with torch.inference_mode():
+        logits = model(ids).logits
+    likely = logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     return float(likely.gather(-1, ids[0, len(prompt) :, None]).mean())
 
 
