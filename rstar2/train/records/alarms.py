@@ -39,7 +39,7 @@ class AlarmSettings(Strict):
 
     window: int = Field(5, ge=1)
     """Steps over which values are averaged. The first window of a stage is what later steps are compared with."""
-    entropy_fall: float = Field(0.9, gt=0, le=1)
+    entropy_fall: float = Field(0.7, gt=0, le=1)
     """Entropy is lower than in the stage's first steps by this share: the policy repeats itself."""
     entropy_rise: float = Field(2.0, gt=0)
     """Entropy is higher than in the stage's first steps by this share: the policy writes noise."""
