@@ -4,7 +4,7 @@
 
 For each finished run of `alarms.py` the rollouts of its last step are scored by the run's last model: the first turn of
 ROLLOUTS rollouts of each problem, under the prompt of every problem of the step (arXiv 2604.06268; the formulas are in
-the head of `rstar2.train.records.information`). Prints both estimates for each run, and Spearman's rank correlation
+the head of `rstar2.train.information`). Prints both estimates for each run, and Spearman's rank correlation
 between them and with the pass rate of the step.
 """
 
@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from rstar2.loop.trace import Trace, read_traces
 from rstar2.train.group import Rollout
-from rstar2.train.records.information import Information, prompt_information
+from rstar2.train.information import Information, prompt_information
 
 ROLLOUTS = 4
 """Of each problem."""
@@ -60,7 +60,6 @@ def compared(stage: Path) -> Compared:
     )
 
 
-@torch.inference_mode()
 def by_policy(model: Any, problems: Problems) -> Information:
     """RAGEN-2's estimate in nats per token, and its retrieval accuracy."""
     gains, hits = [], []
@@ -77,7 +76,9 @@ def by_policy(model: Any, problems: Problems) -> Information:
 def _score(model: Any, prompt: Sequence[int], written: Sequence[int]) -> float:
     """The mean log-probability of the tokens `written` after a prompt."""
     ids = torch.tensor([[*prompt, *written]])
-    likely = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    with torch.inference_mode():
+        logits = model(ids).logits
+    likely = logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     return float(likely.gather(-1, ids[0, len(prompt) :, None]).mean())
 
 

@@ -32,7 +32,7 @@ def _take_weights_rarely(every: int) -> None:
         if (global_steps or 0) % every == 0:
             await update(self, weights, global_steps, **more)
 
-    CpuRollout.update_weights = sometimes  # type: ignore[method-assign]
+    CpuRollout.update_weights = sometimes  # type: ignore[method-assign,assignment]
 
 
 def _add_noise(deviation: float) -> None:

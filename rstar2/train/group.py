@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rstar2.eval.grader.outcomes import UNDECIDED, Missed, missed
 from rstar2.loop.trace import Trace, Turn
 from rstar2.loop.turns import tags
-from rstar2.train.records.information import OPENING_TOKENS
+from rstar2.train.information import OPENING_TOKENS
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Rollout:
     """Seconds from asking the judge to its answer, summed over all calls."""
     slowest_call_s: float = 0.0
     opening: list[int] = field(default_factory=list)
-    """The first `OPENING_TOKENS` tokens that the model itself wrote, for `rstar2.train.records.information`."""
+    """The first `OPENING_TOKENS` tokens that the model itself wrote, for `rstar2.train.information`."""
 
     @property
     def earned(self) -> float:

@@ -114,10 +114,9 @@ class Problems:
         """
         outcomes, size = self.outcomes, len(self)
         weight: Floats = discount ** np.maximum(0, self.step - 1 - outcomes.step)
-        correct: Floats = np.bincount(outcomes.problem, weight * outcomes.correct, minlength=size)
-        wrong: Floats = np.bincount(
-            outcomes.problem, weight * (outcomes.rollouts - outcomes.correct), minlength=size
-        )
+        failures = outcomes.rollouts - outcomes.correct
+        correct = np.bincount(outcomes.problem, weight * outcomes.correct, minlength=size)
+        wrong = np.bincount(outcomes.problem, weight * failures, minlength=size)
         return Belief(prior + correct, prior + wrong)
 
     def only(self, indices: Sequence[int]) -> Problems:

@@ -39,7 +39,7 @@ class AlarmSettings(Strict):
 
     window: int = Field(5, ge=1)
     """Steps over which values are averaged. The first window of a stage is what later steps are compared with."""
-    entropy_fall: float = Field(0.9, gt=0, le=1)
+    entropy_fall: float = Field(0.7, gt=0, le=1)
     """Entropy is lower than in the stage's first steps by this share: the policy repeats itself."""
     entropy_rise: float = Field(2.0, gt=0)
     """Entropy is higher than in the stage's first steps by this share: the policy writes noise."""
@@ -55,7 +55,7 @@ class AlarmSettings(Strict):
     reward_fall: float = Field(0.15, gt=0, le=1)
     """The pass rate, of the rollouts with a verdict before selection, is this much lower than the stage's best."""
     information_fall: float = Field(0.2, gt=0, le=1)
-    """What the rollouts' tokens say about their problem (`rstar2.train.records.information`) is lower than the
+    """What the rollouts' tokens say about their problem (`rstar2.train.information`) is lower than the
     stage's highest by this share: the policy writes the same whatever it is asked."""
     calls_change: float = Field(1.5, gt=1)
     """Tool calls per rollout are more or fewer than in the stage's first steps by this factor: the policy gives up the

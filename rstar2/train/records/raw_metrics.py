@@ -18,7 +18,7 @@ import numpy as np
 from rstar2.eval.grader.outcomes import UNDECIDED, Missed
 from rstar2.loop.trace import CallStatus
 from rstar2.train.group import Rollout
-from rstar2.train.records.information import prompt_information
+from rstar2.train.information import prompt_information
 from rstar2.train.rounds import Decision, Rounds, RoundsOfGroup
 from rstar2.train.select import Selection
 from rstar2.train.select.roc import p_err, p_format

@@ -190,7 +190,7 @@ COLUMNS = (
     ),
     Column(
         "information",
-        "what the tokens of rollouts say about their problem, nats per token (`rstar2.train.records.information`)",
+        "what the tokens of rollouts say about their problem, nats per token (`rstar2.train.information`)",
         _metric("rstar2/information"),
     ),
     Column(

@@ -9,7 +9,7 @@ import pytest
 
 from rstar2.train.records.alarms import AlarmRecorder, AlarmSettings, alarms, read_alarms
 
-SETTINGS = AlarmSettings(window=2, length_over=6, entropy_fall=0.7)
+SETTINGS = AlarmSettings(window=2, length_over=6)
 
 
 def course(steps: int, **ends: float) -> list[dict[str, float]]:

@@ -9,7 +9,7 @@ import pytest
 
 from rstar2.loop.trace import Trace
 from rstar2.train.group import Rollout
-from rstar2.train.records.information import MOST_ROLLOUTS, OPENING_TOKENS, prompt_information
+from rstar2.train.information import MOST_ROLLOUTS, OPENING_TOKENS, prompt_information
 from rstar2.train.records.raw_metrics import raw_metrics
 from rstar2.train.select import Selection, SelectSettings
 
