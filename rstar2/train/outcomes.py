@@ -114,9 +114,12 @@ class Problems:
         """
         outcomes, size = self.outcomes, len(self)
         weight: Floats = discount ** np.maximum(0, self.step - 1 - outcomes.step)
-        failures = outcomes.rollouts - outcomes.correct
-        correct = np.bincount(outcomes.problem, weight * outcomes.correct, minlength=size)
-        wrong = np.bincount(outcomes.problem, weight * failures, minlength=size)
+
+        def by_problem(rollouts: Ints) -> Floats:
+            counts = np.bincount(outcomes.problem, weight * rollouts, minlength=size)
+            return counts.astype(np.float64)
+
+        correct, wrong = by_problem(outcomes.correct), by_problem(outcomes.rollouts - outcomes.correct)
         return Belief(prior + correct, prior + wrong)
 
     def only(self, indices: Sequence[int]) -> Problems:
