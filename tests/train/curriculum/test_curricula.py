@@ -177,7 +177,7 @@ def test_a_curriculum_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         ("curriculum=posteror", "did you mean posterior?"),
         ("curriculum.name=posterior", ""),
         ('curriculum={name="posterior",target=2}', "curriculum.target must be"),
-        ('curriculum={name="posterior",targt=0.4}', "the nearest is curriculum.target"),
+        ('curriculum={name="posterior",targt=0.4}', "did you mean curriculum.target"),
         ("curriculum=nowhere:choose", "there is no module nowhere"),
     ],
 )
