@@ -101,6 +101,12 @@ CAUSES = (
 """The first that fits is told; those that others lead to come later."""
 
 
+_POINTER = "See root cause above"
+"""vLLM ends with an error that says only this when its engine, a process of its own, has failed before."""
+_ERROR = re.compile(r"(?:^|[\])] )((?:\w+\.)*\w*(?:Error|Exception): .+)$")
+"""The last line of a traceback, behind what vLLM writes in front of every line."""
+
+
 def find_cause(log: Path) -> Cause | None:
     """The known cause that the end of a log names; None where it names none."""
     text = "\n".join(tail(log, LINES))
@@ -111,9 +117,18 @@ def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStar
     """The error of a server that does not come up, as `how` says; with the cause that its log names, else `unknown`."""
     cause = find_cause(log)
     if cause is None:
-        return unknown(how, end_of(log))
+        root = _root_error(tail(log, LINES))
+        return unknown(how, end_of(log) if root is None else f"{log} says: {root[:300]}")
     line = next(line for line in reversed(tail(log, LINES)) if cause.pattern.search(line))
     return cause.kind(f"{how}: {cause.what}", f"{cause.remedy}\n{log} says: {line.strip()[:300]}")
+
+
+def _root_error(lines: list[str]) -> str | None:
+    """The error that vLLM's last one points to, without what stands in front of it; None if it points to none."""
+    if not any(_POINTER in line for line in lines):
+        return None
+    errors = (found[1] for line in reversed(lines) if (found := _ERROR.search(line)) and _POINTER not in line)
+    return next(errors, None)
 
 
 def explained_end(name: str, code: int, log: Path) -> RStarError:

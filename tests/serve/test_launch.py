@@ -66,6 +66,20 @@ def test_an_unknown_one_shows_the_end_of_the_log(tmp_path: Path) -> None:
     assert "line 50" not in error.hint
 
 
+def test_when_vllm_points_to_a_root_cause_that_is_not_known_its_error_is_shown(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(
+        "(EngineCore pid=7) ERROR 11-26 09:06:50 [core.py:1231] Traceback (most recent call last):\n"
+        "(EngineCore pid=7) ERROR 11-26 09:06:50 [core.py:1231]     from flashinfer import (\n"
+        "(EngineCore pid=7) ERROR 11-26 09:06:50 [core.py:1231] ModuleNotFoundError: No module named 'flashinfer'\n"
+        "(APIServer pid=5) Traceback (most recent call last):\n"
+        "(APIServer pid=5)   File \"serve.py\", line 1, in main\n"
+        "(APIServer pid=5) RuntimeError: Engine core initialization failed. See root cause above. Failed: {}\n"
+    )
+    error = explained("engine ended with exit code 1", log)
+    assert error.hint == f"{log} says: ModuleNotFoundError: No module named 'flashinfer'"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
