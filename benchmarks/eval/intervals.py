@@ -13,6 +13,8 @@ share that leave out zero. All differences of one cell are the same for all meth
   makes no difference then.
 - Hidden flips: half of the problems have rates from Beta(1/2, 1/2) that do not change. The others are never solved by
   the first model, and a few of these always by the second.
+- Nearly decided: rates from Beta(0.02, 0.02), so that one problem in ten or so is not always or never solved. They do
+  not change, but a few problems that are never solved by the first model are always solved by the second.
 
 The formulas of other tools are written out here, so that none of them has to be installed.
 """
@@ -173,6 +175,15 @@ def hidden_flips(
     )
 
 
+def nearly_decided(
+    rng: np.random.Generator, repetitions: int, problems: int, samples: int, expected: float
+) -> Runs:
+    rates = rng.beta(0.02, 0.02, (repetitions, problems))
+    never = rates < 1e-3
+    flipped = never & (rng.random(rates.shape) < expected / problems / never.mean())
+    return sampled(rng, rates, np.where(flipped, 1.0, rates), samples, expected / problems)
+
+
 def print_small_shifts(rng: np.random.Generator, repetitions: int) -> None:
     print(
         f"\nSmall shifts: coverage % / width in points / power %\n\n{heading('problems × samples | shift')}"
@@ -242,28 +253,31 @@ def heading(first: str) -> str:
 
 def print_hidden_flips(rng: np.random.Generator, repetitions: int) -> None:
     """What it would cost to cover flips that small differences hide, by how far they are allowed for."""
-    problems = 30
-    print(
-        f"\nHidden flips, {problems} problems: worst coverage % with 1, 2 or 4 flips, width and power of small shifts\n"
+    methods: dict[str, Method] = {"none: paired t": paired_t}
+    methods |= {
+        f"as large as those seen, doubt {doubt:g}": with_doubt(doubt) for doubt in (0.0, 0.8, 0.9, 0.95)
+    }
+    methods["whole flips"] = with_doubt(1.0)
+    kinds = (
+        ("half noisy", hidden_flips, ((30, 16), (30, 64))),
+        ("nearly decided", nearly_decided, ((120, 16), (500, 16), (500, 64))),
     )
-    print("| unseen changes that are allowed for | samples | coverage | width, of the paired t's | power |")
+    print("\nHidden flips: worst coverage % with 1, 2 or 4 flips; width and power of small shifts\n")
+    print("| unseen changes that are allowed for | problems | coverage | width, of the paired t's | power |")
     print("|---|---|---|---|---|")
-    for samples in (16, 64):
-        hidden = [hidden_flips(rng, repetitions, problems, samples, each) for each in (1.0, 2.0, 4.0)]
-        small = small_shift(rng, repetitions, problems, samples, SHIFTS[samples])
-        student = measure(paired_t, small)
-        methods: dict[str, Method] = {"none: paired t": paired_t}
-        methods |= {
-            f"as large as those seen, doubt {doubt:g}": with_doubt(doubt) for doubt in (0.0, 0.8, 0.9, 0.95)
-        }
-        methods["whole flips"] = with_doubt(1.0)
-        for name, method in methods.items():
-            coverage = min(measure(method, runs).coverage for runs in hidden)
-            found = measure(method, small)
-            print(
-                f"| {name} | {samples} | {100 * coverage:.1f} | {found.width / student.width:.2f} "
-                f"| {100 * found.power:.0f} |"
-            )
+    for kind, made, sizes in kinds:
+        for problems, samples in sizes:
+            hidden = [made(rng, repetitions, problems, samples, each) for each in (1.0, 2.0, 4.0)]
+            shift = SHIFTS[samples] * np.sqrt(30 / problems)
+            small = small_shift(rng, repetitions, problems, samples, shift)
+            student = measure(paired_t, small)
+            for name, method in methods.items():
+                coverage = min(measure(method, runs).coverage for runs in hidden)
+                of_small = measure(method, small)
+                print(
+                    f"| {name} | {kind}, {problems} × {samples} | {100 * coverage:.1f} "
+                    f"| {of_small.width / student.width:.2f} | {100 * of_small.power:.0f} |"
+                )
 
 
 def with_doubt(doubt: float) -> Method:
@@ -295,6 +309,24 @@ def print_single_runs(rng: np.random.Generator, repetitions: int) -> None:
         wrong = flips(rng, repetitions, problems, 3.0, 1.0)
         runs = replace(wrong, a=1 - wrong.b, difference=1 - 3 / problems)
         print_single(f"always right, 3 expected never | {problems}", runs, names.values())
+
+
+def print_worst_single() -> None:
+    """The least coverage for one run whose problems are solved always or never, over all shares, from exact chances."""
+    print("\nOne run of decided problems, exactly: least coverage %\n")
+    print("| problems | coverage | solved by expectation |\n|---|---|---|")
+    for problems in PROBLEMS:
+        solved = np.arange(problems + 1)
+        rates = (np.repeat([1.0, 0.0], (count, problems - count)) for count in solved)
+        low, high = bounds(map(statistics.clustered_interval, rates))
+        worst = (1.0, 0.0)
+        for expected in np.arange(1, 10 * problems + 1) / 20:
+            share = expected / problems
+            inside = (low - 1e-9 <= share) & (share <= high + 1e-9)
+            worst = min(
+                worst, (float(stats.binom.pmf(solved, problems, share)[inside].sum()), float(expected))
+            )
+        print(f"| {problems} | {100 * worst[0]:.1f} | {worst[1]:g} |")
 
 
 def print_single(label: str, runs: Runs, methods: Iterable[Method]) -> None:
@@ -330,6 +362,7 @@ def main() -> None:
     for table in (print_small_shifts, print_flips, print_hidden_flips, print_single_runs):
         table(rng, arguments.repetitions)
     print_worst_flips()
+    print_worst_single()
     print_detectable(rng, arguments.repetitions)
 
 

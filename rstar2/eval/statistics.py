@@ -32,10 +32,12 @@ UNSEEN = 3
 If none of P problems changed, a share of up to 3/P of all problems like these may still change (95 %).
 """
 DOUBT = 0.8
-"""How fast the problems that differ show the size of a change: each leaves this much of the doubt.
+"""How fast the problems that differ show the size of a change.
 
-The doubt is that the next change is a whole flip, from never right to always right. At 0.8, ten problems with small
-differences leave a tenth of it. A larger value covers more flips that small differences hide, with wider intervals.
+The doubt is that the next change is a whole flip, from never right to always right. If all problems differ, each leaves
+this much of the doubt: at 0.8, ten small differences leave a tenth of it. If only a share of the problems differs, each
+says as much less about the others, so the exponent is the number that differ times their share. A larger value covers
+more flips that small differences hide, with wider intervals.
 """
 POWER = 0.8
 """Share of comparisons that find a difference of the detectable size."""
@@ -231,12 +233,14 @@ def _paired(
 
 
 def _unseen_change(changes: NDArray[np.float64], doubt: float) -> float:
-    """The size of a change that nobody saw: 1 if no problem differs, their root mean square if many do."""
+    """The size of a change that nobody saw: 1 if no problem differs, their root mean square if most of many do."""
     seen = changes[changes != 0]
     if not len(seen):
         return 1.0
     square = float((seen**2).mean())
-    return float(np.sqrt(square + (1 - square) * doubt ** len(seen)))
+    # The problems that do not differ, such as those that are always solved, may change in another way.
+    speaks = len(seen) ** 2 / len(changes)
+    return float(np.sqrt(square + (1 - square) * doubt**speaks))
 
 
 def _detectable(problems: int, noise: float, change: float) -> float | None:

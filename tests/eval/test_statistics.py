@@ -290,6 +290,19 @@ def test_one_odd_sample_does_not_hide_that_flips_are_rare():
     assert interval.high > 0.08
 
 
+@pytest.mark.parametrize("expected", [1, 2, 4])
+def test_paired_intervals_cover_rare_flips_though_the_few_undecided_problems_differ_a_little(expected):
+    """Some forty of 500 problems differ by a sample or two. They say nothing about the others, which are decided."""
+    rng = np.random.default_rng([14, expected])
+    rates = rng.beta(0.02, 0.02, (3000, 500))
+    never = rates < 1e-3
+    flipped = never & (rng.random(rates.shape) < expected / 500 / never.mean())
+    after = np.where(flipped, 1.0, rates)
+    differences = (rng.binomial(64, after) - rng.binomial(64, rates)) / 64
+    assert 20 < np.mean((differences != 0).sum(1)) < 80
+    assert covered(differences, expected / 500) >= 0.93
+
+
 @pytest.mark.parametrize("samples", [1, 4, 16, 64])
 @pytest.mark.parametrize("problems", [30, 120])
 def test_paired_intervals_find_what_the_paired_t_test_finds(problems, samples):
