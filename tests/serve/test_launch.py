@@ -73,7 +73,7 @@ def test_when_vllm_points_to_a_root_cause_that_is_not_known_its_error_is_shown(t
         "(EngineCore pid=7) ERROR 11-26 09:06:50 [core.py:1231]     from flashinfer import (\n"
         "(EngineCore pid=7) ERROR 11-26 09:06:50 [core.py:1231] ModuleNotFoundError: No module named 'flashinfer'\n"
         "(APIServer pid=5) Traceback (most recent call last):\n"
-        "(APIServer pid=5)   File \"serve.py\", line 1, in main\n"
+        '(APIServer pid=5)   File "serve.py", line 1, in main\n'
         "(APIServer pid=5) RuntimeError: Engine core initialization failed. See root cause above. Failed: {}\n"
     )
     error = explained("engine ended with exit code 1", log)
