@@ -82,6 +82,11 @@ _KNOWN: tuple[tuple[str, str], ...] = (
         "A GPU failed: `nvidia-smi -q` and the kernel's log name it; CUDA_LAUNCH_BLOCKING=1 finds the operation.",
     ),
     (
+        r"^ZeroDivisionError: float division by zero$",
+        'With algorithm.correction = "icepop" VERL ends so if no token at all is within its bounds: engine and trainer '
+        "then compute different things. Look at mismatch_kl in steps.csv, and compare what the engines have loaded.",
+    ),
+    (
         r"The current node timed out during startup",
         "The machine is too busy: Ray gives its own processes 30 s to start, which no setting changes. Stop other "
         "work there, then run the same command.",

@@ -32,6 +32,7 @@ def test_the_cause_is_found_behind_the_prefixes_of_ray_and_torch(tmp_path: Path,
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 5.94 GiB. GPU 3 has a total of",
             "hardware.offload=all",
         ),
+        ("ZeroDivisionError: float division by zero", "mismatch_kl"),
         ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 5.94 GiB", "hardware.update_tokens"),
         (
             "ValueError: To serve at least one request with the models's max seq len (10240), (1.25 GiB KV cache is "

@@ -25,10 +25,11 @@ from rstar2.loop.trace import read_traces
 from rstar2.loop.turns.choose import load_codec
 from rstar2.processes import unassigned_ports
 from rstar2.train import stages
-from rstar2.train.algorithms import ObjectiveName
+from rstar2.train.algorithms import CorrectionName, ObjectiveName
 from rstar2.train.command import CPU_ENVIRONMENT, Command, stage_command
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.recipe_files import stage_recipe
+from rstar2.train.records.steps import COLUMNS
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.stages import Start, continue_optimizer
 from rstar2.train.trainer.checkpoints import fault
@@ -278,6 +279,26 @@ def test_every_objective_updates_the_model(
     others = [each for each in get_args(ObjectiveName) if each != name]
     alike = {each for each in others if same(by_objective(each), update, tolerance=1e-3)}
     assert alike == {each for each in others if ALIKE.get(each, each) == ALIKE.get(name, name)}
+
+
+@pytest.mark.parametrize("name", [name for name in get_args(CorrectionName) if name != "none"])
+def test_every_correction_updates_the_model_and_what_it_leaves_out_is_counted(
+    train: Train, name: CorrectionName
+) -> None:
+    """The scripted engine says a probability of e^-1 of every token, the trainer about e^-6."""
+    asked = [f"algorithm.correction={name}", "algorithm.correction_lower=1e-300"]
+    [update] = train(recipe(2, *asked), [UNEVEN]).updates
+    assert all(gradient.isfinite().all() for gradient in update.gradient.values())
+    assert update.metrics["actor/grad_norm"] > 0
+    [left_out] = [column.value for column in COLUMNS if column.name == "without_weight"]
+    assert left_out(update.metrics) == (None if name.endswith("tis") else 0)
+    if name == "icepop":
+        with pytest.raises(ZeroDivisionError):
+            train(recipe(2, asked[0]), [UNEVEN])
+    elif not name.endswith("tis"):
+        [none] = train(recipe(2, asked[0]), [UNEVEN]).updates
+        assert left_out(none.metrics) == 1
+        assert not any(gradient.any() for gradient in none.gradient.values())
 
 
 def test_gmpos_update_is_the_same_in_any_number_of_micro_batches(
