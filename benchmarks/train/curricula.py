@@ -51,7 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in CURRICULA.shipped()},
     "posterior, unseen = 1": {"name": "posterior", "unseen": 1.0},
     "posterior, explore = 0": {"name": "posterior", "explore": 0.0},
-    "posterior, discount = 1": {"name": "posterior", "discount": 1.0},
+    **{f"posterior, discount = {d}": {"name": "posterior", "discount": d} for d in (0.97, 0.99, 1.0)},
 }
 
 

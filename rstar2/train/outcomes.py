@@ -19,8 +19,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Discount = Annotated[float, Field(gt=0, le=1)]
-DISCOUNT = 0.97
-"""By this factor an outcome counts less with every step, because the policy moves: half after 23 steps."""
+DISCOUNT = 0.995
+"""By this factor an outcome counts less with every step, because the policy moves: half after 138 steps. In a stage of
+the paper's size a problem is asked every 80 steps or so; with a lower factor little is known of it by then."""
 PRIOR = 0.5
 """Both parameters of the Beta distribution of a problem without outcomes: Jeffreys' prior. As they are below 1, pass
 rates near 0 and near 1 are taken to be more frequent than those between."""

@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.optional import needs
+from support.train.verl_config import composed
 
+from rstar2.data import builtin
+from rstar2.data.parquet import rl_rows
+from rstar2.data.problem import Problem
+from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.errors import Failure, RStarError
+from rstar2.train.command import stage_command
 from rstar2.train.curriculum import PROBLEM_SAMPLER, CurriculumSettings
 from rstar2.train.group import Rollout
+from rstar2.train.recipe_files import stage_recipe
 from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.records.outcome_log import OutcomeRecorder, begin, forget_after
+from rstar2.train.stages import write_stage_inputs
 
 if TYPE_CHECKING:
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -168,3 +176,54 @@ def test_a_fault_of_a_curriculum_of_ones_own_ends_training_at_once(tmp_path: Pat
         ):
             next(asked)
     assert isinstance(read_final_error(tmp_path / "stage" / FINAL_ERROR_FILE), RStarError)
+
+
+@pytest.mark.parametrize("change", ["mode=sync", "groups.refill_batches=1", "mode=colocate_async"])
+def test_verls_trainer_fetches_what_the_curriculum_chooses_and_saves_where_it_is(
+    change: str, tmp_path: Path
+) -> None:
+    """VERL's own data loader, made by VERL's trainer from our command line and a stage's file of problems."""
+    from omegaconf import OmegaConf
+    from transformers import AutoTokenizer
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    from rstar2.train.verl import sampler as _hooks  # noqa: F401  (as VERL's custom sampler loads them)
+
+    model, stage = tmp_path / "model", tmp_path / "stage1"
+    size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_tiny_model(model, size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
+    changes = ["rollout.prompts=4", "rollout.rollouts=8", "groups.keep=4", change]
+    recipe = stage_recipe(1, "laptop", [*changes, 'curriculum={name="posterior",unseen=1.0}'])
+    rows = rl_rows([Problem(name, f"What is {name}?", "1") for name in IDS], 8, "test")
+    write_stage_inputs(recipe, model, rows, stage, ("http://judge", None))
+    config = composed("ppo_trainer", stage_command(recipe, stage, model).argv[3:])
+    OmegaConf.set_struct(config, True)
+
+    def trainer() -> PPOTrainer:
+        made: type[PPOTrainer] = PPOTrainerSync if recipe.mode == "sync" else PPOTrainerColocateAsync
+        begun = made.__new__(made)
+        begun.config, begun.trainer_mode, begun.global_steps = config, recipe.mode, 1
+        begun.parameter_sync_step = 1
+        begun.tokenizer, begun.processor = AutoTokenizer.from_pretrained(model), None
+        begun._init_dataloader()
+        return begun
+
+    def fetched(begun: PPOTrainer) -> list[str]:
+        return [row["id"] for row in begun._next_train_batch()["extra_info"]]
+
+    begun = trainer()
+    recorder = OutcomeRecorder(stage, 8, discount=0.97)
+    seen: list[str] = []
+    for step in (1, 2, 3):
+        asked = fetched(begun)
+        assert len(asked) == 4
+        assert not set(asked) & set(seen), "unseen problems come first"
+        seen += asked
+        recorder.record(step, rolled_out([IDS.index(name) for name in asked]))
+    state = begun.train_dataloader.state_dict()
+    following = [fetched(begun)]
+    resumed = trainer()
+    resumed.train_dataloader.load_state_dict(state)
+    assert fetched(resumed) == following[0]
