@@ -27,7 +27,7 @@ CHANGES = (
 )  # fmt: skip
 
 
-ROUNDS = ("groups.round=4", "groups.enough=1", "groups.hopeless_after=4", "reward=by_tokens:reward")
+ROUNDS = ("groups.round=4", "groups.hopeless_after=4", "reward=by_tokens:reward")
 MODULE = """
 from rstar2 import Problem, Trace
 
