@@ -1,6 +1,6 @@
 """How well the alarms foresee a collapse: short runs of the demo's first stage, half of them spoilt on purpose.
 
-    python benchmarks/train/alarms.py --seeds 4 --runs runs/alarms
+    python benchmarks/train/alarms.py --seeds 3 --runs runs/alarms
     python benchmarks/train/alarms.py --runs runs/alarms --show               what is finished, without training
 
 For each seed one SFT model is made and trained once by every arm of ARMS. A run that was killed resumes; the metrics of
@@ -346,7 +346,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--runs", type=Path, default=Path("runs/alarms"))
     parser.add_argument("--window", type=int, default=3, help="alarms.window")
