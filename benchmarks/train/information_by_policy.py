@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from alarms import table
 from scipy.stats import spearmanr
@@ -62,24 +63,27 @@ def compared(stage: Path) -> Compared:
 
 def by_policy(model: Any, problems: Problems) -> Information:
     """RAGEN-2's estimate in nats per token, and its retrieval accuracy."""
+    prompts = [rollouts[0].prompt_ids for rollouts in problems]
     gains, hits = [], []
     for i, rollouts in enumerate(problems):
         for trace in rollouts[:ROLLOUTS]:
             turn = trace.turns[0]
-            written = trace.response_ids[turn.start : turn.end]
-            scores = np.array([_score(model, each[0].prompt_ids, written) for each in problems])
+            scores = _scores(model, prompts, trace.response_ids[turn.start : turn.end])
             gains.append(scores[i] - np.logaddexp.reduce(scores) + math.log(len(problems)))
             hits.append(scores.argmax() == i)
     return Information(float(np.mean(gains)), float(np.mean(hits)))
 
 
-def _score(model: Any, prompt: Sequence[int], written: Sequence[int]) -> float:
-    """The mean log-probability of the tokens `written` after a prompt."""
-    ids = torch.tensor([[*prompt, *written]])
-    with torch.inference_mode():
-        logits = model(ids).logits
-    likely = logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-    return float(likely.gather(-1, ids[0, len(prompt) :, None]).mean())
+def _scores(model: Any, prompts: Sequence[Sequence[int]], written: Sequence[int]) -> npt.NDArray[np.float64]:
+    """The mean log-probability of the tokens `written` after each prompt; prompts of one length are a batch."""
+    scores = np.zeros(len(prompts))
+    for length in {len(prompt) for prompt in prompts}:
+        rows = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
+        ids = torch.tensor([[*prompts[i], *written] for i in rows])
+        with torch.inference_mode():
+            likely = model(ids).logits[:, length - 1 : -1].log_softmax(-1)
+        scores[rows] = likely.gather(-1, ids[:, length:, None]).squeeze(-1).mean(1).numpy()
+    return scores
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ def write_run(folder: Path, benchmark: ModuleType, arm: str, rates: list[float],
     (folder / f"{arm}.json").write_text(json.dumps(record))
 
 
-def test_alarms_count_before_the_collapse_and_thresholds_come_from_odd_seeds(
+def test_alarms_count_before_the_collapse_and_thresholds_come_from_the_other_seeds(
     benchmark: ModuleType, tmp_path: Path
 ) -> None:
     steady, falls = [0.8] * 20, [0.8] * 14 + [0.0] * 6
@@ -69,9 +69,9 @@ def test_alarms_count_before_the_collapse_and_thresholds_come_from_odd_seeds(
         folder = tmp_path / f"seed{seed}"
         write_run(folder, benchmark, "demo", steady, [1.0] * 20)
         write_run(folder, benchmark, "hackable-reward", falls, slow)
-    # Foreseen on the seed that thresholds are chosen on, but too late on the other.
+    # Too late to count.
     write_run(tmp_path / "seed2", benchmark, "lr-x10", falls, [1.0] * 15 + [0.6] * 5)
-    # A false alarm at any threshold that is of use.
+    # A false alarm at every threshold that sees a collapse: on seed 2 the choice is one that never sees any.
     write_run(tmp_path / "seed2", benchmark, "half-lr", steady, slow)
     runs = benchmark.finished(tmp_path)
     assert [(run.seed, run.arm, run.collapse) for run in runs] == [
@@ -81,11 +81,11 @@ def test_alarms_count_before_the_collapse_and_thresholds_come_from_odd_seeds(
     rows = {
         line.split(" | ")[0].strip("| `"): line for line in benchmark.table_of_alarms(runs, 3).splitlines()
     }
-    # Of three steps, one at 0.6 lowers the mean to 0.87, which the chosen threshold already sees.
-    assert rows["information_fall"].startswith(
-        "| `information_fall` | 0.1 | 1 of 2 | 1 of 2 | 7 (7 to 7) | 0.2 "
-    )
-    assert rows["length_change"].split(" | ")[2:4] == ["0 of 2", "0 of 2"]
+    # Of three steps, one at 0.6 lowers the mean to 0.87, which the threshold of the odd seeds already sees.
+    chosen = "| `information_fall` | 0.1, 0.5 | 1 of 3 | 1 of 3 | 7 (7 to 7) "
+    default = "| 0.2 | 2 of 3 | 1 of 3 | 6 (6 to 6) |"
+    assert rows["information_fall"] == chosen + default
+    assert rows["length_change"].split(" | ")[2:4] == ["0 of 3", "0 of 3"]
     assert "| spoilt | lr-x10 | 80% | 0% | 16 |" in benchmark.table_of_runs(runs, 3)
 
 
