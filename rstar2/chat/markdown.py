@@ -199,10 +199,10 @@ class _Lines:
         self._end_table()
         after_words, self._after_words = self._after_words, bool(pending.partition("\n")[0].strip())
         rule, underline = _RULE.match(pending), _UNDERLINE.match(pending) if after_words else None
-        if line := rule or underline:
+        if drawn := rule or underline:
             self._text.margin()
             self._text.write(("─" if rule else "═") * min(self._out.width, 40) + "\n", "dim")
-            self._pending, self._after_words = pending[line.end() :], False
+            self._pending, self._after_words = pending[drawn.end() :], False
         elif heading := _HEADING.match(pending):
             self._begin("", heading.end(), "bold")
         elif bullet := _BULLET.match(pending):
