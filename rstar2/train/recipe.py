@@ -175,8 +175,8 @@ class GroupSettings(Strict):
     of its rollouts, so short ones are not preferred. Unset: all at once, as in the paper. It saves rollouts and changes
     how much problems weigh; `algorithm.loss_weights` = "problems" undoes most of the change (docs/training.md)."""
     enough: int | None = Field(None, ge=1)
-    """With `round`: a group is mixed once this many of its rewards are above 0 and as many are not. By default 2. With 1,
-    a selection that keeps half may choose rollouts of equal rewards, and the group is dropped."""
+    """With `round`: a group is mixed once this many of its rewards are above 0 and as many are not. By default 2. If it
+    is 1, a selection that keeps half may choose rollouts of equal rewards, and the group is dropped."""
     solved_after: int | None = Field(None, ge=1)
     """With `round`: a group whose rewards are all above 0 stops at the end of a round once it has this many. By default
     after the first round. With `rollout.rollouts`, such groups never stop early."""
