@@ -182,13 +182,13 @@ class GroupSettings(Strict):
     of its rollouts, so short ones are not preferred. Unset: all at once, as in the paper. It saves rollouts and changes
     how much problems weigh; `algorithm.loss_weights` = "problems" undoes most of the change (docs/training.md)."""
     enough: int | None = Field(None, ge=1)
-    """With `round`: a group is mixed once this many of its rollouts have another reward than the most frequent one. By
-    default 2. With 1, a selection that keeps half may choose rollouts of equal rewards, and the group is dropped."""
+    """With `round`: a group is mixed once this many of its rewards are above 0 and as many are not. By default 2. If it
+    is 1, a selection that keeps half may choose rollouts of equal rewards, and the group is dropped."""
     solved_after: int | None = Field(None, ge=1)
-    """With `round`: a group whose rewards are all the same and above 0 stops at the end of a round once it has this
-    many. By default after the first round. With `rollout.rollouts`, such groups never stop early."""
+    """With `round`: a group whose rewards are all above 0 stops at the end of a round once it has this many. By default
+    after the first round. With `rollout.rollouts`, such groups never stop early."""
     hopeless_after: int | None = Field(None, ge=1)
-    """The same for rewards that are not above 0. By default such groups never stop early: they grow until they are
+    """The same for a group with no reward above 0. By default such groups never stop early: they grow until they are
     mixed, or to `rollout.rollouts`."""
     drop_equal_rewards: bool | None = None
     """Drop groups whose chosen rewards are all equal, whether they already were before the selection or only after it.
@@ -580,7 +580,7 @@ class StageRecipe(Strict):
             )
         if groups.enough is not None and 2 * groups.enough > most:
             raise ValueError(
-                f"groups.enough = {groups.enough} rollouts of each of two rewards are more than rollout.rollouts = "
+                f"groups.enough = {groups.enough} correct and as many wrong rollouts are more than rollout.rollouts = "
                 f"{most}"
             )
         return self

@@ -1,10 +1,10 @@
 """Rolls a group out in rounds, until its outcomes decide what it can teach (`groups.round` of a recipe).
 
 A round waits for all of its rollouts, whatever their length, and then looks at their rewards. A group is decided when
-it is `mixed` (enough rollouts of two kinds), `solved` or `hopeless` (all rewards are the same). Any other group grows
-by another round, up to `rollout.rollouts`. A rollout without a verdict, or one that the selection never trains on, is
-no outcome. Of a group that stops early the same share is trained on as of a full one, so a selection such as RoC
-chooses as strictly.
+it is `mixed` (enough correct and enough wrong rollouts), `solved` (all are correct) or `hopeless` (none is). Any other
+group grows by another round, up to `rollout.rollouts`. As for RoC, a rollout is correct if its reward is above 0. One
+without a verdict, or one that the selection never trains on, is no outcome. Of a group that stops early the same share
+is trained on as of a full one, so a selection such as RoC chooses as strictly.
 
 Sources: Reinforce-Ada (arXiv 2510.04996, algorithm 1) samples in rounds and stops a prompt when it has enough rollouts
 of both kinds. Pilot-Commit (arXiv 2605.26606, abstract) spends no more on a prompt whose first rollouts all have the
@@ -16,7 +16,6 @@ abstract), which give hard prompts more rollouts. How such a stop changes what i
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -34,11 +33,11 @@ class Rounds:
     most: int
     """Rollouts of a full group: `rollout.rollouts`."""
     enough: int
-    """A group is mixed once this many rollouts have another reward than the most frequent one."""
+    """A group is mixed once it has this many rewards above 0 and this many others."""
     solved_after: int
-    """A group is solved once it has this many rewards, all equal and above 0."""
+    """A group is solved once it has this many rewards, all above 0."""
     hopeless_after: int
-    """A group is hopeless once it has this many rewards, all equal and not above 0."""
+    """A group is hopeless once it has this many rewards, none above 0."""
 
     @property
     def number(self) -> int:
@@ -47,16 +46,15 @@ class Rounds:
 
     def decision(self, rewards: Sequence[float]) -> Decision | None:
         """Why a group with these rewards needs no other round; None if it does."""
-        if not rewards:
-            return None
-        [(reward, frequency)] = Counter(rewards).most_common(1)
-        if len(rewards) - frequency >= self.enough:
+        correct = sum(reward > 0 for reward in rewards)
+        wrong = len(rewards) - correct
+        if min(correct, wrong) >= self.enough:
             return "mixed"
-        if frequency < len(rewards):
-            return None
-        if reward > 0:
-            return "solved" if frequency >= self.solved_after else None
-        return "hopeless" if frequency >= self.hopeless_after else None
+        if not wrong and correct >= self.solved_after:
+            return "solved"
+        if not correct and wrong >= self.hopeless_after:
+            return "hopeless"
+        return None
 
     def kept(self, made: int, keep: int) -> int:
         """How many of a group's `made` rollouts are trained on at most, if it is `keep` of a full group.

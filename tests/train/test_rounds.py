@@ -47,10 +47,10 @@ def effects() -> ModuleType:
         ([1.0] * 7, None),
         ([1.0] * 8, "solved"),
         ([-1.0] * 32, "hopeless"),
-        # A user's reward may have any values: what counts is how many differ.
-        ([0.5] * 8, "solved"),
-        ([0.1, 0.2, 0.3], "mixed"),
-        ([-0.1, -0.2], None),
+        # A user's reward, or one with a penalty, may have any values: as for RoC, those above 0 are correct.
+        ([0.5] * 4 + [0.6] * 4, "solved"),
+        ([-0.1, -0.2, -0.3] * 10, None),
+        ([0.1, 0.2, -0.1, 0.0], "mixed"),
     ],
 )
 def test_a_group_is_decided_by_its_rewards(rewards: list[float], decision: Decision | None) -> None:
@@ -137,7 +137,7 @@ def test_a_recipe_names_what_of_its_rounds_has_no_effect() -> None:
     assert stage_recipe(1, "8xh100", named).rounds == Rounds(4, 32, 3, 12, 16)
     for changes, said in (
         (["groups.round=32"], "groups.round = 32 is not less than rollout.rollouts = 32"),
-        (["groups.round=8", "groups.enough=17"], "groups.enough = 17 rollouts of each of two rewards"),
+        (["groups.round=8", "groups.enough=17"], "groups.enough = 17 correct and as many wrong rollouts"),
         (["groups.solved_after=8"], "groups.solved_after = 8 has no effect unless groups.round is set"),
     ):
         with pytest.raises(UserError) as refused:
