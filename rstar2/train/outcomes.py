@@ -114,12 +114,13 @@ class Problems:
         asked for long fades.
         """
         outcomes, size = self.outcomes, len(self)
-        weight: Floats = discount ** np.maximum(0, self.step - 1 - outcomes.step)
-        correct: Floats = np.bincount(outcomes.problem, weight * outcomes.correct, minlength=size)
-        wrong: Floats = np.bincount(
-            outcomes.problem, weight * (outcomes.rollouts - outcomes.correct), minlength=size
+        weight = discount ** np.maximum(0, self.step - 1 - outcomes.step)
+        wrong = outcomes.rollouts - outcomes.correct
+        correct_sum, wrong_sum = (
+            np.asarray(np.bincount(outcomes.problem, weight * count, minlength=size), dtype=np.float64)
+            for count in (outcomes.correct, wrong)
         )
-        return Belief(prior + correct, prior + wrong)
+        return Belief(prior + correct_sum, prior + wrong_sum)
 
     def only(self, indices: Sequence[int]) -> Problems:
         """The problems at these indices, in this order."""
