@@ -114,14 +114,13 @@ class Problems:
         asked for long fades.
         """
         outcomes, size = self.outcomes, len(self)
-        weight: Floats = discount ** np.maximum(0, self.step - 1 - outcomes.step)
-
-        def by_problem(rollouts: Ints) -> Floats:
-            counts = np.bincount(outcomes.problem, weight * rollouts, minlength=size)
-            return counts.astype(np.float64)
-
-        correct, wrong = by_problem(outcomes.correct), by_problem(outcomes.rollouts - outcomes.correct)
-        return Belief(prior + correct, prior + wrong)
+        weight = discount ** np.maximum(0, self.step - 1 - outcomes.step)
+        wrong = outcomes.rollouts - outcomes.correct
+        correct_sum, wrong_sum = (
+            np.asarray(np.bincount(outcomes.problem, weight * count, minlength=size), dtype=np.float64)
+            for count in (outcomes.correct, wrong)
+        )
+        return Belief(prior + correct_sum, prior + wrong_sum)
 
     def only(self, indices: Sequence[int]) -> Problems:
         """The problems at these indices, in this order."""
