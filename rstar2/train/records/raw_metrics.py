@@ -104,6 +104,7 @@ def raw_metrics(
         "rstar2/bad_calls_ends": _mean(judged, lambda rollout: rollout.bad_calls_end),
         "rstar2/penalty": _mean(correct, lambda rollout: rollout.penalty),
         **_calls(rollouts),
+        **_repairs(judged),
         "rstar2/lost_calls": float(sum(rollout.lost_calls for rollout in lost)),
         "rstar2/lost_rollouts": float(len(lost)),
         "rstar2/failed_rollouts": float(len(failed)),
@@ -164,6 +165,17 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
         **{f"rstar2/calls/{status}": outcomes[status] / calls if calls else 0.0 for status in FAILURES},
         "rstar2/call_s": sum(rollout.calls_s for rollout in rollouts) / calls if calls else 0.0,
         "rstar2/slowest_call_s": max(rollout.slowest_call_s for rollout in rollouts),
+    }
+
+
+def _repairs(judged: Sequence[Rollout]) -> dict[str, float]:
+    """What followed turns with a failed call: a right call, and a correct answer; nothing if no call failed."""
+    failed = sum(rollout.failed_turns for rollout in judged)
+    if not failed:
+        return {}
+    return {
+        "rstar2/repaired": sum(rollout.repaired_turns for rollout in judged) / failed,
+        "rstar2/answered_after_failure": sum(r.failed_turns for r in judged if r.correct) / failed,
     }
 
 

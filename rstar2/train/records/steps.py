@@ -139,6 +139,16 @@ COLUMNS = (
         "the same, for the kept rollouts",
         _metric("rstar2/kept_failed_call_ratio_correct"),
     ),
+    Column(
+        "repaired",
+        "share of the turns with a failed call that a turn with right calls follows; empty if no call failed",
+        _metric("rstar2/repaired"),
+    ),
+    Column(
+        "answered_after_failure",
+        "share of them that are in rollouts with a correct answer",
+        _metric("rstar2/answered_after_failure"),
+    ),
     Column("p_err", "mean penalty for failed calls of correct rollouts", _metric("rstar2/p_err")),
     Column("kept_p_err", "the same, for the kept rollouts", _metric("rstar2/kept_p_err")),
     Column("p_format", "mean penalty for their answer blocks", _metric("rstar2/p_format")),
