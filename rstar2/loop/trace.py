@@ -251,6 +251,26 @@ class Trace(BaseModel, extra="forbid"):
             finish="error",
         )
 
+    def beginning(self, turns: int) -> Trace:
+        """Returns a trace that begins with the first `turns` turns and the output of their calls, for another rollout.
+
+        Their tokens are masked and have the log-probability 0, because that rollout does not write them. There has to
+        be a turn after them.
+        """
+        end = self.turns[turns].start
+        return Trace(
+            problem_id=self.problem_id,
+            sample=self.sample,
+            problem=self.problem,
+            gold=self.gold,
+            prompt_ids=self.prompt_ids,
+            response_ids=self.response_ids[:end],
+            response_mask=[0] * end,
+            logprobs=[0.0] * end,
+            turns=[turn.model_copy(deep=True) for turn in self.turns[:turns]],
+            finish="error",
+        )
+
     def append(self, token_ids: list[int], logprobs: list[float] | None, mask: int) -> None:
         """Append tokens to the response, which has no log-probabilities once the engine has given none."""
         self.response_ids += token_ids

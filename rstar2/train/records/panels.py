@@ -85,7 +85,12 @@ PANELS = (
         "What follows a failed call",
         "of the turns with a failed call",
         "share",
-        (("repaired", "a right call"), ("answered_after_failure", "a correct answer")),
+        (
+            ("repaired", "a right call"),
+            ("answered_after_failure", "a correct answer"),
+            ("recoveries_repaired", "a right call, in extra rollouts"),
+            ("recoveries_correct", "a correct answer, in extra rollouts"),
+        ),
     ),
     Panel(
         "penalties",

@@ -194,6 +194,38 @@ COLUMNS = (
     ),
     Column("rounds", "rounds per group (groups.round)", _metric("rstar2/rounds")),
     Column(
+        "recoveries",
+        "extra rollouts that began after a failed call, those that failed included (recover); none of the columns "
+        "about all rollouts covers them",
+        _metric("rstar2/recover/rollouts"),
+    ),
+    Column(
+        "recovery_tokens",
+        "tokens that they wrote and read, without those they began with",
+        _metric("rstar2/recover/tokens"),
+    ),
+    Column("recoveries_kept", "of them trained on", _metric("rstar2/recover/kept")),
+    Column(
+        "recoveries_lost_or_failed",
+        "of them without a verdict",
+        lambda step: (
+            step["rstar2/recover/failed"] + step["rstar2/recover/lost"]
+            if "rstar2/recover/failed" in step
+            else None
+        ),
+    ),
+    Column(
+        "recoveries_repaired",
+        "share of those with a verdict that had a turn with right calls",
+        _metric("rstar2/recover/repaired"),
+    ),
+    Column("recoveries_correct", "share whose answer is correct", _metric("rstar2/recover/correct")),
+    Column(
+        "recoveries_mixed",
+        "share of the failed calls that they began after whose recoveries have different rewards",
+        _metric("rstar2/recover/mixed_groups"),
+    ),
+    Column(
         "unsolved_groups",
         "share of the problems of which no rollout is correct, of those with a verdict",
         _metric("rstar2/unsolved_groups"),
