@@ -83,8 +83,8 @@ class Calls:
                 key = (call.name, repr(sorted(call.arguments.items())))
                 self.sums.add(group, "repeated", key in seen)
                 seen.add(key)
-        for turn in trace.failed_turns:
-            self._add_repair(group, turn, trace.correct)
+        for failed in trace.failed_turns:
+            self._add_repair(group, failed, trace.correct)
 
     def _add_imports(self, call: ToolCall) -> None:
         code = (call.arguments or {}).get("code")
