@@ -205,6 +205,7 @@ def made_loop(engines: Engines, codec: ChatCodec, judge: JudgeHandle, folder: Pa
         traces=str(folder / "traces"),
         trace_share=0.0,
         may_end_unfinished=False,
+        recover=False,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rstar2.analysis.estimates import Sums
 from rstar2.analysis.tables import Chart, Row, Table, Value, chart, number, ratio, share_interval
-from rstar2.loop.trace import ToolCall, Trace
+from rstar2.loop.trace import FailedTurn, ToolCall, Trace
 
 _EXCEPTION = re.compile(
     r"^([A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|Iteration))\b", re.MULTILINE
@@ -83,7 +83,8 @@ class Calls:
                 key = (call.name, repr(sorted(call.arguments.items())))
                 self.sums.add(group, "repeated", key in seen)
                 seen.add(key)
-        self._add_repair(group, [turn.calls for turn in trace.turns])
+        for failed in trace.failed_turns:
+            self._add_repair(group, failed, trace.correct)
 
     def _add_imports(self, call: ToolCall) -> None:
         code = (call.arguments or {}).get("code")
@@ -92,29 +93,22 @@ class Calls:
         if call.failed:
             self._failed_imports.update(modules)
 
-    def _add_repair(self, group: str, turns: list[list[ToolCall]]) -> None:
-        """Of each turn with a failure: whether there was another call, was it right, how many until one was.
-
-        A turn with a call that the judge lost says nothing about the model, and is left out.
-        """
-        told = [calls for calls in turns if calls and not any(call.status == "lost" for call in calls)]
-        outcomes = [any(call.failed for call in calls) for calls in told]
-        for i, failed in enumerate(outcomes):
-            if not failed:
-                continue
-            later = outcomes[i + 1 :]
-            self.sums.add(group, "tried again", bool(later))
-            if later:
-                self.sums.add(group, "next right", not later[0])
-            self.sums.add(group, "repaired", False in later)
-            if False in later:
-                self._tries.append(later.index(False) + 1)
+    def _add_repair(self, group: str, failed: FailedTurn, correct: bool) -> None:
+        """Whether there was another call after a turn with a failure, was it right, and what came of it in the end."""
+        later = failed.later_failed
+        self.sums.add(group, "tried again", bool(later))
+        if later:
+            self.sums.add(group, "next right", not later[0])
+        self.sums.add(group, "repaired", failed.repaired)
+        self.sums.add(group, "answered", correct)
+        if failed.tries is not None:
+            self._tries.append(failed.tries)
 
     def summary(self) -> Row:
         calls = self._kinds.total()
         shares = (
             self.sums.estimate(cell).value
-            for cell in ("lost", "tried again", "next right", "repaired", "repeated")
+            for cell in ("lost", "tried again", "next right", "repaired", "answered", "repeated")
         )
         return (
             self.label,
@@ -170,7 +164,8 @@ def tables(sets: list[Calls]) -> list[Table]:
         f"Tool calls (failed {_PAPER})",
         (
             "traces of", "calls", "failed share", "low share", "high share", "failed in correct share", "lost share",
-            "tried again share", "next right share", "repaired share", "repeated share", "tries", "mean s", "p95 s",
+            "tried again share", "next right share", "repaired share", "answered share", "repeated share", "tries",
+            "mean s", "p95 s",
         ),
         [each.summary() for each in sets if each.sums.cells()],
     )  # fmt: skip

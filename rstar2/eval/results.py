@@ -40,6 +40,10 @@ class Row:
     """What it votes for in maj@n; None votes for `extracted`."""
     rule: str = ""
     """The grader's rule that decided."""
+    failed_turns: int = 0
+    """Turns with a failed call."""
+    repaired_turns: int = 0
+    """Those of them that a later turn followed all of whose calls were right."""
 
     @classmethod
     def of(cls, trace: Trace) -> Row:
@@ -58,6 +62,8 @@ class Row:
             scores=trace.scores,
             ballot=trace.ballot,
             rule=sys.intern(trace.rule),
+            failed_turns=len(failed := trace.failed_turns),
+            repaired_turns=sum(turn.repaired for turn in failed),
         )
 
     @property
@@ -101,6 +107,7 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
     average = statistics.avg_at_n(correct)
     right = [row for row in rows if row.correct]
     calls_right = sum(row.calls for row in right)
+    failed_turns = sum(row.failed_turns for row in rows)
     tokens = np.array([row.tokens for row in rows], dtype=np.int64)
     return {
         "accuracy": average.mean,
@@ -116,6 +123,8 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
         "maj@n": _maj_at_n(groups, correct),
         "failed_call_ratio_correct": _share(sum(row.failed_calls for row in right), calls_right),
         "failed_call_ratio": _share(sum(row.failed_calls for row in rows), sum(row.calls for row in rows)),
+        "repaired_share": _share(sum(row.repaired_turns for row in rows), failed_turns),
+        "answered_after_failure_share": _share(sum(row.failed_turns for row in right), failed_turns),
         "calls_per_trace": sum(row.calls for row in rows) / len(rows),
         "tool_use_share": sum(row.calls > 0 for row in rows) / len(rows),
         "lost_calls": sum(row.lost_calls for row in rows),

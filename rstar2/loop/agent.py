@@ -135,7 +135,10 @@ async def continue_rollout(
     on_tokens: OnTokens | None = None,
     on_call: OnCall | None = None,
 ) -> Trace:
-    """`rollout` on a trace from `Trace.begun`. If it is cancelled, that trace has the turns that were finished."""
+    """`rollout` on a trace from `Trace.begun` or `Trace.beginning`, whose turns count too for the limits.
+
+    If it is cancelled, that trace has the turns that were finished.
+    """
     started = time.monotonic()
     try:
         trace.finish = await _take_turns(trace, engine, tools, codec, limits, sampling, on_tokens, on_call)
@@ -157,8 +160,8 @@ async def _take_turns(
     on_call: OnCall | None,
 ) -> Finish:
     """Turns and tool output in alternation, until one of them ends the rollout."""
-    used = output_tokens = 0  # of the budget in all, and by the last tool output
-    for number in range(limits.max_turns):
+    used, output_tokens = len(trace.response_ids), 0  # of the budget in all, and by the last tool output
+    for number in range(len(trace.turns), limits.max_turns):
         start = len(trace.response_ids)
         seed = None if sampling.seed is None else (sampling.seed + _SEED_STEP * number) % (1 << 31)
         before = [*trace.prompt_ids, *trace.response_ids]

@@ -99,6 +99,11 @@ class ToolContext:
             self._resources[make] = make(self)
         return typing.cast(ResourceT, self._resources[make])
 
+    @property
+    def has_resources(self) -> bool:
+        """Whether a tool has made a resource for this rollout."""
+        return bool(self._resources)
+
     async def aclose(self) -> None:
         """Close the rollout's resources, each of them even if another one fails."""
         for resource in self._resources.values():

@@ -50,6 +50,11 @@ class RolloutTools:
         self._context = context
         self._format = fmt
 
+    @property
+    def keep_state(self) -> bool:
+        """Whether a call so far has left something that later calls may depend on, such as a notebook."""
+        return self._context.has_resources
+
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         """Run a call whose arguments `rstar2.loop.agent.checked_call` accepted.
 

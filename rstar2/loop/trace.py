@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +60,26 @@ class ToolCall(BaseModel, extra="forbid"):
     def failed(self) -> bool:
         """Whether the model's own call failed (method, p_err)."""
         return self.status not in ("ok", "lost")
+
+
+@dataclass(frozen=True)
+class FailedTurn:
+    """A turn with a failed call, and what became of the turns with calls after it."""
+
+    place: int
+    """Its index in `Trace.turns`."""
+    later_failed: tuple[bool, ...]
+    """Whether a call failed in each later turn that has calls."""
+
+    @property
+    def tries(self) -> int | None:
+        """How many turns with calls it took until all calls of one were right; None if none was."""
+        return self.later_failed.index(False) + 1 if self.repaired else None
+
+    @property
+    def repaired(self) -> bool:
+        """Whether all calls of a later turn were right."""
+        return False in self.later_failed
 
 
 class Turn(BaseModel, extra="forbid"):
@@ -191,6 +212,20 @@ class Trace(BaseModel, extra="forbid"):
         return next((i for i, call in enumerate(reversed(told)) if not call.failed), len(told))
 
     @property
+    def failed_turns(self) -> list[FailedTurn]:
+        """The turns with a failed call; a turn with a lost call says nothing about the model, and is passed over."""
+        told = [
+            (place, any(call.failed for call in turn.calls))
+            for place, turn in enumerate(self.turns)
+            if turn.calls and not any(call.status == "lost" for call in turn.calls)
+        ]
+        return [
+            FailedTurn(place, tuple(later for _, later in told[i + 1 :]))
+            for i, (place, failed) in enumerate(told)
+            if failed
+        ]
+
+    @property
     def lost_calls(self) -> int:
         """Calls that a fault of the judge left without a result."""
         return sum(call.status == "lost" for call in self.calls)
@@ -214,6 +249,26 @@ class Trace(BaseModel, extra="forbid"):
             response_mask=[],
             logprobs=[],
             turns=[],
+            finish="error",
+        )
+
+    def beginning(self, turns: int) -> Trace:
+        """Returns a trace that begins with the first `turns` turns and the output of their calls, for another rollout.
+
+        Their tokens are masked and have the log-probability 0, because that rollout does not write them. There has to
+        be a turn after them.
+        """
+        end = self.turns[turns].start
+        return Trace(
+            problem_id=self.problem_id,
+            sample=self.sample,
+            problem=self.problem,
+            gold=self.gold,
+            prompt_ids=self.prompt_ids,
+            response_ids=self.response_ids[:end],
+            response_mask=[0] * end,
+            logprobs=[0.0] * end,
+            turns=[turn.model_copy(deep=True) for turn in self.turns[:turns]],
             finish="error",
         )
 

@@ -102,6 +102,7 @@ def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_tok
         "seed": recipe.seed,
         "trace_share": recipe.trace_share,
         "may_end_unfinished": recipe.mode != "sync",
+        "recover": bool(recipe.recover.failures),
         "traces": str(folder.absolute() / "traces"),
     }
     return json.dumps([entry], indent=2) + "\n"
@@ -269,7 +270,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         **_curriculum_keys(recipe, folder),
         "actor_rollout_ref.model.path": model,
         f"{actor}.strategy": "fsdp2",
-        f"{actor}.ppo_mini_batch_size": rollout.prompts,
+        f"{actor}.ppo_mini_batch_size": recipe.update_prompts,
         f"{actor}.use_dynamic_bsz": True,
         f"{actor}.ppo_max_token_len_per_gpu": recipe.update_tokens,
         f"{actor}.ulysses_sequence_parallel_size": hardware.sequence_parallel,
@@ -316,6 +317,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
             "drop_equal_rewards": recipe.drops_equal_rewards,
             "refill_batches": groups.refill_batches,
             "rounds": recipe.rounds and asdict(recipe.rounds),
+            "recover": recipe.recover.model_dump(),
             "seed": recipe.seed,
             "traces": folder / "traces",
             "traces_per_step": recipe.traces_per_step,

@@ -62,6 +62,10 @@ class Rollout:
     calls_s: float = 0.0
     """Seconds from asking the judge to its answer, summed over all calls."""
     slowest_call_s: float = 0.0
+    failed_turns: int = 0
+    """Turns with a failed call."""
+    repaired_turns: int = 0
+    """Those of them that a later turn followed all of whose calls were right."""
     opening: list[int] = field(default_factory=list)
     """The first `OPENING_TOKENS` tokens that the model itself wrote, for `rstar2.train.information`."""
 
@@ -113,6 +117,8 @@ class Rollout:
             outcomes=dict(Counter(call.status for call in trace.calls)),
             calls_s=sum(call.wall_s for call in trace.calls),
             slowest_call_s=max((call.wall_s for call in trace.calls), default=0.0),
+            failed_turns=len(failed := trace.failed_turns),
+            repaired_turns=sum(turn.repaired for turn in failed),
             opening=list(islice(_own_tokens(trace), OPENING_TOKENS)),
         )
 

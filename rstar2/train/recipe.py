@@ -16,6 +16,7 @@ from rstar2.train.algorithms import OBJECTIVES, AlgorithmSettings
 from rstar2.train.attention import Attention, ignored_keys
 from rstar2.train.curriculum import CurriculumSettings
 from rstar2.train.records.alarms import AlarmSettings
+from rstar2.train.recover import RecoverSettings
 from rstar2.train.reward import PenaltySettings, checked_reward, penalty_fault
 from rstar2.train.rounds import Rounds
 from rstar2.train.rules import RuleSettings, rule_fault
@@ -342,6 +343,7 @@ class StageRecipe(Strict):
     curriculum: CurriculumSettings = CurriculumSettings()
     select: SelectSettings = SelectSettings()
     groups: GroupSettings = GroupSettings()
+    recover: RecoverSettings = RecoverSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     optim: OptimSettings = OptimSettings()
     penalty: PenaltySettings = PenaltySettings()
@@ -453,6 +455,11 @@ class StageRecipe(Strict):
         return self.rollout.prompts * (self.groups.round or self.rollout.rollouts)
 
     @property
+    def update_prompts(self) -> int:
+        """VERL's mini-batch: as many times `groups.keep` rollouts as one update may train on, recoveries included."""
+        return self.rollout.prompts * (1 + -(-self.recover.most // self.groups.keep))
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest rollout, its prompt included."""
         return self.rollout.prompt_tokens + self.rollout.tokens
@@ -527,7 +534,7 @@ class StageRecipe(Strict):
         own, ahead = dotted(self.verl), self.asynchronous.batches_ahead if self.mode != "sync" else 0
         for why in (
             engine_fault(self.hardware.sequences_in_flight, own),
-            queue_fault(self.rollout.prompts, self.rollout.rollouts, 1 + ahead, own),
+            queue_fault(self.rollout.prompts, self.rollout.rollouts + self.recover.most, 1 + ahead, own),
         ):
             if why:
                 raise ValueError(why)

@@ -388,6 +388,7 @@ def test_repair_repetition_and_time_are_counted() -> None:
     assert row["tried again share"] == pytest.approx(3 / 4)
     assert row["next right share"] == pytest.approx(1 / 3, rel=1e-5)
     assert row["repaired share"] == pytest.approx(2 / 4)
+    assert row["answered share"] == pytest.approx(2 / 4)
     assert row["tries"] == pytest.approx(1.5)
     assert row["repeated share"] == pytest.approx(2 / 7, rel=1e-5)
     assert (row["mean s"], row["p95 s"]) == (2.0, 2.0)

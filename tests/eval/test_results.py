@@ -19,9 +19,9 @@ def row(problem: str, sample: int, verdict: str, extracted: str | None = "1", **
 
 
 ROWS = [
-    row("a", 0, "correct", "1/2", calls=2, failed_calls=1, tokens=100),
+    row("a", 0, "correct", "1/2", calls=2, failed_calls=1, failed_turns=1, repaired_turns=1, tokens=100),
     row("a", 1, "correct", "0.5", calls=2, failed_calls=0, tokens=200),
-    row("a", 2, "wrong", "3", calls=4, failed_calls=4, tokens=300),
+    row("a", 2, "wrong", "3", calls=4, failed_calls=4, failed_turns=4, repaired_turns=1, tokens=300),
     row("a", 3, "wrong", "3 ", tokens=400),
     row("b", 0, "wrong", "7", tokens=500),
     row("b", 1, "wrong", "7", tokens=600),
@@ -40,6 +40,9 @@ def test_the_numbers_of_eight_traces_are_those_worked_out_by_hand() -> None:
     assert found["maj@n"] == 0.25
     assert found["failed_call_ratio_correct"] == 0.25
     assert found["failed_call_ratio"] == 0.5
+    # Five turns have a failed call: one in a correct trace, four in a wrong one.
+    assert found["repaired_share"] == 2 / 5
+    assert found["answered_after_failure_share"] == 1 / 5
     assert found["calls_per_trace"] == 10 / 8
     assert found["tool_use_share"] == 0.5
     assert found["lost_calls"] == 1
@@ -72,6 +75,9 @@ def test_what_is_not_a_number_is_none() -> None:
     silent = summarise(by_problem([row("a", 0, "wrong")]))
     assert silent["failed_call_ratio_correct"] is None
     assert silent["failed_call_ratio"] is None
+    assert silent["repaired_share"] is None
+    assert silent["answered_after_failure_share"] is None
+    assert summary_lines(silent)["  repaired by a later call"] == "–"
     assert silent["pass@k"] == {"1": 0.0}
 
 

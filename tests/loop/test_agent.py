@@ -14,7 +14,7 @@ from support.written_calls import parse_calls
 
 from rstar2.eval.grader import grade
 from rstar2.eval.grader.reading_rules import finished
-from rstar2.loop.agent import Limits, RolloutError, rollout
+from rstar2.loop.agent import Limits, RolloutError, continue_rollout, rollout
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 from rstar2.loop.formats.format import ours, read_format
 from rstar2.loop.tools.python_code_with_standard_io import NAME as TOOL_NAME
@@ -551,3 +551,52 @@ async def test_an_engine_that_fails_leaves_the_rollout_up_to_there(codec: ChatCo
     assert [turn.text for turn in trace.turns] == [ASK]
     assert trace.turns[0].calls[0].output == "4"
     _check(trace)
+
+
+async def test_a_rollout_goes_on_from_the_beginning_of_another_with_what_is_left_of_its_limits(
+    codec: ChatCodec,
+) -> None:
+    whole = await _run(codec, Scripted(codec, ASK, ASK, ANSWER), Tools("NameError", "error"))
+    begun = whole.beginning(1)
+    begun_with = len(begun.response_ids)
+    engine = Scripted(codec, ASK, ANSWER)
+    limits = Limits(max_turns=3, max_tokens=whole.tokens + 50)
+    trace = await continue_rollout(
+        begun, engine=engine, tools=Tools(), codec=codec, limits=limits, sampling=Sampling(seed=5)
+    )
+    _check(
+        trace.model_copy(
+            update={"response_mask": whole.response_mask[:begun_with] + trace.response_mask[begun_with:]}
+        )
+    )
+    assert engine.asked[0][0] == whole.prompt_ids + whole.response_ids[:begun_with]
+    assert engine.asked[0][1].max_tokens == limits.max_tokens - begun_with
+    assert [call.status for call in trace.calls] == ["error", "ok"]
+    assert trace.response_mask[:begun_with] == [0] * begun_with
+    assert sum(trace.response_mask) == sum(turn.end - turn.start for turn in trace.turns[1:])
+    assert trace.logprobs is not None
+    assert len(trace.logprobs) == len(trace.response_ids)
+    assert trace.finish == "answer"
+    # Turns that it began with count: of two turns one is left.
+    ended = await continue_rollout(
+        whole.beginning(1),
+        engine=Scripted(codec, ASK),
+        tools=Tools(),
+        codec=codec,
+        limits=Limits(max_turns=2),
+        sampling=Sampling(seed=5),
+    )
+    assert (ended.finish, len(ended.turns)) == ("max_turns", 2)
+
+
+async def test_failed_calls_that_a_rollout_began_with_count_for_the_limit_in_a_row(codec: ChatCodec) -> None:
+    whole = await _run(codec, Scripted(codec, ASK, ANSWER), Tools("NameError", "error"))
+    trace = await continue_rollout(
+        whole.beginning(1),
+        engine=Scripted(codec, ASK),
+        tools=Tools("NameError", "error"),
+        codec=codec,
+        limits=Limits(max_bad_calls=2),
+        sampling=Sampling(seed=5),
+    )
+    assert (trace.finish, len(trace.turns)) == ("bad_calls", 2)

@@ -103,6 +103,27 @@ def test_a_failed_call_is_told_by_its_status_never_by_its_words(status: CallStat
     assert call.failed is failed
 
 
+def _turns(*statuses: tuple[CallStatus, ...]) -> Trace:
+    """A trace with the calls of each turn."""
+    turns = [
+        Turn(text="", start=0, end=0, calls=[ToolCall(status=status, output="") for status in each])
+        for each in statuses
+    ]
+    return _trace(0).model_copy(update={"turns": turns})
+
+
+def test_a_failed_turn_is_repaired_by_a_later_turn_whose_calls_are_all_right() -> None:
+    failed = _turns(("error",), ("ok", "timeout"), (), ("ok",), ("parse_error",), ()).failed_turns
+    assert [(turn.place, turn.tries) for turn in failed] == [(0, 2), (1, 1), (4, None)]
+    assert [turn.repaired for turn in failed] == [True, True, False]
+
+
+def test_a_lost_call_is_neither_a_failure_nor_a_repair() -> None:
+    [failed] = _turns(("error",), ("lost", "ok"), ("lost", "error")).failed_turns
+    assert (failed.place, failed.later_failed) == (0, ())
+    assert _turns(("ok",), ("lost",)).failed_turns == []
+
+
 def test_answers_are_read_from_the_last_turn_and_blocks_counted_over_all() -> None:
     turns = [
         Turn(text="<answer>1</answer>", start=0, end=1),

@@ -24,11 +24,14 @@ class Group:
 
     name: str
     rollouts: str
-    """One character each: 1 right, 0 wrong, x right but with a call that the judge lost, f one whose engine fails."""
+    """One character each: 1 right, 0 wrong, e wrong after a call that failed, x right but with a call that the judge
+    lost, f one whose engine fails."""
     output: str = "7"
     """What the judge answers to every call."""
     says: dict[str, str] | None = None
     """What rollouts of a kind say besides."""
+    recoveries: str = ""
+    """The rollouts that begin after each failed call, in the same way."""
 
     def turn(self, session: int, number: int) -> str:
         """What the model writes in a turn, from 0, of one of the rollouts."""
@@ -37,7 +40,7 @@ class Group:
             thought = "So. " * ((len(self.name) + 3 * session) % 5) + (self.says or {}).get(outcome, "")
             call = json.dumps({"name": TOOL, "arguments": {"code": f"print({session})", "input": ""}})
             return f"{thought}</reason>\n<tool_call>\n{call}\n</tool_call>"
-        return f"Seen {session}.</reason>\n<answer>\\boxed{{{int(ANSWER) - (outcome == '0')}}}</answer>"
+        return f"Seen {session}.</reason>\n<answer>\\boxed{{{int(ANSWER) - (outcome in '0e')}}}</answer>"
 
 
 @dataclass

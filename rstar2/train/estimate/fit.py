@@ -27,6 +27,7 @@ def stage_warnings(
     yield from memory_warnings(hardware, memory, machine_memory)
     yield from _refill_warnings(recipe)
     yield from _rounds_warnings(recipe)
+    yield from _recover_warnings(recipe)
     yield from _engine_warnings(hardware, memory)
     yield from judge_warnings(judge)
     yield from mode_warnings(recipe)
@@ -149,6 +150,16 @@ def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
         yield (
             f"groups without a gradient are replaced, so a step may roll out up to {1 + refills:g} times its problems, "
             f"{most:,} rollouts; the plan expects the share of such groups that --like RUN had, or else none"
+        )
+
+
+def _recover_warnings(recipe: StageRecipe) -> Iterator[str]:
+    """How much more a step may roll out than the plan says, which knows no model's failed calls."""
+    recover, prompts = recipe.recover, recipe.rollout.prompts
+    if recover.failures:
+        yield (
+            f"up to {recover.failures} failed calls of each problem get {recover.rollouts} extra rollouts, up to "
+            f"{prompts * recover.most:,} in a step, after its other rollouts; the plan leaves them out"
         )
 
 

@@ -127,7 +127,7 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Me
     on_gpu = hardware.device == "cuda"
     # The engine's probabilities are divided by the temperature, in a copy of all logits.
     logits = (1 if recipe.rollout.temperature == 1.0 else 2) if on_gpu else CPU_LOGITS
-    rollouts = recipe.rollout.prompts * recipe.groups.keep
+    rollouts = recipe.update_prompts * recipe.groups.keep
     limits = recipe.update_tokens, recipe.log_prob_tokens
 
     def with_tokens(update: int, log_probs: int) -> Memory:

@@ -81,6 +81,18 @@ PANELS = (
         "10 to 15 % under plain GRPO, less and falling under RoC (the paper's figure 4)",
     ),
     Panel(
+        "repairs",
+        "What follows a failed call",
+        "of the turns with a failed call",
+        "share",
+        (
+            ("repaired", "a right call"),
+            ("answered_after_failure", "a correct answer"),
+            ("recoveries_repaired", "a right call, in extra rollouts"),
+            ("recoveries_correct", "a correct answer, in extra rollouts"),
+        ),
+    ),
+    Panel(
         "penalties",
         "Penalties of correct rollouts",
         "penalty",

@@ -19,6 +19,7 @@ from rstar2.eval.grader.outcomes import UNDECIDED, Missed
 from rstar2.loop.trace import CallStatus
 from rstar2.train.group import Rollout
 from rstar2.train.information import prompt_information
+from rstar2.train.recover import Recovery
 from rstar2.train.rounds import Decision, Rounds, RoundsOfGroup
 from rstar2.train.select import Selection
 from rstar2.train.select.roc import p_err, p_format
@@ -104,6 +105,7 @@ def raw_metrics(
         "rstar2/bad_calls_ends": _mean(judged, lambda rollout: rollout.bad_calls_end),
         "rstar2/penalty": _mean(correct, lambda rollout: rollout.penalty),
         **_calls(rollouts),
+        **_repairs(judged),
         "rstar2/lost_calls": float(sum(rollout.lost_calls for rollout in lost)),
         "rstar2/lost_rollouts": float(len(lost)),
         "rstar2/failed_rollouts": float(len(failed)),
@@ -116,6 +118,35 @@ def raw_metrics(
         "rstar2/mixed_groups": sum(len(each) > 1 for each in rewards) / len(rewards),
         "rstar2/dropped_groups": 1 - trained / len(groups),
         **_by_problem([[rollouts[i] for i in group if not rollouts[i].lost_calls] for group in groups]),
+    }
+
+
+def recovery_metrics(
+    groups: Sequence[Sequence[tuple[Rollout, Recovery]]], failed: Sequence[FailedRollout], kept: int
+) -> dict[str, float]:
+    """The metrics `rstar2/recover/…` of rollouts that began after a failed call. No other metric of ours covers them.
+
+    Args:
+        groups: those that finished, by the failed call that they began after.
+        failed: those that did not finish.
+        kept: how many are trained on.
+    """
+    finished = [each for group in groups for each in group]
+    judged = [(rollout, recovery) for rollout, recovery in finished if not rollout.lost_calls]
+    rewards = [{rollout.earned for rollout, _ in group if not rollout.lost_calls} for group in groups]
+    shares = {
+        "rstar2/recover/correct": float(np.mean([rollout.correct for rollout, _ in judged])),
+        "rstar2/recover/repaired": float(np.mean([recovery.repaired for _, recovery in judged])),
+        "rstar2/recover/mixed_groups": float(np.mean([len(each) > 1 for each in rewards])),
+    }
+    return {
+        "rstar2/recover/rollouts": float(len(finished) + len(failed)),
+        "rstar2/recover/failed": float(len(failed)),
+        "rstar2/recover/lost": float(len(finished) - len(judged)),
+        "rstar2/recover/groups": float(len(groups)),
+        "rstar2/recover/tokens": float(sum(rollout.tokens - each.begun_with for rollout, each in finished)),
+        "rstar2/recover/kept": float(kept),
+        **(shares if judged else {}),
     }
 
 
@@ -164,6 +195,17 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
         **{f"rstar2/calls/{status}": outcomes[status] / calls if calls else 0.0 for status in FAILURES},
         "rstar2/call_s": sum(rollout.calls_s for rollout in rollouts) / calls if calls else 0.0,
         "rstar2/slowest_call_s": max(rollout.slowest_call_s for rollout in rollouts),
+    }
+
+
+def _repairs(judged: Sequence[Rollout]) -> dict[str, float]:
+    """What followed turns with a failed call: a right call, and a correct answer; nothing if no call failed."""
+    failed = sum(rollout.failed_turns for rollout in judged)
+    if not failed:
+        return {}
+    return {
+        "rstar2/repaired": sum(rollout.repaired_turns for rollout in judged) / failed,
+        "rstar2/answered_after_failure": sum(r.failed_turns for r in judged if r.correct) / failed,
     }
 
 

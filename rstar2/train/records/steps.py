@@ -139,6 +139,16 @@ COLUMNS = (
         "the same, for the kept rollouts",
         _metric("rstar2/kept_failed_call_ratio_correct"),
     ),
+    Column(
+        "repaired",
+        "share of the turns with a failed call that a turn with right calls follows; empty if no call failed",
+        _metric("rstar2/repaired"),
+    ),
+    Column(
+        "answered_after_failure",
+        "share of them that are in rollouts with a correct answer",
+        _metric("rstar2/answered_after_failure"),
+    ),
     Column("p_err", "mean penalty for failed calls of correct rollouts", _metric("rstar2/p_err")),
     Column("kept_p_err", "the same, for the kept rollouts", _metric("rstar2/kept_p_err")),
     Column("p_format", "mean penalty for their answer blocks", _metric("rstar2/p_format")),
@@ -183,6 +193,38 @@ COLUMNS = (
         _metric("rstar2/saved_rollouts"),
     ),
     Column("rounds", "rounds per group (groups.round)", _metric("rstar2/rounds")),
+    Column(
+        "recoveries",
+        "extra rollouts that began after a failed call, those that failed included (recover); none of the columns "
+        "about all rollouts covers them",
+        _metric("rstar2/recover/rollouts"),
+    ),
+    Column(
+        "recovery_tokens",
+        "tokens that they wrote and read, without those they began with",
+        _metric("rstar2/recover/tokens"),
+    ),
+    Column("recoveries_kept", "of them trained on", _metric("rstar2/recover/kept")),
+    Column(
+        "recoveries_lost_or_failed",
+        "of them without a verdict",
+        lambda step: (
+            step["rstar2/recover/failed"] + step["rstar2/recover/lost"]
+            if "rstar2/recover/failed" in step
+            else None
+        ),
+    ),
+    Column(
+        "recoveries_repaired",
+        "share of those with a verdict that had a turn with right calls",
+        _metric("rstar2/recover/repaired"),
+    ),
+    Column("recoveries_correct", "share whose answer is correct", _metric("rstar2/recover/correct")),
+    Column(
+        "recoveries_mixed",
+        "share of the failed calls that they began after whose recoveries have different rewards",
+        _metric("rstar2/recover/mixed_groups"),
+    ),
     Column(
         "unsolved_groups",
         "share of the problems of which no rollout is correct, of those with a verdict",

@@ -22,7 +22,7 @@ from rstar2.eval.grader.outcomes import UNDECIDED, missed
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import AccessRefused
-from rstar2.loop.agent import Limits, RolloutError, ToolRunner, rollout
+from rstar2.loop.agent import Limits, RolloutError, ToolRunner, continue_rollout
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling
 from rstar2.loop.formats.format import read_format
 from rstar2.loop.toolbox import Toolbox
@@ -31,10 +31,11 @@ from rstar2.loop.turns.choose import codec_for
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.kept_traces import may_be_kept, write_failed
+from rstar2.train.recover import Beginning, may_recover, recovery_of
 from rstar2.train.reward import Penalty, PenaltySettings, Reward, reading_rule, text_to_grade
 from rstar2.train.verl.cpu.platform import CPU_ROLLOUT
 from rstar2.train.verl.engines.router import GROUP_ENDS
-from rstar2.train.verl.rollout_fields import to_extra_fields
+from rstar2.train.verl.rollout_fields import recoverable_field, to_extra_fields
 
 
 @functools.cache
@@ -174,6 +175,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         traces: str,
         trace_share: float,
         may_end_unfinished: bool,
+        recover: bool,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -187,6 +189,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             self._reward = Reward(reward, Penalty(settings, self._limits.max_tokens, max_turns))
         self._trace_share = trace_share
         self._may_end_unfinished = may_end_unfinished
+        self._recover = recover
 
     @contextmanager
     def _ends_training(self) -> Iterator[None]:
@@ -197,26 +200,59 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             write_final_error(self._traces.parent, error)
             raise
 
-    def _seed_of(self, row: dict[str, Any]) -> int | None:
+    def _seed_of(self, row: dict[str, Any], beginning: Beginning | None) -> int | None:
         """The rollout's seed on a CPU, so that a run can be repeated; None on vLLM, which is faster without."""
         if self.rollout_config.name != CPU_ROLLOUT:
             return None
         name = f"{row['global_steps']} {row['extra_info']['id']}"
+        if beginning is not None:
+            name += f" after turn {beginning.turns} of {beginning.trace.sample}"
         return sample_seed(self._seed, name, int(row["session_id"]))
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        """Make a rollout of a problem."""
+        return await self._roll_out(sampling_params, kwargs)
+
+    async def recover(
+        self, sampling_params: dict[str, Any], beginning: Beginning, replay: bool, **kwargs: Any
+    ) -> AgentLoopOutput:
+        """Make a rollout that begins after a failed call of another.
+
+        `replay` says whether the calls before it are run again, because they left something behind.
+        """
+        return await self._roll_out(sampling_params, kwargs, beginning, replay)
+
+    async def _roll_out(
+        self,
+        sampling_params: dict[str, Any],
+        kwargs: dict[str, Any],
+        beginning: Beginning | None = None,
+        replay: bool = False,
+    ) -> AgentLoopOutput:
+        begun = (
+            Trace.begun(self._codec.prompt(list(kwargs["raw_prompt"])))
+            if beginning is None
+            else beginning.trace.beginning(beginning.turns)
+        )
         engine = _ServerEngine(self.server_manager, self._codec, sampling_params, str(kwargs["uid"]))
-        tokens = None
+        tokens, keep_state = None, False
         try:
             async with self._tools.opened() as tools:
-                trace = await rollout(
-                    self._codec.prompt(list(kwargs["raw_prompt"])),
+                lost_once = _LostOnce(tools)
+                for call in begun.calls if replay else ():
+                    if call.arguments is not None:
+                        await lost_once.run(call.name, call.arguments)
+                trace = await continue_rollout(
+                    begun,
                     engine=engine,
-                    tools=_LostOnce(tools),
+                    tools=lost_once,
                     codec=self._codec,
                     limits=self._limits,
-                    sampling=Sampling(float(sampling_params["temperature"]), seed=self._seed_of(kwargs)),
+                    sampling=Sampling(
+                        float(sampling_params["temperature"]), seed=self._seed_of(kwargs, beginning)
+                    ),
                 )
+                keep_state = self._recover and tools.keep_state
             tokens = len(trace.prompt_ids) + trace.tokens
         except RolloutError as error:
             if self._trace_share > 0:
@@ -232,6 +268,10 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         finally:
             engine.ended(tokens)
         trace = await self._rewarded(_described(trace, kwargs))
+        recovery = None if beginning is None else recovery_of(trace, beginning.turns)
+        # Traces of recoveries are not kept: everything that reads traces takes each for a rollout of the problem.
+        with_trace = recovery is None and may_be_kept(trace, self._trace_share, self._seed)
+        recoverable = self._recover and recovery is None and may_recover(trace)
         return AgentLoopOutput(
             prompt_ids=trace.prompt_ids,
             response_ids=trace.response_ids,
@@ -243,9 +283,8 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             extra_fields={
                 **engine.versions,
                 "reward_extra_info": {"acc": float(trace.correct)},
-                **to_extra_fields(
-                    trace, may_be_kept(trace, self._trace_share, self._seed), engine.written_by
-                ),
+                **to_extra_fields(trace, with_trace, engine.written_by, recovery),
+                **(recoverable_field(trace, keep_state) if recoverable else {}),
             },
         )
 

@@ -8,14 +8,17 @@ by which `rstar2.train.verl.sampler` counts it.
 
 VERL starts all rollouts of a group together. If the recipe rolls groups out in rounds (`rstar2.train.rounds`), each
 waits here for its round, and those that a decided group does not need return without a rollout. VERL takes a group as
-finished when all of them have returned, in every mode.
+finished when all of them have returned, in every mode. Recoveries (`rstar2.train.recover`) are made before the last one
+returns, when all others have ended, so that long rollouts give as many as short ones.
 
 VERL's setting `rollout.agent.agent_loop_manager_class` names this module's manager.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -26,14 +29,26 @@ from tensordict import TensorDict
 from verl.experimental.agent_loop import agent_loop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
+from rstar2.eval.settings import sample_seed
 from rstar2.loop.agent import RolloutError
+from rstar2.loop.trace import Trace
 from rstar2.train.group import Rollout
 from rstar2.train.records.raw_metrics import FailedRollout
+from rstar2.train.recover import Beginning, RecoverSettings, draw_beginnings
 from rstar2.train.rounds import GroupInRounds, Rounds
 from rstar2.train.select import Selection, SelectSettings
 from rstar2.train.verl.agent_loop import GraderFault
 from rstar2.train.verl.reuse import HandedOut, RolloutReuse
-from rstar2.train.verl.rollout_fields import failed_tag, rollout_of, rounds_key, rounds_tag
+from rstar2.train.verl.rollout_fields import (
+    failed_tag,
+    recoveries_key,
+    recoveries_tag,
+    recovery_group,
+    rollout_of,
+    rounds_key,
+    rounds_tag,
+    take_recoverable,
+)
 
 REASON_CHARS = 200
 log = logging.getLogger(__name__)
@@ -46,7 +61,9 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         super().__init__(*args, **kwargs)
         self._loops: dict[str, agent_loop.AgentLoopBase] = {}
         self._reuse = RolloutReuse(self.llm_client)
-        self._groups = Groups(self.config.trainer.v1.sampler.sampler_kwargs)
+        settings = self.config.trainer.v1.sampler.sampler_kwargs
+        self._groups = Groups(settings)
+        self._beginnings = Beginnings(settings)
 
     async def _run_agent_loop(
         self,
@@ -69,14 +86,43 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
                 data_config=agent_loop.DictConfigWrap(self.config.data),
                 tools=agent_loop.ToolListWrap(self.tools),
             )
-        run = self._loops[agent_name].run
+        loop: Any = self._loops[agent_name]
         if trajectory["validate"]:
-            await self._rolled_out(lambda: run(sampling_params, **row), row, "val")
-        else:
+            await self._rolled_out(lambda: loop.run(sampling_params, **row), row, "val")
+            return
+        try:
             await self._groups.run(
                 row,
-                lambda: self._rolled_out(lambda: self._reuse.run(run, sampling_params, row), row, "train"),
+                lambda: self._rolled_out(
+                    lambda: self._reuse.run(loop.run, sampling_params, row), row, "train"
+                ),
             )
+        finally:
+            beginnings = self._beginnings.ended(row)
+        await self._recover(loop, sampling_params, row, beginnings)
+
+    async def _recover(
+        self,
+        loop: Any,
+        sampling_params: dict[str, Any],
+        row: dict[str, Any],
+        beginnings: list[tuple[Beginning, bool]],
+    ) -> None:
+        """Make the recoveries from some failed calls of a group, which are told of before."""
+        if not beginnings:
+            return
+        uid, count = str(row["uid"]), self._beginnings.settings.rollouts
+        tag = recoveries_tag(len(beginnings) * count)
+        await tq.async_kv_put(key=recoveries_key(uid), partition_id="train", tag=tag)
+
+        async def one(number: int, session: int) -> None:
+            beginning, replay = beginnings[number]
+            member = {**row, "uid": recovery_group(uid, number), "session_id": session}
+            await self._rolled_out(
+                lambda: loop.recover(sampling_params, beginning, replay, **member), member, "train"
+            )
+
+        await asyncio.gather(*(one(each, i) for each in range(len(beginnings)) for i in range(count)))
 
     async def _rolled_out(
         self, run: Callable[[], Awaitable[agent_loop.AgentLoopOutput]], row: dict[str, Any], partition: str
@@ -84,6 +130,9 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """Make a rollout and put it into VERL's queue; None if it failed, of which a tag in the queue tells."""
         try:
             output = await run()
+            # VERL's queue does not need it, and it is as large as the rollout.
+            if (recoverable := take_recoverable(output.extra_fields)) and partition == "train":
+                self._beginnings.add(row, *recoverable)
             await self._agent_loop_postprocess(output, partition == "val", **row)
             return rollout_of(output.extra_fields)
         except Exception as error:  # whatever it is, the rollout has no verdict
@@ -130,6 +179,45 @@ class Groups:
                     await tq.async_kv_put(key=rounds_key(uid), partition_id="train", tag=rounds_tag(whole))
                 finally:
                     group.let_go()
+
+
+class Beginnings:
+    """The failed calls of the groups that one of VERL's workers is rolling out, after which others may begin.
+
+    Args:
+        settings: `sampler_kwargs` of the trainer config, see `rstar2.train.verl.sampler`.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = RecoverSettings.model_validate(dict(settings["recover"]))
+        self._rollouts = int(settings["rollouts"])
+        self._seed = int(settings["seed"])
+        self._traces: dict[str, list[tuple[Trace, bool]]] = defaultdict(list)
+        self._ended: dict[str, int] = defaultdict(int)
+
+    def add(self, row: Mapping[str, Any], trace: Trace, replay: bool) -> None:
+        """Note a rollout of a row's group that has failed calls; `replay`: a beginning's calls have to be run again."""
+        self._traces[str(row["uid"])].append((trace, replay))
+
+    def ended(self, row: Mapping[str, Any]) -> list[tuple[Beginning, bool]]:
+        """Note that a rollout of a row's group has ended, or was not needed.
+
+        Returns those drawn of the group's failed calls if it was the last; none otherwise.
+        """
+        if not self.settings.failures:
+            return []
+        uid = str(row["uid"])
+        self._ended[uid] += 1
+        if self._ended[uid] < self._rollouts:
+            return []
+        del self._ended[uid]
+        noted = self._traces.pop(uid, [])
+        # Seeded by step and problem, so that a resumed run draws as an uninterrupted one would.
+        about = row.get("extra_info") or {}
+        seed = sample_seed(self._seed, f"recover {row['global_steps']} {about.get('id', '')}", 0)
+        replay = {trace.sample: again for trace, again in noted}
+        drawn = draw_beginnings([trace for trace, _ in noted], self.settings.failures, seed)
+        return [(each, replay[each.trace.sample]) for each in drawn]
 
 
 def _described(error: Exception) -> FailedRollout:

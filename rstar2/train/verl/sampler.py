@@ -10,8 +10,9 @@ import json
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,28 @@ from rstar2.train.records.raw_metrics import (
     failed_tokens,
     failure_text,
     raw_metrics,
+    recovery_metrics,
     rounds_metrics,
 )
+from rstar2.train.recover import Recovery
 from rstar2.train.rounds import Rounds, RoundsOfGroup
 from rstar2.train.select import Selection, SelectSettings
 from rstar2.train.trainer.saving import STOP_FILE
 from rstar2.train.verl import problem_sampler  # noqa: F401  (has its effect when it is imported)
 from rstar2.train.verl.held_out import HeldOut, NoVerdictsError
 from rstar2.train.verl.output.traces import TraceSender
-from rstar2.train.verl.rollout_fields import failure_of, reused, rollout_of, rounds_of, trace_of, written_by
+from rstar2.train.verl.rollout_fields import (
+    failure_of,
+    is_recovery,
+    is_rollout,
+    recoveries_of,
+    recovery_in,
+    reused,
+    rollout_of,
+    rounds_of,
+    trace_of,
+    written_by,
+)
 
 POLL_S = 0.1
 """Seconds between two looks at VERL's queue; VERL's default of 2 is most of a step's time for a small model."""
@@ -68,10 +82,11 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """Selects the rollouts of every group to train on, logs what the group looked like before, and keeps traces.
 
     `sampler_kwargs` of the trainer config: `discount` (of what is known of problems), `select` (SelectSettings), `keep`
-    (G), `drop_equal_rewards`, `refill_batches`, `rounds` (Rounds, or None), `judge` (JudgeSettings), `seed`, `traces`
-    (a folder), `traces_per_step`, `trace_trackers`, `run` (its name in trackers), `prompts` (problems per step),
-    `rollouts` (per problem), `held_out_samples` (rollouts of a held-out problem), `max_failed_share`, `agent_loop` (the
-    file of `command.agent_loop_yaml`).
+    (G), `drop_equal_rewards`, `refill_batches`, `rounds` (Rounds, or None), `recover` (RecoverSettings, which only
+    `rstar2.train.verl.agent_loop_manager` reads), `judge` (JudgeSettings), `seed`, `traces` (a folder),
+    `traces_per_step`, `trace_trackers`, `run` (its name in trackers), `prompts` (problems per step), `rollouts` (per
+    problem), `held_out_samples` (rollouts of a held-out problem), `max_failed_share`, `agent_loop` (the file of
+    `command.agent_loop_yaml`).
     """
 
     held_out: HeldOut
@@ -116,6 +131,8 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """Those of such groups that failed."""
         self._replaced_rounds: dict[str, RoundsOfGroup] = {}
         """What became of such groups, by their keys, if groups are rolled out in rounds."""
+        self._replaced_recoveries: dict[str, _Recoveries] = {}
+        """The recoveries of such groups, by the groups' keys."""
         self._accepted: set[str] = set()
         """Groups that are not replaced."""
         self._outcomes = OutcomeRecorder(
@@ -148,6 +165,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             self._replaced.clear()
             self._replaced_failed.clear()
             self._replaced_rounds.clear()
+            self._replaced_recoveries.clear()
             batch, metrics = super().sample(global_steps, partition_id, batch_size)
             if partition_id == "val":
                 return batch, metrics
@@ -180,7 +198,10 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         """The selected groups' kept rollouts; none if too many failed or lost a call."""
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         batch, in_rounds = _without_rounds(batch)
-        batch, failed = self._without_failed(batch, selected_prompt_uids, in_rounds)
+        batch, recoveries = self._without_recoveries(batch)
+        batch, failed = self._without_failed(
+            batch, self._made(batch.partition_id, selected_prompt_uids, in_rounds)
+        )
         if partition_id == "val":
             return self._with_verdict(batch, failed)
         order = sorted(range(len(batch.keys)), key=lambda i: batch.keys[i])
@@ -194,19 +215,24 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         for i, key in enumerate(keys):
             groups[_group(key)].append(i)
         kept = self._select(rollouts, groups, in_rounds)
-        self._failed = [*failed, *self._replaced_failed]
-        self._rolled_out = len(rollouts) + len(self._failed)
+        all_recoveries = recoveries.with_others(self._replaced_recoveries.values())
+        step_failed = [*failed, *self._replaced_failed]
+        self._failed = [*step_failed, *all_recoveries.failed]
+        self._rolled_out = len(rollouts) + len(all_recoveries.rollouts) + len(self._failed)
         self._finished_tokens = float(np.mean([each.tokens for each in rollouts])) if rollouts else 0.0
-        self._lost = [rollout.lost_because for rollout in rollouts if rollout.lost_calls]
-        self._judge_failed = len(self._lost) > self._judge.max_lost_share * len(rollouts)
+        finished = [*rollouts, *all_recoveries.rollouts]
+        self._lost = [rollout.lost_because for rollout in finished if rollout.lost_calls]
+        self._judge_failed = len(self._lost) > self._judge.max_lost_share * len(finished)
         if self._judge_failed or self._too_many_failed:
             kept, known = [], {}
         else:
             known = self._outcomes.record(self._step, [*rollouts, *self._left_out])
         self._left_out = []
-        dropped = sorted(set(range(len(keys))) - set(kept))
+        kept_recoveries = self._trained_recoveries(recoveries) if kept else []
+        dropped = [keys[i] for i in sorted(set(range(len(keys))) - set(kept))]
+        dropped += sorted(set(recoveries.keys) - {recoveries.keys[i] for i in kept_recoveries})
         if dropped:
-            tq.kv_clear(keys=[keys[i] for i in dropped], partition_id=partition_id)
+            tq.kv_clear(keys=dropped, partition_id=partition_id)
         if self._lost:
             log.warning("step %d: left out before selection: %s", self._step, self._lost_text())
         if self._failed:
@@ -217,16 +243,24 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             start += len(replaced)
         if kept:
             first = None if self._rounds is None else self._rounds.size
-            self._raw = raw_metrics(rollouts, kept, in_groups, self._selection, self._failed, first) | known
+            self._raw = raw_metrics(rollouts, kept, in_groups, self._selection, step_failed, first) | known
             if self._rounds is not None:
                 whole = [*in_rounds.values(), *self._replaced_rounds.values()]
                 self._raw |= rounds_metrics(self._rounds, whole)
             self._raw["rstar2/reused_rollouts"] = float(sum(map(reused, fields)))
-            self._raw["rstar2/off_policy_tokens"] = self._off_policy([written_by(fields[i]) for i in kept])
+            if all_recoveries.count:
+                self._raw |= recovery_metrics(
+                    all_recoveries.by_group(), all_recoveries.failed, len(kept_recoveries)
+                )
+            written = [*(fields[i] for i in kept), *(recoveries.fields[i] for i in kept_recoveries)]
+            self._raw["rstar2/off_policy_tokens"] = self._off_policy([written_by(each) for each in written])
         if self._traces_per_step:
             self._keep_traces(fields, rollouts, set(kept))
-        tags = [batch.tags[order[i]] for i in kept]
-        return KVBatchMeta(partition_id=partition_id, keys=[keys[i] for i in kept], tags=tags)
+        return KVBatchMeta(
+            partition_id=partition_id,
+            keys=[*(keys[i] for i in kept), *(recoveries.keys[i] for i in kept_recoveries)],
+            tags=[*(batch.tags[order[i]] for i in kept), *(recoveries.tags[i] for i in kept_recoveries)],
+        )
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
         """Keep what rollouts of groups came to that VERL removes before a step takes them."""
@@ -234,7 +268,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         keys = [
             key
             for key, tag in self.partitions[partition_id].items()
-            if _group(key) in others and failure_of(tag) is None
+            if _group(key) in others and is_rollout(tag) and not is_recovery(key)
         ]
         self._left_out += map(rollout_of, _extra_fields(keys, partition_id))
         super()._clear_groups(partition_id, uids)
@@ -243,17 +277,54 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     def _too_many_failed(self) -> bool:
         return len(self._failed) > self._max_failed_share * self._rolled_out
 
-    def _without_failed(
-        self, batch: KVBatchMeta, problems: list[str], in_rounds: Mapping[str, RoundsOfGroup]
-    ) -> tuple[KVBatchMeta, list[FailedRollout]]:
-        """A batch without the rollouts that failed, and these; one that left no record at all counts too."""
+    def _made(self, partition_id: str, problems: list[str], in_rounds: Mapping[str, RoundsOfGroup]) -> int:
+        """How many rollouts of these problems' groups were begun, recoveries not counted."""
+        full = self._per_problem[partition_id]
+        return sum(in_rounds[each].made if each in in_rounds else full for each in problems)
+
+    def _without_recoveries(self, batch: KVBatchMeta) -> tuple[KVBatchMeta, _Recoveries]:
+        """A batch without the recoveries from failed calls, and these."""
+        tags = dict(zip(batch.keys, batch.tags, strict=True))
+        planned = {key: count for key, tag in tags.items() if (count := recoveries_of(tag)) is not None}
+        made = KVBatchMeta(
+            partition_id=batch.partition_id,
+            keys=[key for key in tags if is_recovery(key)],
+            tags=[tag for key, tag in tags.items() if is_recovery(key)],
+        )
+        of_problems = [key for key in tags if not is_recovery(key)]
+        rest = KVBatchMeta(
+            partition_id=batch.partition_id, keys=of_problems, tags=[tags[key] for key in of_problems]
+        )
+        made, failed = self._without_failed(made, sum(planned.values()))
+        order = sorted(range(len(made.keys)), key=lambda i: made.keys[i])
+        keys = [made.keys[i] for i in order]
+        fields = _extra_fields(keys, batch.partition_id)
+        return _cleared(rest, planned), _Recoveries(keys, [made.tags[i] for i in order], fields, failed)
+
+    def _trained_recoveries(self, recoveries: _Recoveries) -> list[int]:
+        """The indices of the recoveries to train on: of each group all that may be, if they give a gradient."""
+        trained: list[int] = []
+        for members in recoveries.groups().values():
+            usable = [
+                i
+                for i in members
+                if not recoveries.rollouts[i].lost_calls
+                and not self._selection.excludes(recoveries.rollouts[i])
+            ]
+            if gives_gradient([recoveries.rollouts[i] for i in usable], self._drop_equal_rewards):
+                trained += usable
+        return sorted(trained)
+
+    def _without_failed(self, batch: KVBatchMeta, made: int) -> tuple[KVBatchMeta, list[FailedRollout]]:
+        """A batch without the rollouts that failed, and these; one that left no record at all counts too.
+
+        `made` is how many were begun.
+        """
         why = {
             key: failure
             for key, tag in zip(batch.keys, batch.tags, strict=True)
             if (failure := failure_of(tag))
         }
-        full = self._per_problem[batch.partition_id]
-        made = sum(in_rounds[each].made if each in in_rounds else full for each in problems)
         missing = made - len(batch.keys)
         lost_track = FailedRollout("missing", "it left no record; the trainer's log may say why")
         return _cleared(batch, why), [*why.values(), *[lost_track] * missing]
@@ -308,12 +379,14 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return waited
 
     def _rollout_progress(self, partition_id: str) -> RolloutProgress:
-        finished = sum(_ended(tag, self._rounds) for tag in self.partitions[partition_id].values())
-        failed = [failure for tag in self.partitions[partition_id].values() if (failure := failure_of(tag))]
+        tags = self.partitions[partition_id].values()
+        finished = sum(_ended(tag, self._rounds) for tag in tags)
+        recoveries = sum(recoveries_of(tag) or 0 for tag in tags)
+        failed = [failure for tag in tags if (failure := failure_of(tag))]
         if failed and not self._fault:
             self._fault = f"step {self._step}: rollouts fail, and are left out: {failure_text(failed[:1])}"
         # With refills more than these are rolled out; how many are held out is not known here.
-        wanted = 0 if partition_id == "val" else max(finished, self._wanted)
+        wanted = 0 if partition_id == "val" else max(finished, self._wanted + recoveries)
         return RolloutProgress(self._step, finished, wanted, failed=len(failed), fault=self._fault)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
@@ -324,10 +397,15 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         groups: dict[str, list[str]] = defaultdict(list)
         failed: dict[str, list[FailedRollout]] = defaultdict(list)
         in_rounds: dict[str, RoundsOfGroup] = {}
+        recoveries: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
         for key, tag in sorted(self.partitions[partition_id].items()) if undecided else ():
             if _group(key) in undecided:
                 if whole := rounds_of(tag):
                     in_rounds[_group(key)] = whole
+                elif is_recovery(key):
+                    recoveries[_group(key)][key] = tag
+                elif recoveries_of(tag) is not None:
+                    continue
                 elif failure := failure_of(tag):
                     failed[_group(key)].append(failure)
                 else:
@@ -337,9 +415,12 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             fields = _extra_fields(keys, partition_id)
             rollouts = [rollout_of(each) for each in fields]
             kept = [rollouts[i] for i in self._choose(rollouts, in_rounds.get(group))]
-            if gives_gradient(kept, self._drop_equal_rewards) or len(self._replaced) >= self._refills:
+            recovered = _recoveries_of_group(recoveries[group], partition_id)
+            trains = gives_gradient(kept, self._drop_equal_rewards) or self._trained_recoveries(recovered)
+            if trains or len(self._replaced) >= self._refills:
                 self._accepted.add(group)
             else:
+                self._replaced_recoveries[group] = recovered
                 self._replaced[group] = fields
                 self._replaced_failed += failed[group]
                 if group in in_rounds:
@@ -521,13 +602,15 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
             return progress
         # A step takes whole groups; what else is finished may be for a later one.
         groups = self.finished_keys[partition_id]
-        whole = sum(
-            _ended(tag, self._rounds)
+        of_problems = {
+            key: _ended(tag, self._rounds)
             for key, tag in self.partitions[partition_id].items()
-            if _group(key) in groups
-        )
+            if not is_recovery(key)
+        }
+        whole = sum(count for key, count in of_problems.items() if _group(key) in groups)
         ready = min(whole, self._wanted)
-        return replace(progress, finished=ready, wanted=self._wanted, ahead=progress.finished - ready)
+        ahead = sum(of_problems.values()) - ready
+        return replace(progress, finished=ready, wanted=self._wanted, ahead=ahead)
 
     def _clear_trained(self, partition_id: str) -> None:
         """Remove rollouts of no group: those of the step that a checkpoint was saved in, which it holds too."""
@@ -551,6 +634,56 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
             global_steps, partition_id, eviction_reasons
         )
         return evicted
+
+
+@dataclass(frozen=True)
+class _Recoveries:
+    """Rollouts that began after failed calls; the lists of those that finished are parallel."""
+
+    keys: list[str]
+    tags: list[dict[str, Any]]
+    fields: list[Any]
+    failed: list[FailedRollout]
+
+    @cached_property
+    def rollouts(self) -> list[Rollout]:
+        return [rollout_of(each) for each in self.fields]
+
+    @property
+    def count(self) -> int:
+        """All of them, those that failed included."""
+        return len(self.keys) + len(self.failed)
+
+    def groups(self) -> dict[str, list[int]]:
+        """Their indices by the failed call that they began after."""
+        groups: dict[str, list[int]] = defaultdict(list)
+        for i, key in enumerate(self.keys):
+            groups[key.rsplit("_", 2)[0]].append(i)
+        return groups
+
+    def by_group(self) -> list[list[tuple[Rollout, Recovery]]]:
+        """Those that finished, by the failed call that they began after."""
+        return [
+            [(self.rollouts[i], recovery_in(self.fields[i])) for i in members]
+            for members in self.groups().values()
+        ]
+
+    def with_others(self, others: Iterable[_Recoveries]) -> _Recoveries:
+        """These and those of other groups."""
+        every = [self, *others]
+        return _Recoveries(
+            [key for each in every for key in each.keys],
+            [tag for each in every for tag in each.tags],
+            [fields for each in every for fields in each.fields],
+            [failed for each in every for failed in each.failed],
+        )
+
+
+def _recoveries_of_group(tags: Mapping[str, dict[str, Any]], partition_id: str) -> _Recoveries:
+    """A finished group's recoveries, by their keys in VERL's queue."""
+    keys = sorted(key for key, tag in tags.items() if is_rollout(tag))
+    failed = [failure for tag in tags.values() if (failure := failure_of(tag))]
+    return _Recoveries(keys, [tags[key] for key in keys], _extra_fields(keys, partition_id), failed)
 
 
 def _run_a_program(judge: SyncJudgeClient) -> None:
@@ -578,6 +711,8 @@ def _extra_fields(keys: list[str], partition_id: str) -> list[Any]:
 def _ended(tag: Mapping[str, Any], rounds: Rounds | None) -> int:
     """How many rollouts a key of VERL's queue stands for, in progress: one, or all that its group does not need."""
     whole = rounds_of(tag)
+    if recoveries_of(tag) is not None:
+        return 0
     return 1 if whole is None or rounds is None else rounds.most - whole.made
 
 

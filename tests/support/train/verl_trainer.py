@@ -41,6 +41,7 @@ from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.loop.turns.choose import load_codec
 from rstar2.processes import die_with
 from rstar2.train.command import stage_command
+from rstar2.train.group import Rollout
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.records.progress import PROGRESS_FILE, FaultWarner
 from rstar2.train.stages import write_stage_inputs
@@ -121,6 +122,8 @@ class _Judge:
         group, session = _ROLLOUT.get()
         if group.rollouts[session] == "x":
             raise JudgeError("the judge is away")
+        if group.rollouts[session] == "e":
+            return RunResult(id="1", outcome="error", stderr="NameError: name 'x' is not defined")
         return RunResult(id="1", outcome="ok", stdout=group.output)
 
 
@@ -147,6 +150,12 @@ class _Rollouts(AgentLoopWorker):
     async def _run_agent_loop(self, *args: Any, session_id: int, group: Group, **row: Any) -> None:
         _ROLLOUT.set((group, session_id))
         await super()._run_agent_loop(*args, session_id=session_id, **row)
+
+    async def _rolled_out(self, run: Any, row: dict[str, Any], partition: str) -> Rollout | None:
+        group, _session = _ROLLOUT.get()
+        if row["uid"] != group.name:
+            _ROLLOUT.set((replace(group, rollouts=group.recoveries), row["session_id"]))
+        return await super()._rolled_out(run, row, partition)
 
 
 class _Trainer(PPOTrainerSync):
@@ -256,7 +265,8 @@ class _Trainer(PPOTrainerSync):
 
 def _config(recipe: StageRecipe, model: Path, folder: Path) -> Any:
     """What VERL makes of our command line."""
-    rows = [{"prompt": [{"role": "user", "content": "?"}]}] * recipe.rollout.prompts
+    row = {"prompt": [{"role": "user", "content": "?"}], "extra_info": {"id": "?"}}
+    rows = [row] * recipe.rollout.prompts
     write_stage_inputs(recipe, model, rows, folder, ("http://127.0.0.1:1", None))
     config = composed("ppo_trainer", stage_command(recipe, folder, model).argv[3:])
     config.actor_rollout_ref.actor.optim.total_training_steps = recipe.steps

@@ -73,6 +73,16 @@ def test_penalties_and_failures_are_those_before_and_after_selection() -> None:
     assert made["rstar2/reward"] == pytest.approx(2 / 3)
 
 
+def test_what_follows_a_failed_call_is_a_share_of_the_turns_with_one() -> None:
+    recovered = rollout(1, failed_turns=2, repaired_turns=2)
+    gave_up = rollout(0, failed_turns=2, repaired_turns=1)
+    lost = rollout(0, {"lost": 1}, lost_calls=1, failed_turns=4)
+    made = raw_metrics([recovered, gave_up, lost], [0, 1], [[0, 1, 2]], ROC)
+    assert (made["rstar2/repaired"], made["rstar2/answered_after_failure"]) == (3 / 4, 2 / 4)
+    clean = raw_metrics([rollout(1), rollout(0)], [0, 1], [[0, 1]], ROC)
+    assert "rstar2/repaired" not in clean, "no call failed, so nobody knows"
+
+
 def test_numbers_about_the_policy_cover_the_rollouts_with_a_verdict() -> None:
     finished = [rollout(1), rollout(0, tokens=30)]
     lost = [rollout(0, {"lost": 1}, lost_calls=1, tokens=1000, truncated=True)] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from rstar2.judge.client.http import WrongToken
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.agent import Limits, RolloutError
 from rstar2.loop.toolbox import Toolbox
-from rstar2.loop.trace import ToolCall
+from rstar2.loop.trace import CallStatus, ToolCall, Trace, Turn
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.reward import Reward
@@ -43,6 +44,7 @@ def loop(codec: ChatCodec, traces: Path, trace_share: float) -> RStarAgentLoop:
     made.rollout_config = SimpleNamespace(name="vllm")
     made._codec, made._limits, made._tools = codec, Limits(), SharedTools()
     made._traces, made._trace_share, made._seed, made._may_end_unfinished = traces, trace_share, 1, False
+    made._recover = False
     return made
 
 
@@ -175,14 +177,28 @@ async def test_a_rollout_waits_for_a_judge_that_is_away_only_once() -> None:
     assert sum(call.wall_s for call in calls) == 1200.0
 
 
+FINISHED = Trace(
+    problem_id="sum",
+    prompt_ids=[1],
+    response_ids=[2],
+    response_mask=[1],
+    turns=[Turn(text="4", start=0, end=1)],
+    finish="answer",
+    verdict="correct",
+    reward=1.0,
+)
+
+
 async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     from rstar2.train.verl import agent_loop_manager
+    from rstar2.train.verl.rollout_fields import to_extra_fields
 
     made = []
 
     class Loop:
-        async def run(self, sampling_params: dict[str, Any], **row: Any) -> str:
-            return f"{row['problem']} at {sampling_params['temperature']}"
+        async def run(self, sampling_params: dict[str, Any], **row: Any) -> SimpleNamespace:
+            text = f"{row['problem']} at {sampling_params['temperature']}"
+            return SimpleNamespace(text=text, extra_fields=to_extra_fields(FINISHED, with_trace=False))
 
     def instantiate(config: dict[str, str], **given: Any) -> Loop:
         made.append(config["_target_"])
@@ -196,8 +212,8 @@ async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.Monke
     for name in ("llm_client", "tokenizer", "processor", "hf_model_type", "dataset_cls", "tools"):
         setattr(worker, name, None)
 
-    async def postprocess(output: str, validate: bool, **row: Any) -> None:
-        outputs.append((output, validate, row))
+    async def postprocess(output: SimpleNamespace, validate: bool, **row: Any) -> None:
+        outputs.append((output.text, validate, row))
 
     worker._agent_loop_postprocess = postprocess
     for problem in ("sum", "product"):
@@ -292,3 +308,82 @@ async def test_a_judge_that_refuses_the_token_ends_training_and_loses_no_call(
     error = read_final_error(tmp_path / FINAL_ERROR_FILE)
     assert isinstance(error, UserError)
     assert error.message == f"the judge at {token_judge.url} refused the token"
+
+
+class ScriptedServer:
+    """Writes these turns one after another."""
+
+    def __init__(self, codec: ChatCodec, *turns: str) -> None:
+        self._turns = [[*codec.tokenizer.encode(turn), codec.end_id] for turn in turns]
+        self.asked: list[list[int]] = []
+
+    async def generate(self, prompt_ids: list[int], **request: Any) -> SimpleNamespace:
+        self.asked.append(prompt_ids)
+        said = self._turns[len(self.asked) - 1]
+        return SimpleNamespace(
+            token_ids=said, log_probs=[-1.0] * len(said), extra_fields={"min_global_steps": 11}
+        )
+
+
+class FailingOnce(SharedTools):
+    """The first call of all fails."""
+
+    def __init__(self, keep_state: bool) -> None:
+        self.keep_state = keep_state
+        self.ran: list[str] = []
+
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        self.ran.append(arguments["code"])
+        status: CallStatus = "error" if len(self.ran) == 1 else "ok"
+        return ToolCall(name=name, arguments=arguments, status=status, output="NameError")
+
+
+def call_of(code: str) -> str:
+    body = json.dumps({"name": "python_code_with_standard_io", "arguments": {"code": code}})
+    return f"So</reason><tool_call>{body}</tool_call>"
+
+
+@pytest.mark.parametrize("state", [False, True], ids=["no state", "a tool with state"])
+async def test_a_recovery_goes_to_verl_as_a_rollout_of_the_problem_that_only_wrote_what_followed(
+    codec: ChatCodec, tmp_path: Path, state: bool
+) -> None:
+    from rstar2.train.recover import Recovery, draw_beginnings
+    from rstar2.train.verl.rollout_fields import (
+        recovery_in,
+        rollout_of,
+        take_recoverable,
+        trace_of,
+        written_by,
+    )
+
+    answer = "So</reason><answer>\\boxed{4}</answer>"
+    made: Any = loop(codec, tmp_path / "traces", 1.0)
+    made._recover, made._reward, made._tools = True, Reward("paper"), FailingOnce(state)
+    made.server_manager = ScriptedServer(codec, call_of("x"), answer)
+    sampling = {"temperature": 1.0, "logprobs": True}
+    first = await made.run(sampling, **ROW)
+    trace, replay = take_recoverable(first.extra_fields) or (None, None)
+    assert trace is not None
+    assert replay is state
+    [beginning] = draw_beginnings([trace], 1, seed=1)
+
+    made.server_manager = server = ScriptedServer(codec, call_of("y"), answer)
+    row = {**ROW, "uid": "u1_after0", "session_id": 1}
+    output = await made.recover(sampling, beginning, replay, **row)
+    assert made._tools.ran == ["x", *(["x"] if state else []), "y"]
+    begun_with = trace.turns[1].start
+    assert output.prompt_ids == first.prompt_ids == server.asked[0][: len(first.prompt_ids)]
+    assert server.asked[0] == first.prompt_ids + first.response_ids[:begun_with]
+    assert output.response_ids[:begun_with] == first.response_ids[:begun_with]
+    assert output.response_mask[:begun_with] == [0] * begun_with
+    assert output.response_logprobs[:begun_with] == [0.0] * begun_with
+    own = [i for i, mask in enumerate(output.response_mask) if mask]
+    assert min(own) == begun_with
+    assert {output.response_logprobs[i] for i in own} == {-1.0}
+    assert len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs)
+    assert output.reward_score == 1.0
+    assert recovery_in(output.extra_fields) == Recovery(begun_with, repaired=True)
+    assert written_by(output.extra_fields) == {11: len(own)}
+    assert rollout_of(output.extra_fields).sample == 1
+    assert trace_of(output.extra_fields) is None
+    assert take_recoverable(output.extra_fields) is None, "no other begins in the middle of it"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.optional import needs
 
+from rstar2.loop.trace import ToolCall, Trace, Turn
 from rstar2.train.group import Rollout
+from rstar2.train.recover import Beginning, Recovery
 from rstar2.train.rounds import Rounds, RoundsOfGroup
 
 if TYPE_CHECKING:
@@ -136,3 +139,113 @@ async def test_rollouts_that_never_have_to_wait_leave_the_group_as_it_is(queue: 
         await of.run({"uid": "a", "session_id": number}, counted)
     assert made == 2
     assert left_in(queue) == {"a_rounds_0": RoundsOfGroup(2, 1, "solved")}
+
+
+class Loop:
+    """Rollouts of a problem with a failed call each, as the agent loop makes them; recoveries are all right."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.begun: list[str] = []
+        self.began_with: list[tuple[int, int, bool]] = []
+        self.fails = fails
+
+    def _output(self, uid: str, sample: int, recovery: Recovery | None = None) -> SimpleNamespace:
+        from rstar2.train.verl.rollout_fields import recoverable_field, to_extra_fields
+
+        turns = [
+            Turn(text="", start=0, end=1, calls=[ToolCall(status="error", output="")]),
+            Turn(text="", start=2, end=3),
+        ]
+        trace = Trace(
+            problem_id=uid, sample=sample, prompt_ids=[1], response_ids=[1, 2, 3], response_mask=[1, 0, 1],
+            turns=turns, finish="answer", verdict="correct", reward=1.0,
+        )  # fmt: skip
+        more = {} if recovery else recoverable_field(trace, replay=sample == 0)
+        return SimpleNamespace(extra_fields={**to_extra_fields(trace, False, None, recovery), **more})
+
+    async def run(self, sampling: dict[str, Any], **row: Any) -> SimpleNamespace:
+        self.begun.append(f"{row['uid']}_{row['session_id']}")
+        await asyncio.sleep(0.01 * row["session_id"])
+        return self._output(row["uid"], row["session_id"])
+
+    async def recover(
+        self, sampling: dict[str, Any], beginning: Beginning, replay: bool, **row: Any
+    ) -> SimpleNamespace:
+        name = f"{row['uid']}_{row['session_id']}"
+        self.begun.append(name)
+        self.began_with.append((beginning.trace.sample, beginning.turns, replay))
+        if name == self.fails:
+            raise RuntimeError("the engine died")
+        return self._output(row["uid"], row["session_id"], Recovery(2, repaired=False))
+
+
+def worker(loop: Loop, recover: dict[str, int], rounds: Rounds | None, rollouts: int) -> Any:
+    """VERL's worker without what it needs a trainer for; what it puts into the queue is a tag alone."""
+    from rstar2.train.verl import agent_loop_manager
+
+    made: Any = agent_loop_manager.AgentLoopWorker.__new__(agent_loop_manager.AgentLoopWorker)
+    settings = {
+        "rounds": rounds and asdict(rounds), "select": {"name": "roc"}, "recover": recover, "rollouts": rollouts,
+        "seed": 1,
+    }  # fmt: skip
+    made._loops = {"ours": loop}
+    made._groups = agent_loop_manager.Groups(settings)
+    made._beginnings = agent_loop_manager.Beginnings(settings)
+    made._reuse = SimpleNamespace(run=lambda run, sampling, row: run(sampling, **row))
+
+    async def postprocess(output: SimpleNamespace, validate: bool, **row: Any) -> None:
+        assert "rstar2_recoverable" not in output.extra_fields, "whole traces do not travel through the queue"
+        key = f"{row['uid']}_{row['session_id']}_0"
+        await agent_loop_manager.tq.async_kv_put(key=key, partition_id="train", tag={"status": "success"})
+
+    made._agent_loop_postprocess = postprocess
+    return made
+
+
+async def roll_out(of: Any, count: int, uid: str = "a", validate: bool = False) -> None:
+    row = {"uid": uid, "global_steps": 3, "extra_info": {"id": "sum"}}
+    await asyncio.gather(
+        *(
+            of._run_agent_loop({}, {"validate": validate}, agent_name="ours", session_id=i, **row)
+            for i in range(count)
+        )
+    )
+
+
+async def test_recoveries_begin_once_all_rollouts_of_their_problem_have_ended(queue: Any) -> None:
+    from rstar2.train.verl.rollout_fields import failure_of, recoveries_of
+
+    loop = Loop(fails="a_after1_0")
+    of = worker(loop, {"failures": 2, "rollouts": 3}, None, rollouts=4)
+    await roll_out(of, 4)
+    assert loop.begun[:4] == [f"a_{i}" for i in range(4)]
+    assert sorted(loop.begun[4:]) == [f"a_after{number}_{i}" for number in range(2) for i in range(3)]
+    left = queue.kv_list()["train"]
+    assert recoveries_of(left["a_recoveries_0"]) == 6
+    assert [key for key, tag in left.items() if failure_of(tag)] == ["a_after1_0_0"]
+    assert len(left) == 4 + 6 + 1
+    assert {(turns, replay == (sample == 0)) for sample, turns, replay in loop.began_with} == {(1, True)}
+    again = worker(other := Loop(), {"failures": 2, "rollouts": 3}, None, rollouts=4)
+    await roll_out(again, 4, "b")
+    assert sorted(other.began_with) == sorted(loop.began_with), (
+        "a step that is made again begins with the same"
+    )
+    assert not of._beginnings._traces
+    assert not of._beginnings._ended
+
+
+async def test_recoveries_of_a_group_in_rounds_begin_when_it_is_decided(queue: Any) -> None:
+    loop = Loop()
+    of = worker(loop, {"failures": 1, "rollouts": 2}, TWOS, rollouts=6)
+    await asyncio.wait_for(roll_out(of, 6), 60)
+    assert loop.begun == ["a_0", "a_1", "a_after0_0", "a_after0_1"]
+
+
+async def test_nothing_begins_after_a_failed_call_of_held_out_problems_or_if_no_recipe_asks_for_it(
+    queue: Any,
+) -> None:
+    for recover, validate in (({}, False), ({"failures": 2, "rollouts": 3}, True)):
+        loop = Loop()
+        of = worker(loop, recover, None, rollouts=2)
+        await roll_out(of, 2, validate=validate)
+        assert loop.begun == ["a_0", "a_1"]

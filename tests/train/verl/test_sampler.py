@@ -20,16 +20,21 @@ from rstar2.judge.schema import RunResult
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.loop.trace import ToolCall, Trace, Turn, read_traces
 from rstar2.processes import free_port
+from rstar2.retry import Backoff
 from rstar2.train.group import Rollout
 from rstar2.train.records.final_error import FINAL_ERROR_FILE, read_final_error
 from rstar2.train.records.outcome_log import OutcomeReader
 from rstar2.train.records.progress import PROGRESS_FILE, read_progress
 from rstar2.train.records.raw_metrics import FailedRollout, raw_metrics
+from rstar2.train.recover import Recovery
 from rstar2.train.rounds import Rounds, RoundsOfGroup
 from rstar2.train.select import Selection, SelectSettings
 from rstar2.train.trainer.saving import STOP_FILE
 from rstar2.train.verl.rollout_fields import (
     failed_tag,
+    recoveries_key,
+    recoveries_tag,
+    recovery_group,
     rollout_of,
     rounds_key,
     rounds_tag,
@@ -104,6 +109,7 @@ def buffer(
             "drop_equal_rewards": True,
             "refill_batches": refill_batches,
             "rounds": rounds and asdict(rounds),
+            "recover": {},
             "seed": 3,
             "traces": str(folder),
             "traces_per_step": traces_per_step,
@@ -173,6 +179,23 @@ def submit(verls_queue: Any) -> Iterator[Callable[..., None]]:
     """Puts a group into the queue, as VERL's agent loops do; `step` is the one that handed its problem out."""
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+    def put_rollouts(
+        name: str,
+        traces: list[Trace],
+        written_by: dict[int, int] | None = None,
+        recovery: Recovery | None = None,
+    ) -> None:
+        fields = [
+            {"extra_fields": to_extra_fields(trace, not recovery, written_by, recovery)} for trace in traces
+        ]
+        if fields:
+            verls_queue.kv_batch_put(
+                keys=[f"{name}_{i}_0" for i in range(len(traces))],
+                partition_id="train",
+                fields=list_of_dict_to_tensordict(fields),
+                tags=[{"status": "success"}] * len(traces),
+            )
+
     def put(
         name: str,
         traces: list[Trace],
@@ -181,17 +204,17 @@ def submit(verls_queue: Any) -> Iterator[Callable[..., None]]:
         written_by: dict[int, int] | None = None,
         failed: Sequence[FailedRollout] = (),
         whole: RoundsOfGroup | None = None,
+        recoveries: Sequence[list[Trace]] = (),
+        planned: int | None = None,
     ) -> None:
-        fields = [{"extra_fields": to_extra_fields(trace, True, written_by)} for trace in traces]
-        if fields:
-            verls_queue.kv_batch_put(
-                keys=[f"{name}_{i}_0" for i in range(len(traces))],
-                partition_id="train",
-                fields=list_of_dict_to_tensordict(fields),
-                tags=[{"status": "success"}] * len(traces),
-            )
+        put_rollouts(name, traces, written_by)
         for i, failure in enumerate(failed, len(traces)):
             verls_queue.kv_put(key=f"{name}_{i}_0", partition_id="train", tag=failed_tag(failure))
+        for number, made in enumerate(recoveries):
+            put_rollouts(recovery_group(name, number), made, None, Recovery(1, repaired=True))
+        if recoveries:
+            count = sum(map(len, recoveries)) if planned is None else planned
+            verls_queue.kv_put(key=recoveries_key(name), partition_id="train", tag=recoveries_tag(count))
         if whole:
             verls_queue.kv_put(key=rounds_key(name), partition_id="train", tag=rounds_tag(whole))
         if status:
@@ -750,3 +773,99 @@ def test_progress_counts_rollouts_that_are_not_needed_as_finished(
     sampler._sync_metadata_from_transfer_queue()
     finished = 9 - bool(more)
     assert sampler._rollout_progress("train").text() == f"step 5, {finished} of 16 rollouts finished{more}"
+
+
+@pytest.mark.parametrize("max_steps", [None, 8], ids=["sync", "asynchronous"])
+def test_recoveries_are_groups_of_their_own_and_count_nowhere_else(
+    submit: Any, verls_queue: Any, tmp_path: Path, max_steps: int | None
+) -> None:
+    sampler = buffer(tmp_path, -1, keep=4, max_steps=max_steps)
+    submit("a", graded("easy", "11110000"), recoveries=[graded("easy", "100"), graded("easy", "000")])
+    submit("b", graded("hard", "00000000"), recoveries=[graded("hard", "011")])
+    batch, metrics = sampler.sample(1, "train", 2)
+    kept = Counter(key.rsplit("_", 2)[0] for key in batch.keys)
+    # All of a failed call's recoveries, if their rewards differ, also where those of the problem's own group do not.
+    assert kept == {"a": 4, "a_after0": 3, "b_after0": 3}
+    assert len(batch.tags) == len(batch.keys)
+    assert (metrics["rstar2/rollouts"], metrics["rstar2/kept"], metrics["rstar2/pass_rate"]) == (16, 4, 0.25)
+    recovered = {key.rpartition("/")[2]: value for key, value in metrics.items() if "/recover/" in key}
+    assert recovered == {
+        "rollouts": 9, "failed": 0, "lost": 0, "groups": 3, "mixed_groups": 2 / 3, "kept": 6, "correct": 3 / 9,
+        "repaired": 1, "tokens": 9 * 3,
+    }  # fmt: skip
+    assert outcomes(tmp_path) == [(1, {"easy": (4, 8), "hard": (0, 8)})], (
+        "the pass rate of the problem itself"
+    )
+    assert len(list(read_traces(tmp_path / "step-000001.jsonl"))) == 16
+    assert set(verls_queue.kv_list()["train"]) == set(batch.keys), "nothing else is left in the queue"
+
+
+def test_recoveries_without_a_verdict_are_counted_and_not_trained_on(submit: Any, tmp_path: Path) -> None:
+    sampler = buffer(tmp_path, keep=4, judge={"max_lost_share": 0.3}, max_failed_share=0.2)
+    # Two of those that were begun left no record.
+    submit("a", graded("p", "11110000"), recoveries=[group("x10"), group("xx1")], planned=8)
+    batch, metrics = sampler.sample(1, "train", 1)
+    kept = {key for key in batch.keys if "after" in key}
+    assert kept == {"a_after0_1_0", "a_after0_2_0"}, "one that is alone teaches nothing"
+    assert (metrics["rstar2/recover/lost"], metrics["rstar2/recover/failed"]) == (3, 2)
+    assert metrics["rstar2/recover/rollouts"] == 8
+    assert (metrics["rstar2/lost_rollouts"], metrics["rstar2/failed_rollouts"]) == (0, 0)
+
+
+def test_a_step_is_not_trained_on_if_too_many_recoveries_fail(submit: Any, tmp_path: Path) -> None:
+    sampler = buffer(
+        tmp_path,
+        prompts=1,
+        keep=4,
+        refill=lambda count: submit("b", graded("p", "11110000")),
+        max_failed_share=0.3,
+    )
+    sampler._failed_wait = Backoff(0.0, 0.0)
+    submit("a", graded("p", "11110000"), recoveries=[group("10")], planned=8)
+    batch, metrics = sampler.sample(1, "train", 1)
+    assert groups_of(batch.keys) == {"b"}
+    assert metrics["rstar2/discarded_rollouts"] == 16
+
+
+def test_a_group_that_only_its_recoveries_make_useful_is_not_replaced(submit: Any, tmp_path: Path) -> None:
+    fresh = iter([("c", "11110000")])
+
+    def refill(count: int) -> None:
+        for name, rewards in islice(fresh, count):
+            submit(name, graded(name, rewards))
+
+    sampler = buffer(tmp_path, prompts=2, refill=refill, keep=4, refill_batches=1.0)
+    submit("a", graded("a", "00000000"), recoveries=[graded("a", "01")])
+    submit("b", graded("b", "00000000"), recoveries=[graded("b", "00")])
+    batch, metrics = sampler.sample(1, "train", 2)
+    assert {key.rsplit("_", 2)[0] for key in batch.keys} == {"a_after0", "c"}
+    assert metrics["rstar2/rollouts"] == 24
+    assert metrics["rstar2/recover/rollouts"] == 4, "those of the replaced group are counted too"
+    assert outcomes(tmp_path) == [(1, {"a": (0, 8), "b": (0, 8), "c": (4, 8)})]
+
+
+def test_a_stale_group_leaves_its_outcomes_but_not_those_of_its_recoveries(
+    submit: Any, tmp_path: Path
+) -> None:
+    sampler = buffer(
+        tmp_path,
+        refill=lambda count: submit("fresh", graded("new", "11110000"), step=4),
+        max_steps=3,
+        rounds=TWOS,
+    )
+    whole = RoundsOfGroup(4, 2, "mixed")
+    submit("stale", graded("old", "1100"), step=1, whole=whole, recoveries=[graded("old", "11")])
+    _, metrics = sampler.sample(4, "train", 1)
+    assert outcomes(tmp_path) == [(4, {"new": (4, 8), "old": (2, 4)})]
+    assert "rstar2/recover/rollouts" not in metrics
+
+
+@pytest.mark.parametrize(("max_steps", "told"), [(None, "10 of 20"), (8, "8 of 16")])
+def test_progress_counts_recoveries_once_they_are_begun(
+    submit: Any, tmp_path: Path, max_steps: int | None, told: str
+) -> None:
+    sampler = buffer(tmp_path, prompts=2, max_steps=max_steps)
+    submit("a", group("10101010"), recoveries=[group("10")], planned=4)
+    sampler._step = 5
+    sampler._sync_metadata_from_transfer_queue()
+    assert sampler._rollout_progress("train").text() == f"step 5, {told} rollouts finished"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
@@ -324,6 +326,35 @@ def test_a_penalty_makes_longer_right_rollouts_worth_less_than_shorter_ones_and_
     assert 0.1 < update.metrics["rstar2/penalty"] < 0.6
     for reward, advantages in update.advantages.values():
         assert (advantages > 0).all() == bool(reward)
+
+
+RECOVER = ("recover.failures=1", "recover.rollouts=3")
+
+
+def test_recoveries_are_compared_with_each_other_and_teach_only_what_they_wrote(
+    train: Train, plain: Trained
+) -> None:
+    groups = [replace(MIXED[0], rollouts="e110e100", recoveries="110"), MIXED[1]]
+    [update] = train(recipe(2, *RECOVER), [groups]).updates
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for key, (reward, _) in update.advantages.items():
+        rewards[key.rsplit("_", 2)[0]].append(reward)
+    assert {name: len(each) for name, each in rewards.items()} == {"a": 4, "bb": 4, "a_after0": 3}
+    for key, (reward, advantages) in update.advantages.items():
+        group = np.array(rewards[key.rsplit("_", 2)[0]])
+        expected = (reward - group.mean()) / (group.std(ddof=1) + 1e-6)
+        assert advantages.tolist() == pytest.approx([expected] * len(advantages), rel=1e-4)
+    [unchanged] = train(recipe(2, *RECOVER), [groups], "tool output changed").updates
+    assert same(update, unchanged), "neither the reply nor what a recovery began with is learned"
+    [without] = train(recipe(2), [groups]).updates
+    own = sum(len(each) for key, (_, each) in update.advantages.items() if "after" in key)
+    assert update.tokens == without.tokens + own
+    assert not same(update, without, tolerance=0.5)
+    assert update.metrics["rstar2/rollouts"] == without.metrics["rstar2/rollouts"] == 16
+    assert update.metrics["rstar2/recover/kept"] == 3
+    assert update.metrics["rstar2/recover/correct"] == pytest.approx(2 / 3)
+    assert update.metrics["rstar2/recover/repaired"] == 1
+    assert update.metrics["actor/ppo_kl"] == 0, "one update, although a step has more rollouts than without"
 
 
 def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:

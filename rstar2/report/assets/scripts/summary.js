@@ -25,6 +25,8 @@ function summaryCards(summary, quoted) {
     card(formatFixed(summary.calls_per_trace), "tool calls per trace"),
     share("failed_call_ratio", "failed calls"),
     share("failed_call_ratio_correct", "failed calls in correct traces"),
+    share("repaired_share", "failed turns repaired by a later call"),
+    share("answered_after_failure_share", "failed turns with a correct answer in the end"),
     share(
       "paper_accuracy",
       "by the paper's reading rule",
