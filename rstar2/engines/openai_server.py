@@ -155,15 +155,12 @@ class _Accepted:
 
     def learn(self, refused: Refused) -> None:
         """Take note of why a request was refused; raises the refusal if nothing about a request can be changed."""
-        if not isinstance(refused, FieldRefused) or refused.field in self.fixed:
+        if not isinstance(refused, FieldRefused) or refused.field in {*self.fixed, "tools"}:
             raise refused
         if refused.field in _LIMITS:
             if refused.field == self.limit_names[0] and len(self.limit_names) == 1:
                 raise refused
             self.limit_names = [name for name in self.limit_names if name != refused.field]
-        elif refused.field == "tools":
-            hint = "Ask without tools (--no-tools), or list them in the system text (--tools-in-text)."
-            raise Refused(refused.message, hint, refused.status) from refused
         else:
             self.left_out.setdefault(refused.field, refused.message)
 
@@ -292,8 +289,9 @@ class OpenAIServer:
         """One completion of at most `room` tokens; None for as many as the server gives.
 
         A conversation that fills the model's context ends with the finish `length`: the reply gets what is left, which
-        may be nothing. A request with a field that the server does not take is sent again without it. If the server
-        says so in the middle of the reply, EngineUnavailable is raised, so that the reply is begun again.
+        may be nothing. A request with a field that the server does not take is sent again without it, unless the field
+        is `tools`, for which FieldRefused is raised. If the server says so in the middle of the reply,
+        EngineUnavailable is raised, so that the reply is begun again.
 
         Args:
             path: `completions` or `chat/completions`.

@@ -95,6 +95,12 @@ class FieldRefused(Refused):
         self.field = field
 
 
+class ToolsRefused(AccessRefused):
+    """A server takes no tools for this model, and every request of the run has them."""
+
+    exit_code = 2
+
+
 class ContentFiltered(Refused):
     """A filter of the server refused the conversation for what it says."""
 
@@ -454,9 +460,14 @@ _UNSUPPORTED = re.compile(
     r"unsupported|not support|unrecognized|unknown|unexpected|not permitted|not allowed|not available|forbidden"
     r"|only the default|deprecated|cannot (?:both )?be (?:used|specified)|incompatible|not accept|additional propert"
     r"|extra (?:inputs|fields|arguments)|does not (?:have|take)|no longer|not implemented"
-    r"|invalid (?:field|parameter|arg)|only \S+ is allowed",
+    r"|invalid (?:field|parameter|arg)|only \S+ is allowed|requires? --[a-z]|no endpoints found that support",
     re.IGNORECASE,
 )
+_ABOUT_A_CALL = re.compile(
+    r"tool_use_failed|tool call (?:validation|arguments|id)|pars\w+ (?:the )?tool calls?|tool_call(?:s|_id)\b|\brole\b",
+    re.IGNORECASE,
+)
+"""Words about a call that a model wrote, or the reply to one, which only one conversation has."""
 _MAY_BE_REFUSED = (
     "stream_options", "top_k", "min_p", "repetition_penalty", "seed", "tools", "max_completion_tokens", "max_tokens",
     "top_p", "temperature",
@@ -473,6 +484,8 @@ def _refused_field(body: Mapping[str, Any], error: _ErrorBody) -> str | None:
     if error.field in body and error.field in _MAY_BE_REFUSED:
         return error.field
     for field in _MAY_BE_REFUSED:
+        if field == "tools" and _ABOUT_A_CALL.search(words):
+            continue
         name = "tools?|tool_choice|function calling|tool use" if field == "tools" else re.escape(field)
         if field in body and re.search(rf"(?<![\w-])(?:{name})(?![\w-])", words, re.IGNORECASE):
             return field

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,6 +47,7 @@ from rstar2.engines.refusals import (
     QuotaExhausted,
     Refused,
     RefusedRequest,
+    ToolsRefused,
     refusal,
 )
 from rstar2.engines.request_fields import request_fields
@@ -594,8 +596,11 @@ async def test_an_answer_that_stays_malformed_fails_the_sample_alone_with_its_ca
         return {"content": 5 if "Compute 3." in body["messages"][-1]["content"] else ANSWER}
 
     endpoint.answer = answer
-    with pytest.raises(SamplesRefused, match=r"1 of 15 samples failed: .*choices\.0\.delta\.content"):
+    with pytest.raises(
+        SamplesRefused, match=r"1 of 15 samples failed: .*choices\.0\.delta\.content"
+    ) as failed:
         await measured(endpoint, tmp_path, samples=1)
+    assert failed.value.hint.startswith("Check that the address is that of an API like OpenAI's.")
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["failed"] == {"malformed answer": 1}
     assert record["summary"]["samples"] == 14
@@ -811,13 +816,50 @@ async def test_a_reply_that_is_refused_in_the_middle_is_begun_again(endpoint: Pu
     assert ["seed" in body for body in endpoint.asked] == [True, False]
 
 
-async def test_a_model_without_tools_says_which_option_helps(endpoint: PublicEndpoint) -> None:
-    endpoint.checks = refuses("tools", "m does not support tools")
-    async with opened(endpoint) as model:
-        with pytest.raises(Refused, match="does not support tools") as refused:
-            await generated(model)
-        assert "--no-tools" in refused.value.hint
-        assert "--tools-in-text" in refused.value.hint
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("registry.ollama.ai/library/gemma:2b does not support tools", "Ask without tools"),
+        (
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+            "Start the server with the options that it names, or ask without tools",
+        ),
+        ("tools param requires --jinja flag", "Start the server with the options"),
+        ("No endpoints found that support tool use.", "Ask without tools"),
+    ],
+)
+async def test_a_server_without_tools_ends_the_run_at_once_and_names_the_options(
+    endpoint: PublicEndpoint, tmp_path: Path, message: str, advice: str
+) -> None:
+    endpoint.checks = refuses("tools", message)
+    with pytest.raises(ToolsRefused, match=re.escape(message)) as refused:
+        await measured(endpoint, tmp_path, in_flight=1)
+    assert refused.value.hint.startswith(advice)
+    assert "--no-tools" in refused.value.hint
+    assert "--tools-in-text" in refused.value.hint
+    assert len(endpoint.asked) == 1
+
+
+async def test_a_call_that_a_server_refuses_costs_its_sample_alone(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    message = "tool call validation failed: parameters for tool f: additional properties are not allowed"
+    endpoint.script = [Sent({"error": {"message": message}}, 400)]
+    with pytest.raises(SamplesRefused, match=r"1 of 15 samples failed: .*tool call validation"):
+        await measured(endpoint, tmp_path, samples=1, in_flight=1)
+
+
+async def test_functions_of_one_problem_that_are_refused_cost_its_sample_alone(
+    endpoint: PublicEndpoint,
+) -> None:
+    endpoint.checks = refuses("tools", "tools.0.function.parameters: type tuple is not supported")
+    chat = ServerChat(endpoint.url, "m", RetryPolicy(0.0), TIMEOUT_S)
+    function = {"type": "function", "function": {"name": "f"}}
+    with pytest.raises(Refused, match="tuple is not supported") as refused:
+        await chat.reply([{"role": "user", "content": "?"}], Sampling(max_tokens=9), [function])
+    await chat.aclose()
+    assert not isinstance(refused.value, AccessRefused)
+    assert "--native-calls" in refused.value.hint
 
 
 async def test_a_field_of_the_users_is_never_left_out(endpoint: PublicEndpoint) -> None:
