@@ -44,6 +44,7 @@ from rstar2.engines.refusals import (
     AccessRefused,
     ContentFiltered,
     KeyRefused,
+    MalformedAnswer,
     QuotaExhausted,
     Refused,
     RefusedRequest,
@@ -62,7 +63,7 @@ from rstar2.loop.agent import Limits, rollout
 from rstar2.loop.engine import EngineError, EngineRateLimited, EngineUnavailable, Generation, Sampling
 from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.trace import ToolCall, read_traces
-from rstar2.retry import RetryPolicy, ServiceGone
+from rstar2.retry import ATTEMPTS, RetryPolicy, ServiceGone
 
 PROBLEMS = [Problem(id=f"p{number}", problem=f"Compute {number}.", answer="42") for number in range(15)]
 
@@ -686,7 +687,13 @@ async def test_refusals_and_filters_are_finished_answers_that_are_counted(
             "redirects requests to https://new.example/v1",
         ),
         (Sent({"hello": "world"}), r"JSON that is no completion: {\"hello\":"),
-        (Sent("hello", kind="text/plain"), "stream ended early"),
+        (Sent("Ollama is running", kind="text/plain"), "an answer that is not JSON: Ollama is running"),
+        (
+            Sent("Ollama is running", kind="text/event-stream"),
+            "an answer that is not JSON: Ollama is running",
+        ),
+        (Sent("<html><title>Hello</title></html>", kind="text/plain"), r"a web page \(Hello\)"),
+        (Sent("", 204, kind="text/plain"), "an empty answer"),
     ],
 )
 async def test_a_server_that_is_no_api_is_named_as_what_it_is(
@@ -696,6 +703,32 @@ async def test_a_server_that_is_no_api_is_named_as_what_it_is(
     async with opened(endpoint) as model:
         with pytest.raises((EngineError, ServiceGone), match=said):
             await generated(model)
+
+
+@pytest.mark.parametrize("sent", [Sent("Ollama is running", kind="text/plain"), Sent("", 204)])
+async def test_a_text_that_is_no_answer_is_asked_for_a_few_times_alone(
+    endpoint: PublicEndpoint, sent: Sent
+) -> None:
+    endpoint.checks = lambda body: sent
+    async with opened(endpoint) as model:
+        with pytest.raises(MalformedAnswer) as malformed:
+            await generated(model)
+    assert "such as https://host/v1" in malformed.value.hint
+    assert len(endpoint.asked) == ATTEMPTS
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream"])
+@pytest.mark.parametrize("indent", [None, 2])
+async def test_an_answer_is_read_whatever_type_it_is_said_to_have(
+    endpoint: PublicEndpoint, kind: str, indent: int | None
+) -> None:
+    choice = {"message": {"content": ANSWER}, "finish_reason": "stop"}
+    whole = json.dumps({"choices": [choice]}, indent=indent)
+    for body in (whole, "\n".join(_said())):
+        endpoint.script = [Sent(body, kind=kind)]
+        async with opened(endpoint) as model:
+            assert (await generated(model))[0] == ANSWER
+    assert len(endpoint.asked) == 2
 
 
 # Requests
