@@ -353,9 +353,9 @@ _CONTEXT_CODE = re.compile(
     r"context_length_exceeded|exceed_context_size|string_above_max_length|prompt_too_long"
 )
 _CONTEXT = re.compile(
-    r"(?:exceed|longer than|larger than|too large|maximum|beyond|\bfit|\bonly\b)[^.]{0,60}"
+    r"(?:exceed|longer than|larger than|greater than|too large|maximum|beyond|\bfit|\bonly\b)[^.]{0,60}"
     r"context (?:length|window|size|limit)"
-    r"|context (?:length|window|size|limit)[^.]{0,40}(?:exceeded|overflow|is only)|context overflow"
+    r"|context (?:length|window|size|limit)[^.]{0,40}(?:exceeded|overflow|is only|of only)|context overflow"
     r"|maximum (?:model|prompt|input) (?:length|len)\b|(?:prompt|input) (?:is )?too long(?! to)"
     r"|reduce (?:the|your) (?:length of (?:the |your )?)?(?:input |prompt )?(?:messages|prompt|input)\b"
     r"|reduce (?:the|your) number of (?:input |prompt )?tokens"
@@ -365,7 +365,7 @@ _CONTEXT = re.compile(
     r"|(?:tokens|prompt|input)\b[^.]{0,40} exceeds the limit of \d|kv cache can hold"
     r"|too many (?:input|prompt) tokens"
     r"|too many tokens (?:in|for) (?:the |your )?(?:prompt|messages|input|context|model)"
-    r"|max_model_len=|over max_seq_len|should not exceed max_num_tokens",
+    r"|tokens in the prompt cannot exceed|max_model_len=|over max_seq_len|should not exceed max_num_tokens",
     re.IGNORECASE,
 )
 _CONTEXT_FULL = re.compile(
@@ -385,8 +385,9 @@ def _context_exceeded(status: int, error: _ErrorBody, in_answer: bool) -> bool:
 
 _CONTEXT_TOKENS = (
     r"context limit: \d+ \+ \d+ > (\d+)",
+    r"max_num_tokens \((\d+)\)",
     r"(?:context|model|prompt|input|sequence)(?:'s)?[ _](?:length|window|size|limit)(?: limit)?"
-    r"(?: is only| is| of| \(|: )\s*(\d+)",
+    r"(?: is only| of only| is| of| \(|: )\s*(\d+)",
     r"\"n_ctx\":\s*(\d+)",
     r"must be <= (\d+)",
     r"> (\d+) maximum",
@@ -401,7 +402,7 @@ _CONTEXT_TOKENS = (
     r"max_model_len=(?:max_total_tokens=)?(\d+)",
     r"over max_seq_len:? (\d+)",
     r"n_ctx ?= ?(\d+)",
-    r"max_num_tokens \((\d+)\)",
+    r"tokens in the prompt cannot exceed (\d+)",
 )
 _PROMPT_TOKENS = (
     r"\(?(\d+) (?:tokens )?(?:in|from|of) (?:the |your )?(?:input messages|messages|prompt|text input|input)",
@@ -418,6 +419,9 @@ _PROMPT_TOKENS = (
     r"current length is (\d+)",
     r"prompt \((?:total )?length (\d+)\)",
     r"input_tokens=(\d+)",
+    r"keep the first (\d+) tokens",
+    r"sum of prompt length \((\d+)",
+    r"cannot exceed \d+ - received (\d+)",
 )
 _CAPS = (
     r"supports at most (\d+) completion tokens",

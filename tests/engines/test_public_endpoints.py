@@ -43,6 +43,7 @@ from rstar2.engines.rates import allowances, requested_pause_s
 from rstar2.engines.refusals import (
     AccessRefused,
     ContentFiltered,
+    ContextExceeded,
     KeyRefused,
     MalformedAnswer,
     QuotaExhausted,
@@ -345,6 +346,15 @@ async def test_a_rollout_that_fills_the_context_is_finished_in_every_wording(
     else:
         assert (trace.finish, trace.final_text) == ("max_tokens", "")
         assert (reply.finish, reply.text) == ("length", "")
+
+
+@pytest.mark.parametrize("wording", CONTEXT_WORDINGS)
+def test_the_lengths_in_every_wording_are_read_as_what_they_are(wording: str) -> None:
+    status, said = CONTEXT_WORDINGS[wording](Tokens(8192, 9000, 17))
+    full = refusal(RefusedRequest("the server at X", {}, ""), status, {}, json.dumps(said))
+    assert isinstance(full, ContextExceeded)
+    assert full.context in (None, 8192)
+    assert full.prompt in (None, 9000)
 
 
 async def test_a_short_prompt_that_stays_refused_for_the_context_is_an_error(
