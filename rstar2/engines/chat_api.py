@@ -14,6 +14,7 @@ from typing import Any
 from rstar2.engines.completions import Call, Choice, Usage
 from rstar2.engines.models import ServerModel, ask_served
 from rstar2.engines.openai_server import Served
+from rstar2.engines.refusals import FieldRefused, ToolsRefused
 from rstar2.engines.text_tokens import END_ID, ToolsIn, messages_of, plain_ids, text_codec
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.loop.engine import EngineError, Generation, OnTokens, Sampling, TokenCount
@@ -123,6 +124,13 @@ class _TurnText:
         self._give(function.arguments)
 
 
+def _tools_refused(refused: FieldRefused) -> ToolsRefused:
+    """The error for a server that takes no `tools`, with the options that help."""
+    options = "Start the server with the options that it names, or ask" if "--" in refused.message else "Ask"
+    hint = f"{options} without tools (--no-tools), or list them in the system text (--tools-in-text)."
+    return ToolsRefused(refused.message, hint, refused.status)
+
+
 class ChatEngine(VLLMEngine):
     """A model behind `/v1/chat/completions`, with prompts of `text_codec`.
 
@@ -148,6 +156,8 @@ class ChatEngine(VLLMEngine):
     ) -> None:
         super().__init__(url, model, key=key, more=more)
         self._tools = list(tools)
+        self._tools_taken = False
+        """Whether the server answered a request with tools, so that a refusal of them is about one request."""
         self._tools_in = tools_in
         self._known = served
         if served is not None:
@@ -179,7 +189,13 @@ class ChatEngine(VLLMEngine):
                 on_tokens(ids)
 
         turn = _TurnText(give)
-        completed = await self._server.complete("chat/completions", body, room, turn.add, stream=True)
+        try:
+            completed = await self._server.complete("chat/completions", body, room, turn.add, stream=True)
+        except FieldRefused as refused:
+            if refused.field != "tools" or self._tools_taken:
+                raise
+            raise _tools_refused(refused) from refused
+        self._tools_taken = bool(self._tools)
         turn.end()
         counted = self._counted(prompt_ids, completed.usage)
         if completed.finish == "length":

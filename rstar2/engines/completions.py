@@ -279,6 +279,10 @@ class Event:
     """The data as it was sent."""
 
 
+_FIELDS = frozenset({"", "data", "event", "id", "retry"})
+"""The fields of an event stream; the empty one is that of a comment."""
+
+
 class EventReader:
     """Reads the events of a stream from its lines.
 
@@ -287,6 +291,10 @@ class EventReader:
     """
 
     def __init__(self) -> None:
+        self.began = False
+        """Whether a line had the form of a stream's: a field, or a comment."""
+        self.text = ""
+        """What was sent before the first such line: an answer that is no stream."""
         self._name = ""
         self._open: list[str] = []
         """Lines of data that are not a JSON value yet."""
@@ -295,6 +303,9 @@ class EventReader:
         """The events that end with a line. Raises Malformed if an event ends before its JSON value does."""
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
+        self.began = self.began or (bool(line) and field in _FIELDS)
+        if not self.began:
+            self.text += f"{line}\n"
         if not line:
             self.end()
             self._name = ""

@@ -155,15 +155,12 @@ class _Accepted:
 
     def learn(self, refused: Refused) -> None:
         """Take note of why a request was refused; raises the refusal if nothing about a request can be changed."""
-        if not isinstance(refused, FieldRefused) or refused.field in self.fixed:
+        if not isinstance(refused, FieldRefused) or refused.field in {*self.fixed, "tools"}:
             raise refused
         if refused.field in _LIMITS:
             if refused.field == self.limit_names[0] and len(self.limit_names) == 1:
                 raise refused
             self.limit_names = [name for name in self.limit_names if name != refused.field]
-        elif refused.field == "tools":
-            hint = "Ask without tools (--no-tools), or list them in the system text (--tools-in-text)."
-            raise Refused(refused.message, hint, refused.status) from refused
         else:
             self.left_out.setdefault(refused.field, refused.message)
 
@@ -292,8 +289,9 @@ class OpenAIServer:
         """One completion of at most `room` tokens; None for as many as the server gives.
 
         A conversation that fills the model's context ends with the finish `length`: the reply gets what is left, which
-        may be nothing. A request with a field that the server does not take is sent again without it. If the server
-        says so in the middle of the reply, EngineUnavailable is raised, so that the reply is begun again.
+        may be nothing. A request with a field that the server does not take is sent again without it, unless the field
+        is `tools`, for which FieldRefused is raised. If the server says so in the middle of the reply,
+        EngineUnavailable is raised, so that the reply is begun again.
 
         Args:
             path: `completions` or `chat/completions`.
@@ -421,7 +419,7 @@ class OpenAIServer:
         return turn.completed()
 
     async def _stream(self, path: str, sent: dict[str, Any], on_choice: OnChoice) -> Completed:
-        turn = _Turn(on_choice)
+        turn, reader = _Turn(on_choice), EventReader()
         done, sent_at = False, time.monotonic()
         try:
             async with self._http.stream(
@@ -432,7 +430,7 @@ class OpenAIServer:
                     text = (await answer.aread()).decode(errors="replace")
                     self._check(answer, text, sent, "")
                     return self._read_whole(text, sent, on_choice)
-                async with contextlib.aclosing(self._events(answer)) as events:
+                async with contextlib.aclosing(self._events(answer, reader)) as events:
                     async for event in events:
                         if event.is_error:
                             raise error_in_answer(self._request_of(sent), event.data, event.text)
@@ -441,6 +439,8 @@ class OpenAIServer:
                             continue
                         with self._read():
                             turn.add(read_completion(event.data))
+            if not reader.began and (reader.text.strip() or not _says_it_streams(answer)):
+                return self._read_whole(reader.text, sent, on_choice)
             with self._read():
                 turn.adopt_other()
             if not turn.ended(done):
@@ -449,8 +449,7 @@ class OpenAIServer:
             raise self._connection_error(error) from error
         return turn.completed()
 
-    async def _events(self, answer: httpx.Response) -> AsyncGenerator[Event]:
-        reader = EventReader()
+    async def _events(self, answer: httpx.Response, reader: EventReader) -> AsyncGenerator[Event]:
         async with contextlib.aclosing(_lines(answer)) as lines:
             async for line in lines:
                 with self._read():
@@ -482,6 +481,8 @@ class OpenAIServer:
         hint = hint or "Check that the address is that of an API like OpenAI's, such as https://host/v1."
         if (title := page_title(text)) is not None:
             return self._malformed(f"a web page ({title}) in place of an answer", hint)
+        if not text.strip():
+            return self._malformed("an empty answer", hint)
         return self._malformed(f"an answer that is not JSON: {text[:200]}", hint)
 
     def _request_of(self, sent: Mapping[str, Any], hint: str = "") -> RefusedRequest:
@@ -595,9 +596,13 @@ def _surely_fits(body: Mapping[str, Any], full: ContextExceeded, context: int | 
 
 
 def _streams(answer: httpx.Response) -> bool:
-    """Whether an answer is a stream of events; some servers do not say so."""
+    """Whether an answer may be a stream of events; some servers do not say so."""
     kind = answer.headers.get("content-type", "")
     return not kind.startswith(("application/json", "text/html"))
+
+
+def _says_it_streams(answer: httpx.Response) -> bool:
+    return str(answer.headers.get("content-type", "")).startswith("text/event-stream")
 
 
 async def _lines(answer: httpx.Response) -> AsyncGenerator[str]:

@@ -95,6 +95,12 @@ class FieldRefused(Refused):
         self.field = field
 
 
+class ToolsRefused(AccessRefused):
+    """A server takes no tools for this model, and every request of the run has them."""
+
+    exit_code = 2
+
+
 class ContentFiltered(Refused):
     """A filter of the server refused the conversation for what it says."""
 
@@ -347,9 +353,9 @@ _CONTEXT_CODE = re.compile(
     r"context_length_exceeded|exceed_context_size|string_above_max_length|prompt_too_long"
 )
 _CONTEXT = re.compile(
-    r"(?:exceed|longer than|larger than|too large|maximum|beyond|\bfit|\bonly\b)[^.]{0,60}"
+    r"(?:exceed|longer than|larger than|greater than|too large|maximum|beyond|\bfit|\bonly\b)[^.]{0,60}"
     r"context (?:length|window|size|limit)"
-    r"|context (?:length|window|size|limit)[^.]{0,40}(?:exceeded|overflow|is only)|context overflow"
+    r"|context (?:length|window|size|limit)[^.]{0,40}(?:exceeded|overflow|is only|of only)|context overflow"
     r"|maximum (?:model|prompt|input) (?:length|len)\b|(?:prompt|input) (?:is )?too long(?! to)"
     r"|reduce (?:the|your) (?:length of (?:the |your )?)?(?:input |prompt )?(?:messages|prompt|input)\b"
     r"|reduce (?:the|your) number of (?:input |prompt )?tokens"
@@ -359,7 +365,7 @@ _CONTEXT = re.compile(
     r"|(?:tokens|prompt|input)\b[^.]{0,40} exceeds the limit of \d|kv cache can hold"
     r"|too many (?:input|prompt) tokens"
     r"|too many tokens (?:in|for) (?:the |your )?(?:prompt|messages|input|context|model)"
-    r"|max_model_len=|over max_seq_len|should not exceed max_num_tokens",
+    r"|tokens in the prompt cannot exceed|max_model_len=|over max_seq_len|should not exceed max_num_tokens",
     re.IGNORECASE,
 )
 _CONTEXT_FULL = re.compile(
@@ -379,8 +385,9 @@ def _context_exceeded(status: int, error: _ErrorBody, in_answer: bool) -> bool:
 
 _CONTEXT_TOKENS = (
     r"context limit: \d+ \+ \d+ > (\d+)",
+    r"max_num_tokens \((\d+)\)",
     r"(?:context|model|prompt|input|sequence)(?:'s)?[ _](?:length|window|size|limit)(?: limit)?"
-    r"(?: is only| is| of| \(|: )\s*(\d+)",
+    r"(?: is only| of only| is| of| \(|: )\s*(\d+)",
     r"\"n_ctx\":\s*(\d+)",
     r"must be <= (\d+)",
     r"> (\d+) maximum",
@@ -395,7 +402,7 @@ _CONTEXT_TOKENS = (
     r"max_model_len=(?:max_total_tokens=)?(\d+)",
     r"over max_seq_len:? (\d+)",
     r"n_ctx ?= ?(\d+)",
-    r"max_num_tokens \((\d+)\)",
+    r"tokens in the prompt cannot exceed (\d+)",
 )
 _PROMPT_TOKENS = (
     r"\(?(\d+) (?:tokens )?(?:in|from|of) (?:the |your )?(?:input messages|messages|prompt|text input|input)",
@@ -412,6 +419,9 @@ _PROMPT_TOKENS = (
     r"current length is (\d+)",
     r"prompt \((?:total )?length (\d+)\)",
     r"input_tokens=(\d+)",
+    r"keep the first (\d+) tokens",
+    r"sum of prompt length \((\d+)",
+    r"cannot exceed \d+ - received (\d+)",
 )
 _CAPS = (
     r"supports at most (\d+) completion tokens",
@@ -454,9 +464,14 @@ _UNSUPPORTED = re.compile(
     r"unsupported|not support|unrecognized|unknown|unexpected|not permitted|not allowed|not available|forbidden"
     r"|only the default|deprecated|cannot (?:both )?be (?:used|specified)|incompatible|not accept|additional propert"
     r"|extra (?:inputs|fields|arguments)|does not (?:have|take)|no longer|not implemented"
-    r"|invalid (?:field|parameter|arg)|only \S+ is allowed",
+    r"|invalid (?:field|parameter|arg)|only \S+ is allowed|requires? --[a-z]|no endpoints found that support",
     re.IGNORECASE,
 )
+_ABOUT_A_CALL = re.compile(
+    r"tool_use_failed|tool call (?:validation|arguments|id)|pars\w+ (?:the )?tool calls?|tool_call(?:s|_id)\b|\brole\b",
+    re.IGNORECASE,
+)
+"""Words about a call that a model wrote, or the reply to one, which only one conversation has."""
 _MAY_BE_REFUSED = (
     "stream_options", "top_k", "min_p", "repetition_penalty", "seed", "tools", "max_completion_tokens", "max_tokens",
     "top_p", "temperature",
@@ -473,6 +488,8 @@ def _refused_field(body: Mapping[str, Any], error: _ErrorBody) -> str | None:
     if error.field in body and error.field in _MAY_BE_REFUSED:
         return error.field
     for field in _MAY_BE_REFUSED:
+        if field == "tools" and _ABOUT_A_CALL.search(words):
+            continue
         name = "tools?|tool_choice|function calling|tool use" if field == "tools" else re.escape(field)
         if field in body and re.search(rf"(?<![\w-])(?:{name})(?![\w-])", words, re.IGNORECASE):
             return field

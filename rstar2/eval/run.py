@@ -45,6 +45,7 @@ from rstar2.runs import refuse_changed
 
 _TICK_S = 0.5
 _KEPT = "Every finished sample is kept; start the same command again when it is back."
+_RETRY = "The results cover the other samples, which are kept; start the same command again to retry these."
 _UNGRADED = "ungraded.jsonl"
 _OF_ONE_REQUEST = frozenset({400, 413, 422})
 """HTTP statuses that may be due to what one request holds; others speak of the account, the model or the address."""
@@ -244,7 +245,7 @@ def _raise_first(parts: list[_Benchmark], results: list[EvalResult]) -> None:
         apart = f" (by cause: {causes_text(causes)})" if len(causes) > 1 else ""
         raise SamplesRefused(
             f"{len(refused)} of {total} samples failed: {refused[0].message}{apart}",
-            "The results cover the other samples, which are kept; start the same command again to retry these.",
+            f"{refused[0].hint} {_RETRY}".strip(),
             results,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -42,10 +43,13 @@ from rstar2.engines.rates import allowances, requested_pause_s
 from rstar2.engines.refusals import (
     AccessRefused,
     ContentFiltered,
+    ContextExceeded,
     KeyRefused,
+    MalformedAnswer,
     QuotaExhausted,
     Refused,
     RefusedRequest,
+    ToolsRefused,
     refusal,
 )
 from rstar2.engines.request_fields import request_fields
@@ -60,7 +64,7 @@ from rstar2.loop.agent import Limits, rollout
 from rstar2.loop.engine import EngineError, EngineRateLimited, EngineUnavailable, Generation, Sampling
 from rstar2.loop.tools.python_code_with_standard_io import NAME
 from rstar2.loop.trace import ToolCall, read_traces
-from rstar2.retry import RetryPolicy, ServiceGone
+from rstar2.retry import ATTEMPTS, RetryPolicy, ServiceGone
 
 PROBLEMS = [Problem(id=f"p{number}", problem=f"Compute {number}.", answer="42") for number in range(15)]
 
@@ -344,6 +348,15 @@ async def test_a_rollout_that_fills_the_context_is_finished_in_every_wording(
         assert (reply.finish, reply.text) == ("length", "")
 
 
+@pytest.mark.parametrize("wording", CONTEXT_WORDINGS)
+def test_the_lengths_in_every_wording_are_read_as_what_they_are(wording: str) -> None:
+    status, said = CONTEXT_WORDINGS[wording](Tokens(8192, 9000, 17))
+    full = refusal(RefusedRequest("the server at X", {}, ""), status, {}, json.dumps(said))
+    assert isinstance(full, ContextExceeded)
+    assert full.context in (None, 8192)
+    assert full.prompt in (None, 9000)
+
+
 async def test_a_short_prompt_that_stays_refused_for_the_context_is_an_error(
     endpoint: PublicEndpoint,
 ) -> None:
@@ -594,8 +607,11 @@ async def test_an_answer_that_stays_malformed_fails_the_sample_alone_with_its_ca
         return {"content": 5 if "Compute 3." in body["messages"][-1]["content"] else ANSWER}
 
     endpoint.answer = answer
-    with pytest.raises(SamplesRefused, match=r"1 of 15 samples failed: .*choices\.0\.delta\.content"):
+    with pytest.raises(
+        SamplesRefused, match=r"1 of 15 samples failed: .*choices\.0\.delta\.content"
+    ) as failed:
         await measured(endpoint, tmp_path, samples=1)
+    assert failed.value.hint.startswith("Check that the address is that of an API like OpenAI's.")
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["failed"] == {"malformed answer": 1}
     assert record["summary"]["samples"] == 14
@@ -681,7 +697,13 @@ async def test_refusals_and_filters_are_finished_answers_that_are_counted(
             "redirects requests to https://new.example/v1",
         ),
         (Sent({"hello": "world"}), r"JSON that is no completion: {\"hello\":"),
-        (Sent("hello", kind="text/plain"), "stream ended early"),
+        (Sent("Ollama is running", kind="text/plain"), "an answer that is not JSON: Ollama is running"),
+        (
+            Sent("Ollama is running", kind="text/event-stream"),
+            "an answer that is not JSON: Ollama is running",
+        ),
+        (Sent("<html><title>Hello</title></html>", kind="text/plain"), r"a web page \(Hello\)"),
+        (Sent("", 204, kind="text/plain"), "an empty answer"),
     ],
 )
 async def test_a_server_that_is_no_api_is_named_as_what_it_is(
@@ -691,6 +713,32 @@ async def test_a_server_that_is_no_api_is_named_as_what_it_is(
     async with opened(endpoint) as model:
         with pytest.raises((EngineError, ServiceGone), match=said):
             await generated(model)
+
+
+@pytest.mark.parametrize("sent", [Sent("Ollama is running", kind="text/plain"), Sent("", 204)])
+async def test_a_text_that_is_no_answer_is_asked_for_a_few_times_alone(
+    endpoint: PublicEndpoint, sent: Sent
+) -> None:
+    endpoint.checks = lambda body: sent
+    async with opened(endpoint) as model:
+        with pytest.raises(MalformedAnswer) as malformed:
+            await generated(model)
+    assert "such as https://host/v1" in malformed.value.hint
+    assert len(endpoint.asked) == ATTEMPTS
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream"])
+@pytest.mark.parametrize("indent", [None, 2])
+async def test_an_answer_is_read_whatever_type_it_is_said_to_have(
+    endpoint: PublicEndpoint, kind: str, indent: int | None
+) -> None:
+    choice = {"message": {"content": ANSWER}, "finish_reason": "stop"}
+    whole = json.dumps({"choices": [choice]}, indent=indent)
+    for body in (whole, "\n".join(_said())):
+        endpoint.script = [Sent(body, kind=kind)]
+        async with opened(endpoint) as model:
+            assert (await generated(model))[0] == ANSWER
+    assert len(endpoint.asked) == 2
 
 
 # Requests
@@ -811,13 +859,50 @@ async def test_a_reply_that_is_refused_in_the_middle_is_begun_again(endpoint: Pu
     assert ["seed" in body for body in endpoint.asked] == [True, False]
 
 
-async def test_a_model_without_tools_says_which_option_helps(endpoint: PublicEndpoint) -> None:
-    endpoint.checks = refuses("tools", "m does not support tools")
-    async with opened(endpoint) as model:
-        with pytest.raises(Refused, match="does not support tools") as refused:
-            await generated(model)
-        assert "--no-tools" in refused.value.hint
-        assert "--tools-in-text" in refused.value.hint
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("registry.ollama.ai/library/gemma:2b does not support tools", "Ask without tools"),
+        (
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+            "Start the server with the options that it names, or ask without tools",
+        ),
+        ("tools param requires --jinja flag", "Start the server with the options"),
+        ("No endpoints found that support tool use.", "Ask without tools"),
+    ],
+)
+async def test_a_server_without_tools_ends_the_run_at_once_and_names_the_options(
+    endpoint: PublicEndpoint, tmp_path: Path, message: str, advice: str
+) -> None:
+    endpoint.checks = refuses("tools", message)
+    with pytest.raises(ToolsRefused, match=re.escape(message)) as refused:
+        await measured(endpoint, tmp_path, in_flight=1)
+    assert refused.value.hint.startswith(advice)
+    assert "--no-tools" in refused.value.hint
+    assert "--tools-in-text" in refused.value.hint
+    assert len(endpoint.asked) == 1
+
+
+async def test_a_call_that_a_server_refuses_costs_its_sample_alone(
+    endpoint: PublicEndpoint, tmp_path: Path
+) -> None:
+    message = "tool call validation failed: parameters for tool f: additional properties are not allowed"
+    endpoint.script = [Sent({"error": {"message": message}}, 400)]
+    with pytest.raises(SamplesRefused, match=r"1 of 15 samples failed: .*tool call validation"):
+        await measured(endpoint, tmp_path, samples=1, in_flight=1)
+
+
+async def test_functions_of_one_problem_that_are_refused_cost_its_sample_alone(
+    endpoint: PublicEndpoint,
+) -> None:
+    endpoint.checks = refuses("tools", "tools.0.function.parameters: type tuple is not supported")
+    chat = ServerChat(endpoint.url, "m", RetryPolicy(0.0), TIMEOUT_S)
+    function = {"type": "function", "function": {"name": "f"}}
+    with pytest.raises(Refused, match="tuple is not supported") as refused:
+        await chat.reply([{"role": "user", "content": "?"}], Sampling(max_tokens=9), [function])
+    await chat.aclose()
+    assert not isinstance(refused.value, AccessRefused)
+    assert "--native-calls" in refused.value.hint
 
 
 async def test_a_field_of_the_users_is_never_left_out(endpoint: PublicEndpoint) -> None:

@@ -17,6 +17,7 @@ from rstar2.data.problem import Problem
 from rstar2.engines.completions import Choice
 from rstar2.engines.openai_server import OnCapped, OnLeftOut, OpenAIServer, Wording
 from rstar2.engines.pool import RetryingEngine
+from rstar2.engines.refusals import FieldRefused
 from rstar2.engines.text_tokens import plain_messages
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.loop.engine import EngineError, Sampling
@@ -215,7 +216,12 @@ class ServerChat:
 
     async def _complete(self, body: Mapping[str, Any], room: int) -> Reply:
         choices: list[Choice] = []
-        ended = await self._server.complete("chat/completions", body, room, choices.append, stream=False)
+        try:
+            ended = await self._server.complete("chat/completions", body, room, choices.append, stream=False)
+        except FieldRefused as refused:
+            if refused.field == "tools":
+                refused.hint = "Leave out --native-calls, to put the functions into the prompt."
+            raise
         message = _message(choices[-1]) if choices else {"role": "assistant", "content": ""}
         finish = "tool_calls" if ended.finish == "stop" and message.get("tool_calls") else str(ended.finish)
         usage = ended.usage

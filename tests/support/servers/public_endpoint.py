@@ -236,6 +236,38 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
         400,
         {"error": f"Context overflow: the request does not fit, n_ctx = {t.context}"},
     ),
+    "LM Studio, older": lambda t: (
+        400,
+        {
+            "error": f"Trying to keep the first {t.prompt} tokens when context the overflows. However, the model is "
+            f"loaded with context length of only {t.context} tokens, which is not enough. Try to load the model with a "
+            "larger context length, or provide a shorter input"
+        },
+    ),
+    "LM Studio, no numbers": lambda t: (
+        400,
+        {
+            "error": "The number of tokens to keep from the initial prompt is greater than the context length. Try to "
+            "load the model with a larger context length, or provide a shorter input"
+        },
+    ),
+    "Cohere": lambda t: (
+        400,
+        {
+            "message": f"too many tokens: total number of tokens in the prompt cannot exceed {t.context} - received "
+            f"{t.prompt}. Try using a shorter prompt."
+        },
+    ),
+    "TensorRT-LLM, query": lambda t: (
+        400,
+        {
+            "object": "error",
+            "message": f"The sum of prompt length ({t.prompt}.0), query length (0) should not exceed max_num_tokens "
+            f"({t.context})",
+            "type": "BadRequestError",
+            "code": 400,
+        },
+    ),
     "TensorRT-LLM": lambda t: (
         400,
         _openai(
@@ -590,6 +622,12 @@ PROVIDERS: dict[str, Provider] = {
         finish="eos_token",
     ),
     "vLLM": Provider("/v1", "vLLM, max_tokens", [{"id": "m", "owned_by": "vllm"}], _limited(status=503)),
+    "LM Studio": Provider(
+        "/v1",
+        "LM Studio, older",
+        [{"id": "m", "object": "model", "owned_by": "organization_owner"}],
+        Sent({"error": "The model is loading"}, 503),
+    ),
     "Ollama": Provider(
         "/v1", "OpenAI, no numbers", [{"id": "m", "owned_by": "library"}], _limited(status=503)
     ),
