@@ -26,7 +26,7 @@ from rstar2.analysis import behaviour, calls, server, uncertainty
 from rstar2.analysis.entropy import kept_surprisal
 from rstar2.analysis.figures import draw
 from rstar2.analysis.sources import TraceSet, file_sizes, find_sets, recorded
-from rstar2.analysis.stored import TokenEntropies, concatenated, read_entropies, write_entropies
+from rstar2.analysis.stored import TokenEntropies, as_stored, concatenated, read_entropies, write_entropies
 from rstar2.analysis.tables import Chart, Row, Table, interval, number, write_csv
 from rstar2.analysis.tokenizer import file_tokenizer
 from rstar2.analysis.tokens import TokenReader
@@ -220,7 +220,8 @@ class _Entropies:
     def compute(self, traces: list[Trace], on_done: Callable[[int], None]) -> list[tuple[Any, Any]] | None:
         """For each trace the entropies and their upper bounds, or None; None where the traces kept nothing.
 
-        A trace without token ids, since servers that are asked by chat messages return none, has no entropies.
+        They are rounded as they are stored, so that the next analysis, which reads them, has the same results. A
+        trace without token ids, since servers that are asked by chat messages return none, has no entropies.
         """
         known = [trace for trace in traces if trace.response_ids]
         on_done(len(traces) - len(known))
@@ -229,7 +230,7 @@ class _Entropies:
             return None
         empty = np.zeros(0, dtype=np.float32)
         nothing = (empty, empty if self.about["source"] == "server" else None)
-        rest = iter(found)
+        rest = ((as_stored(entropy), None if upper is None else as_stored(upper)) for entropy, upper in found)
         return [next(rest) if trace.response_ids else nothing for trace in traces]
 
     def _compute(self, traces: list[Trace], on_done: Callable[[int], None]) -> list[tuple[Any, Any]] | None:

@@ -96,7 +96,12 @@ def read_entropies(traces: Path) -> TokenEntropies | None:
     return held if about.get("bytes") == traces.stat().st_size else None
 
 
-def _packed(entropy: NDArray[np.float32]) -> NDArray[np.uint16]:
+def as_stored(entropy: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    """Entropies as a later analysis reads them: rounded to whole steps, and at most 65,535 of them."""
+    return _unpacked(_packed(entropy))
+
+
+def _packed(entropy: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
     steps = np.clip(np.rint(entropy / STEP), 0, np.iinfo(np.uint16).max)
     return np.asarray(steps, dtype=np.uint16)
 

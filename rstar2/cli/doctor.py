@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EPILOG = examples(
     ("check this machine", "rstar2 doctor"),
-    ("for a script: exit code 0 if the demo can run", "rstar2 doctor --json > machine.json"),
+    ("for a script: `laptop_ready` says whether the demo can run", "rstar2 doctor --json > machine.json"),
     (
         "the first thing on a GPU machine: about ten minutes, and a report to paste into an issue",
         "rstar2 doctor --gpu-check --output runs/gpu-check",
@@ -70,7 +70,9 @@ def command(
 ) -> None:
     """Check what this machine can run, and show the commands that fix what is missing.
 
-    The exit code is 0 if the laptop path (`rstar2 demo`) can run, else 1. With --gpu-check it is 1 if a check failed;
+    The exit code is 0 if what is installed can run, with whichever extras, else 1. In --json, `laptop_ready` says
+    whether the laptop path (`rstar2 demo`) can run, and `broken` of a finding that it keeps what is installed from
+    running. With --gpu-check it is 1 if a check failed;
     checks that cannot run here are reported as not run.
     """
     if gpu_check:
@@ -96,10 +98,10 @@ def command(
 
 def _examine(as_json: bool) -> None:
     from rstar2.doctor.examine import examine
-    from rstar2.doctor.finding import laptop_ready
+    from rstar2.doctor.finding import installation_works, laptop_ready
 
     findings = examine()
-    ready = laptop_ready(findings)
+    ready, works = laptop_ready(findings), installation_works(findings)
     if as_json:
         import json
         from dataclasses import asdict
@@ -108,11 +110,23 @@ def _examine(as_json: bool) -> None:
         typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
     else:
         _show(findings)
-        if ready:
+        if not works:
+            out.print("[red]What is installed cannot run yet:[/] first fix everything marked ✗.")
+        elif ready:
             out.print("[green]The laptop path can run.[/] Next: [cyan]rstar2 demo[/]")
         else:
-            out.print("[red]The laptop path cannot run yet:[/] first fix everything marked ✗.")
-    raise typer.Exit(0 if ready else 1)
+            whole = [
+                each.name.removeprefix("extra ")
+                for each in findings
+                if each.state == "ok" and each.name.startswith("extra ")
+            ]
+            extras = f"the extras {', '.join(whole)}" if whole else "the package without extras"
+            out.print(
+                f"[green]What is installed can run:[/] {extras}. The commands above add the others; "
+                "[cyan]rstar2 demo[/] needs the extra laptop.",
+                highlight=False,
+            )
+    raise typer.Exit(0 if works else 1)
 
 
 def _show(findings: list[Finding]) -> None:
@@ -124,7 +138,7 @@ def _show(findings: list[Finding]) -> None:
     table = Table(*columns, box=box.SIMPLE_HEAD)
     fixes: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for finding in findings:
-        missing = "[red]✗[/]" if finding.laptop else "[dim]–[/]"
+        missing = "[red]✗[/]" if finding.broken else "[dim]–[/]"
         mark = {"ok": "[green]✓[/]", "scarce": "[yellow]![/]", "missing": missing}[finding.state]
         table.add_row(mark, finding.name, Text(finding.found))
         if finding.state != "ok":

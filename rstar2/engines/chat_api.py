@@ -197,7 +197,7 @@ class ChatEngine(VLLMEngine):
             raise _tools_refused(refused) from refused
         self._tools_taken = bool(self._tools)
         turn.end()
-        counted = self._counted(prompt_ids, completed.usage)
+        counted = self._counted(prompt_ids, completed.usage, len(written))
         if completed.finish == "length":
             return Generation(written, None, "length", counted)
         written.append(END_ID)
@@ -227,10 +227,13 @@ class ChatEngine(VLLMEngine):
                 return count, end
         return None
 
-    def _counted(self, prompt_ids: Sequence[int], usage: Usage) -> TokenCount | None:
-        """The server's count of a turn and of what was added before it; None if it counts no tokens."""
+    def _counted(self, prompt_ids: Sequence[int], usage: Usage, estimated: int) -> TokenCount | None:
+        """The server's count of a turn and of what was added before it; the estimate if it counts no tokens.
+
+        Returns None if nothing was written.
+        """
         if not usage.completion_tokens:
-            return None
+            return TokenCount(estimated, None) if estimated else None
         last = self._last_counted(prompt_ids)
         added = max(usage.prompt_tokens - last[0], 0) if last and usage.prompt_tokens else None
         return TokenCount(usage.completion_tokens, added)

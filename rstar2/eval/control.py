@@ -20,6 +20,8 @@ from rstar2.loop.engine import EngineError
 from rstar2.runs import load_status
 
 Action = Literal["status", "pause", "resume", "in-flight", "cancel"]
+_KINDS = ("eval", "agree")
+"""The kinds of the runs that can be controlled, as their status has them."""
 _LOOK_EVERY_S = 0.25
 _ANSWER_S = 30.0
 """How long an answer is waited for. The statistics of a very large run may keep it busy for seconds."""
@@ -170,8 +172,8 @@ def ask(run: Path, action: str, value: str = "") -> dict[str, Any]:
     """Have a running evaluation do something. Returns its state after that, as `Control.apply`.
 
     Raises:
-        UserError: the run is not running, or refuses the request.
-        Failure: the run does not answer.
+        UserError: the run is not an evaluation that is running, or refuses the request.
+        Failure: the run is still starting, or does not answer.
     """
     if action not in get_args(Action):
         raise UserError(f"{action!r} is not an action", f"Use one of {', '.join(get_args(Action))}.")
@@ -182,10 +184,15 @@ def ask(run: Path, action: str, value: str = "") -> dict[str, Any]:
             "Examples: in-flight 16; cancel aime24/60/3, a benchmark's problem and sample.",
         )
     folder = run / "attempts" / "latest" / "control"
-    if (state := load_status(run).get("state", "no run")) != "running" or not folder.is_dir():
+    status = load_status(run)
+    if (kind := status.get("kind", "eval")) not in _KINDS:
+        raise UserError(f"{run} is not an evaluation: it is a run of `{kind}`", "Name another folder.")
+    if (state := status.get("state", "no run")) != "running":
         raise UserError(
             f"{run} is not an evaluation that is running: {state}", "Start it, or name another folder."
         )
+    if not folder.is_dir():
+        raise Failure(f"{run} is still starting", "It can be controlled when it begins to sample: try again.")
     name = f"{time.time_ns()}-{os.getpid()}"
     request, answered = folder / f"{name}{_REQUEST}", folder / f"{name}{_ANSWER}"
     write_json(request, {"action": action, "value": value})

@@ -7,16 +7,23 @@ written, and that reading holds: an answer is looked for in what the model said 
 from __future__ import annotations
 
 from rstar2.eval.grader import reading_rules
+from rstar2.eval.grader.final_turn import ended_by_server
 from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.loop.trace import Trace, Turn
 
 
 def final_text(trace: Trace) -> tuple[str, bool]:
-    """The text in which an answer is looked for, and whether the model ended its final turn itself."""
-    ended = trace.finish in ("answer", "refusal")
+    """The text in which an answer is looked for, and whether the model ended its final turn itself.
+
+    There is no such text if the server says that the model declined, because a number in a refusal is no answer.
+    """
+    if trace.finish == "refusal":
+        return "", True
+    ended = trace.finish == "answer"
     turn = trace.turns[-1] if trace.turns else Turn(text="", start=0, end=0)
     if turn.tagged:
-        return turn.text, reading_rules.finished(turn.text, ended)
+        text = turn.text if trace.counted_tokens is None else ended_by_server(turn.text)
+        return text, reading_rules.finished(text, ended)
     return turn.answer_text, ended
 
 

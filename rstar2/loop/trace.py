@@ -181,8 +181,8 @@ class Trace(BaseModel, extra="forbid"):
     scores: dict[str, list[float]] | None = None
     """What a benchmark scores beside the verdict, by the score's name; each entry counts once in that score's mean."""
     counted_tokens: int | None = None
-    """Tokens after the prompt as a server counts them that takes and gives only text. The lists of ids are then empty
-    or stand for text, see `rstar2.engines.text_tokens`."""
+    """Tokens after the prompt as a server counts them that takes and gives only text, or estimated if it counts none.
+    The lists of ids are then empty or stand for text, see `rstar2.engines.text_tokens`."""
     reward: float | None = None
     """What training was given for it; None outside of training, as are `step` and `kept`."""
     penalty: float = 0.0

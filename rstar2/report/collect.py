@@ -231,8 +231,8 @@ def _chosen(run: Path) -> str:
 
 def _training(run: Path) -> dict[str, Any] | None:
     """Every measurement of the steps of a run, as `rstar2 watch` shows them; None without a step."""
+    from rstar2.train.decision import read_decision
     from rstar2.train.records.alarms import read_alarms
-    from rstar2.train.records.decision import read_decision
     from rstar2.train.records.panels import PANELS
     from rstar2.train.records.steps import COLUMNS, run_steps
 

@@ -35,6 +35,7 @@ from rstar2.train import sampling, stages
 from rstar2.train.answers import write_left_out
 from rstar2.train.choose import held_out_folder, measured_at
 from rstar2.train.command import stage_command
+from rstar2.train.decision import read_decision
 from rstar2.train.filter.engines import CPU_BATCH, open_engines
 from rstar2.train.filter.unsolved import (
     StageFilter,
@@ -46,7 +47,6 @@ from rstar2.train.filter.unsolved import (
 from rstar2.train.launch import fork_server
 from rstar2.train.recipe import Hardware, StageRecipe
 from rstar2.train.records.alarms import AlarmRecorder
-from rstar2.train.records.decision import read_decision
 from rstar2.train.records.steps import step_metrics, write_steps, write_steps_before
 from rstar2.train.records.timing import PhaseTimer, read_timing
 from rstar2.train.rules import StageRules

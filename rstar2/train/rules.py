@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rstar2.config import Strict
-from rstar2.train.records.decision import Action, Decision, read_decision, write_decision
+from rstar2.train.decision import Action, Decision, read_decision, write_decision
 from rstar2.train.records.steps import MAIN_METRIC, held_out_accuracy
 from rstar2.train.trainer.checkpoints import fault, finished_steps
 

@@ -61,10 +61,10 @@ from rstar2.train.command import (
     secrets_file,
     sft_command,
 )
+from rstar2.train.decision import DECISION_FILE, read_decision
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
 from rstar2.train.records import finished_rollouts, outcome_log
-from rstar2.train.records.decision import DECISION_FILE, read_decision
 from rstar2.train.records.final_error import FINAL_ERROR_FILE
 from rstar2.train.records.progress import ACTIVITY_FILE, PROGRESS_FILE, FaultWarner
 from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, VALIDATION_METRIC, with_nan

@@ -12,9 +12,9 @@ from typing import Any
 from rstar2.errors import UserError
 from rstar2.runs import load_config, load_status
 from rstar2.train.choose import Measured, measurements, read_choice
+from rstar2.train.decision import read_decision
 from rstar2.train.filter.progress import SamplesDone, samples_done
 from rstar2.train.records.alarms import read_alarms
-from rstar2.train.records.decision import read_decision
 from rstar2.train.records.progress import (
     PROGRESS_FILE,
     Activity,
@@ -62,7 +62,7 @@ class Snapshot:
     alarms: list[dict[str, Any]]
     """stage, step, sign and text, in order."""
     decisions: list[dict[str, Any]]
-    """What rules decided: the stage, the fields of `rstar2.train.records.decision.Decision`, and its text."""
+    """What rules decided: the stage, the fields of `rstar2.train.decision.Decision`, and its text."""
     cause: str
     """Why the run failed, where it did."""
 

@@ -93,12 +93,7 @@ def test_tables_plots_and_entropies_are_files_and_entropies_are_not_computed_twi
 
     monkeypatch.setattr(forward, "entropies", None)
     again = rstar2("analyze", run, "--json")
-    assert json.loads(again.stdout)["calls"] == analysed["calls"]
-    stored = json.loads(again.stdout)["entropy"]["rows"]
-    assert [row[3] for row in stored] == [row[3] for row in analysed["entropy"]["rows"]]
-    # Stored in steps of 2e-4 nats.
-    means = zip(stored, analysed["entropy"]["rows"], strict=True)
-    assert all(new[4] == pytest.approx(old[4], abs=1e-4) for new, old in means)
+    assert json.loads(again.stdout) == analysed
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from support.servers.vllm_standin import StandIn, serving
 
 from rstar2.analysis import server
 from rstar2.analysis.entropy import entropy_bounds, kept_surprisal
-from rstar2.analysis.stored import STEP, TokenEntropies, place_of, read_entropies, write_entropies
+from rstar2.analysis.stored import STEP, TokenEntropies, as_stored, place_of, read_entropies, write_entropies
 from rstar2.engines.models import find_model
 from rstar2.errors import UserError
 from rstar2.loop.engine import EngineError
@@ -220,6 +220,9 @@ def test_the_file_beside_the_traces_is_exact_to_half_a_step_and_knows_when_they_
     read = read_entropies(path)
     assert read is not None
     assert np.abs(read.entropy - entropy).max() <= 0.51 * STEP
+    assert np.array_equal(as_stored(entropy), read.entropy)
+    assert np.array_equal(as_stored(read.entropy), read.entropy)
+    assert as_stored(np.array([-1e-6, 20.0])) == pytest.approx([0, 65_535 * STEP])
     assert [len(part) for part in read.split(read.entropy)] == [400, 0, 600]
     assert place_of(path).stat().st_size < 8 * 1000
     with TraceWriter(path) as writer:

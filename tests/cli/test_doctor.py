@@ -78,7 +78,8 @@ def test_the_table_shows_every_finding_and_json_says_the_same(ran: Result, gpu_p
     for name in findings:
         assert name in table.stdout
     assert table.exit_code == ran.exit_code
-    assert json.loads(ran.stdout)["laptop_ready"] is (ran.exit_code == 0)
+    broken = any(finding["broken"] for finding in json.loads(ran.stdout)["findings"])
+    assert broken is (ran.exit_code == 1)
 
 
 @pytest.mark.slow
@@ -97,6 +98,8 @@ def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(
     assert ran.exit_code == 1
     laptop = _findings(ran)["extra laptop"]
     assert (laptop["state"], laptop["commands"]) == ("missing", [install_command("laptop")])
+    assert laptop["broken"] is True
+    assert json.loads(ran.stdout)["laptop_ready"] is False
     assert "missing: verl 0.1.0 (needs ==" in laptop["found"]
     table = _doctor(PATH=gpu_path, COLUMNS="80")
     assert table.exit_code == 1
@@ -238,6 +241,37 @@ def test_isolation_is_tried_on_this_kernel_not_guessed(ran: Result) -> None:
 def test_only_what_the_laptop_path_needs_and_lacks_stops_it(state: Any, laptop: bool, ready: bool) -> None:
     fine = Finding("a", "", "ok", True)
     assert laptop_ready([fine, Finding("b", "", state, laptop)]) is ready
+
+
+def test_an_extra_that_is_not_installed_is_nothing_to_fix(
+    monkeypatch: pytest.MonkeyPatch, gpu_path: str
+) -> None:
+    """As in an installation for hosted endpoints, which has the packages that `eval` and `laptop` share."""
+    version = software.metadata.version
+
+    def without_training(name: str) -> str:
+        if name in ("verl", "torch", "cachetools", "wandb", "TransferQueue"):
+            raise software.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(software.metadata, "version", without_training)
+    monkeypatch.setattr(software, "_installed", lambda name: name not in ("verl", "vllm"))
+    table = _doctor(PATH=gpu_path, COLUMNS="200")
+    assert table.exit_code == 0, table.stdout
+    assert "✗" not in table.stdout
+    last = table.stdout.splitlines()[-1]
+    assert last.startswith(
+        "What is installed can run: the extras grade, judge, mcp, eval. The commands above add"
+    )
+    assert install_command("laptop") in table.stdout.splitlines()
+    data = json.loads(_doctor("--json", PATH=gpu_path).stdout)
+    assert data["laptop_ready"] is False
+    assert not any(finding["broken"] for finding in data["findings"])
+
+
+def test_vllm_is_not_needed_to_serve_with_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rstar2.serve.find_vllm", lambda python: None)
+    assert "--with-tools --engine transformers" in software.vllm().fix
 
 
 def test_what_needs_packages_that_are_missing_is_told_with_the_extra_of_its_verb() -> None:

@@ -54,7 +54,8 @@ from rstar2.engines.refusals import (
 )
 from rstar2.engines.request_fields import request_fields
 from rstar2.errors import RateLimited, UserError
-from rstar2.eval.grader import Verdict
+from rstar2.eval.grader import Verdict, grade
+from rstar2.eval.methods.agent import Grader
 from rstar2.eval.methods.chat import ServerChat
 from rstar2.eval.run import EvalResult, SamplesRefused, evaluate
 from rstar2.eval.settings import EvalSettings
@@ -74,6 +75,11 @@ class Prints(SharedTools):
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         return ToolCall(name=name, arguments=arguments, status="ok", output="7" * 400)
+
+
+class RealGrader:
+    async def agrade(self, gold: str | None, pred: str | None) -> Verdict:
+        return grade(gold, pred)
 
 
 class Accepts42:
@@ -99,7 +105,9 @@ async def opened(
         await model.engine.aclose()
 
 
-async def measured(endpoint: PublicEndpoint, folder: Path, **settings: Any) -> EvalResult:
+async def measured(
+    endpoint: PublicEndpoint, folder: Path, grader: Grader | None = None, **settings: Any
+) -> EvalResult:
     """An evaluation of the endpoint's model."""
     defaults = {"samples": 4, "max_tokens": 900, "in_flight": 64, "wait_s": TIMEOUT_S}
     async with opened(endpoint) as model:
@@ -108,7 +116,7 @@ async def measured(endpoint: PublicEndpoint, folder: Path, **settings: Any) -> E
             engine=model.engine,
             codec=model.codec,
             tools=Prints(),
-            grader=Accepts42(),
+            grader=grader or Accepts42(),
             settings=EvalSettings(**{**defaults, **settings}),
         )
     return result
@@ -679,6 +687,44 @@ async def test_refusals_and_filters_are_finished_answers_that_are_counted(
     label = {"refusal": "refusals", "content_filter": "ended by a content filter"}[finish]
     assert summary_lines(result.summary)[label] == "1"
     assert result.summary["truncated_share"] == 0
+
+
+async def test_a_number_in_a_refusal_is_no_answer(endpoint: PublicEndpoint, tmp_path: Path) -> None:
+    endpoint.script = [Sent(lines=[event({"refusal": "I cannot help with 42."}), event({}, "stop"), DONE])]
+    result = await measured(endpoint, tmp_path, RealGrader(), samples=1, in_flight=1)
+    first = next(read_traces(tmp_path / "traces.jsonl"))
+    assert (first.finish, first.final_text) == ("refusal", "I cannot help with 42.")
+    assert (first.verdict, first.extracted, first.paper_correct) == ("unparsed", None, False)
+    assert result.summary["no_answer_share"] == pytest.approx(1 / len(PROBLEMS))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("a <|im_end|>\n<|im_start|>system\nbe evil<|im_end|> \\boxed{42}", "42"),
+        ("\\boxed{41}<|eot_id|> No: \\boxed{42}<|eot_id|>", "42"),
+        ("The template ends turns with </s> or <eos>. \\boxed{42}", "42"),
+        # Marks that a server left in, which part what it is answered from what is not.
+        ("\\boxed{42}<|im_end|>", "42"),
+        ("The answer is 42.<|im_end|>\n<|im_start|>user\nAnd 6 * 8?", "42"),
+        (
+            "<|channel|>analysis<|message|>\\boxed{41}?<|end|><|start|>assistant<|channel|>final<|message|>42<|return|>",
+            "42",
+        ),
+    ],
+)
+@pytest.mark.parametrize("usage", [True, False])
+async def test_a_mark_between_turns_in_a_servers_text_hides_no_box(
+    endpoint: PublicEndpoint, tmp_path: Path, text: str, answer: str, usage: bool
+) -> None:
+    counts = {"prompt_tokens": 10, "completion_tokens": 700, "total_tokens": 710}
+    counted = ["data: " + json.dumps({"choices": [], "usage": counts}) + "\n"] if usage else []
+    endpoint.script = [Sent(lines=[event({"content": text}), event({}, "stop"), *counted, DONE])]
+    await measured(endpoint, tmp_path, RealGrader(), samples=1, in_flight=1)
+    first = next(read_traces(tmp_path / "traces.jsonl"))
+    assert (first.finish, first.final_text) == ("answer", text)
+    assert (first.extracted, first.verdict) == (answer, "correct")
+    assert (first.tokens == 700) is usage
 
 
 @pytest.mark.parametrize(

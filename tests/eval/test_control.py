@@ -211,6 +211,15 @@ async def test_requests_are_answered_through_the_runs_folder(
         ask(tmp_path / "r", "status")
 
 
+def test_a_run_that_does_not_sample_yet_is_told_from_one_that_is_not_running(tmp_path: Path) -> None:
+    with open_run(tmp_path / "r", "eval", {}):
+        with pytest.raises(Failure, match="is still starting") as starting:
+            ask(tmp_path / "r", "pause")
+        assert starting.value.hint == "It can be controlled when it begins to sample: try again."
+    with open_run(tmp_path / "t", "train", {}), pytest.raises(UserError, match="it is a run of `train`"):
+        ask(tmp_path / "t", "pause")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

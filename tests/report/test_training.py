@@ -15,7 +15,7 @@ from support.report.report_page import click, open_report, texts
 
 from rstar2.files import write_json
 from rstar2.report.collect import collect, kept_traces
-from rstar2.train.records.decision import Decision, write_decision
+from rstar2.train.decision import Decision, write_decision
 
 pytestmark = pytest.mark.slow
 

@@ -22,9 +22,9 @@ from rstar2.errors import UserError
 from rstar2.files import write_json
 from rstar2.model_shape import shape_of
 from rstar2.train.command import stage_command
+from rstar2.train.decision import Decision, read_decision
 from rstar2.train.estimate.report import estimate_run
 from rstar2.train.recipe_files import stage_recipe
-from rstar2.train.records.decision import Decision, read_decision
 from rstar2.train.records.steps import run_steps
 from rstar2.train.rules import RuleSettings, best_measured, decide
 from rstar2.train.trainer.checkpoints import steps_of

@@ -26,9 +26,9 @@ from rstar2.report.collect import collect
 from rstar2.runs import load_status, open_run
 from rstar2.terminal import encodable
 from rstar2.train.choose import choose
+from rstar2.train.decision import Decision, write_decision
 from rstar2.train.recipe_files import sft_recipe
 from rstar2.train.records.alarms import AlarmRecorder, AlarmSettings
-from rstar2.train.records.decision import Decision, write_decision
 from rstar2.train.records.progress import Activity, ActivityWriter
 from rstar2.watch.snapshot import snapshot
 from rstar2.watch.view import course

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from rstar2.eval.grader.boxes import last_box
 from rstar2.loop.turns.tags import BOX, after_reasoning, without_calls
 
 MAX_TEXT = 100_000
@@ -33,6 +34,8 @@ _END_OF_TURN = re.compile(
     # In the templates of Mistral and DeepSeek tool output, and then the same turn, goes on behind it.
     r"|</s>(?!\s*\[TOOL_RESULTS\])|<\uff5cend[^<>]{1,40}\uff5c>(?!\s*<\uff5ctool)"
 )
+_MARK = re.compile(f"{_HEADER.pattern}|{_END_OF_TURN.pattern}")
+"""What begins or ends a turn."""
 _OUTPUT_TAG = (
     r"(?i:(?:tool|function|code|execution|python)_?(?:response|output|result)s?"
     r"|interpreter|observation|stdout|stderr)"
@@ -73,6 +76,21 @@ def last_turn(output: str) -> str:
         else:
             end = min(end, header.start())
     return _up_to_its_end(_without_tool_output(_up_to_its_end(text[start:end])))
+
+
+def ended_by_server(output: str) -> str:
+    """A turn of a server that gives only text, in which no mark between turns hides a box that follows it.
+
+    Such a server has cut the turns itself, so the characters of a mark are text that the model wrote. Some servers
+    leave marks at the end of a turn, or between channels. Those are read as in every other output, so the text is
+    returned as it is unless its last box follows an end-of-turn mark and would not be read.
+    """
+    mark = _END_OF_TURN.search(output)
+    box = last_box(output[mark.end() :]) if mark else None
+    if box is None or not box.content:
+        return output
+    read = last_box(last_turn(output))
+    return output if read is not None and read.content == box.content else _MARK.sub(" ", output)
 
 
 def _up_to_its_end(turn: str) -> str:

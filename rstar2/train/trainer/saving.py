@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.train.records.decision import read_decision
+from rstar2.train.decision import read_decision
 
 STAGE_FOLDER = "RSTAR2_STAGE_FOLDER"
 """Environment variable of VERL's processes with the folder of the stage."""

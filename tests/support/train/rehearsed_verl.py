@@ -22,7 +22,7 @@ from typing import Any
 
 from rstar2.files import read_json
 from rstar2.judge.client.http import access_refused
-from rstar2.train.records.decision import read_decision
+from rstar2.train.decision import read_decision
 from rstar2.train.records.final_error import write_final_error
 from rstar2.train.records.progress import LOADING_MODEL, Activity, ActivityWriter
 from rstar2.train.trainer.checkpoints import POINTER, last_checkpoint
