@@ -109,7 +109,8 @@ function drawLine(canvas, series, color, { x, y }, tooltip) {
 }
 
 /**
- * Every measurement of the steps of training, {charts, alarms: [text], decisions: [text], columns, rows}; none without a step.
+ * Every measurement of the steps of training, {charts, alarms: [text], decisions: [text], columns, rows}; none without
+ * a step.
  */
 function stepPanels(training) {
   if (!training) return [];
