@@ -150,8 +150,13 @@ def run_arm(pipeline: Pipeline, plan: DemoPlan, sft: Path, root: Path) -> list[P
         # A kill came between a checkpoint and its line, or a model could not be made; a saved step is not repeated.
         shutil.rmtree(root)
         steps = trained()
-    written = np.cumsum([each["rstar2/tokens"] * each["rstar2/rollouts"] for each in steps.values()])
+    written = np.cumsum([_tokens(each) for each in steps.values()])
     return [measure(pipeline, demo, step, float(written[step - 1]), models[step], root) for step in measured]
+
+
+def _tokens(step: Metrics) -> float:
+    """All tokens of a step's rollouts, and of those that began after failed calls."""
+    return float(step["rstar2/tokens"] * step["rstar2/rollouts"] + step.get("rstar2/recover/tokens", 0.0))
 
 
 def measure(pipeline: Pipeline, demo: DemoRecipe, step: int, tokens: float, model: Path, root: Path) -> Point:
