@@ -74,6 +74,7 @@ async def asked_by_verl(
             return SimpleNamespace(token_ids=engine.write(prompt_ids), log_probs=None, extra_fields={})
 
     loop: Any = RStarAgentLoop.__new__(RStarAgentLoop)
+    loop._recover = False
     loop.server_manager, loop.rollout_config = Server(), SimpleNamespace(name="vllm")
     loop._codec, loop._limits, loop._tools = codec, Limits(), tools
     loop._traces, loop._trace_share, loop._seed, loop._reward = None, 0.0, 1, Reward(reward)
