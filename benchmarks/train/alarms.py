@@ -177,7 +177,7 @@ class Score:
     healthy: int
     """Runs of the healthy arms that did not collapse."""
     false: int
-    """Of these, runs with an alarm."""
+    """How many of these runs had an alarm."""
 
     @property
     def cells(self) -> list[str]:
@@ -222,7 +222,7 @@ class Watch:
     raised: Callable[[float, int], Raised]
     """The alarm, given a threshold and a window."""
     sign: str | None = None
-    """Of rstar2's own alarm."""
+    """The sign that rstar2's own alarm has this name for; None if it has no such alarm."""
 
     def chosen_on(self, runs: Sequence[FinishedRun], window: int) -> float:
         """The threshold with the fewest false alarms; of these that with the best recall, then with the longest lead.

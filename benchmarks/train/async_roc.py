@@ -115,7 +115,7 @@ class Outcome:
     steps_s: float
     """Seconds of all steps, without start-up and the model's export."""
     wall_s: float
-    """Of the stage, from its start to its model."""
+    """Seconds of the stage, from its start to its model."""
     rollout_s: float
     update_s: float
     longest_step_s: float

@@ -30,7 +30,7 @@ from rstar2.train.group import Rollout
 from rstar2.train.information import Information, prompt_information
 
 ROLLOUTS = 4
-"""Of each problem."""
+"""Rollouts of each problem that are compared."""
 Problems = list[list[Trace]]
 
 

@@ -46,7 +46,7 @@ class Outcome:
     saved: float
     """Rollouts that rounds did not make."""
     tokens: float
-    """Of all rollouts that were made, tool output included."""
+    """Tokens of all rollouts that were made, with tool output."""
     kept: float
     """Rollouts that were trained on."""
     rounds: float
@@ -62,7 +62,7 @@ class Outcome:
     """Share of failed calls in correct traces there."""
     rollout_s: float
     wall_s: float
-    """Of the stage, from its start to its model."""
+    """Seconds of the stage, from its start to its model."""
 
 
 def plan_of(seed: int, arm: str) -> DemoPlan:

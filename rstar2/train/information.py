@@ -29,7 +29,7 @@ OPENING_TOKENS = 256
 """The tokens at the start of a rollout's own text that are compared. RAGEN-2 compares the first turn's reasoning."""
 MOST_PROBLEMS = 32
 MOST_ROLLOUTS = 8
-"""Of each problem. More would take more time than the estimate gains."""
+"""Rollouts of each problem that are compared. More would take more time than the estimate gains."""
 SMOOTHING = 0.5
 """The weight of the distribution of all problems in that of one problem."""
 _Pairs = npt.NDArray[np.int64]

@@ -98,7 +98,7 @@ def recovery_of(trace: Trace, turns: int) -> Recovery:
 
 
 def _beginnings(trace: Trace) -> list[Beginning]:
-    """Of a rollout that went on after a failed call."""
+    """Returns a beginning for each failed call after which the rollout went on."""
     return [
         Beginning(trace, failed.place + 1)
         for failed in trace.failed_turns

@@ -141,7 +141,7 @@ def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
 
 
 def best_measured(steps: Mapping[int, Metrics], saved: Collection[int]) -> int | None:
-    """Of the steps with a checkpoint, the one with the highest held-out accuracy, of equal ones the earliest."""
+    """Returns the step with the highest held-out accuracy among those with a checkpoint; the earliest of equal ones."""
     found = measured(steps, RuleSettings(measure="held_out"))
     return max((step for step in found if step in saved), key=lambda step: (found[step], -step), default=None)
 

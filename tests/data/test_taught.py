@@ -95,7 +95,6 @@ def test_every_taught_turn_begins_where_generation_begins(named: str, tokenizer:
 
 @pytest.mark.parametrize("family", TOKENS)
 def test_so_it_does_in_every_family(family: str) -> None:
-    pytest.importorskip("renderers")
     codec = codec_for(family_tokenizer(family), read_format(family, ""), family)
     assert all(check_begins_as_generation_does(codec, row) for row in every_row())
     sample = encode({"messages": CHAT}, codec)
@@ -235,7 +234,6 @@ def test_a_thought_of_any_form_becomes_the_formats_own(codec: ChatCodec, turn: d
 @pytest.mark.parametrize("family", ["qwen3", "qwen3.5"])
 @pytest.mark.parametrize("turn", THOUGHTS)
 def test_so_it_does_in_a_family_that_thinks(family: str, turn: dict[str, Any]) -> None:
-    pytest.importorskip("renderers")
     codec = codec_for(family_tokenizer(family), read_format(family, ""), family)
     text = taught_text(codec, {"messages": [CHAT[0], turn]}).removeprefix("<think>\n")
     assert text == "I know it.\n</think>\n\n\\boxed{21}<|im_end|>"
@@ -246,7 +244,6 @@ def test_tags_that_prose_mentions_stay_in_the_text(codec: ChatCodec, prose: str)
     row = {"messages": [CHAT[0], {"role": "assistant", "content": prose}]}
     assert taught_text(codec, row).replace("< ", "<").startswith(f"</reason>\n{prose}")
     assert count_form(row, codec.wording).demanded_turns == 0
-    pytest.importorskip("renderers")
     qwen = codec_for(family_tokenizer("qwen3"), read_format("qwen3", ""), "qwen3")
     # Tags that are tokens of the family are broken up.
     assert prose in taught_text(qwen, row).replace("< ", "<")
@@ -257,7 +254,6 @@ def test_a_thought_without_a_place_is_counted(tokenizer: Any) -> None:
     tagged, separate = {"messages": [CHAT[0], THOUGHTS[0]]}, {"messages": [CHAT[0], THOUGHTS[4]]}
     assert "I know it." in taught_text(codec, tagged), "a text is taught as it is"
     assert [count_form(row, codec.wording).lost_thoughts for row in (tagged, separate)] == [0, 1]
-    pytest.importorskip("renderers")
     llama = codec_for(family_tokenizer("llama-3"), read_format("llama-3", ""), "llama-3")
     assert [count_form(row, llama.wording).lost_thoughts for row in (tagged, separate)] == [1, 1]
 
@@ -290,7 +286,6 @@ def test_a_conversation_that_leaves_the_form_is_counted(codec: ChatCodec) -> Non
 
 
 def test_turns_that_a_family_does_not_teach_are_counted_apart() -> None:
-    pytest.importorskip("renderers")
     codec = codec_for(family_tokenizer("qwen3.5"), read_format("qwen3.5", ""), "qwen3.5")
     row = {"messages": [*CHAT, *CHAT, *CHAT]}
     mask = encode(row, codec).loss_mask.tolist()
@@ -319,7 +314,6 @@ def test_calls_that_no_rollout_runs_in_one_turn_become_turns(tokenizer: Any) -> 
     ]
     last = as_taught({"messages": [CHAT[0], two]}, wording).messages[-1]
     assert [each["id"] for each in last["tool_calls"]] == ["a"]
-    pytest.importorskip("renderers")
     llama = codec_for(family_tokenizer("llama-3"), read_format("llama-3", ""), "llama-3")
     row = {"messages": [CHAT[0], two, reply("a"), reply("b"), CHAT[1]], "tools": [BMI]}
     assert sum(encode(row, llama).loss_mask.tolist()) > 0

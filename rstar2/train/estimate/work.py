@@ -74,7 +74,7 @@ class Assumptions:
         return 1 / max(self.trained_groups, 1 / (1 + recipe.groups.refill_batches))
 
     def made_rollouts(self, recipe: StageRecipe) -> int:
-        """Of a step, those of replaced groups included."""
+        """Returns how many rollouts a step makes, with those of replaced groups."""
         share = 1.0 if recipe.rounds is None else self.made_share
         full = recipe.rollout.prompts * recipe.rollout.rollouts
         return round(full * share * self.times_rolled_out(recipe))

@@ -101,7 +101,7 @@ class PublicEndpoint:
         self.answer: Callable[[Body], str | Body] = lambda body: ANSWER
         """The text or the message of an answer."""
         self.headers: dict[str, str] = {}
-        """Of each answer with a completion."""
+        """Headers that every answer with a completion carries."""
         self.finish = "stop"
         self.before: Sequence[str] = ()
         """Lines of a stream before the first event."""
