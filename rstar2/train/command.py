@@ -271,6 +271,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "actor_rollout_ref.model.path": model,
         f"{actor}.strategy": "fsdp2",
         f"{actor}.ppo_mini_batch_size": recipe.update_prompts,
+        f"{actor}.ppo_epochs": optim.epochs,
         f"{actor}.use_dynamic_bsz": True,
         f"{actor}.ppo_max_token_len_per_gpu": recipe.update_tokens,
         f"{actor}.ulysses_sequence_parallel_size": hardware.sequence_parallel,

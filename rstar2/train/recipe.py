@@ -208,6 +208,9 @@ class OptimSettings(Strict):
     """Length of the warm-up; its first step uses 1 / warmup_steps of `lr`."""
     state: Literal["fresh", "continued"] = "fresh"
     """continued: AdamW's moments and the warm-up continue from the stage that made the model."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the rollouts of a step. Each is an update, so 2 makes the update take about twice as long and learns
+    more from each rollout. The clip ranges act from the second pass on. The paper makes one."""
     weight_decay: float = Field(0.01, ge=0)
     """AdamW's weight decay; neither the paper nor the release states one."""
     clip_low: float | None = Field(None, gt=0)
@@ -332,7 +335,7 @@ class StageRecipe(Strict):
     """One RL stage (arXiv 2508.20722, table of stages)."""
 
     steps: int = Field(ge=1)
-    """Number of steps; each rolls out `rollout.prompts` problems and makes one update."""
+    """Number of steps. Each rolls out `rollout.prompts` problems and makes `optim.epochs` updates."""
     mode: Mode = "sync"
     """Which of VERL's trainers runs the stage, and so when rollouts are made. sync: a step waits for all of its
     rollouts, then updates. colocate_async: a step takes the first finished groups; the engines stop for the update, and

@@ -244,7 +244,7 @@ def test_a_step_is_one_update_with_16_rollouts_of_each_of_512_problems(
     hardware = stage_recipe(stage, profile, []).hardware
     assert rollout.log_prob_max_token_len_per_gpu == hardware.log_prob_tokens
     assert rollout.log_prob_max_token_len_per_gpu >= 2048 + TOKENS[stage]
-    # VERL multiplies it by `rollout.n`, and makes an optimizer step of each such batch in each epoch.
+    # VERL multiplies it by `rollout.n`, and makes an optimizer step of each such batch in each pass (`optim.epochs`).
     assert (actor.ppo_mini_batch_size, actor.ppo_epochs) == (512, 1)
     sampler = config.trainer.v1.sampler
     assert sampler.custom_sampler.path == "pkg://rstar2.train.verl.sampler"

@@ -197,8 +197,11 @@ def stage_step(
     per_token_s, at_once = _token_s(shape, recipe, memory, given)
     generate = rates.generate or at_once / per_token_s / hardware.tensor_parallel
     context = Update(kept, mean + prompt).mean_context(recipe.longest)
-    flop = update_flop(shape, context, hardware.gradient_checkpointing, log_probs=True)
-    update = rates.update or given.compute_share * gpu_of(hardware).flop_per_s / flop
+    passes = recipe.optim.epochs
+    flop = update_flop(shape, context, hardware.gradient_checkpointing, log_probs=True, passes=passes)
+    update = (
+        rates.update / passes if rates.update else given.compute_share * gpu_of(hardware).flop_per_s / flop
+    )
     tokens = int(rollouts * mean)
     updated = int(kept * (mean + prompt))
     # The longest rollouts end alone, those of each round after those of the one before.
@@ -223,20 +226,23 @@ def stage_step(
     )
 
 
-def update_flop(shape: ModelShape, context: float, checkpointing: bool, log_probs: bool) -> float:
-    """Operations for one token of an update.
+def update_flop(
+    shape: ModelShape, context: float, checkpointing: bool, log_probs: bool, passes: int = 1
+) -> float:
+    """Floating-point operations that an update needs for one token.
 
     Args:
-        context: tokens that it attends to, on average.
-        checkpointing: whether the backward pass computes the layers again.
-        log_probs: whether a forward pass before the update computes log-probabilities.
+        context: Mean number of tokens that the token attends to.
+        checkpointing: Whether the backward pass computes the layers again.
+        log_probs: Whether a forward pass before the update computes log-probabilities.
+        passes: Number of passes that the update makes over the same rollouts (`optim.epochs`).
     """
     attention = shape.attention_flop(context)
     layers = 2 * shape.layers * shape.layer_parameters + attention
     forward = 2 * shape.matmul_parameters + attention
     # Flash attention's backward pass computes the scores again: five products where the forward pass has two.
     backward = 4 * shape.matmul_parameters + 2.5 * attention
-    return (1 + log_probs) * forward + checkpointing * layers + backward
+    return log_probs * forward + passes * (forward + checkpointing * layers + backward)
 
 
 def _token_s(

@@ -56,6 +56,8 @@ def test_hours_follow_from_the_tokens_per_second_that_are_stated() -> None:
     step = estimate.stages[1].step
     assert step.generate_s == pytest.approx(16_384 * 4096 / (8 * 2000 * 0.5))
     assert step.update_s == pytest.approx(8192 * 4346 / (8 * 1000))
+    twice = estimated("Qwen3-14B", "8xh100", "optim.epochs=2", rates=Rates(generate=2000.0, update=1000.0))
+    assert twice.stages[1].step.update_s == pytest.approx(2 * step.update_s)
     assert estimate.hours["stage1"] == pytest.approx(300 * (step.generate_s + step.update_s + 20) / 3600)
 
 
@@ -66,6 +68,8 @@ def test_the_operations_of_an_update_by_hand() -> None:
     assert model.matmul_parameters == layers + head == 14_768_307_200 - head - 5120
     assert update_flop(model, 0, checkpointing=False, log_probs=False) == 6 * (layers + head)
     assert update_flop(model, 0, checkpointing=True, log_probs=True) == 10 * layers + 8 * head
+    twice = update_flop(model, 0, checkpointing=True, log_probs=True, passes=2)
+    assert twice == 18 * layers + 14 * head
     # Scores and their use: two products of two operations each; the backward pass has five.
     attention = 2 * 2 * 40 * 40 * 128 * 1000
     for log_probs, passes in ((False, 4.5), (True, 5.5)):

@@ -175,6 +175,17 @@ def test_a_step_is_one_update_before_anything_is_clipped(plain: Trained) -> None
     assert update.metrics["actor/pg_clipfrac"] == update.metrics["actor/pg_clipfrac_lower"] == 0
 
 
+def test_each_further_pass_over_a_step_is_an_update_of_its_own_that_is_clipped(
+    train: Train, plain: Trained
+) -> None:
+    """At this learning rate the first update moves the policy out of the clip range."""
+    first, second = train(recipe(2, "optim.epochs=2", "optim.lr=0.1"), [MIXED]).updates
+    assert same(plain.updates[0], first, tolerance=1e-4)
+    assert not same(first, second, tolerance=0.1)
+    assert second.metrics["actor/ppo_kl"] != 0
+    assert second.metrics["actor/pg_clipfrac"] > 0
+
+
 def test_an_update_is_the_same_in_any_number_of_micro_batches(train: Train, plain: Trained) -> None:
     """A rollout of full length fills one; those here are shorter, and of several lengths."""
     [update] = train(recipe(2, "hardware.update_tokens=464", "hardware.log_prob_tokens=464"), [MIXED]).updates
