@@ -139,7 +139,9 @@ def check_registered(reply: Sequence[str], tier: Isolation) -> None:
     kind, judge, required = reply
     if kind == "protocol":
         machine = "the judge's machine"
-        raise UserError(*conflict("this worker", judge, required, we_are="this machine", they_are=machine))
+        raise UserError(
+            *conflict("this worker", judge, required, our_update="this machine", their_update=machine)
+        )
     raise UserError(
         f"isolation {tier} is below the {required} that a judge of this queue requires",
         f"Run the worker under {required}, or start the judge with a lower --isolation.",
@@ -153,7 +155,7 @@ def check_required(reply: Sequence[str], tier: Isolation) -> None:
     kind, other, theirs = reply
     if kind == "protocol":
         machine = f"the machine of {other}"
-        raise UserError(*conflict("this judge", other, theirs, we_are="this judge", they_are=machine))
+        raise UserError(*conflict("this judge", other, theirs, our_update="this judge", their_update=machine))
     raise UserError(
         f"this judge runs under {tier}, but {other} runs under {theirs} on the same queue",
         "Stop that worker, or start this judge with the same --isolation.",
