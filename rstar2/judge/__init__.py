@@ -1,31 +1,31 @@
-"""The judge: a service that runs programs nobody trusts, each in a sandbox, and answers each exactly once.
+"""The judge: a service that runs untrusted programs in sandboxes and returns exactly one result for each program.
 
-It is a job queue with a sandbox. The way of one program, and the file for each step:
+The judge is a job queue with a sandbox. These are the steps of one program, with the file that does each step:
 
-    client       client/client.py       a program becomes a `RunRequest` (schema.py)
-       │         client/connection.py   it travels on a WebSocket with all others of its event loop
-    HTTP process server/websocket.py    the WebSocket; server/runs.py, codejudge.py, sandboxfusion.py: plain HTTP
-       │         server/dispatcher.py   it is a `PendingRun`, and goes into the queue
-    Redis        queue/tasks.py         it is a `Task` in a stream; queue/scripts.py changes the queue atomically
+    client       client/client.py       takes the program as a `RunRequest` (schema.py)
+       │         client/connection.py   sends the requests of one event loop over one WebSocket
+    HTTP process server/websocket.py    serves the WebSocket; runs.py, codejudge.py and sandboxfusion.py serve HTTP
+       │         server/dispatcher.py   makes the request a `PendingRun` and puts it into the queue
+    Redis        queue/tasks.py         stores the program as a `Task` in a stream; scripts.py has the Lua scripts
        │
-    worker       worker/consumer.py     the worker fetches it, at times several ahead (worker/local_queue.py)
-       │         worker/main.py         and runs one at a time
-    sandbox      sandbox/sandbox.py     it is sent into a jail, where a zygote (a warm interpreter) forks
-       │         sandbox/inside/        a process that confines itself, becomes the `Program` and runs it
+    worker       worker/consumer.py     fetches tasks, sometimes several in advance (worker/local_queue.py)
+       │         worker/main.py         runs one task at a time
+    sandbox      sandbox/sandbox.py     sends the program into a jail, where a zygote (a warm interpreter) forks
+       │         sandbox/inside/        confines the forked process, which becomes the `Program` and runs the code
        │
-    and back     sandbox/run.py         output is read, the time limit enforced, the end waited for
-                 worker/consumer.py     the result is stored and published by one script (COMMIT)
-                 server/dispatcher.py   the notice resolves the `PendingRun`
-                 server/websocket.py    the result is sent
-                 client/connection.py   the result is returned to the caller
+    and back     sandbox/run.py         reads the output, enforces the time limit and waits for the end
+                 worker/consumer.py     stores and publishes the result with one script (COMMIT)
+                 server/dispatcher.py   resolves the `PendingRun` when the notice arrives
+                 server/websocket.py    sends the result
+                 client/connection.py   returns the result to the caller
 
-A session is a process that keeps its variables from one cell to the next. It lives in one worker, and its cells
-are tasks that only that worker reads: client/session.py, server/sessions.py, worker/sessions.py, sandbox/session.py.
-Between cells it is stopped, and sessions whose cells compute take turns: sandbox/inside/turns.py.
+A session is a process that keeps its variables from one cell to the next. Each session belongs to one worker, and only
+that worker reads the session's cells: client/session.py, server/sessions.py, worker/sessions.py, sandbox/session.py.
+A session is stopped between cells. Sessions whose cells compute take turns: sandbox/inside/turns.py.
 
-service/ starts all of it (start.py), keeps it running (supervisor.py) and finds it again (state.py).
-Packages import downwards only: service; client, server and worker, which do not know each other; sandbox; queue;
-schema. pyproject.toml holds the rule.
+service/start.py starts all processes, service/supervisor.py restarts the ones that die, and service/state.py finds a
+running judge again. Packages import only downwards in this order: service; client, server and worker (which do not
+import each other); sandbox; queue; schema. The import contracts in pyproject.toml enforce the order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["JudgeClient", "RunRequest", "RunResult", "SyncJudgeClient"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """The names of the judge in the public API of `rstar2`, when they are first used."""
+        """Import a public name when it is first used. The table of these names is in `rstar2`."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import rstar2

@@ -1,7 +1,7 @@
-"""Ends a process of the judge at once if any of its threads meets an unexpected exception.
+"""Ends a process of the judge at once if any of its threads raises an unexpected exception.
 
-A process that lives on without one of its threads can look healthy and answer nobody. One that has ended is started
-again by its supervisor, and other workers run the programs that it held.
+A process that lost one of its threads can look healthy but answer no request. If the process ends instead, its
+supervisor restarts it, and other workers run its programs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 
 def end_process(problem: str, error: BaseException | None = None) -> NoReturn:
-    """Log a problem, with the traceback of an error, and end this process without waiting for its other threads."""
+    """Log the problem and the error's traceback, and end this process without waiting for its other threads."""
     log.critical("%s: this process ends", problem, exc_info=error)
     os._exit(1)
 
 
 @contextmanager
 def fail_fast() -> Iterator[None]:
-    """End the process at once if the block, or a thread that starts meanwhile, raises.
+    """Ends the process at once if the `with` block, or any thread started in it, raises an exception.
 
-    The exit code is 1 and the log has a traceback. For an RStarError, which explains itself, it has the message and the
-    hint instead, and the exit code is that of the error.
+    The traceback is logged, and the exit code is 1. If the block raises an RStarError, its message and hint are printed
+    instead, and the exit code is the error's.
     """
     threading.excepthook = _on_thread_exception
     try:
@@ -39,7 +39,7 @@ def fail_fast() -> Iterator[None]:
     except RStarError as error:
         print(f"{error.message}\n{error.hint}", file=sys.stderr, flush=True)
         os._exit(error.exit_code)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must not be survived
+    except Exception as error:  # noqa: BLE001 - the process must end whatever the error is
         end_process("unexpected exception", error)
 
 
@@ -49,10 +49,10 @@ def _on_thread_exception(failure: threading.ExceptHookArgs) -> None:
 
 
 def on_loop_error(loop: AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An event loop's exception handler: ends the process if a callback raised.
+    """Exception handler for an asyncio event loop. Ends the process if a callback raised an exception.
 
-    Asyncio would only log that, and whatever waits for the callback would wait for ever. What concerns one connection
-    alone is logged, as by default, because a client can cause it.
+    By default asyncio only logs the exception, and code that waits for the callback waits for ever. Errors of a single
+    connection are still only logged, because a client can cause them.
     """
     if "handle" in context and (error := context.get("exception")) is not None:
         end_process(context["message"], error)

@@ -1,15 +1,15 @@
-"""The version of the messages between our own clients, servers and workers, and what it allows.
+"""The protocol version of the judge's clients, servers and workers.
 
-The messages are those on HTTP and the WebSocket, and those in Redis: tasks, results, notices, heartbeats and
+It covers all messages on HTTP and the WebSocket, and all messages in Redis: tasks, results, notices, heartbeats and
 requirements. A minor version only adds fields that a reader may ignore, and every reader ignores fields that it does
-not know. Any other change, such as a new outcome, is a new major version. Parts of different major versions refuse
-each other by name.
+not know. Any other change, such as a new outcome, is a new major version. Parts with different major versions refuse
+to work together, and the error names both versions.
 
-The version travels in the header `HEADER` of a client's requests and of the judge's answers, in /health, in the
-heartbeats of workers, and in what a judge requires of the workers of its queue.
+The version is sent in the header `HEADER` of requests and answers, in /health, in the heartbeats of workers, and in
+the requirements that a judge sets for the workers of its queue.
 
-Users write requests too, and theirs must not have a typo ignored. So the judge ignores unknown fields of a request only
-if the client says that it speaks a later minor version than the judge.
+Users write requests by hand, too, and a typo in a field must not be ignored. So the judge ignores unknown fields of a
+request only if the client names a later minor version than the judge's.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Literal, NamedTuple
 
 HEADER = "Rstar2-Protocol"
 INCOMPATIBLE = 426
-"""HTTP status (Upgrade Required) for a client that speaks another major version. Source: RFC 9110, section 15.5.22."""
-_SHOWN = 40
-"""Characters that a message shows of what is no version."""
-_TEXT = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
+"""HTTP status (Upgrade Required) for a client with another major version. Source: RFC 9110, section 15.5.22."""
+_QUOTED_CHARS = 40
+"""Length at which an error message cuts a text that is not a version."""
+_VERSION_PATTERN = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 
 
 class ProtocolVersion(NamedTuple):
-    """A version of the messages."""
+    """A version of the judge's protocol."""
 
     major: int
     minor: int
@@ -36,48 +36,54 @@ class ProtocolVersion(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ProtocolVersion | None:
-        """Returns the version that a text names, or None if it names none."""
-        match = _TEXT.fullmatch(text)
+        """Returns the version in a text such as "1.0", or None if the text is not a version."""
+        match = _VERSION_PATTERN.fullmatch(text)
         return cls(int(match[1]), int(match[2])) if match else None
 
 
 PROTOCOL = ProtocolVersion(1, 0)
-"""What this version of rstar2 speaks."""
+"""The protocol version of this rstar2."""
 
 
-def is_compatible(spoken: object) -> bool:
-    """Whether the messages of a part that speaks this version can be understood. A part that names none is too old."""
-    version = ProtocolVersion.parse(spoken) if isinstance(spoken, str) else None
+def is_compatible(version_text: object) -> bool:
+    """Returns whether this rstar2 understands a part of the judge that names this version.
+
+    A part that names no version is too old.
+    """
+    version = ProtocolVersion.parse(version_text) if isinstance(version_text, str) else None
     return version is not None and version.major == PROTOCOL.major
 
 
-def conflict(us: str, them: str, spoken: object, *, we_are: str, they_are: str) -> tuple[str, str]:
-    """Returns the message and the hint for two parts that do not understand each other.
+def conflict(
+    us: str, them: str, version_text: object, *, our_update: str, their_update: str
+) -> tuple[str, str]:
+    """Returns the error message and the hint for two parts with different major versions.
 
     Args:
         us: names this part, such as "this client".
         them: names the other part.
-        spoken: the version that the other part says it speaks.
-        we_are: what to update if this part is the older one, such as "the client".
-        they_are: what to update if the other part is the older one.
+        version_text: the version that the other part names.
+        our_update: what to update if this part is the older one, such as "the client".
+        their_update: what to update if the other part is the older one.
     """
-    version = ProtocolVersion.parse(spoken) if isinstance(spoken, str) else None
-    older = we_are if version is not None and version > PROTOCOL else they_are
+    version = ProtocolVersion.parse(version_text) if isinstance(version_text, str) else None
+    older = our_update if version is not None and version > PROTOCOL else their_update
     if version is not None:
-        named = f"version {version} of the judge's protocol"
-    elif spoken:
-        named = f"{str(spoken)[:_SHOWN]!r}, which is no version of the judge's protocol"
+        theirs = f"version {version} of the judge's protocol"
+    elif version_text:
+        theirs = f"{str(version_text)[:_QUOTED_CHARS]!r}, which is not a version of the judge's protocol"
     else:
-        named = "an older version of the judge's protocol that has no number"
-    message = f"{them} speaks {named}, and {us} version {PROTOCOL}"
+        theirs = "an older version of the judge's protocol that has no number"
+    message = f"{them} speaks {theirs}, and {us} version {PROTOCOL}"
     return message, f"Update rstar2 for {older}: both need the same major version."
 
 
-def unknown_fields(spoken: str | None) -> Literal["ignore"] | None:
-    """What pydantic does with unknown fields in a request of a client that speaks this version; None: it refuses them.
+def unknown_fields(version_text: str | None) -> Literal["ignore"] | None:
+    """Returns pydantic's `extra` setting for a request: "ignore" if the client names a later minor version.
 
-    A client that names no version is not ours.
+    Otherwise returns None: the request keeps its own setting, which forbids unknown fields. A client that names no
+    version is a user's own, not an rstar2 client.
     """
-    version = ProtocolVersion.parse(spoken or "")
+    version = ProtocolVersion.parse(version_text or "")
     is_later = version is not None and version.major == PROTOCOL.major and version.minor > PROTOCOL.minor
     return "ignore" if is_later else None

@@ -108,7 +108,7 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
         (("up", "--workers", "-3"), "Invalid value"),
         (
             ("up", "--host", "nonsense.invalid", "--token", "t"),
-            "Give an address of this machine with --host.",
+            "Use an address of this machine with --host.",
         ),
         (("up", "--allow-host", "a b"), "--allow-host 'a b' is not a host name"),
         (("status", "--url", "http://127.0.0.1:1"), "no judge answers at http://127.0.0.1:1"),

@@ -1,4 +1,4 @@
-"""The client of the judge: programs and sessions from Python, asynchronous and synchronous."""
+"""The judge's Python clients: `JudgeClient` for asyncio code, `SyncJudgeClient` for other code."""
 
 from rstar2.judge.client.client import JudgeClient, SyncJudgeClient
 

@@ -1,4 +1,4 @@
-"""Running programs on a judge from Python: an asynchronous client, and a synchronous one on top of it."""
+"""Python clients that run programs on a judge: `JudgeClient` for asyncio, and `SyncJudgeClient` on top of it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import aiohttp
 from rstar2.judge.client.connection import Connection
 from rstar2.judge.client.http import (
     JudgeError,
-    NoUrl,
+    NotAJudgeUrl,
     access_refused,
     check_protocol,
     describe,
-    of_another_server,
+    is_from_another_server,
     request,
 )
 from rstar2.judge.schema import RunRequest, RunResult
@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 
 class JudgeClient:
-    """Runs programs on a judge. May be used from many event loops and after a fork, and can be pickled.
+    """Runs programs on a judge. It works in several event loops and after a fork, and can be pickled.
 
     Args:
-        url: of the judge, such as http://127.0.0.1:8088.
-        token: what the judge asks for, if it does.
-        wait_s: how long to wait for the result of a program beyond the program's own time limit, retries
-            included, before it counts as `lost`.
+        url: the judge's URL, such as http://127.0.0.1:8088.
+        token: the judge's token, or None if the judge has none.
+        wait_s: seconds to wait for a result beyond the program's own time limit, including all retries. After that the
+            program's outcome is `lost`.
     """
 
     def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:
@@ -50,20 +50,22 @@ class JudgeClient:
         loop = asyncio.get_running_loop()
         connection = self._connections.get(loop)
         if connection is None:
-            # Those of loops that are over are closed.
-            for other in list(self._connections):
-                if other.is_closed():
-                    self._connections.pop(other, None)
+            # Dropping the connection of a closed loop closes it.
+            for other_loop in list(self._connections):
+                if other_loop.is_closed():
+                    self._connections.pop(other_loop, None)
             connection = self._connections[loop] = Connection(self.url, self.token, self.wait_s)
         return connection
 
     async def run(self, request: RunRequest) -> RunResult:
-        """Run one program. Cancelling the call cancels the program.
+        """Run one program and return its result. Cancelling the call cancels the program.
+
+        If no result arrives in time, this returns a result with the outcome `lost` instead of raising an error.
 
         Raises:
-            AccessRefused: wrong token, or another reason why the judge refuses this client.
-            JudgeError: nothing like a judge at the URL.
-            TypeError: it is no `RunRequest`.
+            AccessRefused: the judge refuses this client, for example because the token is wrong.
+            JudgeError: the URL does not lead to a judge.
+            TypeError: `request` is not a `RunRequest`.
         """
         if not isinstance(request, RunRequest):
             raise TypeError(
@@ -72,27 +74,31 @@ class JudgeClient:
         return await self._connection().submit(request)
 
     async def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
-        """Run programs. → their results in the order of the requests; raises what `run` raises."""
+        """Run programs. Returns their results in the order of the requests, and raises the same errors as `run`."""
         return list(await asyncio.gather(*(self.run(request) for request in requests)))
 
     async def request(
         self, method: str, path: str, body: str, wait_s: float, read: Callable[[str], T], accepted: int = 200
     ) -> T:
-        """Send a request until an answer comes, for `wait_s` seconds at most; what `read` makes of its body."""
+        """Send an HTTP request, with retries for at most `wait_s` seconds. See `http.request` for the arguments.
+
+        Returns the return value of `read(body of the answer)`.
+        """
         url = self.url + path
         connection = self._connection()
         return await request(connection.judge, connection.http, method, url, body, wait_s, read, accepted)
 
     async def health(self) -> dict[str, Any]:
-        """What `/health` answers: `status`, `workers`, `isolation`, `protocol`.
+        """Returns the judge's answer to `/health`: `status`, `workers`, `isolation` and `protocol`.
+
+        The judge answers `/health` without a token, so this does not show that programs can run. Use `check_judge` in
+        `rstar2.loop.judge_check` for that.
 
         Raises:
-            NoUrl: what answers is no judge.
-            IncompatibleJudge: the judge speaks another major version of the protocol.
+            NotAJudgeUrl: another server answers at this URL.
+            IncompatibleJudge: the judge has another major version of the protocol.
             AccessRefused: the judge refuses this client.
-            JudgeError: no answer, or no workers.
-
-        The judge answers it without a token: `check_judge` in `rstar2.loop.toolbox` finds out whether programs run.
+            JudgeError: the judge does not answer, or has no workers.
         """
         try:
             async with (
@@ -102,17 +108,17 @@ class JudgeClient:
                 if refused := access_refused(self.url, answer.status):
                     raise refused
                 answer.raise_for_status()
-                found = json.loads(await answer.read())
+                health = json.loads(await answer.read())
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            kind = NoUrl if of_another_server(error) else JudgeError
-            raise kind(
+            error_type = NotAJudgeUrl if is_from_another_server(error) else JudgeError
+            raise error_type(
                 f"no judge answers at {self.url}: {describe(error)}", "Start one with `rstar2 judge up`."
             ) from error
-        check_protocol(self.url, found.get("protocol"))
-        return dict(found)
+        check_protocol(self.url, health.get("protocol"))
+        return dict(health)
 
     async def aclose(self) -> None:
-        """Close this event loop's connections; calls without a result are cancelled."""
+        """Close the connections of this event loop and cancel its unfinished calls."""
         connection = self._connections.pop(asyncio.get_running_loop(), None)
         if connection is not None:
             await connection.close()
@@ -125,7 +131,10 @@ class JudgeClient:
 
 
 class SyncJudgeClient:
-    """The same, made from the same, for code without an event loop; calls from many threads travel together."""
+    """A `JudgeClient` for code without an event loop. Takes the same arguments.
+
+    Its methods can be called from several threads at once. All calls share one connection, in a background thread.
+    """
 
     def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:
         self._client = JudgeClient(url, token, wait_s)
@@ -144,7 +153,7 @@ class SyncJudgeClient:
         return self._wait(self._client.health())
 
     def close(self) -> None:
-        """Close the connections and end the thread."""
+        """Close the connections and end the background thread."""
         with self._lock:
             if self._loop is not None and self._pid == os.getpid():
                 asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(10)

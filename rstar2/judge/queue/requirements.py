@@ -1,8 +1,9 @@
-"""What a judge requires of all workers of its queue, kept in Redis: an isolation tier, and messages that it can read.
+"""Requirements of judges for all workers of their queue: an isolation tier and a compatible protocol version.
 
-A judge renews its requirement in Redis while it lives, so that the one of a killed judge expires. A worker registers
-only if it satisfies every requirement there, and a judge starts only if every living worker, and every other judge of
-the queue, fits it. Each checks and writes in one atomic step, so that neither misses the other.
+Each judge stores its requirement in Redis and renews it while it runs, so that the requirement of a dead judge expires.
+A worker registers only if it satisfies all requirements. A judge starts only if every living worker satisfies its
+requirement, and every other judge of the queue has a compatible version. Both check and write in one atomic step, so
+that a worker and a judge that start at the same time cannot miss each other.
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ from rstar2.judge.queue.tasks import PREFIX, WORKERS
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation
 
 REQUIREMENTS = f"{PREFIX}:requirements"
-"""Hash: judge → {tier, protocol, till} as JSON; `till` in the Unix seconds of Redis."""
+"""Redis hash: judge → {tier, protocol, till} as JSON. `till` is the expiry in Unix seconds of Redis's clock."""
 REQUIREMENTS_0_1 = f"{PREFIX}:required_isolation"
-"""The same of judges up to version 0.1.0, without protocol. Where there is none, our judges keep a text here. Workers
-and judges up to version 0.1.0 look for a hash and get an error of Redis (WRONGTYPE), so that they cannot join."""
+"""The same hash of judges up to version 0.1.0, without `protocol`. Later judges store a string here instead. Workers
+and judges up to version 0.1.0 expect a hash and get the Redis error WRONGTYPE, so that they cannot join the queue."""
 RENEW_S = 5.0
 VALID_S = 15
 SILENT_S = 10
-"""A worker whose last heartbeat is older does not count."""
+"""Workers whose last heartbeat is older than this are ignored."""
 
 _FUNCTIONS = """
 local now = tonumber(redis.call('TIME')[1])
-local function understands(spoken) return string.match(spoken or '', '^%d+%.') == ARGV[1] .. '.' end
--- Returns an entry as a table, or nothing if it lacks a time or a tier, as that of no worker or judge does.
+local function is_compatible(version) return string.match(version or '', '^%d+%.') == ARGV[1] .. '.' end
+-- Returns an entry as a table, or nothing if it lacks a time or a tier: then no worker or judge wrote it.
 local function read(text, time, tier)
   local is_json, state = pcall(cjson.decode, text)
   if is_json and type(state) == 'table' and type(state[time]) == 'number' and type(state[tier]) == 'string' then
     return state
   end
 end
--- Returns the first judge up to version 0.1.0 that requires something, as a conflict.
+-- Returns the conflict with the first valid requirement of a judge up to version 0.1.0, or nil.
 local function older_judge()
   if redis.call('TYPE', KEYS[3]).ok ~= 'hash' then return nil end
-  local known = redis.call('HGETALL', KEYS[3])
-  for i = 1, #known, 2 do
-    local requirement = read(known[i + 1], 'till', 'tier')
-    if requirement and requirement.till >= now then return {'protocol', 'judge ' .. known[i], ''} end
+  local judges = redis.call('HGETALL', KEYS[3])
+  for i = 1, #judges, 2 do
+    local requirement = read(judges[i + 1], 'till', 'tier')
+    if requirement and requirement.till >= now then return {'protocol', 'judge ' .. judges[i], ''} end
   end
 end
 """
@@ -53,15 +54,15 @@ _REGISTER = (
     WRITE_HEARTBEAT
     + _FUNCTIONS
     + """
-local known = redis.call('HGETALL', KEYS[1])
-for i = 1, #known, 2 do
-  local requirement = read(known[i + 1], 'till', 'tier')
+local judges = redis.call('HGETALL', KEYS[1])
+for i = 1, #judges, 2 do
+  local requirement = read(judges[i + 1], 'till', 'tier')
   if not requirement or requirement.till < now then
-    redis.call('HDEL', KEYS[1], known[i])
-  elseif not understands(requirement.protocol) then
-    return {'protocol', 'judge ' .. known[i], requirement.protocol or ''}
+    redis.call('HDEL', KEYS[1], judges[i])
+  elseif not is_compatible(requirement.protocol) then
+    return {'protocol', 'judge ' .. judges[i], requirement.protocol or ''}
   elseif string.find(ARGV[2], requirement.tier, 1, true) then
-    return {'isolation', 'judge ' .. known[i], requirement.tier}
+    return {'isolation', 'judge ' .. judges[i], requirement.tier}
   end
 end
 local conflict = older_judge()
@@ -70,19 +71,23 @@ write_heartbeat(KEYS[2], ARGV[3], ARGV[4])
 return {}
 """
 )
-"""KEYS requirements, workers, requirements of version 0.1. ARGV our major version, tiers stronger than the worker's,
-its name, its heartbeat. → empty, or the conflict: its kind ('isolation' or 'protocol'), the name of the other part, and
-that part's tier or version."""
+"""Registers a worker, unless it conflicts with a requirement.
+
+KEYS: requirements, workers, requirements of version 0.1.
+ARGV: this rstar2's major version, tiers stronger than the worker's, the worker's name, its heartbeat.
+Returns an empty list, or the conflict: its kind ('isolation' or 'protocol'), the name of the other part, and that
+part's tier or version.
+"""
 
 _REQUIRE = (
     _FUNCTIONS
     + """
 local function conflict()
-  local known = redis.call('HGETALL', KEYS[1])
-  for i = 1, #known, 2 do
-    local requirement = read(known[i + 1], 'till', 'tier')
-    if requirement and requirement.till >= now and not understands(requirement.protocol) then
-      return {'protocol', 'judge ' .. known[i], requirement.protocol or ''}
+  local judges = redis.call('HGETALL', KEYS[1])
+  for i = 1, #judges, 2 do
+    local requirement = read(judges[i + 1], 'till', 'tier')
+    if requirement and requirement.till >= now and not is_compatible(requirement.protocol) then
+      return {'protocol', 'judge ' .. judges[i], requirement.protocol or ''}
     end
   end
   local workers = redis.call('HGETALL', KEYS[2])
@@ -90,39 +95,50 @@ local function conflict()
     local state = read(workers[i + 1], 'at', 'isolation')
     if state and state.at > now - tonumber(ARGV[7]) then
       local name = 'worker ' .. workers[i]
-      if not understands(state.protocol) then return {'protocol', name, state.protocol or ''} end
+      if not is_compatible(state.protocol) then return {'protocol', name, state.protocol or ''} end
       if string.find(ARGV[2], state.isolation, 1, true) then return {'isolation', name, state.isolation} end
     end
   end
   return older_judge()
 end
-local found = conflict() or {}
-if #found == 0 or ARGV[8] == 'renew' then
+local reply = conflict() or {}
+if #reply == 0 or ARGV[8] == 'renew' then
   redis.call('HSET', KEYS[1], ARGV[3],
              cjson.encode({tier = ARGV[4], protocol = ARGV[5], till = now + tonumber(ARGV[6])}))
   redis.call('SET', KEYS[3], 'judges of version ' .. ARGV[5] .. ' are here', 'EX', ARGV[6])
 end
-return found
+return reply
 """
 )
-"""KEYS those of _REGISTER. ARGV our major version, tiers weaker than the judge's, its name, its tier, its version,
-seconds for which it is valid, seconds after which a silent worker does not count, 'renew' or 'begin'. → see _REGISTER.
+"""Stores or renews a judge's requirement, unless a part of the queue conflicts with it.
+
+KEYS: as in _REGISTER.
+ARGV: this rstar2's major version, tiers weaker than the judge's, the judge's name, its tier, its version, seconds for
+which the requirement is valid, seconds after which a silent worker is ignored, 'renew' or 'begin'.
+Returns the same as _REGISTER. With 'renew', the requirement is stored in any case.
 """
 
 
 def register(worker: str, heartbeat: dict[str, Any]) -> Command:
-    """Writes a worker's first heartbeat, unless it does not fit what a judge of the queue requires."""
+    """Returns the command that writes a worker's first heartbeat, unless it conflicts with a judge's requirement.
+
+    Pass its reply to `check_registered`.
+    """
     stronger = " ".join(ISOLATION_ORDER[ISOLATION_ORDER.index(heartbeat["isolation"]) + 1 :])
     settings = (PROTOCOL.major, stronger, worker, json.dumps(heartbeat))
     return ("EVAL", _REGISTER, 3, REQUIREMENTS, WORKERS, REQUIREMENTS_0_1, *settings)
 
 
 def require(judge: str, tier: Isolation, *, renew: bool = False) -> Command:
-    """Writes what a judge requires, unless some worker or other judge of the queue does not fit.
+    """Returns the command that stores a judge's requirement, unless a worker or another judge conflicts with it.
+
+    Pass its reply to `check_required`.
 
     Args:
-        renew: whether the judge is running already. Then its requirement is written in any case, because it is what
-            keeps out others that do not fit.
+        judge: the judge's name.
+        tier: the weakest tier that the judge accepts.
+        renew: whether the judge is already running. Its requirement is then stored in any case, because it keeps
+            incompatible workers out of the queue.
     """
     weaker = " ".join(ISOLATION_ORDER[: ISOLATION_ORDER.index(tier)])
     settings = (
@@ -133,13 +149,15 @@ def require(judge: str, tier: Isolation, *, renew: bool = False) -> Command:
 
 
 def check_registered(reply: Sequence[str], tier: Isolation) -> None:
-    """Raise UserError unless `register` has registered a worker of this tier."""
+    """Raises UserError if the reply to `register` reports a conflict. `tier` is the worker's."""
     if not reply:
         return
     kind, judge, required = reply
     if kind == "protocol":
         machine = "the judge's machine"
-        raise UserError(*conflict("this worker", judge, required, we_are="this machine", they_are=machine))
+        raise UserError(
+            *conflict("this worker", judge, required, our_update="this machine", their_update=machine)
+        )
     raise UserError(
         f"isolation {tier} is below the {required} that a judge of this queue requires",
         f"Run the worker under {required}, or start the judge with a lower --isolation.",
@@ -147,14 +165,14 @@ def check_registered(reply: Sequence[str], tier: Isolation) -> None:
 
 
 def check_required(reply: Sequence[str], tier: Isolation) -> None:
-    """Raise UserError if `require`, for a judge of this tier, met a part of the queue that does not fit."""
+    """Raises UserError if the reply to `require` reports a conflict. `tier` is the judge's."""
     if not reply:
         return
-    kind, other, theirs = reply
+    kind, other, value = reply
     if kind == "protocol":
         machine = f"the machine of {other}"
-        raise UserError(*conflict("this judge", other, theirs, we_are="this judge", they_are=machine))
+        raise UserError(*conflict("this judge", other, value, our_update="this judge", their_update=machine))
     raise UserError(
-        f"this judge runs under {tier}, but {other} runs under {theirs} on the same queue",
+        f"this judge runs under isolation {tier}, but {other} runs under {value} on the same queue",
         "Stop that worker, or start this judge with the same --isolation.",
     )

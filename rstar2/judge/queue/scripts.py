@@ -1,64 +1,77 @@
-"""The Lua scripts that change the queue in Redis, each in one atomic step.
+"""Lua scripts that change the queue in Redis. Each script is one atomic step.
 
-`tasks` says what the keys hold, and builds the commands that run these scripts. They are sent whole with EVAL, so
-that a Redis that was restarted needs no loading of scripts. The first 16 characters of a state are the fingerprint
-of what was asked for under its id.
+`tasks` describes the keys and builds the commands that run the scripts. Each command contains its whole script (EVAL),
+so that a restarted Redis needs no scripts to be loaded. The first 16 characters of a program's state are the
+fingerprint of the request.
+
+Each docstring lists the script's KEYS and ARGV in order.
 """
 
 from __future__ import annotations
 
 MAKE_GROUPS = """
 for _, stream in ipairs(KEYS) do
-  local made = redis.pcall('XGROUP', 'CREATE', stream, ARGV[1], '0', 'MKSTREAM')
-  if made.err and not string.find(made.err, 'BUSYGROUP') then return made end
+  local reply = redis.pcall('XGROUP', 'CREATE', stream, ARGV[1], '0', 'MKSTREAM')
+  if reply.err and not string.find(reply.err, 'BUSYGROUP') then return reply end
 end
 """
-"""KEYS streams. ARGV group."""
+"""Creates streams with a consumer group, unless they exist.
 
-_KNOWN = """
-local function known(state, fingerprint)
+KEYS: streams. ARGV: group.
+"""
+
+_VISIBLE_STATE = """
+local function visible_state(state, fingerprint)
   if string.sub(state, 1, 16) == fingerprint or string.sub(state, 1, 16) == ARGV[5] then
     return string.sub(state, 17)
   end
   return ARGV[4]
 end
 """
+"""Lua function: returns a state without its fingerprint, or REUSED if it has another fingerprint."""
 
 _ENQUEUE = """
-local found = {}
+local earlier = {}
 for i = 2, #KEYS do
   local id, fingerprint, body = ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2]
   local state = redis.call('GET', KEYS[i])
-  local told = state and known(state, fingerprint)
-  if told and told ~= ARGV[3] then
-    table.insert(found, id)
-    table.insert(found, told)
+  local visible = state and visible_state(state, fingerprint)
+  if visible and visible ~= ARGV[3] then
+    table.insert(earlier, id)
+    table.insert(earlier, visible)
   else
     local entry = redis.call('XADD', KEYS[1], '*', 'id', id, 'body', body, 'at', ARGV[1])
     redis.call('SET', KEYS[i], fingerprint .. '@' .. KEYS[1] .. ' ' .. entry, 'EX', ARGV[2])
   end
 end
-return found
+return earlier
 """
 
-ENQUEUE = _KNOWN + _ENQUEUE
-"""KEYS stream, states. ARGV now, ttl, CANCELLED, REUSED, NO_FINGERPRINT, then id, fingerprint and body of each.
-→ id and state without fingerprint, by turns, of those that had a state already and were not queued; REUSED in
-place of the state where it has another fingerprint. What was cancelled is queued again if it is the same."""
+ENQUEUE = _VISIBLE_STATE + _ENQUEUE
+"""Queues programs that are not queued, running or done. A cancelled program with the same fingerprint is queued again.
+
+KEYS: stream, then the state of each program.
+ARGV: now, ttl, CANCELLED, REUSED, NO_FINGERPRINT, then id, fingerprint and body of each program.
+Returns id and state, alternating, of the programs that were not queued. The state has no fingerprint, and is REUSED if
+an earlier request with this id has another fingerprint.
+"""
 
 ENQUEUE_IF_WORKER_ALIVE = (
-    _KNOWN
+    _VISIBLE_STATE
     + """
 if redis.call('HEXISTS', ARGV[9], ARGV[10]) == 0 then
   local state = redis.call('GET', KEYS[2])
-  local told = state and known(state, ARGV[7])
-  return {ARGV[6], told and told ~= ARGV[3] and told or ARGV[11]}
+  local visible = state and visible_state(state, ARGV[7])
+  return {ARGV[6], visible and visible ~= ARGV[3] and visible or ARGV[11]}
 end
 """
     + _ENQUEUE
 )
-"""KEYS and ARGV of ENQUEUE with one item, and after them ARGV workers, the only worker that can run it, the
-result if that worker is dead. → see ENQUEUE."""
+"""Queues one cell if its worker is alive.
+
+KEYS and ARGV: those of ENQUEUE for one item. Then ARGV: workers, the cell's worker, the result if that worker is dead.
+Returns the same as ENQUEUE.
+"""
 
 COMMIT = """
 local entries, outcomes, notices = {}, {}, {}
@@ -67,35 +80,43 @@ for i = 4, #KEYS, 2 do
   local entry, id, text = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   entries[stream] = entries[stream] or {}
   table.insert(entries[stream], entry)
-  local before = redis.call('GET', state)
-  if not before or string.sub(before, 17) == '@' .. stream .. ' ' .. entry then
-    redis.call('SET', state, (before and string.sub(before, 1, 16) or ARGV[5]) .. text, 'EX', ARGV[2])
+  local earlier = redis.call('GET', state)
+  if not earlier or string.sub(earlier, 17) == '@' .. stream .. ' ' .. entry then
+    redis.call('SET', state, (earlier and string.sub(earlier, 1, 16) or ARGV[5]) .. text, 'EX', ARGV[2])
     local inline = #text <= tonumber(ARGV[3]) and text or ''
     table.insert(notices, table.concat({id, ARGV[at + 4], ARGV[at + 5], inline}, ' '))
     outcomes[ARGV[at + 3]] = (outcomes[ARGV[at + 3]] or 0) + 1
   end
 end
-for stream, done in pairs(entries) do
-  redis.call('XACK', stream, ARGV[1], unpack(done))
-  redis.call('XDEL', stream, unpack(done))
+for stream, finished in pairs(entries) do
+  redis.call('XACK', stream, ARGV[1], unpack(finished))
+  redis.call('XDEL', stream, unpack(finished))
 end
 for outcome, count in pairs(outcomes) do redis.call('HINCRBY', KEYS[1], outcome, count) end
 if #notices > 0 then redis.call('PUBLISH', ARGV[4], table.concat(notices, '\\n')) end
 local unfinished = redis.call('XLEN', KEYS[2])
 return {'stored', #notices, 'unfinished', unfinished, 'workers', redis.call('HLEN', KEYS[3])}
 """
-"""KEYS outcomes, tasks, workers, then state and stream of each. ARGV group, ttl, the longest result that is
-published whole, done, NO_FINGERPRINT, then entry, id, result, outcome, queue_s, wall_s of each.
-→ names and numbers by turns: `stored`, how many of these results count (the others had one already, or were
-cancelled, whatever was asked for under their ids since); `unfinished`, how many programs the queue holds; `workers`,
-how many share them."""
+"""Stores results, publishes notices of them, and acknowledges their tasks.
+
+KEYS: outcomes, tasks, workers, then state and stream of each result.
+ARGV: group, ttl, length up to which a result is published with its notice, the channel `done`, NO_FINGERPRINT, then
+entry, id, result, outcome, queue_s and wall_s of each result.
+Returns names and numbers, alternating. `stored` is the number of results that were stored: a result is dropped if its
+task was cancelled or already has a result. `unfinished` is the number of programs in the queue, and `workers` the
+number of workers.
+"""
 
 STATES = """
-local found = {}
-for i, state in ipairs(KEYS) do found[i] = redis.call('GETRANGE', state, 16, 15 + ARGV[1]) end
-return found
+local states = {}
+for i, state in ipairs(KEYS) do states[i] = redis.call('GETRANGE', state, 16, 15 + ARGV[1]) end
+return states
 """
-"""KEYS states. ARGV how many characters of each at most. → them, without fingerprint; empty where there is none."""
+"""Reads states.
+
+KEYS: states. ARGV: maximum number of characters of each state.
+Returns the states without their fingerprints. A missing state is empty.
+"""
 
 CANCEL = """
 local state = redis.call('GET', KEYS[1]) or ''
@@ -109,33 +130,46 @@ redis.call('XDEL', stream, entry)
 redis.call('SET', KEYS[1], string.sub(state, 1, 16) .. ARGV[1], 'EX', ARGV[2])
 return 1
 """
-"""KEYS state. ARGV CANCELLED, ttl, group, prefix of streams of cells. → 1 if it was queued, or ran and was no
-cell."""
+"""Cancels a program that is queued or running. A cell that was already delivered to its worker is not cancelled.
+
+KEYS: state. ARGV: CANCELLED, ttl, group, prefix of the streams of cells.
+Returns 1 if the program was cancelled, else 0.
+"""
 
 DELIVERED = """
 for _, state in ipairs(KEYS) do redis.call('EXPIRE', state, ARGV[1]) end
 """
-"""KEYS states. ARGV ttl."""
+"""Sets the time after which results expire.
+
+KEYS: states. ARGV: ttl.
+"""
 
 DROP_RESULTS = """
 for _, state in ipairs(KEYS) do
   if redis.call('GETRANGE', state, 16, 16) == '{' then redis.call('DEL', state) end
 end
 """
-"""KEYS states. Those that are no results stay."""
+"""Deletes results. States of unfinished programs are not deleted.
+
+KEYS: states.
+"""
 
 FORGET = """
 if string.sub(redis.call('GET', KEYS[1]) or '', 17) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 """
-"""KEYS state. ARGV the result it must hold. → 1 if it was forgotten."""
+"""Deletes a result if it is still the expected one.
+
+KEYS: state. ARGV: the expected result.
+Returns 1 if the result was deleted, else 0.
+"""
 
 CLAIM = """
 for i = 5, #ARGV do
   redis.call('XACK', KEYS[2], ARGV[1], ARGV[i])
   redis.call('XDEL', KEYS[2], ARGV[i])
 end
-local found = {}
+local claimed = {}
 for _, item in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', ARGV[4], ARGV[2])) do
   local entry = redis.call('XRANGE', KEYS[1], item[1], item[1])[1]
   if entry then
@@ -143,22 +177,26 @@ for _, item in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', ARGV[4]
     local fields = entry[2]
     table.insert(fields, 'tries')
     table.insert(fields, redis.call('HGET', KEYS[3], item[1]) or '0')
-    table.insert(found, entry)
+    table.insert(claimed, entry)
   else
     redis.call('XACK', KEYS[1], ARGV[1], item[1])
   end
 end
-return {{KEYS[1], found}}
+return {{KEYS[1], claimed}}
 """
-"""KEYS tasks, returned, tries. ARGV group, the consumer that has the tasks, the one that is to have them, how many
-at most, then entries of `returned` that this answers. → the oldest of these tasks, as XREADGROUP replies, with the
-field `tries` besides."""
+"""Moves the oldest tasks from one consumer to another.
+
+KEYS: tasks, returned, tries.
+ARGV: group, the consumer that has the tasks, the consumer that gets them, maximum number of tasks, then the entries of
+`returned` that this command answers.
+Returns these tasks in the format of XREADGROUP, with the additional field `tries`.
+"""
 
 _RETURN = """
 local function return_task(entry)
-  local found = redis.call('XRANGE', KEYS[1], entry, entry)[1]
-  local state = found and redis.call('GET', ARGV[2] .. found[2][2])
-  if not found or state and string.sub(state, 17) ~= '@' .. KEYS[1] .. ' ' .. entry then
+  local task = redis.call('XRANGE', KEYS[1], entry, entry)[1]
+  local state = task and redis.call('GET', ARGV[2] .. task[2][2])
+  if not task or state and string.sub(state, 17) ~= '@' .. KEYS[1] .. ' ' .. entry then
     redis.call('XACK', KEYS[1], ARGV[1], entry)
     redis.call('XDEL', KEYS[1], entry)
     return 0
@@ -176,16 +214,20 @@ if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[5], ARGV[5], 1, ARGV[4]) == 0 
 return return_task(ARGV[5])
 """
 )
-"""KEYS tasks, returned. ARGV group, prefix of states, the consumer of returned tasks, the worker that returns the
-task, its entry. → 1, or 0 if it was cancelled or is not that worker's any more."""
+"""Returns a worker's task to the queue.
+
+KEYS: tasks, returned.
+ARGV: group, prefix of states, the consumer of returned tasks, the worker that returns the task, the task's entry.
+Returns 1, or 0 if the task was cancelled or no longer belongs to that worker.
+"""
 
 REMOVE_WORKER = (
     _RETURN
     + """
 local moved = 0
 local function pending(stream)
-  local found = redis.pcall('XPENDING', stream, ARGV[1], '-', '+', 10000, ARGV[4])
-  return found.err and {} or found
+  local items = redis.pcall('XPENDING', stream, ARGV[1], '-', '+', 10000, ARGV[4])
+  return items.err and {} or items
 end
 for _, item in ipairs(pending(KEYS[1])) do
   redis.call('HINCRBY', KEYS[6], item[1], 1)
@@ -214,6 +256,10 @@ redis.call('HDEL', KEYS[3], ARGV[4])
 return moved
 """
 )
-"""KEYS tasks, returned, workers, the worker's cells, outcomes, tries. ARGV group, prefix of states, the consumer of
-returned tasks, name of a dead worker, the error message for its cells, ttl of results, done, ttl of tries,
-NO_FINGERPRINT. → how many tasks were returned."""
+"""Removes a dead worker. Its tasks return to the queue, and its cells get the outcome `lost`.
+
+KEYS: tasks, returned, workers, the worker's cells, outcomes, tries.
+ARGV: group, prefix of states, the consumer of returned tasks, name of the dead worker, error message for its cells, ttl
+of results, the channel `done`, ttl of tries, NO_FINGERPRINT.
+Returns the number of tasks that returned to the queue.
+"""

@@ -1,19 +1,21 @@
-"""The queue in Redis: its keys, what travels in them, and the commands that change it.
+"""The queue in Redis: its keys, the messages in them, and the commands that change it.
 
-A program is a *task* in the stream `tasks`. One that a worker returned, or left behind when it died, stays there, so
-that it keeps its age: it is pending for the consumer NOBODY, and an entry of the stream `returned` says so; who reads
-such an entry claims the oldest of these tasks. Workers read `returned` first.
+Each program is a *task* in the stream `tasks`. If a worker returns a task, or dies while it has the task, the task
+stays in this stream, so that it keeps its age. It becomes pending for the consumer NOBODY, and an entry is added to the
+stream `returned`. A worker that reads such an entry claims the oldest of these tasks. Workers read `returned` first.
 
-The *state* of a program, under `run:<id>`, is a fingerprint of what was asked for, and after it `@stream entry` while
-it is queued or running, CANCELLED when nobody waits for it any more, and its result as JSON once it is done. The
-state makes an id run once: who asks again for the same id finds the result or joins the wait, and who asks for
-something else under it is told. Finished programs are published on the channel `done`, which every HTTP process
-reads; one that missed a message finds the result in the states.
+The *state* of a program is stored under `run:<id>`. It begins with a fingerprint of the request. Then it has
+`@stream entry` while the program is queued or running, CANCELLED if nobody waits for the program any more, or the
+result as JSON. Because of the state, each id runs only once: a repeated request gets the stored result or waits for the
+running program. A request with the same id but another fingerprint is refused. Notices of finished programs are
+published on the channel `done`, which every HTTP process reads. An HTTP process that missed a notice finds the result
+in the state.
 
-A session lives in one worker, and its id begins with that worker's name. Its cells are tasks in the stream
-`cells:<worker>`, which no other worker reads: when the worker dies they are answered `lost`. A cell changes what
-its session holds, so one that was delivered can no longer be cancelled: who asks again under its id must find its
-result.
+A session belongs to one worker, and its id begins with that worker's name. Its cells are tasks in the stream
+`cells:<worker>`, which no other worker reads. If the worker dies, its cells get the outcome `lost`. A cell changes its
+session, so a cell cannot be cancelled after it was delivered to its worker. A repeated request for it gets its result.
+
+The docstring of a function that returns a `Command` says what the command does.
 """
 
 from __future__ import annotations
@@ -36,51 +38,51 @@ from rstar2.judge.schema import CellRequest, CellResult, RunResult, SessionReque
 PREFIX = "rstar2:judge"
 TASKS = f"{PREFIX}:tasks"
 RETURNED = f"{PREFIX}:returned"
-"""Stream: an entry for each task that NOBODY has."""
+"""Redis stream: one entry for each task that is pending for NOBODY."""
 NOBODY = "nobody"
 """The consumer of TASKS for which returned tasks are pending."""
 TRIES = f"{PREFIX}:tries"
-"""Hash: entry of a task → how many workers died while they held it."""
+"""Redis hash: entry of a task → number of workers that died while they had the task."""
 DONE = f"{PREFIX}:done"
-"""Channel: finished programs, one per line; see `Notice`."""
+"""Redis channel: notices of finished programs, one per line; see `Notice`."""
 WORKERS = f"{PREFIX}:workers"
-"""Hash: worker name → its last heartbeat as JSON."""
+"""Redis hash: worker name → its last heartbeat as JSON."""
 OUTCOMES = f"{PREFIX}:outcomes"
-"""Hash: outcome → how many programs ended so, since the queue was made."""
+"""Redis hash: outcome → number of programs with this outcome since the queue was created."""
 WRITE_CHECK = f"{PREFIX}:write_check"
-"""A key that a judge sets as it starts, to see whether anything can be stored; it expires at once."""
+"""Key that a judge sets when it starts, to check whether Redis can store data. It expires at once."""
 RESTARTS = f"{PREFIX}:restarts"
-"""Hash: part of a service → how often it died and was started again."""
+"""Redis hash: part of a service → number of restarts after it died."""
 GROUP = "workers"
 CANCELLED = "x"
 REUSED = "!"
-"""What is answered in place of a state where something else was asked for under the id before."""
+"""Returned instead of a state if an earlier request with the same id has another fingerprint."""
 FINGERPRINT_CHARS = 16
 NO_FINGERPRINT = "-" * FINGERPRINT_CHARS
-"""Of a result whose program Redis had forgotten; it fits whatever is asked."""
+"""Fingerprint of a result whose state Redis had lost. It matches every request."""
 
 QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300
-"""How long a result can be asked for again by its id."""
+"""Time for which a result can be requested again by its id."""
 DELIVERED_TTL_S = 30
-"""The same once it was sent to the client: its connection may have broken meanwhile."""
+"""The same time after the result was sent to its client, whose connection may have broken just then."""
 CANCELLED_TTL_S = 600
 DONE_INLINE_CHARS = 2048
-"""A result as short as this is published on `done` itself, which saves the HTTP process from fetching it."""
-WORKER_GONE = "the session ended: the worker that held it is gone"
+"""Results up to this length are published with their notice, so that HTTP processes need not fetch them."""
+WORKER_GONE = "the session ended: its worker is gone"
 MAX_TRIES = 3
-"""A program that this many workers held when they died is answered `lost` and not run again."""
+"""A program gets the outcome `lost` and does not run again if this many workers died while they had it."""
 
-UNREADABLE = "the worker cannot read this"
-"""Why something in the queue that is no program and no cell is answered `lost`."""
+UNREADABLE = "the worker cannot read this task"
+"""Message for an entry of the queue that is neither a program nor a cell. Its outcome is `lost`."""
 log = logging.getLogger(__name__)
 
 Entries = Sequence[tuple[str, Sequence[str]]]
-"""Of a stream: the id of each, and its fields, names and values by turns."""
+"""Entries of a Redis stream: the id of each entry, and its field names and values, alternating."""
 
 
 class SessionCommand(BaseModel):
-    """The body of a task for a worker's sessions: open one, run a cell in it, or close it."""
+    """The body of a task for a worker's sessions: open a session, run a cell in it, or close it."""
 
     action: Literal["open", "cell", "close"]
     session: str
@@ -90,7 +92,7 @@ class SessionCommand(BaseModel):
     @model_validator(mode="after")
     def _has_cell(self) -> SessionCommand:
         if self.action == "cell" and self.cell is None:
-            raise ValueError("no cell")
+            raise ValueError("the cell is missing")
         return self
 
 
@@ -102,42 +104,42 @@ class Task:
     entry: str
     id: str
     body: str
-    """A `RunRequest` as JSON; for a cell, a `SessionCommand`."""
+    """A `RunRequest` as JSON, or a `SessionCommand` if this task is a cell."""
     tries: int
-    """How many workers died while they held it."""
+    """Number of workers that died while they had this task."""
     at: float
-    """Unix seconds at which it was queued."""
+    """Unix seconds at which the task was queued."""
 
     @classmethod
     def from_reply(cls, reply: Sequence[tuple[str, Entries]] | None) -> list[Task]:
-        """The tasks in a reply to XREADGROUP or to `claim`.
+        """Returns the tasks in a reply to XREADGROUP or to `scripts.CLAIM`.
 
-        Whatever else is in an entry is a task too, which has to be answered and acknowledged like any other.
+        Entries with unexpected contents are tasks, too, because they must be answered and acknowledged like all others.
         """
         tasks = []
         for stream, entries in reply or ():
             for entry, flat in entries:
-                # A task that was cancelled after it was delivered has no fields left.
+                # A task that was cancelled after it was delivered has no fields.
                 if flat and stream != RETURNED:
-                    of = pairs(flat)
-                    tries, at = int(_number(of.get("tries"), 0)), _number(of.get("at"), time.time())
-                    tasks.append(cls(stream, entry, of.get("id", ""), of.get("body", ""), tries, at))
+                    fields = pairs(flat)
+                    tries, at = int(_number(fields.get("tries"), 0)), _number(fields.get("at"), time.time())
+                    tasks.append(cls(stream, entry, fields.get("id", ""), fields.get("body", ""), tries, at))
         return tasks
 
     @property
     def timeout_s(self) -> float:
-        """The program's own limit."""
+        """The program's or cell's own time limit in seconds, or 0 if the body has none."""
         fields = self._fields()
         cell = fields.get("cell")
         return _number((cell if isinstance(cell, dict) else fields).get("timeout_s"), 0.0)
 
     @property
     def session(self) -> str:
-        """The session it is for; empty for a plain program."""
+        """The id of the session that this task is for. Empty for a program."""
         return str(self._fields().get("session", ""))
 
     def _fields(self) -> dict[str, Any]:
-        """Those of the body; none if it cannot be read."""
+        """Returns the fields of the body, or no fields if the body is not a JSON object."""
         try:
             fields = json.loads(self.body)
         except (ValueError, RecursionError):
@@ -146,26 +148,26 @@ class Task:
 
     @property
     def is_cell(self) -> bool:
-        """Whether only this worker can run it."""
+        """Whether this task is for a session, so that only one worker can run it."""
         return self.stream != TASKS
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What is published about one finished program."""
+    """The published notice of one finished program."""
 
     id: str
     queue_s: float
     wall_s: float
     result: str
-    """Its result as JSON; empty where it is too long to be published."""
+    """The result as JSON. Empty if the result is too long to be published."""
 
     @classmethod
     def from_message(cls, message: str) -> list[Notice]:
-        """Returns those of one message on `done`.
+        """Returns the notices in one message on the channel `done`.
 
-        A line holds words, and then the result. A later version may add words. A line that cannot be read is logged
-        and ignored: the result is in Redis, if there is one.
+        Each line has words separated by spaces, and then the result. A later version may add words. A line that cannot
+        be read is logged and ignored, because its result is stored in Redis.
         """
         notices = []
         for line in message.split("\n"):
@@ -178,79 +180,80 @@ class Notice:
         return notices
 
 
-def _number(value: object, otherwise: float) -> float:
-    """A finite number, or the text of one; or else the other number."""
+def _number(value: object, default: float) -> float:
+    """Returns a finite number, or the number in a text, or else the default."""
     try:
         number = float(value) if isinstance(value, str | int | float) else math.nan
     except (ValueError, OverflowError):
-        return otherwise
-    return number if math.isfinite(number) else otherwise
+        return default
+    return number if math.isfinite(number) else default
 
 
 def returned_entries(reply: Sequence[tuple[str, Entries]] | None) -> list[str]:
-    """The entries of RETURNED in a reply to XREADGROUP."""
+    """Returns the entries of the stream RETURNED in a reply to XREADGROUP."""
     return [entry for stream, entries in reply or () if stream == RETURNED for entry, _ in entries]
 
 
 def pairs(flat: Sequence[Any]) -> dict[str, Any]:
-    """A reply that holds names and values by turns."""
+    """Converts a reply with alternating names and values to a dictionary."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def state_key(run_id: str) -> str:
-    """Where the state of one program is kept."""
+    """Returns the Redis key of a program's state."""
     return f"{PREFIX}:run:{run_id}"
 
 
 def cells_stream(worker: str) -> str:
-    """Where cells for the sessions of one worker queue."""
+    """Returns the Redis stream of the cells for one worker's sessions."""
     return f"{PREFIX}:cells:{worker}"
 
 
-def fingerprint(asked: str) -> str:
-    """What tells one thing that is asked for from another, FINGERPRINT_CHARS long."""
-    return hashlib.blake2b(asked.encode(), digest_size=FINGERPRINT_CHARS // 2).hexdigest()
+def fingerprint(request: str) -> str:
+    """Returns a hash of FINGERPRINT_CHARS hexadecimal digits, by which requests with the same id are compared."""
+    return hashlib.blake2b(request.encode(), digest_size=FINGERPRINT_CHARS // 2).hexdigest()
 
 
 def delivered_state(task: Task) -> str:
-    """The state of a program, without fingerprint, while this task of it counts."""
+    """Returns the state, without fingerprint, that a program has as long as the result of this task is needed."""
     return f"@{task.stream} {task.entry}"
 
 
 def get_state(run_id: str) -> Command:
-    """→ the state of a program without its fingerprint; empty where there is none."""
+    """Reads the state of a program, without its fingerprint. The reply is empty if there is no state."""
     return ("GETRANGE", state_key(run_id), FINGERPRINT_CHARS, -1)
 
 
 def short_states(run_ids: Sequence[str]) -> Command:
-    """→ the states of programs without fingerprints, as far as a state that is no longer than what is published."""
+    """Reads the states of programs without fingerprints. A reply over `DONE_INLINE_CHARS` long is a cut long result."""
     return ("EVAL", scripts.STATES, len(run_ids), *map(state_key, run_ids), DONE_INLINE_CHARS + 1)
 
 
 def is_result(state: str | None) -> TypeGuard[str]:
-    """Whether a state, without its fingerprint, is a result."""
+    """Returns whether a state, without its fingerprint, is a result."""
     return state is not None and state.startswith("{")
 
 
 def lost_cell(run_id: str, reason: str) -> CellResult:
-    """The result of a cell whose session is gone."""
+    """Returns the result of a cell whose session is gone."""
     return CellResult(id=run_id, outcome="lost", stderr=reason, session_alive=False, session_end=reason)
 
 
 def make_groups(streams: Sequence[str]) -> Command:
-    """Makes streams that workers can read, where they are not there yet."""
+    """Creates streams for workers, unless they exist."""
     return ("EVAL", scripts.MAKE_GROUPS, len(streams), *streams, GROUP)
 
 
 def enqueue(programs: Mapping[str, str], fingerprints: Mapping[str, str] | None = None) -> Command:
-    """Queues programs, JSON by id. → see `scripts.ENQUEUE`.
+    """Queues programs. See `scripts.ENQUEUE` for the reply.
 
     Args:
-        fingerprints: by id, of what the clients asked for; by default those of the programs' JSON.
+        programs: a `RunRequest` as JSON by id.
+        fingerprints: fingerprints of the clients' requests by id. None: the fingerprints of `programs`.
     """
     states = [state_key(run_id) for run_id in programs]
-    asked = fingerprints or {run_id: fingerprint(body) for run_id, body in programs.items()}
-    items = [field for run_id, body in programs.items() for field in (run_id, asked[run_id], body)]
+    by_id = fingerprints or {run_id: fingerprint(body) for run_id, body in programs.items()}
+    items = [field for run_id, body in programs.items() for field in (run_id, by_id[run_id], body)]
     return ("EVAL", scripts.ENQUEUE, 1 + len(states), TASKS, *states, *_enqueue_settings(), *items)
 
 
@@ -258,20 +261,23 @@ def _enqueue_settings() -> Command:
     return (time.time(), QUEUED_TTL_S, CANCELLED, REUSED, NO_FINGERPRINT)
 
 
-def enqueue_cell(run_id: str, body: str, worker: str, asked: str) -> Command:
-    """Queues a command for the sessions of one worker, unless that worker is dead. → see `enqueue`.
+def enqueue_cell(run_id: str, body: str, worker: str, request_fingerprint: str) -> Command:
+    """Queues a command for the sessions of one worker, unless that worker is dead. The reply is that of `enqueue`.
 
     Args:
-        asked: fingerprint of what the client asked for, which must be the same whenever it asks under this id.
+        run_id: id of the client's request.
+        body: a `SessionCommand` as JSON.
+        worker: name of the session's worker.
+        request_fingerprint: fingerprint of the client's request. A repeated request must have the same fingerprint.
     """
     keys = (cells_stream(worker), state_key(run_id))
     lost = lost_cell(run_id, WORKER_GONE).model_dump_json()
-    item = (run_id, asked, body, WORKERS, worker, lost)
+    item = (run_id, request_fingerprint, body, WORKERS, worker, lost)
     return ("EVAL", scripts.ENQUEUE_IF_WORKER_ALIVE, 2, *keys, *_enqueue_settings(), *item)
 
 
 def commit(finished: Sequence[tuple[Task, RunResult]]) -> Command:
-    """Stores results, publishes them and acknowledges their tasks. → see `scripts.COMMIT`."""
+    """Stores results, publishes them and acknowledges their tasks. See `scripts.COMMIT` for the reply."""
     keys = [OUTCOMES, TASKS, WORKERS]
     items: list[str | float] = []
     for task, result in finished:
@@ -283,48 +289,52 @@ def commit(finished: Sequence[tuple[Task, RunResult]]) -> Command:
 
 
 def cancel(run_id: str) -> Command:
-    """Takes a queued program out; has its result dropped if it runs already, unless it is a cell."""
+    """Cancels a program. A queued program is removed, and the result of a running program will be dropped.
+
+    A cell that was delivered to its worker is not cancelled.
+    """
     settings = (CANCELLED, CANCELLED_TTL_S, GROUP, cells_stream(""))
     return ("EVAL", scripts.CANCEL, 1, state_key(run_id), *settings)
 
 
 def forget(run_id: str, result: str) -> Command:
-    """Forgets a result, so that its id can be asked for anew; nothing if the id has another by now."""
+    """Deletes a result, so that a repeated request with its id runs again. Does nothing if the result has changed."""
     return ("EVAL", scripts.FORGET, 1, state_key(run_id), result)
 
 
 def expire_delivered(run_ids: Sequence[str]) -> Command:
-    """Has results that were sent to their clients expire sooner."""
+    """Makes results that were sent to their clients expire after `DELIVERED_TTL_S`."""
     return ("EVAL", scripts.DELIVERED, len(run_ids), *map(state_key, run_ids), DELIVERED_TTL_S)
 
 
 def drop_results(run_ids: Sequence[str]) -> Command:
-    """Drops results that were sent to their clients, because others need the memory."""
+    """Deletes results that were sent to their clients, to free memory."""
     return ("EVAL", scripts.DROP_RESULTS, len(run_ids), *map(state_key, run_ids))
 
 
 def claim_returned(worker: str, entries: Sequence[str], count: int) -> Command:
-    """Gives a worker the oldest returned tasks, for entries of RETURNED that it read. → see `scripts.CLAIM`."""
+    """Gives the oldest returned tasks to a worker that read these entries of RETURNED. See `scripts.CLAIM`."""
     return _claim(NOBODY, worker, count, *entries)
 
 
-def claim_own(worker: str, count: int) -> Command:
-    """Delivers to a worker again what it has. → see `scripts.CLAIM`."""
+def redeliver(worker: str, count: int) -> Command:
+    """Delivers a worker's own pending tasks to it again. See `scripts.CLAIM` for the reply."""
     return _claim(worker, worker, count)
 
 
-def _claim(holder: str, worker: str, count: int, *entries: str) -> Command:
-    return ("EVAL", scripts.CLAIM, 3, TASKS, RETURNED, TRIES, GROUP, holder, worker, count, *entries)
+def _claim(from_consumer: str, to_consumer: str, count: int, *entries: str) -> Command:
+    settings = (GROUP, from_consumer, to_consumer, count)
+    return ("EVAL", scripts.CLAIM, 3, TASKS, RETURNED, TRIES, *settings, *entries)
 
 
 def return_task(task: Task, worker: str) -> Command:
-    """Returns a task that this worker has not started."""
+    """Returns a task to the queue that this worker has not started."""
     settings = (GROUP, state_key(""), NOBODY, worker)
     return ("EVAL", scripts.RETURN_TASK, 2, TASKS, RETURNED, *settings, task.entry)
 
 
 def remove_worker(worker: str) -> Command:
-    """Forgets a dead worker and gives its tasks to the others. → how many."""
+    """Removes a dead worker and returns its tasks to the queue. The reply is their number."""
     keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), OUTCOMES, TRIES)
     settings = (GROUP, state_key(""), NOBODY, worker, WORKER_GONE, RESULT_TTL_S, DONE, QUEUED_TTL_S)
     return ("EVAL", scripts.REMOVE_WORKER, len(keys), *keys, *settings, NO_FINGERPRINT)

@@ -142,12 +142,14 @@ class Session:
         self._send(op)
         return self._receive()
 
-    def run_cell(self, code: str, timeout_s: float, cell_id: str, ends: float = math.inf) -> RunResult:
-        """Run one cell. Never raises for what it does; a dead session's cells are `lost` and say why.
+    def run_cell(self, code: str, timeout_s: float, cell_id: str, ends_at: float = math.inf) -> RunResult:
+        """Run one cell and return its result. If the session is dead, the outcome is `lost`, and `stderr` says why.
 
         Args:
-            timeout_s: how long the cell may run, without the time that it waits for its turn.
-            ends: monotonic seconds at which the cell is over in any case.
+            code: Python source.
+            timeout_s: how long the cell may run in seconds, without the time that it waits for its turn.
+            cell_id: id of the result.
+            ends_at: monotonic seconds at which the cell ends in any case.
         """
         with self._in_use:
             result = None
@@ -155,21 +157,21 @@ class Session:
                 self._streams.clear()
                 began = time.monotonic()
                 try:
-                    result = self._run_cell(code, began, timeout_s, cell_id, ends)
+                    result = self._run_cell(code, began, timeout_s, cell_id, ends_at)
                 except (JailLost, OSError) as error:
                     self._kill(f"the session was lost: {error}")
             return result or RunResult(id=cell_id, outcome="lost", stderr=self.reason, isolation=self._tier)
 
     def _run_cell(
-        self, code: str, began: float, timeout_s: float, cell_id: str, ends: float
+        self, code: str, began: float, timeout_s: float, cell_id: str, ends_at: float
     ) -> RunResult | None:
-        """None: the session turned out to be dead."""
+        """Run one cell. Returns None if the session turned out to be dead."""
         data, nonce = code.encode(), os.urandom(NONCE)
         if self._channel_has_data():
             self._kill(_FORGED)
             return None
         try:
-            cell = self._wait_for_cell(nonce, data, _TimeLimit(began + timeout_s, ends))
+            cell = self._wait_for_cell(nonce, data, _TimeLimit(began + timeout_s, ends_at))
         except BrokenPipeError:
             # It ended just now, and its zygote is about to report how; or it has only shut the channel, and is killed.
             self._send("kill")

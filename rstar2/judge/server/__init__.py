@@ -1,1 +1,1 @@
-"""The judge's HTTP process: endpoints for clients, and the dispatcher that puts programs into the queue."""
+"""The judge's HTTP process: the endpoints for clients, and the dispatcher that puts programs into the queue."""

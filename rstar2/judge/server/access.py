@@ -1,7 +1,7 @@
-"""Who may use the judge: those who know its token and speak its protocol, and never a page in somebody's browser.
+"""Access control: clients need the judge's token and a compatible protocol version. Web pages are always refused.
 
-A browser lets any page send requests to loopback. It names the page in `Origin`, but not in every request; and a page
-whose own name is made to lead to loopback (DNS rebinding) counts as of the same origin, but its name is in `Host`.
+A browser lets any web page send requests to loopback. Most of these requests name the page in `Origin`, but not all.
+A page whose domain resolves to loopback (DNS rebinding) has the same origin as the judge, but its domain is in `Host`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rstar2.judge.protocol_version import HEADER, INCOMPATIBLE, PROTOCOL, conflict, is_compatible
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
-"""Answered without the token: they tell nothing but that the service lives."""
-NO_PAGES = "Origin: the judge answers no requests of web pages"
-NO_TOKEN = "Authorization: wrong or missing token"
+"""These paths need no token, because their answers show only that the service is alive."""
+WEB_PAGE = "Origin: the judge refuses requests of web pages"
+BAD_TOKEN = "Authorization: wrong or missing token"
+UNKNOWN_HOST = (
+    "Host: not a name of this judge; start the judge with --allow-host and this name, or with a token"
+)
 _HEADER = HEADER.lower().encode()
-OTHER_HOST = "Host: this judge is not called so; start it with --allow-host and this name, or with a token"
 
 
 class AccessGuard:
-    """Lets a request pass that no web page sent, with the right `Authorization: Bearer` if there is a token.
+    """ASGI middleware that refuses requests of web pages, without the judge's token, or of incompatible clients.
 
-    A client that says which version of the protocol it speaks must speak the judge's major version.
+    A client is incompatible if it names a protocol version with another major version than the judge's.
 
     Args:
-        token: what clients must send. With one `Host` may be any: a page does not know the token.
-        hosts: names in `Host`, without port, beside `localhost` and addresses, which are no names.
+        app: the application that gets the allowed requests.
+        token: the token that clients must send as `Authorization: Bearer`, or None. With a token, any `Host` is
+            allowed, because a web page does not know the token.
+        hosts: allowed names in `Host`, without port. `localhost` and IP addresses are always allowed.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, hosts: Sequence[str]) -> None:
@@ -44,34 +48,34 @@ class AccessGuard:
         if scope["type"] in ("http", "websocket"):
             refusal = self._refusal(dict(scope["headers"]), scope["path"])
             if refusal is not None:
-                status, fault = refusal
-                answer = JSONResponse({"error": fault}, status, {HEADER: str(PROTOCOL)})
+                status, reason = refusal
+                answer = JSONResponse({"error": reason}, status, {HEADER: str(PROTOCOL)})
                 await answer(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
     def _refusal(self, headers: dict[bytes, bytes], path: str) -> tuple[int, str] | None:
-        """Returns the status and the reason if a request may not pass."""
+        """Returns the HTTP status and the reason if a request is refused, or None if it is allowed."""
         if b"origin" in headers:
-            return 403, NO_PAGES
+            return 403, WEB_PAGE
         if self.expected is None and not self.is_known_host(headers.get(b"host", b"localhost")):
-            return 403, OTHER_HOST
+            return 403, UNKNOWN_HOST
         if path in OPEN_PATHS:
             return None
         authorization = headers.get(b"authorization", b"")
         if self.expected is not None and not hmac.compare_digest(authorization, self.expected):
-            return 401, NO_TOKEN
-        spoken = headers.get(_HEADER)
-        if spoken is not None and not is_compatible(text := spoken.decode("latin-1")):
-            fault = conflict(
-                "this judge", "this client", text, we_are="the judge", they_are="the client's machine"
+            return 401, BAD_TOKEN
+        version = headers.get(_HEADER)
+        if version is not None and not is_compatible(text := version.decode("latin-1")):
+            message_and_hint = conflict(
+                "this judge", "this client", text, our_update="the judge", their_update="the client's machine"
             )
-            return INCOMPATIBLE, ". ".join(fault)
+            return INCOMPATIBLE, ". ".join(message_and_hint)
         return None
 
 
 def _host_name(host: bytes) -> str:
-    """What `Host` names, without the port."""
+    """Returns the host name or address in a `Host` header, without the port."""
     text = host.decode("latin-1").lower()
     return text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
 

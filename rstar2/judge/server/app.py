@@ -1,4 +1,4 @@
-"""The judge's HTTP process: takes requests, puts programs on the queue, answers with their results."""
+"""The judge's HTTP process: receives requests, puts programs into the queue, and answers with their results."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from rstar2.judge.server.websocket import websocket_router
 from rstar2.processes import begin_module
 
 MAX_HEAD_BYTES = 64 << 10
-"""The longest head of a request, and the longest trailer of a body."""
+"""Maximum size of the headers of a request, and of the trailers of its body."""
 PING_S = 20.0
-SILENT_S = 120.0
-"""A WebSocket is closed if its client answers no ping for this long; a busy event loop may take a while."""
+PONG_TIMEOUT_S = 120.0
+"""A WebSocket is closed if its client answers no ping for this long. The event loop of a busy client answers late."""
 
 
 def create_app(settings: ServerSettings) -> ASGIApp:
-    """The application; it connects to the queue when it starts."""
+    """Returns the ASGI application of the judge. It connects to the queue when the application starts."""
     limits = settings.limits
     dispatcher = Dispatcher(settings.redis_url, limits.max_queued, limits.max_queued_bytes)
 
@@ -48,14 +48,14 @@ def create_app(settings: ServerSettings) -> ASGIApp:
         yield {"read_s": limits.read_s, "bodies": BodyBudget(limits.max_body_bytes)}
         await dispatcher.close()
 
-    # Without a token it listens on loopback only, and there is nobody from whom to keep what it offers.
+    # The API description is public only if there is no token: the judge then listens on loopback only.
     openapi_url = "/openapi.json" if settings.token is None else None
     app = FastAPI(
         title="rstar2 judge",
         version=__version__,
         lifespan=lifespan,
         openapi_url=openapi_url,
-        # A browser would send an Origin with what is tried out.
+        # "Try it out" cannot work: the browser would send an Origin header, which the judge refuses.
         swagger_ui_parameters={"supportedSubmitMethods": []},
     )
     add_error_answers(app)
@@ -71,22 +71,23 @@ def create_app(settings: ServerSettings) -> ASGIApp:
     return AccessGuard(app, settings.token, settings.hosts)
 
 
-def without_traceback(record: logging.LogRecord) -> bool:
-    """A filter for uvicorn's log: of a message that is no UTF-8, which any client can send, it logs one line."""
+def drop_decode_traceback(record: logging.LogRecord) -> bool:
+    """Log filter for uvicorn: drops the traceback of messages that are not UTF-8, because any client can send them."""
     if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
         record.exc_info = None
     return True
 
 
 def main() -> None:
-    """Serve on the socket the supervisor opened: connections wait there while this process restarts."""
+    """Serve on the socket that the supervisor opened. New connections wait there while this process restarts."""
     settings = begin_module(ServerSettings)
-    logging.getLogger("uvicorn.error").addFilter(without_traceback)
-    # One file for each request that waits, and clients may make as many as they like.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    logging.getLogger("uvicorn.error").addFilter(drop_decode_traceback)
+    # Each waiting request needs a file descriptor, and the number of requests is not limited.
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     listener = socket.socket(fileno=settings.socket_fd)
-    # Connections inherit both. They end those whose client reads nothing more, and those whose client has vanished.
+    # Connections inherit both options. The first ends connections whose client stops reading, the second connections
+    # whose client has vanished.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.limits.unread_s * 1000))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     config = uvicorn.Config(
@@ -96,13 +97,13 @@ def main() -> None:
         proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
-        # It limits heads, and does not take in requests that are sent ahead.
+        # h11 limits the size of headers, and does not buffer pipelined requests.
         http="h11",
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws="websockets-sansio",
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=PING_S,
-        ws_ping_timeout=SILENT_S,
+        ws_ping_timeout=PONG_TIMEOUT_S,
         ws_per_message_deflate=False,
     )
     server = uvicorn.Server(config)

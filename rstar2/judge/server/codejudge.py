@@ -1,7 +1,7 @@
-"""Drop-in endpoints for clients of code-judge: /ping, /run, /judge, each with /batch and /long-batch.
+"""Drop-in endpoints for clients of code-judge: /ping, /run and /judge, and /batch and /long-batch under the last two.
 
-The wire format is that of github.com/0xWJ/code-judge. Different from it: a bad item of a batch, and one of a type
-other than python, is `invalid_input` alone.
+The wire format is that of github.com/0xWJ/code-judge, with one difference. A bad item of a batch, or an item whose type
+is not "python", gets the reason `invalid_input`, and the other items still run.
 """
 
 from __future__ import annotations
@@ -13,16 +13,22 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from rstar2.judge.schema import Outcome, RunRequest, RunResult, encodable
+from rstar2.judge.schema import Outcome, RunRequest, RunResult, utf8_bytes
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
-from rstar2.judge.server.http import described, read_json, unless_disconnected, validated, validation_message
+from rstar2.judge.server.http import (
+    openapi_schemas,
+    read_json,
+    unless_disconnected,
+    validated,
+    validation_message,
+)
 
-LIMIT_S = 10.0
-"""code-judge's own default; its requests cannot ask for another."""
+TIMEOUT_S = 10.0
+"""The time limit of code-judge itself. Its requests have no field to set another."""
 MEMORY_MB = 1024
 MAX_BATCH = 10_000
 TIMEOUT_LINE = "Suicide from timeout.\n"
-"""What code-judge's own harness prints after a program's output when its time is over, so that models saw it."""
+"""Line that code-judge appends to the stdout of a program that times out. Models trained with code-judge know it."""
 Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
 _REASONS: dict[Outcome, Reason] = {
     "timeout": "worker_timeout",
@@ -32,20 +38,19 @@ _REASONS: dict[Outcome, Reason] = {
 }
 
 
-def _returnable(sub_id: str) -> str:
-    """An id that can be sent back."""
-    encodable(sub_id)
+def _checked_sub_id(sub_id: str) -> str:
+    utf8_bytes(sub_id)
     return sub_id
 
 
-class Named(BaseModel):
-    """Has an id, the client's or one of ours."""
+class WithId(BaseModel):
+    """A request with an optional id. The judge generates the id if the client sends none."""
 
-    sub_id: Annotated[str, AfterValidator(_returnable)] = Field(default_factory=lambda: str(uuid.uuid4()))
+    sub_id: Annotated[str, AfterValidator(_checked_sub_id)] = Field(default_factory=lambda: str(uuid.uuid4()))
 
 
-class Submission(Named):
-    """One program; unknown fields are ignored, as code-judge does."""
+class Submission(WithId):
+    """One program. Unknown fields are ignored, as in code-judge."""
 
     type: Literal["python"]
     solution: str
@@ -53,44 +58,44 @@ class Submission(Named):
     expected_output: str | None = None
 
 
-class Batch(Named):
-    """Several; items are not checked here, so that a bad one is bad alone."""
+class Batch(WithId):
+    """Several programs. Items are validated one by one later, so that a bad item fails alone."""
 
     type: Literal["batch"] = "batch"
     submissions: list[object] = Field(min_length=1, max_length=MAX_BATCH)
 
 
-def _named(item: object) -> object:
-    """A submission whose null id is left for us to choose."""
+def _without_null_id(item: object) -> object:
+    """Remove a `sub_id` of null, so that the judge generates one."""
     if isinstance(item, dict) and item.get("sub_id") is None:
         return {key: value for key, value in item.items() if key != "sub_id"}
     return item
 
 
 def prepare(item: object) -> tuple[Submission, PendingRun]:
-    """One item as a submission, and the program to run for it."""
-    submission = Submission.model_validate(_named(item))
+    """Returns one item as a submission, and the program to run for it. Raises ValidationError if the item is bad."""
+    submission = Submission.model_validate(_without_null_id(item))
     request = RunRequest(
-        code=submission.solution, stdin=submission.input or "", timeout_s=LIMIT_S, memory_mb=MEMORY_MB
+        code=submission.solution, stdin=submission.input or "", timeout_s=TIMEOUT_S, memory_mb=MEMORY_MB
     )
     return submission, PendingRun.from_request(uuid.uuid4().hex, request)
 
 
-def _invalid(item: object, error: ValidationError) -> dict[str, Any]:
+def _invalid_answer(item: object, error: ValidationError) -> dict[str, Any]:
     try:
-        named = Named.model_validate(_named(item))
+        with_id = WithId.model_validate(_without_null_id(item))
     except ValidationError:
-        named = Named()
-    return answer_for(named.sub_id, RunResult(id="", outcome="invalid", stderr=validation_message(error)))
+        with_id = WithId()
+    return answer_for(with_id.sub_id, RunResult(id="", outcome="invalid", stderr=validation_message(error)))
 
 
 def answer_for(sub_id: str, result: RunResult, expected: str | None = None) -> dict[str, Any]:
-    """A result in the terms of code-judge; a success only with the `expected` output, where that is given."""
+    """Returns a result in code-judge's format. If `expected` is set, success requires that output, too."""
     ran = result.outcome == "ok"
-    right = expected is None or result.stdout.strip() == expected.strip()
+    is_expected = expected is None or result.stdout.strip() == expected.strip()
     return {
         "sub_id": sub_id,
-        "success": ran and right,
+        "success": ran and is_expected,
         "run_success": ran,
         "cost": result.wall_s,
         "stdout": result.stdout + TIMEOUT_LINE * (result.outcome == "timeout"),
@@ -100,15 +105,16 @@ def answer_for(sub_id: str, result: RunResult, expected: str | None = None) -> d
 
 
 async def judge_all(dispatcher: Dispatcher, items: list[object]) -> list[dict[str, Any]]:
+    """Run all valid items. Returns one answer in code-judge's format for each item, in order."""
     answers: dict[int, dict[str, Any]] = {}
-    good: dict[int, tuple[Submission, PendingRun]] = {}
+    valid: dict[int, tuple[Submission, PendingRun]] = {}
     for index, item in enumerate(items):
         try:
-            good[index] = prepare(item)
+            valid[index] = prepare(item)
         except ValidationError as error:
-            answers[index] = _invalid(item, error)
-    texts = await dispatcher.run([run for _, run in good.values()])
-    for (index, (submission, _)), text in zip(good.items(), texts, strict=True):
+            answers[index] = _invalid_answer(item, error)
+    texts = await dispatcher.run([run for _, run in valid.values()])
+    for (index, (submission, _)), text in zip(valid.items(), texts, strict=True):
         result = RunResult.model_validate_json(text)
         answers[index] = answer_for(submission.sub_id, result, submission.expected_output)
     return [answers[index] for index in range(len(items))]
@@ -119,7 +125,7 @@ def _without_output(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def codejudge_router(dispatcher: Dispatcher) -> APIRouter:
-    """The endpoints; `/status` is one with the native one."""
+    """Returns the endpoints of code-judge except `/status`, which the router of `metrics.py` serves."""
     router = APIRouter()
 
     @router.get("/ping")
@@ -131,26 +137,26 @@ def codejudge_router(dispatcher: Dispatcher) -> APIRouter:
         return answer
 
     async def many(request: Request, *, output: bool) -> Response:
-        batch = validated(Batch, _named(await read_json(request)))
+        batch = validated(Batch, _without_null_id(await read_json(request)))
         answers = await unless_disconnected(request, judge_all(dispatcher, batch.submissions))
         results = answers if output else list(map(_without_output, answers))
         return JSONResponse({"sub_id": batch.sub_id, "results": results})
 
-    @router.post("/run", **described(Submission))
+    @router.post("/run", **openapi_schemas(Submission))
     async def run(request: Request) -> Response:
         return JSONResponse(await one(request))
 
-    @router.post("/judge", **described(Submission))
+    @router.post("/judge", **openapi_schemas(Submission))
     async def judge(request: Request) -> Response:
         return JSONResponse(_without_output(await one(request)))
 
-    @router.post("/run/batch", **described(Batch))
-    @router.post("/run/long-batch", **described(Batch))
+    @router.post("/run/batch", **openapi_schemas(Batch))
+    @router.post("/run/long-batch", **openapi_schemas(Batch))
     async def run_batch(request: Request) -> Response:
         return await many(request, output=True)
 
-    @router.post("/judge/batch", **described(Batch))
-    @router.post("/judge/long-batch", **described(Batch))
+    @router.post("/judge/batch", **openapi_schemas(Batch))
+    @router.post("/judge/long-batch", **openapi_schemas(Batch))
     async def judge_batch(request: Request) -> Response:
         return await many(request, output=False)
 

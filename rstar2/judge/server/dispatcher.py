@@ -1,8 +1,8 @@
-"""How the HTTP process uses the queue: it enqueues programs, receives their results, and cancels programs.
+"""The HTTP process's side of the queue: it enqueues programs, receives their results, and cancels programs.
 
-Everything that is asked for within one turn of the event loop goes to Redis in one exchange. One task receives the
-notices of finished programs; a sweep every few seconds finds results whose notice was missed, and enqueues again
-what a Redis that lost its data has forgotten.
+All commands of one turn of the event loop are sent to Redis in one exchange. One task receives the notices of finished
+programs. A sweep every few seconds fetches results whose notice was missed. It also enqueues programs again if Redis
+has lost its data.
 """
 
 from __future__ import annotations
@@ -27,41 +27,42 @@ from rstar2.judge.schema import MAX_WAIT_S, Outcome, RunRequest, RunResult, iden
 from rstar2.retry import Backoff
 
 REDIS_SHARE = 0.75
-"""Of the memory that Redis itself may take, where it has a limit (maxmemory)."""
+"""The queue may take this share of Redis's memory limit (maxmemory), if there is one."""
 LONGEST_RETRY_AFTER_S = 10.0
-"""`Retry-After` is at most this."""
+"""Upper bound for `Retry-After`."""
 MAX_BATCH = 256
-"""Programs enqueued, and cancelled, in one exchange with Redis."""
+"""Maximum number of programs that one exchange with Redis enqueues, and maximum number that it cancels."""
 COMMAND_BYTES = 32 << 20
-"""Programs sent in one command, if it is more than one; Redis takes a GiB at most."""
+"""Maximum size of a command with more than one program. Redis accepts at most 1 GiB."""
 SWEEP_S = 3.0
 DELIVERED_BATCH = 64
-"""Delivered results are reported to Redis when there are this many, and at each sweep."""
+"""Delivered results are reported to Redis at each sweep, and whenever there are this many."""
 DROP_SHARE = 0.5
-"""Delivered results are dropped when the queue takes more than this share of the bytes that it may take."""
+"""Delivered results are dropped if the queue takes more than this share of `Dispatcher.allowed_bytes`."""
 DROP_AFTER_S = 1.0
-"""They are kept for this long in any case: a client whose connection broke may ask again."""
+"""A delivered result is never dropped earlier than this, because a client whose connection broke may ask again."""
 REFUSED_RETRY_S = 1.0
-"""`Retry-After` when Redis stores nothing."""
+"""`Retry-After` if Redis refuses to store programs."""
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 STABLE_S = 10.0
-"""After a loop has run for this long without an error, it is retried quickly again."""
+"""After a loop has run for this long without an error, its next retry waits only `FIRST_RETRY_S`."""
 RECENT = 2000
-STATES_AT_ONCE = 1000
-RESULTS_AT_ONCE = 16
-"""Long results fetched in one exchange: each takes megabytes, and after a pause there can be thousands."""
+"""Number of finished programs whose times are kept for `/status`."""
+STATES_PER_COMMAND = 1000
+RESULTS_PER_COMMAND = 16
+"""Number of long results per exchange with Redis. Each can take megabytes, and thousands can be due after a pause."""
 _PROGRAMS = ""
-"""In place of an id: the command that enqueues all programs that are no cells."""
+"""Stands for an id in the key of the command that enqueues all programs that are not cells."""
 log = logging.getLogger(__name__)
 
 
 class NotQueued(Exception):
-    """The judge cannot queue a program now, and has stored nothing of it.
+    """The judge cannot queue a program now, and has not stored it.
 
     Args:
-        reason: why.
-        retry_after_s: when to ask again.
+        reason: why the program was not queued.
+        retry_after_s: seconds after which the client should try again.
     """
 
     def __init__(self, reason: str, retry_after_s: float) -> None:
@@ -70,27 +71,28 @@ class NotQueued(Exception):
 
 
 class QueueFull(NotQueued):
-    """The judge holds as much as it may."""
+    """The queue has reached a limit of `ServerLimits`."""
 
 
 class QueueRefuses(NotQueued):
-    """Redis stores nothing at the moment and says why, such as a full disk or full memory."""
+    """Redis refuses to store programs at the moment, for example because its disk or memory is full."""
 
     def __init__(self, error: ResponseError) -> None:
         super().__init__(f"the queue refuses to store programs: {error}", REFUSED_RETRY_S)
 
 
 class IdReused(Exception):
-    """Something else was asked for under this id before."""
+    """An earlier request with other contents has the same id."""
 
     def __init__(self) -> None:
         super().__init__(
-            "Idempotency-Key: something else was asked for under this key or id; choose a new one for each request"
+            "Idempotency-Key: an earlier request with other contents has this key or id; "
+            "use a new one for each request"
         )
 
 
 class PendingRun:
-    """One program that some client waits for."""
+    """One program that a client waits for."""
 
     def __init__(
         self,
@@ -102,22 +104,23 @@ class PendingRun:
     ) -> None:
         self.id = run_id
         self.body = body
-        """What the worker gets, as JSON."""
+        """The message for the worker, as JSON."""
         self.fingerprint = queue.fingerprint(body if fingerprint_source is None else fingerprint_source)
-        """The fingerprint of the client's request. Each request under this id must have the same one."""
+        """The fingerprint of the client's request. All requests under this id must have the same fingerprint."""
         self.size = sys.getsizeof(body)
         """Bytes of `body` in memory."""
         self.worker = worker
-        """The only one that can run it; None: any."""
+        """The only worker that can run it, or None if any worker can."""
         self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """The result as JSON, or IdReused or QueueRefuses."""
+        """The result as JSON. Raises IdReused or QueueRefuses if the program was not queued."""
         self.waiters = 0
+        """Number of `submit` calls for this run that have not been released."""
         self.sent_at: float | None = None
-        """Monotonic seconds; None until Redis has answered that it has it."""
+        """Monotonic seconds at which Redis confirmed that it stored the program. None before that."""
         self.may_be_stored = False
-        """Whether it was sent to Redis, and no answer came."""
+        """Whether the program was sent to Redis but the answer was lost."""
         self.early_notice: queue.Notice | None = None
-        """One that came before that answer."""
+        """A notice that arrived before Redis confirmed the program."""
         self.deadline = time.monotonic() + timeout_s + MAX_WAIT_S
 
     @classmethod
@@ -126,51 +129,59 @@ class PendingRun:
 
 
 def _enqueued_by(run: PendingRun) -> tuple[str, str]:
-    """The name of the command that enqueues a program."""
+    """Returns the key, in one exchange with Redis, of the command that enqueues this program."""
     return "enqueue", _PROGRAMS if run.worker is None else run.id
 
 
 def _is_permanent(error: ResponseError) -> bool:
-    """Whether a command fails however often it is tried: what is under the program's key is no state of a program."""
+    """Returns whether a retry of the command is useless, because the program's key holds a value of another type."""
     return str(error).startswith("WRONGTYPE")
 
 
 class Dispatcher:
-    """The HTTP process's programs, from the request to the result. All methods belong to one event loop."""
+    """All programs of the HTTP process, from the request to the result. Call all methods in one event loop."""
 
     def __init__(self, redis_url: str, max_queued: int, max_queued_bytes: int) -> None:
         self.client = async_client(redis_url)
         self.connection = RedisConnection(redis_url)
-        """For `_send_batch` alone."""
+        """Used only by `_send_batch`."""
         self.subscription = Subscription(redis_url, queue.DONE)
         self.max_queued = max_queued
-        """Programs in the queue from which on `QueueFull` is raised."""
-        self.max_queued_bytes = self.allowed_bytes = max_queued_bytes
-        """Bytes of Redis, or of the programs here, from which on it is raised, and fewer if Redis may not hold that."""
+        """The queue is full when it has this many programs."""
+        self.max_queued_bytes = max_queued_bytes
+        self.allowed_bytes = max_queued_bytes
+        """The queue is full when it takes more bytes. At most `max_queued_bytes`, less if Redis has a memory limit."""
         self.depth = 0
-        """Programs queued or running, as Redis last said."""
+        """Programs queued or running in Redis, when last measured."""
         self.stored_bytes = 0
-        """Memory that Redis takes, with the results it keeps, as it last said."""
-        self.submitted_bytes = self.sent_bytes = self.measured_bytes = 0
-        """Of all programs so far that were to be sent to Redis, that were sent, and that `stored_bytes` includes."""
+        """Memory of Redis, with all results that it stores, when last measured."""
+        self.submitted_bytes = 0
+        """Total size of all programs that were ever submitted to this dispatcher."""
+        self.sent_bytes = 0
+        """Total size of all programs that were ever sent to Redis."""
+        self.measured_bytes = 0
+        """`sent_bytes` at the time when `stored_bytes` was measured."""
         self.rate = 0.0
-        """Programs finished a second, recently, in the whole queue."""
+        """Recent rate of finished programs per second, in the whole queue."""
         self.finished = 0
-        """Notices of finished programs received so far; those a broken connection missed are not counted."""
+        """Number of notices of finished programs. Notices that a broken connection lost are not counted."""
         self.recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
-        """(queue_s, wall_s) of what was finished last in the whole queue."""
+        """(queue_s, wall_s) of the programs that finished last in the whole queue."""
         self.on_finished: Callable[[float, float], None] = lambda queue_s, wall_s: None
+        """Called with `queue_s` and `wall_s` of each finished program."""
         self.waiting: dict[str, PendingRun] = {}
+        """All submitted programs by id, until they are released."""
         self.waiting_bytes = 0
+        """Total size of the programs in `waiting`."""
         self.unsent: list[PendingRun] = []
         self.cancelled: list[str] = []
-        """Ids of programs to be cancelled in Redis."""
+        """Ids of programs that are to be cancelled in Redis."""
         self.delivered: list[str] = []
-        """Ids of results that their clients have got."""
+        """Ids of results that were delivered to their clients, until that is reported to Redis."""
         self.stored_delivered: deque[tuple[float, str]] = deque()
-        """Monotonic seconds and ids of such results, oldest first, until they expire."""
+        """Delivered results that Redis still stores: monotonic seconds of the report, and id. Oldest first."""
         self.has_work = asyncio.Event()
-        """Set when there is something to send to Redis."""
+        """Set while there is something to send to Redis."""
         self.loops: list[asyncio.Task[None]] = []
         self.monitor = LivenessMonitor()
 
@@ -187,37 +198,44 @@ class Dispatcher:
         await self.client.aclose()
 
     def check_capacity(self, count: int) -> None:
-        """Raise QueueFull unless this many more programs may be queued: all or none, lest large requests starve."""
-        held = self._held_bytes()
+        """Raises QueueFull if the queue is full and `count`, the number of new programs, is not 0.
+
+        A request with many programs may exceed the limit, as long as the queue is not full before it. Large requests
+        would otherwise never be accepted while there are small ones.
+        """
+        used = self._used_bytes()
         if max(self.depth, len(self.waiting)) >= self.max_queued:
-            full = f"the queue is full: it may hold {self.max_queued} programs"
-        elif held > self.allowed_bytes:
+            reason = f"the queue is full: it may hold {self.max_queued} programs"
+        elif used > self.allowed_bytes:
             allowed = self.allowed_bytes >> 20
-            full = f"the queue is full: programs and results take {held >> 20} MiB, {allowed} are allowed"
+            reason = f"the queue is full: programs and results take {used >> 20} MiB, {allowed} are allowed"
         else:
             return
         if count:
-            drained_s = self.depth / self.rate if self.rate else 0.0
-            # Not when it will be empty: the workers must not run dry before the clients come back.
-            raise QueueFull(full, min(LONGEST_RETRY_AFTER_S, max(1.0, drained_s / 4)))
+            drain_s = self.depth / self.rate if self.rate else 0.0
+            # Clients come back well before the queue is empty, so that the workers are never idle.
+            raise QueueFull(reason, min(LONGEST_RETRY_AFTER_S, max(1.0, drain_s / 4)))
 
-    def _held_bytes(self) -> int:
-        """Bytes of the queue, with what was sent since they were measured, or of the programs here."""
+    def _used_bytes(self) -> int:
+        """Returns the bytes that the queue takes: Redis, as last measured, and the programs submitted since then.
+
+        It is at least the size of the programs in `waiting`.
+        """
         return max(self.waiting_bytes, self.stored_bytes + self.submitted_bytes - self.measured_bytes)
 
     async def run(self, programs: Sequence[PendingRun]) -> list[str]:
-        """Queue programs and wait for all. → their results as JSON, in order.
+        """Queue programs and wait for all of them. Returns their results as JSON, in order.
 
         Raises:
-            QueueFull: nothing was queued.
-            QueueRefuses: Redis does not store programs; none of these will run.
-            IdReused: an id is known for something else; the programs are cancelled.
+            QueueFull: the queue is full, and no program was queued.
+            QueueRefuses: Redis does not store programs, and none of these programs will run.
+            IdReused: an earlier request with other contents has the same id. All these programs are cancelled.
         """
         self.check_capacity(len(programs))
         runs = [self.submit(run) for run in programs]
         try:
             if unfinished := [run.result for run in runs if not run.result.done()]:
-                # Others may wait for the same results, so this must not cancel them.
+                # `wait` does not cancel the futures, because other clients may wait for the same results.
                 await asyncio.wait(unfinished, return_when=asyncio.FIRST_EXCEPTION)
             failed = [run for run in runs if run.result.done() and run.result.exception() is not None]
             return [run.result.result() for run in failed or runs]
@@ -226,9 +244,10 @@ class Dispatcher:
                 self.release(run)
 
     def submit(self, program: PendingRun) -> PendingRun:
-        """Queue one program, until `release`. Call `check_capacity` before.
+        """Queue one program. Call `check_capacity` before, and `release` after.
 
-        → the one to wait for: an earlier one of the same id, if there is one, which is not run again.
+        Returns the run to wait for. This is an earlier run with the same id if there is one, because a program runs
+        only once.
         """
         run = self.waiting.get(program.id)
         if run is None:
@@ -248,10 +267,11 @@ class Dispatcher:
         self.has_work.set()
 
     def release(self, run: PendingRun, *, delivered: bool = True) -> None:
-        """Wait no longer for a run of `submit`; a program nobody else waits for is cancelled.
+        """Stop waiting for a run. If nobody else waits for it, its program is cancelled.
 
         Args:
-            delivered: the client has the result, if there is one, which need not be kept for long then.
+            run: the run that `submit` returned.
+            delivered: whether the client received the result. A delivered result expires sooner.
         """
         run.waiters -= 1
         if run.waiters:
@@ -267,14 +287,14 @@ class Dispatcher:
             self.cancel_unless_awaited(run.id)
 
     def cancel_unless_awaited(self, run_id: str) -> None:
-        """Cancel a program unless a client waits for it here, or it is a cell that runs."""
+        """Cancel a program in Redis, unless a client waits for it here or it is a cell that is running."""
         self.cancelled.append(run_id)
         self.has_work.set()
 
     def cancel(self, run_id: str) -> None:
-        """Cancel a program, also where clients wait for it; they get the outcome `refused`.
+        """Cancel a program even if clients wait for it. These clients get the outcome `refused`.
 
-        Not a cell that somebody waits for: it may run already, and then its result counts.
+        A cell that a client waits for is not cancelled, because it may already be running and change the session.
         """
         run = self.waiting.get(run_id)
         if run is not None and run.worker is not None:
@@ -282,11 +302,11 @@ class Dispatcher:
         self._give_up(run_id, "refused", "cancelled")
 
     async def forget(self, run_id: str, result: str) -> None:
-        """Forget a result that is no use to a client that asks again."""
+        """Delete a stored result, so that a repeated request with this id runs again."""
         await self.client.execute_command(*queue.forget(run_id, result))
 
     async def stored_results(self, ids: Sequence[str]) -> dict[str, str]:
-        """Results as JSON by id, of those that are still in Redis; RedisError where it does not answer."""
+        """Returns the results, as JSON by id, that Redis still stores. Raises RedisError if Redis does not answer."""
         states = await self.client.mget([queue.state_key(run_id) for run_id in ids])
         bare = [state and state[queue.FINGERPRINT_CHARS :] for state in states]
         return {run_id: state for run_id, state in zip(ids, bare, strict=True) if queue.is_result(state)}
@@ -297,9 +317,9 @@ class Dispatcher:
             run.result.set_result(result)
 
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run one of the loops until it is cancelled, again after each error of Redis.
+        """Run one of the loops until it is cancelled, and restart it after each error of Redis.
 
-        Ends the process if it ends in any other way: one that no longer sends or receives would answer nobody.
+        If the loop ends in any other way, the process ends: without one of its loops it could answer no request.
         """
         task = asyncio.current_task()
         backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
@@ -326,28 +346,13 @@ class Dispatcher:
                 await self._send_batch()
 
     async def _send_batch(self) -> None:
-        """Send to Redis as much as one exchange may hold, and handle the replies."""
+        """Send unsent programs and cancellations to Redis in one exchange, and handle the replies."""
         sizes = list(accumulate(run.size for run in self.unsent[:MAX_BATCH]))
         taken = self.unsent[: max(1, bisect(sizes, COMMAND_BYTES))]
         cancelled = self.cancelled[:MAX_BATCH]
         runs = [run for run in taken if not run.result.done()]
-        commands: dict[tuple[str, str], Command] = {}
-        if programs := {run.id: run.body for run in runs if run.worker is None}:
-            fingerprints = {run.id: run.fingerprint for run in runs}
-            commands["enqueue", _PROGRAMS] = queue.enqueue(programs, fingerprints)
-        for run in runs:
-            if run.worker is not None:
-                commands["enqueue", run.id] = queue.enqueue_cell(
-                    run.id, run.body, run.worker, run.fingerprint
-                )
-        for run_id in cancelled:
-            again = self.waiting.get(run_id)
-            if again is None or again.result.done():
-                commands["cancel", run_id] = queue.cancel(run_id)
-        if len(self.delivered) >= DELIVERED_BATCH:
-            commands["expire", "delivered"] = self._expire_delivered()
         try:
-            replies = await self.connection.execute(commands)
+            replies = await self.connection.execute(self._batch_commands(runs, cancelled))
         except RedisError:
             for run in runs:
                 run.may_be_stored = True
@@ -361,33 +366,67 @@ class Dispatcher:
             for (kind, run_id), error in errors.items()
             if kind == "cancel" and not _is_permanent(error)
         ]
-        known: dict[str, str] = {}
+        earlier_states: dict[str, str] = {}
         for key, reply in replies.items():
             if key[0] == "enqueue" and key not in errors:
-                known |= queue.pairs(reply)
+                earlier_states |= queue.pairs(reply)
         stored = [run for run in runs if _enqueued_by(run) not in errors]
         for run in stored:
-            run.sent_at = time.monotonic()
-            if queue.is_result(state := known.get(run.id)):
-                self._resolve(run.id, state)
-            elif state == queue.REUSED and not run.result.done():
-                run.result.set_exception(IdReused())
-                if run.id in cancelled:
-                    # That was another program, which this one has kept from being cancelled.
-                    self.cancelled.append(run.id)
-            if run.result.cancelled():
-                # It was released while it was on its way.
-                self.cancelled.append(run.id)
-        early = [run.early_notice for run in stored if run.early_notice is not None]
-        await self._hand_out(early)
+            self._handle_stored(run, earlier_states.get(run.id), cancelled)
+        early_notices = [run.early_notice for run in stored if run.early_notice is not None]
+        await self._resolve_notices(early_notices)
         if errors:
-            # What is left, and what is asked for meanwhile, is sent after a pause.
+            # `_keep_running` pauses, and then sends the rest.
             raise next(iter(errors.values()))
+
+    def _batch_commands(
+        self, runs: Sequence[PendingRun], cancelled: Sequence[str]
+    ) -> dict[tuple[str, str], Command]:
+        """Returns the commands of one exchange. Each key is the kind of the command and an id."""
+        commands: dict[tuple[str, str], Command] = {}
+        if programs := {run.id: run.body for run in runs if run.worker is None}:
+            fingerprints = {run.id: run.fingerprint for run in runs}
+            commands["enqueue", _PROGRAMS] = queue.enqueue(programs, fingerprints)
+        for run in runs:
+            if run.worker is not None:
+                commands["enqueue", run.id] = queue.enqueue_cell(
+                    run.id, run.body, run.worker, run.fingerprint
+                )
+        for run_id in cancelled:
+            newer_run = self.waiting.get(run_id)
+            if newer_run is None or newer_run.result.done():
+                commands["cancel", run_id] = queue.cancel(run_id)
+        if len(self.delivered) >= DELIVERED_BATCH:
+            commands["expire", "delivered"] = self._expire_delivered()
+        return commands
+
+    def _handle_stored(self, run: PendingRun, earlier_state: str | None, cancelled: Sequence[str]) -> None:
+        """Handle the reply for one run: Redis has stored it now, or has known its id before.
+
+        Args:
+            run: the run that was sent.
+            earlier_state: the state that Redis had for this id before, or None.
+            cancelled: ids of the programs that were to be cancelled in the same exchange.
+        """
+        run.sent_at = time.monotonic()
+        if queue.is_result(earlier_state):
+            self._resolve(run.id, earlier_state)
+        elif earlier_state == queue.REUSED and not run.result.done():
+            run.result.set_exception(IdReused())
+            if run.id in cancelled:
+                # The cancellation was for the earlier program, and was skipped because of this run.
+                self.cancelled.append(run.id)
+        if run.result.cancelled():
+            # The run was released while it was being sent.
+            self.cancelled.append(run.id)
 
     def _answer_refused(
         self, runs: Sequence[PendingRun], errors: Mapping[tuple[str, str], ResponseError]
     ) -> list[PendingRun]:
-        """Answer the programs that Redis has refused to store. → those that it may have stored before."""
+        """Make the programs that Redis refused to store raise QueueRefuses.
+
+        Returns the runs that are to be sent again, because an earlier try may have stored them.
+        """
         unknown = []
         for run in runs:
             error = errors.get(_enqueued_by(run))
@@ -398,22 +437,25 @@ class Dispatcher:
         return unknown
 
     def _expire_delivered(self) -> Command:
-        """Has Redis forget delivered results sooner. If it does not arrive, they stay until they expire."""
+        """Returns the command that makes delivered results expire sooner.
+
+        If the command is lost, these results expire at their usual time.
+        """
         delivered, self.delivered = self.delivered, []
-        done = [run_id for run_id in delivered if run_id not in self.waiting]
+        expiring = [run_id for run_id in delivered if run_id not in self.waiting]
         now = time.monotonic()
-        self.stored_delivered.extend((now, run_id) for run_id in done)
-        return queue.expire_delivered(done)
+        self.stored_delivered.extend((now, run_id) for run_id in expiring)
+        return queue.expire_delivered(expiring)
 
     async def _drop_delivered(self) -> None:
-        """Drop results that were delivered a while ago, if the queue needs their memory."""
+        """Drop results that were delivered more than `DROP_AFTER_S` ago, if the queue needs their memory."""
         stored, now = self.stored_delivered, time.monotonic()
         while stored and now - stored[0][0] > queue.DELIVERED_TTL_S:
             stored.popleft()
-        if self._held_bytes() <= DROP_SHARE * self.allowed_bytes:
+        if self._used_bytes() <= DROP_SHARE * self.allowed_bytes:
             return
         dropped: list[str] = []
-        while stored and now - stored[0][0] > DROP_AFTER_S and len(dropped) < STATES_AT_ONCE:
+        while stored and now - stored[0][0] > DROP_AFTER_S and len(dropped) < STATES_PER_COMMAND:
             dropped.append(stored.popleft()[1])
         if ids := [run_id for run_id in dropped if run_id not in self.waiting]:
             await self.client.execute_command(*queue.drop_results(ids))
@@ -425,22 +467,22 @@ class Dispatcher:
             await self._handle_notices(await self.subscription.next())
 
     async def _handle_notices(self, message: str) -> None:
-        """Hand out the results of finished programs."""
+        """Record the times of finished programs, and resolve the runs that wait for them."""
         notices = queue.Notice.from_message(message)
         for notice in notices:
             self.on_finished(notice.queue_s, notice.wall_s)
         self.finished += len(notices)
         self.recent.extend((notice.queue_s, notice.wall_s) for notice in notices)
-        await self._hand_out(notices)
+        await self._resolve_notices(notices)
 
-    async def _hand_out(self, notices: Sequence[queue.Notice]) -> None:
+    async def _resolve_notices(self, notices: Sequence[queue.Notice]) -> None:
         not_inline = []
         for notice in notices:
             run = self.waiting.get(notice.id)
             if run is None:
                 continue
             if run.sent_at is None:
-                # It may tell of another program, which was cancelled under this id too late. Redis knows.
+                # The notice may be of an earlier program with this id. Only the reply to `enqueue` can tell.
                 run.early_notice = notice
             elif notice.result:
                 self._resolve(notice.id, notice.result)
@@ -449,9 +491,9 @@ class Dispatcher:
         await self._fetch_results(not_inline)
 
     async def _fetch_results(self, ids: Sequence[str]) -> None:
-        """Hand out results that are in Redis."""
-        for start in range(0, len(ids), RESULTS_AT_ONCE):
-            results = await self.stored_results(ids[start : start + RESULTS_AT_ONCE])
+        """Fetch results from Redis, and resolve the runs that wait for them."""
+        for start in range(0, len(ids), RESULTS_PER_COMMAND):
+            results = await self.stored_results(ids[start : start + RESULTS_PER_COMMAND])
             for run_id, result in results.items():
                 self._resolve(run_id, result)
 
@@ -472,27 +514,27 @@ class Dispatcher:
             )
 
     async def _check_states(self, runs: Sequence[PendingRun]) -> None:
-        """Fetch results whose notice was missed, and enqueue again what Redis has forgotten."""
+        """Fetch results whose notice was missed, and enqueue the programs again that Redis has lost."""
         sent = [run for run in runs if run.sent_at is not None and not run.result.done()]
-        long: list[str] = []
-        for start in range(0, len(sent), STATES_AT_ONCE):
-            chunk = sent[start : start + STATES_AT_ONCE]
+        long_results: list[str] = []
+        for start in range(0, len(sent), STATES_PER_COMMAND):
+            chunk = sent[start : start + STATES_PER_COMMAND]
             states = await self.client.execute_command(*queue.short_states([run.id for run in chunk]))
             for run, state in zip(chunk, states, strict=True):
                 if len(state) > queue.DONE_INLINE_CHARS:
-                    long.append(run.id)
+                    long_results.append(run.id)
                 elif queue.is_result(state):
                     self._resolve(run.id, state)
                 elif state in ("", queue.CANCELLED) and not run.result.done():
                     self._send_soon(run)
-        await self._fetch_results(long)
+        await self._fetch_results(long_results)
 
     def _give_up(self, run_id: str, outcome: Outcome, reason: str) -> None:
         self._resolve(run_id, RunResult(id=run_id, outcome=outcome, stderr=reason).model_dump_json())
         self.cancel_unless_awaited(run_id)
 
     async def _watch_workers_loop(self) -> None:
-        """Read how much the queue holds, and give the programs of workers that died to those that live."""
+        """Measure the queue, and give the programs of dead workers to living workers, every `CHECK_EVERY_S`."""
         await self.client.execute_command(*queue.make_groups((queue.TASKS, queue.RETURNED)))
         while True:
             for name in self.monitor.dead_workers(await self._heartbeats(), time.monotonic()):
@@ -503,7 +545,7 @@ class Dispatcher:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def _measure_queue(self) -> None:
-        """Read how many programs the queue holds, and how many bytes it takes."""
+        """Update `depth`, `stored_bytes`, `measured_bytes` and `allowed_bytes` from Redis."""
         sent = self.sent_bytes
         self.depth = await self.client.xlen(queue.TASKS)
         memory = await self.client.info("memory")
@@ -512,7 +554,7 @@ class Dispatcher:
         self.allowed_bytes = min(self.max_queued_bytes, allowed)
 
     async def _heartbeats(self) -> dict[str, int]:
-        """The numbers of the last heartbeats by worker; -1 for one that has none, or none that can be read."""
+        """Returns the number of the last heartbeat by worker. It is -1 if a worker has no readable heartbeat."""
         beats = {}
         for stream in (queue.TASKS, queue.RETURNED):
             consumers = await self.client.xinfo_consumers(stream, queue.GROUP)

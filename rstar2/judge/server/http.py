@@ -1,7 +1,7 @@
-"""What all HTTP endpoints share: reading and validating a request, the client that disconnects, errors.
+"""Helpers of all HTTP endpoints: read and validate requests, notice clients that disconnect, answer errors.
 
-Bodies are read and validated here and not by the framework: it would answer 500 to source that is not valid
-Unicode, and refuse a whole batch for one bad item.
+The framework does not read or validate bodies here. It would answer 500 to source code that is not valid Unicode, and
+refuse a whole batch because of one bad item.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rstar2.judge.protocol_version import HEADER, unknown_fields
-from rstar2.judge.schema import CHOSEN_ID, MAX_MESSAGE_BYTES, RunResult
+from rstar2.judge.schema import MAX_MESSAGE_BYTES, RUN_ID_PATTERN, RunResult
 from rstar2.judge.server.dispatcher import IdReused, NotQueued, QueueFull
 
 MAX_NAME_CHARS = 200
 BODIES_RETRY_S = 1.0
-"""`Retry-After` where too much is received at once."""
+"""`Retry-After` of a request that is refused because all bodies being received take too much memory."""
 CLIENT_CLOSED = 499
-"""The status of an answer that nobody reads, because the client disconnected; nginx's."""
+"""HTTP status of the answer to a client that has disconnected. nginx uses the same number."""
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
-_KEY = re.compile(CHOSEN_ID)
+_RUN_ID = re.compile(RUN_ID_PATTERN)
 
 
 class BodyBudget:
-    """Bytes of bodies that are being received, on all connections together."""
+    """Counts the bytes of all request bodies that are being received, on all connections together."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.held = 0
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.received_bytes = 0
 
     @property
     def is_exceeded(self) -> bool:
-        return self.held > self.most
+        return self.received_bytes > self.max_bytes
 
 
 class ServerState(TypedDict):
-    """What the application's lifespan yields, and every request's `state` has."""
+    """The application's state, which every request has as `request.state`."""
 
     read_s: float
     """How long a client may be silent in the middle of a body."""
@@ -56,39 +56,40 @@ class ServerState(TypedDict):
 
 
 def validation_message(error: ValidationError) -> str:
-    """What is wrong with a request as `field: message`, without echoing what was sent."""
-    faults = error.errors(include_url=False, include_context=False)
-    return "; ".join(f"{_field(fault)}: {fault['msg']}" for fault in faults[:5])
+    """Returns the first errors of a request as `field: message`. Values that the client sent are not repeated."""
+    details = error.errors(include_url=False, include_context=False)
+    return "; ".join(f"{_field_name(detail)}: {detail['msg']}" for detail in details[:5])
 
 
 def invalid_result(run_id: str, error: ValidationError) -> str:
-    """The result, as JSON, of a program whose request is wrong."""
+    """Returns the result, as JSON, of a program whose request is invalid."""
     return RunResult(id=run_id, outcome="invalid", stderr=validation_message(error)).model_dump_json()
 
 
-def _field(fault: ErrorDetails) -> str:
-    """The name of a field, which the client chose if there is no such field: cut, and encodable."""
-    place = fault["loc"]
-    if not place and fault["type"] == "string_unicode":
-        # Only the name of a field is faulted so without a place; it is the input.
-        place = (str(fault["input"]),)
-    name = ".".join(map(str, place)) or "body"
+def _field_name(detail: ErrorDetails) -> str:
+    """Returns the name of an invalid field, shortened and valid UTF-8, because a client can send any name."""
+    location = detail["loc"]
+    if not location and detail["type"] == "string_unicode":
+        # This error has no location only if the name of the field itself is not Unicode. The input is then that name.
+        location = (str(detail["input"]),)
+    name = ".".join(map(str, location)) or "body"
     return name[:MAX_NAME_CHARS].encode(errors="backslashreplace").decode()
 
 
-def described(asked: type[BaseModel], answered: type[BaseModel] | None = None) -> dict[str, Any]:
-    """A route's arguments that tell OpenAPI what is asked and answered, which is read and written by hand."""
-    body = {"content": {"application/json": {"schema": asked.model_json_schema()}}, "required": True}
-    answers: dict[int | str, dict[str, Any]] = {200: {"model": answered}} if answered is not None else {}
-    return {"openapi_extra": {"requestBody": body}, "responses": answers}
+def openapi_schemas(body: type[BaseModel], answer: type[BaseModel] | None = None) -> dict[str, Any]:
+    """Returns the arguments of a route that describe its request body and its answer in the OpenAPI document."""
+    content = {"content": {"application/json": {"schema": body.model_json_schema()}}, "required": True}
+    answers: dict[int | str, dict[str, Any]] = {200: {"model": answer}} if answer is not None else {}
+    return {"openapi_extra": {"requestBody": content}, "responses": answers}
 
 
 async def read_json(request: Request) -> object:
-    """The body of a request as JSON.
+    """Read the body of a request as JSON. An empty body counts as `{}`.
 
     Raises:
-        HTTPException: 400, 408, 413, or CLIENT_CLOSED if the client disconnected.
-        QueueFull: the bodies that are being received take as much memory as they may.
+        HTTPException: 400 if the body is not JSON, 408 if the client is silent for too long, 413 if the body is too
+            long, CLIENT_CLOSED if the client disconnected.
+        QueueFull: all bodies that are being received take too much memory.
     """
     body = bytearray()
     bodies: BodyBudget = request.state.bodies
@@ -98,18 +99,18 @@ async def read_json(request: Request) -> object:
             async for chunk in request.stream():
                 silence.reschedule(asyncio.get_running_loop().time() + read_s)
                 body += chunk
-                bodies.held += len(chunk)
+                bodies.received_bytes += len(chunk)
                 if len(body) > MAX_MESSAGE_BYTES:
                     raise HTTPException(413, f"body: longer than {MAX_MESSAGE_BYTES} bytes")
                 if bodies.is_exceeded:
-                    raise QueueFull("the judge receives too much at once", BODIES_RETRY_S)
+                    raise QueueFull("the judge is receiving too many bytes at once", BODIES_RETRY_S)
     except TimeoutError as error:
-        message = f"body: nothing came for {read_s:.0f} seconds"
+        message = f"body: no data arrived for {read_s:.0f} s"
         raise HTTPException(408, message, headers={"Connection": "close"}) from error
     except ClientDisconnect as error:
         raise HTTPException(CLIENT_CLOSED, "the client disconnected") from error
     finally:
-        bodies.held -= len(body)
+        bodies.received_bytes -= len(body)
     try:
         return json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
@@ -117,10 +118,12 @@ async def read_json(request: Request) -> object:
 
 
 def validated(model: type[Model], data: object, request: Request | None = None) -> Model:
-    """`data` as `model`; HTTPException with 422 that names the field.
+    """Validate `data`. Raises HTTPException with status 422 and the names of the invalid fields.
 
     Args:
-        request: what the data came with, if the client may be one of ours of a later version.
+        model: the type to return.
+        data: the request's body.
+        request: the request, if its endpoint is used by rstar2 clients, whose later versions may send unknown fields.
     """
     extra = None if request is None else unknown_fields(request.headers.get(HEADER))
     try:
@@ -130,46 +133,51 @@ def validated(model: type[Model], data: object, request: Request | None = None) 
 
 
 def request_key(request: Request) -> str:
-    """The id a client chose for this request with `Idempotency-Key`, or a new one; HTTPException with 422."""
+    """Returns the `Idempotency-Key` of a request, or a new id if it has none.
+
+    Raises HTTPException with status 422 if the key contains other characters than an id may have.
+    """
     key = request.headers.get("idempotency-key")
     if key is None:
         return uuid.uuid4().hex
-    if not _KEY.fullmatch(key):
-        raise HTTPException(422, "Idempotency-Key: must be 1 to 128 of A-Z a-z 0-9 _ . : -")
+    if not _RUN_ID.fullmatch(key):
+        raise HTTPException(422, "Idempotency-Key: must be 1 to 128 characters of A-Z a-z 0-9 _ . : -")
     return key
 
 
-async def _disconnected(request: Request) -> None:
-    """Return when the client has closed its connection."""
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`; when the client disconnects, cancel it, and so its queued programs, and raise CLIENT_CLOSED."""
+    """Await `work` and return its result, or cancel it if the client disconnects.
+
+    Cancelling `work` also cancels its queued programs. Raises HTTPException with CLIENT_CLOSED in that case.
+    """
     task = asyncio.current_task()
     assert task is not None
-    gone = asyncio.create_task(_disconnected(request))
-    awaits = True
+    disconnect = asyncio.create_task(_wait_for_disconnect(request))
+    is_waiting = True
 
-    def give_up(_: asyncio.Task[None]) -> None:
-        if awaits and not gone.cancelled():
+    def cancel_work(_: asyncio.Task[None]) -> None:
+        if is_waiting and not disconnect.cancelled():
             task.cancel()
 
-    gone.add_done_callback(give_up)
+    disconnect.add_done_callback(cancel_work)
     try:
         return await work
     except asyncio.CancelledError as error:
-        if gone.done() and not task.uncancel():
+        if disconnect.done() and not task.uncancel():
             raise HTTPException(CLIENT_CLOSED, "the client disconnected") from error
         raise
     finally:
-        awaits = False
-        gone.cancel()
+        is_waiting = False
+        disconnect.cancel()
 
 
 async def error_answer(_request: Request, error: Exception) -> Response:
-    """`{"error": message}` with the status of an error that a client can meet."""
+    """Returns `{"error": message}` with the HTTP status that belongs to an error."""
     headers = {}
     if isinstance(error, NotQueued):
         status, message = 429 if isinstance(error, QueueFull) else 503, str(error)
@@ -183,11 +191,11 @@ async def error_answer(_request: Request, error: Exception) -> Response:
         status, message = 503, f"the queue does not answer: {error}"
         headers = {"Retry-After": "1"}
     else:
-        status, message = 500, f"a fault of the judge ({type(error).__name__}); its log has more"
+        status, message = 500, f"an error inside the judge ({type(error).__name__}); see its log"
     return JSONResponse({"error": message}, status, headers)
 
 
 def add_error_answers(app: FastAPI) -> None:
-    """Have the framework answer with `error_answer`; it raises other errors again, so that the log has them."""
+    """Make the framework answer errors with `error_answer`. It also logs unexpected errors."""
     for kind in (NotQueued, IdReused, HTTPException, RedisError, Exception):
         app.add_exception_handler(kind, error_answer)

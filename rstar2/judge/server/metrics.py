@@ -1,4 +1,4 @@
-"""How the judge is doing: `/health`, `/status`, and `/metrics` for Prometheus."""
+"""The endpoints that report the judge's state: `/health`, `/status`, and `/metrics` for Prometheus."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 
 
 async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
-    """The last readable heartbeat of every worker of the queue, with its `name` and its `age_s`."""
+    """Returns the last readable heartbeat of every worker of the queue. Adds the keys `name` and `age_s` (seconds)."""
     texts = await dispatcher.client.hgetall(queue.WORKERS)
     now = time.monotonic()
     return [
@@ -34,12 +34,12 @@ async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
 
 
 def living(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of `worker_states` that are not dead."""
+    """Returns the workers, out of `worker_states`, that are not dead."""
     return [worker for worker in workers if worker["age_s"] < DEAD_AFTER_S]
 
 
-def understood(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the workers that speak a version of the protocol that this judge understands."""
+def compatible(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the workers whose protocol version this judge understands."""
     return [worker for worker in workers if is_compatible(worker.get("protocol"))]
 
 
@@ -47,29 +47,29 @@ async def living_workers(dispatcher: Dispatcher) -> list[dict[str, Any]]:
     return living(await worker_states(dispatcher))
 
 
-def weakest(workers: Sequence[dict[str, Any]]) -> Isolation | None:
+def weakest_isolation(workers: Sequence[dict[str, Any]]) -> Isolation | None:
     return min((worker["isolation"] for worker in workers), key=ISOLATION_ORDER.index, default=None)
 
 
 async def _counts(dispatcher: Dispatcher, name: str) -> dict[str, int]:
-    found = await dispatcher.client.hgetall(name)
-    return {key: int(count) for key, count in sorted(found.items())}
+    counts = await dispatcher.client.hgetall(name)
+    return {key: int(count) for key, count in sorted(counts.items())}
 
 
 async def _depths(dispatcher: Dispatcher) -> tuple[int, int]:
-    """Programs that wait, and programs that a worker has taken."""
+    """Returns the number of programs that wait, and the number of programs that a worker has taken."""
     pipe = dispatcher.client.pipeline(transaction=False)
     pipe.xlen(queue.TASKS)
     pipe.xpending(queue.TASKS, queue.GROUP)
     length, pending = await pipe.execute(raise_on_error=False)
-    # An error for a stream that has no group yet counts as nothing taken.
+    # Redis replies with an error if the stream has no group yet. No worker has taken a program then.
     consumers = pending["consumers"] if isinstance(pending, dict) else []
     taken = sum(each["pending"] for each in consumers if each["name"] != queue.NOBODY)
     return max(0, length - taken), taken
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Median and 99th percentile in milliseconds; empty for no values."""
+    """Returns median and 99th percentile in milliseconds of times in seconds. Empty if there are no values."""
     if not values:
         return {}
     ordered = sorted(values)
@@ -80,6 +80,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 async def status_of(dispatcher: Dispatcher) -> dict[str, Any]:
+    """Returns the answer to `/status`."""
     workers, outcomes, restarts, (waiting, taken) = await asyncio.gather(
         worker_states(dispatcher),
         _counts(dispatcher, queue.OUTCOMES),
@@ -95,7 +96,7 @@ async def status_of(dispatcher: Dispatcher) -> dict[str, Any]:
         "rate": dispatcher.rate,
         "outcomes": outcomes,
         "restarts": restarts,
-        "isolation": weakest(live),
+        "isolation": weakest_isolation(live),
         "exceptions": sorted({sentence for worker in live for sentence in worker.get("exceptions", ())}),
         "queue_time": quantiles([queue_s for queue_s, _ in recent]),
         "run_time": quantiles([wall_s for _, wall_s in recent]),
@@ -109,9 +110,9 @@ class _Snapshot(Collector):
 
     def collect(self) -> list[Metric]:
         status = self.status
-        runs = CounterMetricFamily("judge_runs", "Programs that ended, by outcome", labels=["outcome"])
+        runs = CounterMetricFamily("judge_runs", "Finished programs, by outcome", labels=["outcome"])
         restarts = CounterMetricFamily(
-            "judge_restarts", "Parts that died and were restarted", labels=["part"]
+            "judge_restarts", "Restarts of processes that died, by part of the judge", labels=["part"]
         )
         for family, counts in ((runs, status["outcomes"]), (restarts, status["restarts"])):
             for label, count in counts.items():
@@ -119,40 +120,44 @@ class _Snapshot(Collector):
         return [
             runs,
             restarts,
-            GaugeMetricFamily("judge_queue_depth", "Programs that wait", value=status["queue"]),
+            GaugeMetricFamily("judge_queue_depth", "Programs that wait for a worker", value=status["queue"]),
             GaugeMetricFamily("judge_running", "Programs that a worker has taken", value=status["running"]),
-            GaugeMetricFamily("judge_workers", "Workers that live", value=status["num_workers"]),
+            GaugeMetricFamily("judge_workers", "Living workers", value=status["num_workers"]),
         ]
 
 
 def metrics_router(dispatcher: Dispatcher) -> APIRouter:
     router = APIRouter()
     registry = CollectorRegistry()
-    waited = Histogram("judge_queue_seconds", "Time a program waited", buckets=BUCKETS, registry=registry)
-    ran = Histogram("judge_run_seconds", "Time a program ran", buckets=BUCKETS, registry=registry)
+    queue_time = Histogram(
+        "judge_queue_seconds", "Seconds a program waited for a worker", buckets=BUCKETS, registry=registry
+    )
+    run_time = Histogram(
+        "judge_run_seconds", "Wall-clock seconds a program ran", buckets=BUCKETS, registry=registry
+    )
 
     def observe(queue_s: float, wall_s: float) -> None:
-        waited.observe(queue_s)
-        ran.observe(wall_s)
+        queue_time.observe(queue_s)
+        run_time.observe(wall_s)
 
     dispatcher.on_finished = observe
 
     @router.get("/health")
     async def health() -> Response:
-        speaking = await living_workers(dispatcher)
-        workers = understood(speaking)
+        live = await living_workers(dispatcher)
+        workers = compatible(live)
         status = "ok" if workers else "no workers"
-        if speaking and not workers:
-            other = speaking[0]
-            them, spoken = f"worker {other['name']}", other.get("protocol")
-            fault = conflict(
-                "this judge", them, spoken, we_are="the judge", they_are=f"the machine of {them}"
+        if live and not workers:
+            worker = live[0]
+            name, version = f"worker {worker['name']}", worker.get("protocol")
+            message_and_hint = conflict(
+                "this judge", name, version, our_update="the judge", their_update=f"the machine of {name}"
             )
-            status = ". ".join(fault)
+            status = ". ".join(message_and_hint)
         body = {
             "status": status,
             "workers": len(workers),
-            "isolation": weakest(workers),
+            "isolation": weakest_isolation(workers),
             "protocol": str(PROTOCOL),
         }
         return JSONResponse(body, 200 if workers else 503)

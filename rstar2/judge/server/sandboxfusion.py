@@ -1,6 +1,6 @@
-"""The drop-in endpoint for clients of SandboxFusion: POST /run_code, for Python.
+"""A drop-in endpoint for clients of SandboxFusion: POST /run_code, for Python programs only.
 
-The wire format is that of github.com/bytedance/SandboxFusion, as VERL's client calls it.
+The wire format is that of github.com/bytedance/SandboxFusion, as VERL's client uses it.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from starlette.exceptions import HTTPException
 
 from rstar2.judge.schema import MAX_TIMEOUT_S, RunRequest, RunResult
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
-from rstar2.judge.server.http import described, read_json, unless_disconnected, validated
+from rstar2.judge.server.http import openapi_schemas, read_json, unless_disconnected, validated
 
 DEFAULT_MEMORY_MB = 1024
 
 
 class RunCode(BaseModel):
-    """A request; unknown fields are ignored, as SandboxFusion does."""
+    """A request. Unknown fields are ignored, as in SandboxFusion."""
 
     code: str
     language: Literal["python"]
     stdin: str | None = None
     run_timeout: float = Field(default=10.0, gt=0)
     memory_limit_MB: int = -1
-    """-1: the service's default."""
+    """The memory limit in MiB. -1 means `DEFAULT_MEMORY_MB`."""
     files: dict[str, str | None] = {}
     fetch_files: list[str] = []
 
 
-def _run_request(asked: RunCode) -> RunRequest:
-    if asked.files or asked.fetch_files:
-        raise HTTPException(422, "files, fetch_files: not served; the program's work folder is empty")
-    memory = asked.memory_limit_MB if asked.memory_limit_MB > 0 else DEFAULT_MEMORY_MB
+def _run_request(body: RunCode) -> RunRequest:
+    if body.files or body.fetch_files:
+        raise HTTPException(422, "files, fetch_files: not supported; the program's work folder is empty")
+    memory = body.memory_limit_MB if body.memory_limit_MB > 0 else DEFAULT_MEMORY_MB
     fields = {
-        "code": asked.code,
-        "stdin": asked.stdin or "",
-        "timeout_s": min(asked.run_timeout, MAX_TIMEOUT_S),
+        "code": body.code,
+        "stdin": body.stdin or "",
+        "timeout_s": min(body.run_timeout, MAX_TIMEOUT_S),
         "memory_mb": min(max(memory, 16), 65536),
     }
     return validated(RunRequest, fields)
@@ -72,7 +72,7 @@ def _answer(result: RunResult) -> dict[str, Any]:
 def sandboxfusion_router(dispatcher: Dispatcher) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/run_code", **described(RunCode))
+    @router.post("/run_code", **openapi_schemas(RunCode))
     async def run_code(request: Request) -> Response:
         program = _run_request(validated(RunCode, await read_json(request)))
         run = PendingRun.from_request(uuid.uuid4().hex, program)

@@ -1,4 +1,4 @@
-"""The judge's own HTTP endpoints for sessions: Python processes that keep their state from cell to cell."""
+"""The judge's native HTTP endpoints for sessions: Python processes that keep their state from cell to cell."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from starlette.exceptions import HTTPException
 from rstar2.judge.queue.tasks import SessionCommand
 from rstar2.judge.schema import CellRequest, CellResult, SessionInfo, SessionRequest, identity
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
-from rstar2.judge.server.http import described, read_json, request_key, unless_disconnected, validated
-from rstar2.judge.server.metrics import living_workers, understood
+from rstar2.judge.server.http import openapi_schemas, read_json, request_key, unless_disconnected, validated
+from rstar2.judge.server.metrics import compatible, living_workers
 
 OPEN_S = 30.0
 MAX_ID_CHARS = 256
 
 
 async def _least_loaded_worker(dispatcher: Dispatcher) -> str:
-    workers = understood(await living_workers(dispatcher))
+    workers = compatible(await living_workers(dispatcher))
     if not workers:
-        raise HTTPException(503, "no worker lives")
+        raise HTTPException(503, "the judge has no living worker")
     fewest = min(worker.get("sessions", 0) for worker in workers)
-    # Heartbeats are late: of many sessions opened at once, not all must go to one worker.
+    # The choice is random because heartbeats are late: many sessions opened at once must not all go to one worker.
     return str(random.choice([worker["name"] for worker in workers if worker.get("sessions", 0) == fewest]))
 
 
 def _worker_of(session: str) -> str:
     worker, dot, rest = session.rpartition(".")
     if not dot or not rest or len(session) > MAX_ID_CHARS:
-        raise HTTPException(404, f"session: there is no {session[:MAX_ID_CHARS]!r}")
+        raise HTTPException(404, f"session: there is no session {session[:MAX_ID_CHARS]!r}")
     return worker
 
 
@@ -49,26 +49,26 @@ def sessions_router(dispatcher: Dispatcher) -> APIRouter:
         [text] = await unless_disconnected(request, dispatcher.run([run]))
         return text
 
-    @router.post("/v1/sessions", **described(SessionRequest, SessionInfo))
+    @router.post("/v1/sessions", **openapi_schemas(SessionRequest, SessionInfo))
     async def open_session(request: Request) -> Response:
-        # No key holds a slash: an opening is never taken for a run or a cell under the same key.
+        # No key contains a slash, so this id differs from the id of any run or cell under the same key.
         run_id = f"open/{request_key(request)}"
-        asked = validated(SessionRequest, await read_json(request), request)
+        limits = validated(SessionRequest, await read_json(request), request)
         session = f"{await _least_loaded_worker(dispatcher)}.{uuid.uuid4().hex}"
-        command = SessionCommand(action="open", session=session, open=asked)
-        text = await send(request, run_id, command, OPEN_S, identity(asked))
+        command = SessionCommand(action="open", session=session, open=limits)
+        text = await send(request, run_id, command, OPEN_S, identity(limits))
         result = CellResult.model_validate_json(text)
         if result.outcome != "ok" or result.isolation is None or result.value is None:
-            # Who tries again under this key may find room, or a worker that lives.
+            # The failure is forgotten, so that a retry under this key can succeed on another worker.
             await dispatcher.forget(run_id, text)
             raise HTTPException(503, f"the session could not be opened: {result.stderr}")
-        # Not the command's: an earlier request under this key may have opened it.
+        # The id is the result's, not `session`: an earlier request under this key may have opened the session.
         info = SessionInfo(
-            id=result.value, isolation=result.isolation, idle_s=asked.idle_s, total_s=asked.total_s
+            id=result.value, isolation=result.isolation, idle_s=limits.idle_s, total_s=limits.total_s
         )
         return Response(info.model_dump_json(), 201, media_type="application/json")
 
-    @router.post("/v1/sessions/{session}/cells", **described(CellRequest, CellResult))
+    @router.post("/v1/sessions/{session}/cells", **openapi_schemas(CellRequest, CellResult))
     async def run_cell(session: str, request: Request) -> Response:
         key = request_key(request)
         cell = validated(CellRequest, await read_json(request), request)

@@ -1,10 +1,14 @@
-"""Many programs of one client over one connection: the WebSocket at `/v1/runs/stream`.
+"""The WebSocket at `/v1/runs/stream`, on which one client runs many programs.
 
-The client sends JSON arrays of requests, `{"id", "run"}` or `{"id", "cancel": true}`; it gets JSON arrays of
-responses in any order: `{"id", "result"}` for each program, `{"id", "retry_after_s"}` where the queue is full and
-nothing was queued, `{"id", "cancelled": true}` for each that was to be cancelled. When the connection ends,
-programs that nobody else waits for are cancelled. Asked for again under its id, a program that has a result is not
-run again.
+The client sends JSON arrays of requests: `{"id", "run"}` or `{"id", "cancel": true}`. The judge answers with JSON
+arrays of responses, in any order:
+
+- `{"id", "result"}`: the result of a program.
+- `{"id", "retry_after_s"}`: the queue is full, and the program was not queued.
+- `{"id", "cancelled": true}`: a program was cancelled.
+
+When the connection ends, programs that no other client waits for are cancelled. A request that is repeated under its id
+returns the stored result, if there is one, and does not run the program again.
 """
 
 from __future__ import annotations
@@ -27,16 +31,16 @@ from rstar2.judge.server.dispatcher import Dispatcher, IdReused, NotQueued, Pend
 from rstar2.judge.server.http import invalid_result, validation_message
 
 MAX_MESSAGE_CHARS = 8 << 20
-"""A message is sent before it grows longer, if it holds more than one response."""
+"""A message with more than one response is at most this long."""
 MAX_UNREAD_CHARS = 64 << 20
-"""If a client leaves more than this unread, nothing is read from it until it has read some of it."""
-STORED_AT_ONCE = 4
-"""Results that are fetched from Redis for one message, when the client had left too much unread to keep them here."""
+"""If a client leaves more than this unread, no requests are read from it until it has read some responses."""
+FETCHED_PER_MESSAGE = 4
+"""Maximum number of results in one message that were left in Redis because the client had too much unread."""
 RETRY_AFTER_S = 0.25
 REASON_BYTES = 120
-"""Of the reason a connection is closed for; the protocol takes 123."""
+"""Maximum length of the reason in a close frame. The protocol allows 123 bytes (RFC 6455, section 5.5)."""
 _POLICY_VIOLATION = 1008
-"""Close code: what came breaks the rules (RFC 6455, section 7.4.1)."""
+"""WebSocket close code for a message that breaks the rules. Source: RFC 6455, section 7.4.1."""
 
 
 def websocket_router(dispatcher: Dispatcher) -> APIRouter:
@@ -46,17 +50,17 @@ def websocket_router(dispatcher: Dispatcher) -> APIRouter:
     async def stream(socket: WebSocket) -> None:
         await socket.accept(headers=[(HEADER.lower().encode(), str(PROTOCOL).encode())])
         connection = StreamConnection(dispatcher, socket)
-        # If the writer fails, the connection ends, and the client asks again on another.
+        # If the writer fails, the connection ends, and the client repeats its requests on a new connection.
         async with asyncio.TaskGroup() as tasks:
             writer = tasks.create_task(connection.send_responses())
             try:
                 while (message := await socket.receive())["type"] == "websocket.receive":
                     await connection.may_read.wait()
-                    if (fault := connection.handle_message(message.get("text") or "")) is not None:
-                        # Nothing may be sent after the close frame.
+                    if (problem := connection.handle_message(message.get("text") or "")) is not None:
+                        # No message may follow the close frame.
                         writer.cancel()
                         await socket.close(
-                            _POLICY_VIOLATION, fault.encode()[:REASON_BYTES].decode(errors="ignore")
+                            _POLICY_VIOLATION, problem.encode()[:REASON_BYTES].decode(errors="ignore")
                         )
                         return
             finally:
@@ -68,43 +72,50 @@ def websocket_router(dispatcher: Dispatcher) -> APIRouter:
 
 @dataclass
 class _Response:
-    """One response that has still to be sent."""
+    """One response that has not been sent yet."""
 
     id: str
     kind: Literal["result", "retry_after_s", "cancelled"]
     text: str
-    """As JSON; empty for a result to be fetched from Redis, because too much is unread here already."""
+    """The value as JSON. Empty if the result was left in Redis, because the client had too much unread."""
     run: PendingRun | None = None
-    """Released once the response is sent, because only then does the client have the result."""
+    """The run to release after the response was sent."""
 
     def __str__(self) -> str:
         return f'{{"id":"{self.id}","{self.kind}":{self.text}}}'
 
 
-def _reused(run_id: str) -> str:
-    """The result, as JSON, of a program under whose id something else was asked for."""
+def _id_reused_result(run_id: str) -> str:
+    """Returns the result, as JSON, of a program whose id an earlier request with other contents has."""
     return RunResult(id=run_id, outcome="invalid", stderr=str(IdReused())).model_dump_json()
 
 
 class StreamConnection:
+    """The programs and responses of one client's WebSocket."""
+
     def __init__(self, dispatcher: Dispatcher, socket: WebSocket) -> None:
         self.dispatcher = dispatcher
         self.socket = socket
         self.unknown_fields = unknown_fields(socket.headers.get(HEADER))
-        """What becomes of fields of this client's messages that this version does not know."""
+        """pydantic's `extra` setting for this client's messages."""
         self.runs: dict[str, PendingRun] = {}
-        """What this client waits for."""
+        """The programs that this client waits for, by id."""
         self.responses: deque[_Response] = deque()
+        """Responses that have not been sent yet."""
         self.sending: list[_Response] = []
+        """Responses of the message that is being sent."""
         self.unread_chars = 0
-        """Characters of `responses`."""
+        """Total length of `responses`."""
         self.has_responses = asyncio.Event()
         self.may_read = asyncio.Event()
-        """Little enough is unread, or the client is gone."""
+        """Set while the next request may be read: few responses are unread, or the client is gone."""
         self.may_read.set()
 
     def handle_message(self, text: str) -> str | None:
-        """Do what one message asks for. → what is wrong with it; nothing of it was done then."""
+        """Carry out all requests of one message.
+
+        Returns None, or what is wrong with the message. In that case none of its requests were carried out.
+        """
         try:
             items = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -131,15 +142,15 @@ class StreamConnection:
         if run is not None:
             self.dispatcher.release(run)
         else:
-            # It may have been asked for on an earlier connection, of an HTTP process that was killed.
+            # An earlier connection, to an HTTP process that has died, may have started the program.
             self.dispatcher.cancel_unless_awaited(run_id)
         self._queue(_Response(run_id, "cancelled", "true"))
 
     def _submit(self, run_id: str, item: object) -> None:
-        same = self.runs.get(run_id)
+        earlier_run = self.runs.get(run_id)
         try:
-            if same is None:
-                # First, because it costs least.
+            if earlier_run is None:
+                # This check comes first because it is the cheapest.
                 self.dispatcher.check_capacity(1)
             request = RunRequest.model_validate(item, extra=self.unknown_fields)
         except ValidationError as error:
@@ -149,12 +160,12 @@ class StreamConnection:
             self._queue(_Response(run_id, "retry_after_s", str(error.retry_after_s)))
             return
         program = PendingRun.from_request(run_id, request)
-        if same is None:
+        if earlier_run is None:
             run = self.runs[run_id] = self.dispatcher.submit(program)
             run.result.add_done_callback(partial(self._queue_result, run_id, run))
-        elif same.fingerprint != program.fingerprint:
-            # The first program under the id goes on, and its result follows.
-            self._queue(_Response(run_id, "result", _reused(run_id)))
+        elif earlier_run.fingerprint != program.fingerprint:
+            # The first program under this id goes on, and its result follows later.
+            self._queue(_Response(run_id, "result", _id_reused_result(run_id)))
 
     def _queue_result(self, run_id: str, run: PendingRun, result: asyncio.Future[str]) -> None:
         if self.runs.get(run_id) is not run:
@@ -165,7 +176,7 @@ class StreamConnection:
             self.dispatcher.release(run, delivered=False)
             self._queue(_Response(run_id, "retry_after_s", str(error.retry_after_s)))
         elif error is not None:
-            self._queue(_Response(run_id, "result", _reused(run_id), run))
+            self._queue(_Response(run_id, "result", _id_reused_result(run_id), run))
         elif self.unread_chars > MAX_UNREAD_CHARS:
             self.dispatcher.release(run, delivered=False)
             self._queue(_Response(run_id, "result", ""))
@@ -187,7 +198,7 @@ class StreamConnection:
                 while self.responses:
                     await self._send_message()
         except WebSocketDisconnect:
-            # The task that reads notices it, too.
+            # The task that reads requests must wake up to notice the end of the connection.
             self.may_read.set()
 
     async def _send_message(self) -> None:
@@ -203,21 +214,23 @@ class StreamConnection:
             self.may_read.set()
 
     def _next_message(self) -> list[_Response]:
-        """What goes into the next message: responses that are here, or a few to be fetched."""
+        """Take the responses of the next message: either responses with a text, or a few that are to be fetched."""
         message = [self.responses.popleft()]
         size = len(message[0].text)
         while self.responses:
-            more = len(self.responses[0].text)
-            full = size + more > MAX_MESSAGE_CHARS or (not more and len(message) == STORED_AT_ONCE)
-            if full or bool(more) != bool(size):
+            next_size = len(self.responses[0].text)
+            is_full = size + next_size > MAX_MESSAGE_CHARS or (
+                not next_size and len(message) == FETCHED_PER_MESSAGE
+            )
+            if is_full or bool(next_size) != bool(size):
                 break
             message.append(self.responses.popleft())
-            size += more
+            size += next_size
         self.unread_chars -= size
         return message
 
     async def _fetch_results(self, responses: list[_Response]) -> None:
-        """Fill in results that were left in Redis; the client asks again for those that cannot be fetched now."""
+        """Fill in results that were left in Redis. Results that cannot be fetched now become a `retry_after_s`."""
         try:
             results = await self.dispatcher.stored_results([response.id for response in responses])
         except RedisError:
@@ -228,7 +241,7 @@ class StreamConnection:
             response.text = text
 
     def release_all(self) -> None:
-        """The client is gone."""
+        """Release all runs of this client, because its connection has ended."""
         for run in self.runs.values():
             self.dispatcher.release(run, delivered=False)
         self.runs.clear()

@@ -1,1 +1,1 @@
-"""Starts the parts of a judge on this machine, restarts those that die, and finds and stops it later."""
+"""Starts the processes of a judge on this machine, restarts the ones that die, and finds and stops a running judge."""

@@ -1,4 +1,4 @@
-"""What a judge's supervisor is told when it starts, and what it says of the judge."""
+"""Settings of a judge's supervisor (`ServiceSettings`), and the description of a running judge (`JudgeHandle`)."""
 
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ from rstar2.supervision.state import Handle
 
 
 class ServiceSettings(SupervisionSettings):
-    """One judge service on one machine. Work folders and the embedded queue's data go to its folder too."""
+    """Settings of one judge service on one machine.
+
+    `folder` also receives the workers' work folders and the data of the embedded queue.
+    """
 
     workers: int = 2
     host: str = "127.0.0.1"
     port: int = 0
-    """0: any free port."""
+    """The HTTP port. 0 means any free port."""
     redis_url: str | None = None
-    """None: start an embedded server."""
+    """URL of the Redis server for the queue. None: start an embedded server."""
     isolation: Isolation | None = None
-    """The tier to run under; None: the best this machine allows, never `none`."""
+    """The isolation tier. None: the strongest tier that this machine supports, but never `none`."""
     token: str | None = None
-    """What clients must send as `Authorization: Bearer`; a blank one is refused. None: nothing, but under isolation
-    `none` a token is made."""
+    """The token that clients must send as `Authorization: Bearer`. A blank token is refused. None: clients need no
+    token, except under isolation `none`, where the supervisor generates a token."""
     preload: bool = True
-    """See `WorkerSettings.preload`; False saves each worker some four seconds of a processor."""
+    """See `WorkerSettings.preload`. False saves about four CPU seconds per worker."""
     api: bool = True
-    """False: only workers, which join the queue at `redis_url`."""
+    """Whether to serve HTTP. False: start only workers, which join the queue at `redis_url`."""
     hosts: list[str] = Field(default_factory=list)
-    """Names by which a judge without a token may be called, beside localhost and addresses."""
+    """Host names, besides localhost and IP addresses, under which clients may call a judge without a token."""
     limits: ServerLimits = ServerLimits()
     max_log_bytes: int = 16 << 20
 
 
 class JudgeHandle(Handle):
-    """A judge that answers, or the workers of this machine for one elsewhere."""
+    """A running judge, or the running workers of this machine for a judge on another machine."""
 
     url: str
-    """Empty where there are only workers."""
+    """The judge's URL. Empty if there are only workers."""
     token: str | None
     redis_url: str
     isolation: Isolation

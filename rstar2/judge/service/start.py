@@ -1,4 +1,4 @@
-"""Starting a judge from Python: `with running_judge(folder) as judge: …`."""
+"""Starts a judge from Python: `with running_judge(folder) as judge: …`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from rstar2.judge.service.state import SUPERVISORS
 from rstar2.supervision.start import started_supervisor, stop_supervisor
 
 START_S = 200.0
-"""And a second for each worker."""
+"""Time limit for the start, plus one second for each worker."""
 STOP_S = 25.0
 SECRETS = frozenset({"RSTAR2_JUDGE_TOKEN", "RSTAR2_JUDGE_REDIS", "RSTAR2_GRADER_SECRET"})
-"""Variables the judge's processes do not inherit: the programs they run could look for them."""
+"""Environment variables that the judge's processes do not inherit, because untrusted programs could look for them."""
 
 
 def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], JudgeHandle]:
-    """Start a judge in processes of its own and wait until it answers.
+    """Start a judge in separate processes and wait until it answers.
 
-    Unless `settings.detached`, it ends when the returned process's standard input is closed, thus also when
-    the calling process ends in whatever way.
+    Unless `settings.detached` is set, the judge ends when the standard input of the returned process is closed. It
+    therefore also ends when the calling process ends, even if that is killed.
+
+    Returns:
+        The supervisor's process, and the handle of the judge.
 
     Raises:
-        UserError: port taken, no Redis server or isolation tier available, token missing.
-        Failure: it did not come up.
+        UserError: the port is in use, no Redis server or isolation tier is available, or a token is missing.
+        Failure: the judge did not start.
         ModuleNotFoundError: a package of the extra `judge` is not installed.
     """
     for module in ("redis", "fastapi", "pyseccomp"):
@@ -46,7 +49,7 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
 
 
 def stop_service(process: subprocess.Popen[bytes]) -> None:
-    """End a judge and everything it started."""
+    """End a judge and all processes that it started."""
     stop_supervisor(process, STOP_S)
 
 
@@ -59,7 +62,7 @@ def running_judge(
     isolation: Isolation | None = None,
     preload: bool = True,
 ) -> Iterator[JudgeHandle]:
-    """A judge on the loopback address for the length of a `with` block; see `ServiceSettings`.
+    """Runs a judge on the loopback address during a `with` block. See `ServiceSettings` for the arguments.
 
     Raises:
         UserError, Failure: see `start_service`.

@@ -1,4 +1,4 @@
-"""The file that says which judge runs: `rstar2 judge up` writes it, the other commands read it."""
+"""The state file of the running judge. `rstar2 judge up` writes it, and the other commands read it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rstar2.judge.service.settings import JudgeHandle
 from rstar2.supervision.state import StateFile, end_module, runs_module, state_folder
 
 SUPERVISORS = ("rstar2.judge.service.supervisor", "rstar2.judge.supervisor")
-"""The second is what versions up to 0.1.0 called it: their judges can still be found and stopped."""
+"""Module names of the supervisor. Versions up to 0.1.0 use the second name, and their judges must still be found."""
 END_S = 30.0
 
 
@@ -17,13 +17,13 @@ def state_file() -> StateFile[JudgeHandle]:
 
 
 def read_state() -> JudgeHandle | None:
-    """The judge that the file names, if it still runs; UserError where the file cannot be read."""
+    """Returns the judge in the state file, or None if it no longer runs. Raises UserError if the file is unreadable."""
     judge = state_file().read()
     return judge if judge is not None and runs_module(judge.pid, *SUPERVISORS) else None
 
 
 def current_judge() -> JudgeHandle:
-    """The judge that runs; UserError where none does."""
+    """Returns the running judge. Raises UserError if none runs."""
     judge = read_state()
     if judge is None:
         raise UserError("no judge is running", "Start one with `rstar2 judge up --detach`.")
@@ -31,7 +31,7 @@ def current_judge() -> JudgeHandle:
 
 
 def end_judge(judge: JudgeHandle) -> None:
-    """End a judge that another process started, with everything it started; a Failure where it does not end."""
+    """End a judge that another process started, and all its processes. Raises Failure if it does not end."""
     if not end_module(judge.pid, *SUPERVISORS, wait_s=END_S):
         raise Failure(f"the judge (pid {judge.pid}) did not stop", f"See {judge.folder}/logs")
     state_file().clear(judge.pid)

@@ -1,4 +1,7 @@
-"""The process that keeps a judge alive, see `rstar2.supervision.supervisor`; `start` starts it."""
+"""The supervisor process of a judge: starts its parts and restarts the ones that die. `start.py` starts it.
+
+The general part is in `rstar2.supervision.supervisor`.
+"""
 
 from __future__ import annotations
 
@@ -36,56 +39,60 @@ from rstar2.supervision.settings import Event
 from rstar2.supervision.supervisor import Supervisor
 
 START_S = 180.0
-"""And a second for each worker."""
+"""Time limit for the start, plus one second for each worker."""
 POLL_S = 0.02
 WRITE_EVERY_S = 0.5
-"""How often a judge that starts checks whether its queue can be written to."""
+"""During the start, the interval between checks whether the queue can be written to."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
 RESTARTS = Restarts(first_s=0.1, longest_s=5.0, stable_s=5.0, at_once=True)
 FINISH_S = 10.0
-"""How long a worker that leaves a queue shared with others may take to end the program it runs."""
+"""Time that a worker has to finish its program when it stops, if the queue is an external Redis server."""
 END_S = 1.0
-"""How long it may take if the queue ends with the judge: nobody will ask for the program's result."""
+"""The same time if the queue is embedded. The queue ends with the judge, so nobody needs the program's result."""
 log = logging.getLogger(__name__)
 
 
 class JudgeSupervisor(Supervisor):
-    """One judge, or the workers of one machine for a judge elsewhere."""
+    """Supervises one judge, or the workers of one machine for a judge on another machine."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         super().__init__(settings, silent=True)
         self.settings = settings
-        # What such a judge runs can do all that its user can: other users of the machine must not ask it to.
+        # Without isolation, a program can do whatever the judge's user can. Other users must not be able to run any.
         makes_token = settings.isolation == "none" and settings.token is None
         self.token = secrets.token_urlsafe(24) if makes_token else settings.token
         self.embedded: EmbeddedRedis | None = None
-        self.redis_url = self.local_url = settings.redis_url or ""
-        """The queue, as workers elsewhere reach it, and as our own parts do."""
+        self.redis_url = settings.redis_url or ""
+        """The queue's URL for other processes and machines."""
+        self.local_url = self.redis_url
+        """The queue's URL for the judge's own processes."""
         self.restarts: Counter[str] = Counter()
-        """By part, of those not yet counted in Redis."""
+        """Restarts by part that are not yet counted in Redis."""
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.handle: JudgeHandle | None = None
-        """The judge, once every part answers."""
+        """The running judge. None until every part answers."""
         self.listener: socket.socket | None = None
-        """Kept open for the HTTP processes to come."""
+        """The listening socket. It stays open so that a restarted HTTP process can use it."""
         self.url = ""
         self.worker_names: dict[int, str] = {}
+        """The current name of each worker, by its number. A restarted worker gets a new name."""
         self.judge_name = f"{socket.gethostname()}-{os.getpid()}"
         self.required: Isolation | None = None
         """The tier that this judge requires of all workers of its queue."""
         self.renew_at = 0.0
+        """Monotonic seconds at which to renew the requirement."""
         self.conflict = ""
-        """Which part of the queue did not fit what this judge requires when that was last renewed, as it was logged."""
+        """The conflict that was logged when the requirement was last renewed. Empty if there was none."""
 
     def start(self) -> None:
-        """Start every part and wait until the service answers, or until this process is to stop.
+        """Start every part and wait until the service answers, or until this process is asked to stop.
 
         Raises:
-            UserError: the folder is in use, the port is taken, the queue does not answer or is open to anybody, a token
-                is missing, or the workers of the queue do not agree on a tier.
-            Failure: a part did not come up.
+            UserError: the folder or the port is in use, the queue does not answer or has no password, a token is
+                missing, or a worker or judge of the queue is incompatible.
+            Failure: a part did not start.
         """
         settings = self.settings
         self.claim_folder()
@@ -118,12 +125,12 @@ class JudgeSupervisor(Supervisor):
         return Event(kind="ready", text=self.url, handle=self.handle.model_dump())
 
     def claim_folder(self) -> None:
-        """Keep others out of the folder: each removes what an earlier one left in it."""
-        taken = UserError(
-            f"another judge, or workers of one, use the folder {self.folder}",
-            "Stop them, or use another folder: set RSTAR2_STATE, or give `judge worker` a --folder.",
+        """Lock the folder. Another judge must not use it, because each judge removes the files of an earlier one."""
+        in_use = UserError(
+            f"another judge, or its workers, use the folder {self.folder}",
+            "Stop them, or use another folder: set RSTAR2_STATE, or start `judge worker` with --folder.",
         )
-        self.claim(self.folder / "lock", taken)
+        self.claim(self.folder / "lock", in_use)
 
     def _part(
         self,
@@ -136,17 +143,20 @@ class JudgeSupervisor(Supervisor):
     def _listen(self) -> socket.socket:
         settings = self.settings
         if settings.token is not None and not settings.token.strip():
-            raise UserError("the token is blank", "Give another with --token, or none on loopback.")
+            raise UserError(
+                "the token is blank", "Set another with --token. On loopback, no token is needed."
+            )
         if settings.host not in LOOPBACK:
             if settings.token is None:
-                raise UserError(f"listening on {settings.host} needs a token", "Give one with --token.")
+                raise UserError(f"listening on {settings.host} needs a token", "Set one with --token.")
             if settings.isolation == "none":
                 raise UserError(
-                    f"isolation none is for loopback only, not {settings.host}", "Use --isolation strict."
+                    f"isolation none is for loopback only, not for {settings.host}",
+                    "Use --isolation strict.",
                 )
         for name in settings.hosts:
             if not HOST_NAME.fullmatch(name):
-                hint = "Give the name alone, such as judge.example.org, without http:// or a port."
+                hint = "Use only the name, such as judge.example.org, without http:// and without a port."
                 raise UserError(f"--allow-host {name!r} is not a host name", hint)
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.socket(family)
@@ -154,11 +164,13 @@ class JudgeSupervisor(Supervisor):
         try:
             listener.bind((settings.host, settings.port))
         except (OSError, OverflowError) as error:
-            of_host = isinstance(error, socket.gaierror) or getattr(error, "errno", 0) == errno.EADDRNOTAVAIL
-            hint = "Choose another with --port, or --port 0 for any free one."
+            is_bad_host = (
+                isinstance(error, socket.gaierror) or getattr(error, "errno", 0) == errno.EADDRNOTAVAIL
+            )
+            port_hint = "Choose another port with --port, or any free port with --port 0."
             raise UserError(
                 f"cannot listen on {settings.host}:{settings.port}: {error}",
-                "Give an address of this machine with --host." if of_host else hint,
+                "Use an address of this machine with --host." if is_bad_host else port_hint,
             ) from error
         listener.listen(2048)
         host = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
@@ -168,12 +180,12 @@ class JudgeSupervisor(Supervisor):
     def _start_queue(self) -> None:
         if self.settings.redis_url is None:
             data = self.folder / "redis"
-            # Nobody waits for what an earlier judge left there; its clients ask again.
+            # The queue of an earlier judge is not needed: its clients repeat their requests.
             shutil.rmtree(data, ignore_errors=True)
             self.embedded = EmbeddedRedis(data, private_log(self.logs, "redis"))
             process = self.embedded.start()
-            restarted = self._part(self.embedded.restart, lambda: self.restarts.update(["redis"]), process)
-            self.waves.append([restarted])
+            redis_part = self._part(self.embedded.restart, lambda: self.restarts.update(["redis"]), process)
+            self.waves.append([redis_part])
             self.redis_url, self.local_url = self.embedded.url, self.embedded.local_url
             return
         check_redis_url(self.redis_url)
@@ -183,26 +195,27 @@ class JudgeSupervisor(Supervisor):
                 self._check_address(probe.connection_pool.connection_kwargs)
                 probe.ping()
         except (redis.AuthenticationError, redis.ResponseError) as error:
-            asked = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             if not probe.connection_pool.connection_kwargs.get("password"):
-                asked = "it wants a password"
+                reason = "it requires a password"
             raise UserError(
-                f"the Redis server at {server} refuses this judge: {asked}",
-                "Give its password as --redis redis://:PASSWORD@HOST:PORT, or with a user as "
-                "redis://USER:PASSWORD@HOST:PORT; in a URL both are percent-encoded.",
+                f"the Redis server at {server} refuses this judge: {reason}",
+                "Set its password with --redis redis://:PASSWORD@HOST:PORT. For a user with a name, use "
+                "redis://USER:PASSWORD@HOST:PORT. Both must be percent-encoded in the URL.",
             ) from error
         except (redis.RedisError, ValueError) as error:
             message = f"no Redis server answers at {server}: {error}"
             raise UserError(message, "Check --redis, or leave it out to start a queue here.") from error
 
-    def _check_address(self, queue_at: Mapping[str, Any]) -> None:
-        host = queue_at.get("host", "localhost")
-        if host in LOOPBACK or "path" in queue_at:
+    def _check_address(self, address: Mapping[str, Any]) -> None:
+        """Raises UserError if the queue is on another host and has no password, or if this judge has no isolation."""
+        host = address.get("host", "localhost")
+        if host in LOOPBACK or "path" in address:
             return
-        if not queue_at.get("password"):
+        if not address.get("password"):
             raise UserError(
                 f"the queue at {host} has no password: anyone who can reach it can run programs here",
-                "Set one on that server (requirepass), and give it as --redis redis://:PASSWORD@HOST:PORT",
+                "Set a password on that server (requirepass), and use --redis redis://:PASSWORD@HOST:PORT.",
             )
         if self.settings.isolation == "none":
             raise UserError(
@@ -213,7 +226,7 @@ class JudgeSupervisor(Supervisor):
         host = socket.gethostname()
 
         def start() -> subprocess.Popen[bytes]:
-            # Each time: it may have been removed, as by something that cleans folders for temporary files.
+            # Before each start, because a cleaner of temporary files may have removed the folder.
             work = self.folder / "work"
             work.mkdir(mode=0o700, parents=True, exist_ok=True)
             work.chmod(0o700)
@@ -237,22 +250,22 @@ class JudgeSupervisor(Supervisor):
         return self._part(start, on_death)
 
     def _remove_worker(self, name: str) -> bool:
-        """Give a dead worker's programs to the others at once; if Redis is away, the HTTP process does it later."""
+        """Give a dead worker's programs to the other workers. If Redis is away, the HTTP process does so later."""
         return self._in_redis(f"remove {name}", lambda client: execute(client, queue.remove_worker(name)))
 
-    def _in_redis(self, what: str, act: Callable[[redis.Redis], object]) -> bool:
-        """Do something in Redis, unless it is away. → whether it was done."""
+    def _in_redis(self, task: str, act: Callable[[redis.Redis], object]) -> bool:
+        """Call `act` with a client. Returns False, and logs the name of the task, if Redis is away."""
         try:
             with sync_client(self.redis_url) as client:
                 act(client)
         except redis.RedisError as error:
-            log.warning("could not %s: %s", what, error)
+            log.warning("could not %s: %s", task, error)
             return False
         return True
 
     def _wait(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
-        trouble, write_at = "", 0.0
+        reason, write_at = "", 0.0
         with sync_client(self.redis_url) as client:
             while time.monotonic() < deadline:
                 if time.monotonic() >= write_at:
@@ -264,15 +277,15 @@ class JudgeSupervisor(Supervisor):
                 try:
                     self.handle = self._handle_if_ready(client)
                 except redis.RedisError as error:
-                    trouble = f": {error}"
+                    reason = f": {error}"
                 if self.handle is not None or self.stopping(POLL_S):
                     return
-        raise Failure(f"the judge did not answer within {wait_s:.0f} s{trouble}", f"See {self.logs}")
+        raise Failure(f"the judge did not answer within {wait_s:.0f} s{reason}", f"See {self.logs}")
 
     def _check_queue_takes_writes(self, client: redis.Redis) -> None:
-        """Raises Failure if Redis answers but refuses to store anything: its disk or memory is full, say.
+        """Raises Failure if Redis answers but refuses to store anything, for example because its disk is full.
 
-        Workers would try to register until the time is over, and only their logs would tell why.
+        Without this check, the workers would try to register until the time limit, and only their logs would show why.
         """
         try:
             client.set(queue.WRITE_CHECK, "", px=1000)
@@ -291,7 +304,7 @@ class JudgeSupervisor(Supervisor):
         states: list[Any] = client.hmget(queue.WORKERS, list(self.worker_names.values()))
         if not states or not states[0] or not all(states):
             return None
-        # One machine, one way to start them: all have the same tier.
+        # All workers have the same tier, because they run on one machine and start in the same way.
         tier = json.loads(states[0])["isolation"]
         if self.settings.api and self.required is None:
             self._require(client, tier)
@@ -307,7 +320,7 @@ class JudgeSupervisor(Supervisor):
         )
 
     def _require(self, client: redis.Redis, tier: Isolation) -> None:
-        """Require a tier and our version of all workers of the queue; UserError if a part of it does not fit."""
+        """Require a tier and our protocol version of the whole queue. Raises UserError if a part of it conflicts."""
         self.renew_at = time.monotonic() + requirements.RENEW_S
         command = requirements.require(self.judge_name, tier, renew=self.required is not None)
         requirements.check_required(execute(client, command), tier)
@@ -328,10 +341,10 @@ class JudgeSupervisor(Supervisor):
 
     def _worker_failure(self, number: int) -> RStarError:
         log = self.logs / f"worker-{number}.log"
-        said = " ".join(tail(log, 2)).strip() or no_room(log) or "its log is empty"
+        reason = " ".join(tail(log, 2)).strip() or no_room(log) or "its log is empty"
         if self.workers[number].process.returncode == UserError.exit_code:
-            return UserError(said, f"See {log}")
-        return Failure(f"a judge worker ended while it was starting: {said}", f"See {log}")
+            return UserError(reason, f"See {log}")
+        return Failure(f"a judge worker ended while it was starting: {reason}", f"See {log}")
 
     def _healthy(self) -> bool:
         if self.api is None:
@@ -345,7 +358,7 @@ class JudgeSupervisor(Supervisor):
         self._renew_requirement()
 
     def restart_failed(self, error: RStarError) -> None:
-        # It is tried again after a pause.
+        # The supervisor tries again after a pause.
         log.error("%s", error.message)
 
     def _count_restarts(self) -> None:
@@ -363,10 +376,10 @@ class JudgeSupervisor(Supervisor):
         super().close()
         if self.embedded is not None:
             return
-        # At the first error Redis is away: the others need not be tried.
+        # `all` stops at the first error, because Redis is then away.
         all(self._remove_worker(name) for name in self.worker_names.values())
         if self.required is not None:
-            # If Redis is away it expires by itself.
+            # If Redis is away, the requirement expires by itself.
             key = requirements.REQUIREMENTS
             self._in_redis("drop the requirement", lambda client: client.hdel(key, self.judge_name))
 

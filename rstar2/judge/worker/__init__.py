@@ -1,1 +1,1 @@
-"""The judge's worker: takes tasks from the queue and runs them in its sandbox, one at a time."""
+"""The judge's worker process: fetches tasks from the queue and runs them one at a time in its sandbox."""

@@ -1,9 +1,9 @@
-"""How a worker speaks with Redis: it fetches tasks, stores results, sends heartbeats.
+"""The worker's side of the queue: `Consumer` fetches tasks, stores results and sends heartbeats.
 
-While programs wait in the queue a thread of its own fetches several ahead and stores results several at a time,
-so that one exchange serves many programs; never more than the worker's share of what is unfinished, so that no
-program waits behind another while some other worker is free. When the queue is short the thread that runs programs
-asks for each itself, because passing it between threads would take longer than the exchange.
+While programs wait in the queue, a separate thread prefetches several tasks and stores several results at a time, so
+that one exchange with Redis serves many programs. It prefetches at most the worker's share of all unfinished programs,
+so that no program waits here while another worker is free. If the queue is short, the main thread fetches each task
+itself, because passing a task between threads would take longer than the exchange.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.liveness import HEARTBEAT_S, heartbeat
 from rstar2.judge.queue.redis_connection import Command, SyncRedisConnection, execute
 from rstar2.judge.queue.tasks import Task
+from rstar2.judge.schema import RunResult
 from rstar2.judge.worker.local_queue import LocalQueue
 from rstar2.retry import Backoff
 
-MAX_HELD = 10_000
-"""More programs than a worker ever holds."""
+MAX_TASKS = 10_000
+"""Upper bound for the number of tasks that a worker can have."""
 BLOCK_MS = 300
-"""How long Redis may wait for a new task while this worker runs nothing."""
+"""How long Redis may wait for a new task while this worker is idle."""
 CELLS_BLOCK_MS = 10
-"""How long Redis may wait for a new task while cells run in threads of their sessions. Their results are sent only
-after this wait."""
+"""How long Redis may wait for a new task while cells run in threads of their sessions. The results of these cells are
+sent only after this wait."""
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 REMIND_S = 60.0
-"""How often a lost connection is logged while it is lost."""
+"""While the connection is lost, it is logged once in this time."""
 STABLE_S = 10.0
-"""A connection that is lost sooner was not back: a Redis whose memory is full takes one command and refuses the next.
-"""
+"""A connection that is lost sooner than this belongs to the same outage. For example, a Redis server whose memory is
+full accepts one command and refuses the next."""
 HUNG_S = 300.0
-"""The thread that runs programs hangs if it does nothing for this long, besides the time limit of its program. Building
-a jail again, and loading a zygote's libraries, takes less on a slow machine."""
+"""The main thread hangs if it does nothing for longer than this plus its program's time limit. Even on a slow machine,
+building a jail and loading a zygote's libraries take less."""
 log = logging.getLogger(__name__)
 
 
@@ -53,11 +54,11 @@ class Consumer:
     """A worker's connection to the queue.
 
     Args:
-        name: the worker's, unique among all workers of the queue.
-        client: with decoded replies, without retries of its own.
-        local: shared with the thread that runs programs.
-        about: what a heartbeat tells of the worker besides.
-        abort: ends the program with this id, if it is the one that runs.
+        name: the worker's name, unique among all workers of the queue.
+        client: a client with decoded replies and without retries.
+        local: the queue that is shared with the main thread.
+        about: fields of the worker that each heartbeat contains.
+        abort: ends the program with this id, if that is the running program.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Consumer:
     ) -> None:
         self.name = name
         self.streams = (queue.cells_stream(name), queue.RETURNED, queue.TASKS)
-        """Read in this order."""
+        """The streams from which tasks are fetched, in this order."""
         self.client = client
         self.connection = SyncRedisConnection(client)
         self.local = local
@@ -82,23 +83,26 @@ class Consumer:
             "protocol": str(PROTOCOL),
         }
         self.exchanging = threading.Lock()
-        """Held by the thread that speaks with Redis."""
+        """Locked by the thread that exchanges data with Redis."""
         self.more_returned = False
-        """Whether there may be returned tasks that are older than any new one."""
+        """Whether the queue may have more returned tasks. These are older than any new task."""
         self.done = 0
+        """Number of stored results."""
         self.beats = 0
-        """Heartbeats that Redis took together with everything else it was sent."""
+        """Number of exchanges with a heartbeat that succeeded completely."""
         self.next_beat = 0.0
+        """Monotonic seconds at which the next heartbeat is due."""
         self.connected_at = 0.0
         """Monotonic seconds at which the worker last registered."""
         self.next_warning = 0.0
+        """Monotonic seconds after which the lost connection is logged again."""
         self.rejected: UserError | None = None
-        """Why the worker may not work for this queue."""
+        """Why this worker may not join the queue. None if it may."""
 
     def next_task(self, wait_s: float) -> Task | None:
-        """The next task, for the thread that runs them; None if there is none in about this time.
+        """Returns the next task, or None if there is none within about `wait_s` seconds. For the main thread.
 
-        Results are stored before it waits.
+        Finished results are stored before the wait.
         """
         local = self.local
         if (task := local.start_next()) is not None:
@@ -107,7 +111,7 @@ class Consumer:
             local.wait_for_task(wait_s)
             return local.start_next()
         with self.exchanging:
-            # The other thread may have fetched something, or lost the connection, just before.
+            # The consumer's thread may just have fetched tasks or lost the connection.
             if local.connected and not local.tasks and not local.stopping:
                 try:
                     returned_only = self.more_returned
@@ -121,16 +125,16 @@ class Consumer:
         return task
 
     def _disconnected(self, error: redis.RedisError) -> None:
-        """The server is gone, frozen or new: results stay here until it is back."""
+        """Record and log that the connection is lost. Results wait in `local` until Redis is back."""
         now = time.monotonic()
-        is_new = self.local.connected and now - self.connected_at > STABLE_S
-        if is_new or now >= self.next_warning:
+        is_new_outage = self.local.connected and now - self.connected_at > STABLE_S
+        if is_new_outage or now >= self.next_warning:
             log.warning("redis: %s; trying again until it answers", error)
             self.next_warning = now + REMIND_S
         self.local.set_connected(False)
 
     def run(self) -> None:
-        """Speak with Redis until the worker stops."""
+        """Exchange data with Redis until the worker stops. This is the main function of the consumer's thread."""
         try:
             self._run()
         except UserError as error:
@@ -163,27 +167,32 @@ class Consumer:
                 time.sleep(backoff.next_s())
 
     def _register(self) -> None:
-        """Become a worker of the queue; UserError if it does not fit what a judge of the queue requires."""
+        """Register as a worker of the queue. Raises UserError if this worker violates a requirement of a judge."""
         state = self._heartbeat(time.monotonic(), self.beats)
         reply = execute(self.client, requirements.register(self.name, state))
         requirements.check_registered(reply, self.about["isolation"])
 
     def _recover_delivered(self) -> None:
-        """Take in what Redis delivered to us and we do not hold: a reply that never came."""
-        told = self._fetch_command(MAX_HELD, self.streams[:-1], since="0")
-        replies = self.connection.execute({"told": told, "own": queue.claim_own(self.name, MAX_HELD)})
-        found = Task.from_reply(replies["own"]) + self._with_returned(replies["told"], MAX_HELD)
+        """Fetch the tasks that Redis delivered to this worker in replies that were lost."""
+        fetch = self._fetch_command(MAX_TASKS, self.streams[:-1], since="0")
+        commands = {"fetch": fetch, "redeliver": queue.redeliver(self.name, MAX_TASKS)}
+        replies = self.connection.execute(commands)
+        delivered = Task.from_reply(replies["redeliver"]) + self._with_returned(replies["fetch"], MAX_TASKS)
         local = self.local
         with local.changed:
-            held = [*local.tasks, *local.cells, local.current, *(task for task, _ in local.results)]
-            entries = {task.entry for task in held if task is not None}
-            local.tasks.extend(task for task in found if task.entry not in entries)
+            known = [*local.tasks, *local.cells, local.current, *(task for task, _ in local.results)]
+            entries = {task.entry for task in known if task is not None}
+            local.tasks.extend(task for task in delivered if task.entry not in entries)
 
     def _exchange(self, *, waits: bool) -> None:
-        """Send results and ask for tasks, in one exchange with Redis; where nothing runs, wait for one if `waits`."""
+        """Store results, return tasks, send a heartbeat if it is due, and fetch tasks, in one exchange with Redis.
+
+        Args:
+            waits: if the worker is idle, whether to fetch and wait for a task. Without it, an idle worker fetches none.
+        """
         local = self.local
         with local.changed:
-            returned = local.remove_returnable()
+            returnable = local.remove_returnable()
             results = list(local.results)
             running = local.current if local.is_long() else None
             count, block_ms = local.tasks_to_fetch(), None
@@ -194,34 +203,27 @@ class Consumer:
         if running is not None and running.is_cell:
             # A cell that was delivered cannot be cancelled.
             running = None
+        finished = [(task, result) for task, result in results if task.is_cell or result.outcome != "refused"]
         commands: dict[str, Command] = {}
         if running is not None:
             commands["state"] = queue.get_state(running.id)
-        finished = [(task, result) for task, result in results if task.is_cell or result.outcome != "refused"]
-        for task, result in results:
-            if result.outcome == "refused" and not task.is_cell:
-                # Cancelled as it ran. If it is asked for again under its id, it runs again.
-                commands[f"ack {task.stream} {task.entry}"] = ("XACK", task.stream, queue.GROUP, task.entry)
-        if finished:
-            commands["commit"] = queue.commit(finished)
-        for task in returned:
-            commands[f"return {task.stream} {task.entry}"] = queue.return_task(task, self.name)
+        commands |= self._store_commands(results, finished, returnable)
         now = time.monotonic()
         if now >= self.next_beat:
             self.next_beat = now + HEARTBEAT_S
             self._exit_if_hung(now)
-            # The next one has the same number if anything of this exchange fails: such a worker does no work.
+            # A worker whose exchanges fail does no work and must not look alive, so `beats` counts only full successes.
             commands["heartbeat"] = heartbeat(self.name, self._heartbeat(now, self.beats + 1))
         if count:
             streams = self.streams[:-1] if self.more_returned else self.streams
             commands["fetch"] = self._fetch_command(count, streams, block_ms)
-        asked_at = time.monotonic()
+        requested_at = time.monotonic()
         replies = self.connection.execute(commands)
         if block_ms is None:
-            local.exchanged(time.monotonic() - asked_at)
+            local.record_exchange(time.monotonic() - requested_at)
         self.beats += "heartbeat" in commands
         if running is not None and replies["state"] not in ("", queue.delivered_state(running)):
-            # Nobody waits for it, or only for another run under its id, which was asked for meanwhile.
+            # The program was cancelled. A newer task may have the same id, but it does not need this result.
             self.abort(running.id)
         local.remove_stored(len(results))
         self.done += len(results)
@@ -231,12 +233,40 @@ class Consumer:
         if count:
             returned_only = self.more_returned
             fetched = self._with_returned(replies["fetch"], count)
-            local.add_fetched(fetched, len(fetched) if returned_only else count, asked_at)
+            local.add_fetched(fetched, len(fetched) if returned_only else count, requested_at)
+
+    def _store_commands(
+        self,
+        results: Sequence[tuple[Task, RunResult]],
+        finished: Sequence[tuple[Task, RunResult]],
+        returnable: Sequence[Task],
+    ) -> dict[str, Command]:
+        """Returns the commands that store results and return tasks.
+
+        Args:
+            results: all results.
+            finished: the results of programs and cells that were not cancelled.
+            returnable: tasks to return to the queue.
+        """
+        commands: dict[str, Command] = {}
+        for task, result in results:
+            if result.outcome == "refused" and not task.is_cell:
+                # The program was cancelled while it ran. A repeated request with its id runs it again.
+                commands[f"ack {task.stream} {task.entry}"] = ("XACK", task.stream, queue.GROUP, task.entry)
+        if finished:
+            commands["commit"] = queue.commit(finished)
+        for task in returnable:
+            commands[f"return {task.stream} {task.entry}"] = queue.return_task(task, self.name)
+        return commands
 
     def _with_returned(self, reply: Any, count: int) -> list[Task]:
-        """The tasks in a reply to a fetch of so many from each stream, and the returned ones that it tells of.
+        """Returns the tasks in a reply to `_fetch_command`, and claims the returned tasks that it announces.
 
-        Where there may be more of those, they come before what is new, and the new tasks wait with them.
+        If there may be more returned tasks, these are fetched first: the new tasks in this reply go back to the queue.
+
+        Args:
+            reply: the reply to `_fetch_command`.
+            count: the count in that command.
         """
         tasks, entries = Task.from_reply(reply), queue.returned_entries(reply)
         self.more_returned = len(entries) >= count
@@ -254,7 +284,14 @@ class Consumer:
     def _fetch_command(
         self, count: int, streams: Sequence[str], block_ms: int | None = None, since: str = ">"
     ) -> Command:
-        """Asks for so many tasks of each stream, and waits for one if it is to."""
+        """Returns the command that fetches at most `count` tasks from each stream.
+
+        Args:
+            count: maximum number of tasks per stream.
+            streams: the streams.
+            block_ms: how long Redis waits for a task if there is none. None: it does not wait.
+            since: ">" for new tasks, "0" for all tasks that were delivered to this worker.
+        """
         block = () if block_ms is None else ("BLOCK", block_ms)
         ids = [since] * len(streams)
         reader = ("XREADGROUP", "GROUP", queue.GROUP, self.name, "COUNT", count)
@@ -272,11 +309,11 @@ class Consumer:
         }
 
     def _exit_if_hung(self, now: float) -> None:
-        """End this process if the thread that runs programs hangs; what this worker holds goes to the others."""
+        """End this process if its main thread hangs. Other workers then get its tasks."""
         current, silent_s = self.local.current, now - self.local.active_at
         if silent_s < HUNG_S or (current is not None and silent_s < current.timeout_s + HUNG_S):
             return
-        doing = "between two programs" if current is None else f"with program {current.id}"
-        log.critical("the sandbox hangs %s: this worker ends", doing)
+        place = "between two programs" if current is None else f"in program {current.id}"
+        log.critical("the sandbox hangs %s: this worker ends", place)
         faulthandler.dump_traceback()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""What a worker's two threads share: tasks it has fetched and not yet run, results that are not yet in Redis."""
+"""The queue between a worker's two threads: tasks that were fetched but not run, and results that were not stored."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rstar2.judge.queue.tasks import Task
 from rstar2.judge.schema import RunResult
 
 MAX_PREFETCH = 16
-"""Tasks that a worker fetches from one stream at most, and results that it does not keep waiting for others."""
+"""Maximum number of tasks to prefetch over a fast link. Also, this many results are stored at once without waiting."""
 MAX_PREFETCH_S = 0.1
-"""How much work, by the mean of recent runs, a worker holds at most, besides what a slow link asks for."""
+"""Maximum amount of prefetched work over a fast link, in seconds by the mean of recent runs."""
 MAX_AHEAD = 256
-"""Tasks that a worker holds at most besides those, so that it has something to run while it exchanges with Redis."""
+"""Maximum number of additional tasks over a slow link, so that the worker is not idle during an exchange with Redis."""
 LONG_S = 0.05
-"""A program that runs this long, or longer if the link is slow, makes the worker return what it has prefetched."""
+"""If a program runs for longer than this, the worker returns its prefetched tasks. The limit grows with a slow link."""
 LINGER_S = 0.01
-"""How long a result may wait for others to be stored with it while there are more tasks here."""
+"""How long a result may wait to be stored together with others while the worker has more tasks."""
 
 
 class LocalQueue:
-    """Tasks to run and results to store of one worker.
+    """The tasks to run and the results to store of one worker.
 
-    Fields are changed only with `changed` held, but for `sessions`; a single one may be read without.
+    All fields except `sessions` may be changed only while `changed` is locked. A single field may be read without it.
     """
 
     def __init__(self) -> None:
@@ -33,30 +33,31 @@ class LocalQueue:
         self.tasks: deque[Task] = deque()
         self.results: deque[tuple[Task, RunResult]] = deque()
         self.oldest_result_at = 0.0
-        """Monotonic seconds at which the first of `results` came."""
+        """Monotonic seconds at which the oldest of `results` was added."""
         self.current: Task | None = None
+        """The task that the main thread is running."""
         self.started_at = 0.0
-        """Monotonic seconds at which `current` was begun."""
+        """Monotonic seconds at which `current` started."""
         self.active_at = time.monotonic()
-        """Monotonic seconds at which the thread that runs programs last ended one or looked for one."""
+        """Monotonic seconds at which the main thread last finished a task or asked for one."""
         self.cells: list[Task] = []
-        """Cells that run, or wait for their session, while the worker does something else."""
+        """Cells that were set aside: they run, or wait for their session, while the main thread runs other tasks."""
         self.mean_s = 0.02
-        """Of recent runs."""
+        """Mean duration of recent tasks in seconds."""
         self.exchange_s = 0.0
-        """Seconds that an exchange with Redis takes, recently."""
+        """Mean duration of recent exchanges with Redis in seconds."""
         self.share = 1
-        """How many tasks to hold, with the one that runs; 1 while the queue is short."""
+        """Number of tasks that this worker should have, including the running one. 1 while the queue is short."""
         self.connected = False
-        """Whether Redis knows this worker, and answered the last time."""
+        """Whether this worker is registered in Redis and the last exchange succeeded."""
         self.stopping = False
         self.sessions = 0
-        """How many sessions the worker holds."""
+        """Number of open sessions of this worker."""
         self.fetched_at = 0.0
-        """Monotonic seconds at which Redis was last asked for tasks and answered."""
+        """Monotonic seconds at which the last answered request for tasks was sent to Redis."""
 
     def start_next(self) -> Task | None:
-        """The next task of those that are here, which is the current one from now on."""
+        """Make the first task the current one and return it. Returns None if there is none, or after `stop`."""
         with self.changed:
             self.active_at = time.monotonic()
             if not self.tasks or self.stopping:
@@ -66,6 +67,7 @@ class LocalQueue:
             return self.current
 
     def finish(self, task: Task, result: RunResult) -> None:
+        """Add the result of the current task."""
         with self.changed:
             now = self.active_at = time.monotonic()
             self.mean_s = 0.8 * self.mean_s + 0.2 * (now - self.started_at)
@@ -73,20 +75,20 @@ class LocalQueue:
                 self.oldest_result_at = now
             self.results.append((task, result))
             self.current = None
-            # When nothing is left to run, this thread speaks with Redis itself. Else, where programs are short, the
-            # other one is woken for several results together.
+            # If no tasks are left, the main thread exchanges data with Redis itself. Otherwise the consumer's thread
+            # does, and short programs wake it only once for several results.
             is_due = self.share < 2 or self.mean_s > LINGER_S or len(self.results) >= MAX_PREFETCH
             if self.tasks and (is_due or self.tasks_to_fetch()):
                 self.changed.notify_all()
 
     def set_cell_aside(self, task: Task) -> None:
-        """Let the current cell go on while the worker does something else."""
+        """Let the current cell go on while the main thread runs other tasks."""
         with self.changed:
             self.cells.append(task)
             self.current = None
 
     def finish_cell(self, task: Task, result: RunResult) -> None:
-        """Take the result of a cell that was set aside."""
+        """Add the result of a cell that was set aside."""
         with self.changed:
             self.cells.remove(task)
             if not self.results:
@@ -95,23 +97,23 @@ class LocalQueue:
             self.changed.notify_all()
 
     def wake_if_tasks_wait(self) -> None:
-        """Have the other thread watch how long the tasks here wait for the current one."""
+        """Wake the consumer's thread if tasks wait, so that it returns them if the current task takes long."""
         with self.changed:
             if self.tasks:
                 self.changed.notify_all()
 
     def stop(self) -> None:
-        """Let the worker end after the program that is running."""
+        """Make the worker stop after its current task."""
         with self.changed:
             self.stopping = True
             self.changed.notify_all()
 
     def is_idle(self) -> bool:
-        """Nothing is running and nothing waits here."""
+        """Returns whether no task is running or waiting. Cells that were set aside do not count."""
         return self.current is None and not self.tasks
 
     def tasks_to_fetch(self) -> int:
-        """How many tasks to ask Redis for now."""
+        """Returns the number of tasks to fetch from Redis now."""
         if self.stopping:
             return 0
         if self.is_idle():
@@ -121,16 +123,22 @@ class LocalQueue:
         return self.share - 1 - len(self.tasks)
 
     def is_long(self) -> bool:
-        """The running program has taken so long that none must wait behind it."""
+        """Returns whether the current task has run for so long that other tasks must not wait for it."""
         return self.current is not None and time.monotonic() - self.started_at > self._long_s
 
     @property
     def _long_s(self) -> float:
-        """Seconds after which the running program is long. A returned task takes two exchanges to run elsewhere."""
+        """Seconds after which the current task counts as long.
+
+        The limit grows with the duration of an exchange, because a returned task needs two exchanges to run elsewhere.
+        """
         return LONG_S + 4 * self.exchange_s
 
     def remove_returnable(self) -> list[Task]:
-        """Remove the tasks that other workers should have, because one runs for long or this worker is to end."""
+        """Remove and return the tasks that other workers should run.
+
+        These are all waiting tasks except cells, if the current task is long or this worker is stopping.
+        """
         if not self.stopping and not self.is_long():
             return []
         returnable = [task for task in self.tasks if not task.is_cell]
@@ -143,49 +151,66 @@ class LocalQueue:
         return returnable
 
     def session_activity(self) -> tuple[float, set[str]]:
-        """Until when every cell queued for this worker has come here, and the sessions with cells not yet run."""
-        with self.changed:
-            here = [*self.tasks, *self.cells, *([self.current] if self.current else [])]
-            return self.fetched_at, {task.session for task in here if task.is_cell}
+        """Returns data for ending idle sessions.
 
-    def add_fetched(self, tasks: list[Task], asked_for: int, asked_at: float) -> None:
+        Returns:
+            Monotonic seconds up to which all cells for this worker have been fetched, and the ids of the sessions that
+            have unfinished cells here.
+        """
         with self.changed:
-            self.fetched_at = asked_at
-            # Of each kind the oldest first; cells before programs.
+            unfinished = [*self.tasks, *self.cells, *([self.current] if self.current else [])]
+            return self.fetched_at, {task.session for task in unfinished if task.is_cell}
+
+    def add_fetched(self, tasks: list[Task], requested_count: int, requested_at: float) -> None:
+        """Add tasks that were fetched from Redis.
+
+        Args:
+            tasks: the fetched tasks.
+            requested_count: maximum number of tasks in the request.
+            requested_at: monotonic seconds at which the request was sent.
+        """
+        with self.changed:
+            self.fetched_at = requested_at
+            # Cells come before programs, and older tasks before newer ones.
             self.tasks = deque(sorted([*self.tasks, *tasks], key=lambda task: (not task.is_cell, task.at)))
-            if len(tasks) < asked_for:
-                # What else is unfinished is at other workers.
+            if len(tasks) < requested_count:
+                # The queue has no more tasks. All other unfinished programs are at other workers.
                 self.share = 1
 
     def remove_stored(self, count: int) -> None:
-        """Forget the first results, which are in Redis now."""
+        """Remove the first `count` results, because they are stored in Redis."""
         with self.changed:
             for _ in range(count):
                 self.results.popleft()
             self.oldest_result_at = time.monotonic()
 
     def update_share(self, unfinished: int, workers: int) -> None:
-        """Take in how many programs the queue holds, with those that run, and how many workers share them."""
-        with self.changed:
-            # Behind programs that are mostly long, others would only be returned.
-            most = int(MAX_PREFETCH_S / self.mean_s) if self.mean_s < self._long_s else 1
-            most = min(MAX_PREFETCH, max(1, most))
-            # While one exchange is under way, nothing else can be asked for.
-            ahead = min(MAX_AHEAD, round(2 * self.exchange_s / self.mean_s))
-            self.share = max(1, min(most + ahead, unfinished // max(1, workers)))
+        """Update `share`.
 
-    def exchanged(self, seconds: float) -> None:
-        """Take in how long an exchange took in which Redis waited for nothing."""
+        Args:
+            unfinished: number of programs in the queue, including running ones.
+            workers: number of workers that share them.
+        """
+        with self.changed:
+            # Tasks that are prefetched behind long programs would only be returned.
+            prefetch = int(MAX_PREFETCH_S / self.mean_s) if self.mean_s < self._long_s else 1
+            prefetch = min(MAX_PREFETCH, max(1, prefetch))
+            # No other tasks can be fetched during an exchange, so this many more keep the worker busy.
+            ahead = min(MAX_AHEAD, round(2 * self.exchange_s / self.mean_s))
+            self.share = max(1, min(prefetch + ahead, unfinished // max(1, workers)))
+
+    def record_exchange(self, seconds: float) -> None:
+        """Update `exchange_s` with the duration of an exchange in which Redis did not wait for tasks."""
         with self.changed:
             weight = 0.2 if self.exchange_s else 1.0
             self.exchange_s += weight * (seconds - self.exchange_s)
 
     def wait_until_due(self, until: float) -> None:
-        """Wait until the thread that runs no programs should speak with Redis, or the monotonic time `until`."""
+        """Wait until the consumer's thread should exchange data with Redis, at latest until monotonic time `until`."""
         with self.changed:
             while self.connected and not self.stopping and (now := time.monotonic()) < until:
                 due = until
-                # Otherwise the other thread is asking for tasks, or about to.
+                # If the worker is idle, its main thread is fetching tasks, or about to.
                 if not self.is_idle():
                     if self.tasks_to_fetch() or len(self.results) >= MAX_PREFETCH:
                         return
@@ -198,12 +223,12 @@ class LocalQueue:
                 self.changed.wait(due - now)
 
     def set_connected(self, connected: bool) -> None:
-        """Say whether Redis can be spoken with."""
+        """Set whether the worker is connected to Redis, and wake the threads that wait for it."""
         with self.changed:
             self.connected = connected
             self.changed.notify_all()
 
     def wait_for_task(self, wait_s: float) -> None:
-        """Wait for tasks, for the connection to Redis, or for the end."""
+        """Wait until there are tasks, the worker is connected, or it is stopping, for at most `wait_s` seconds."""
         with self.changed:
             self.changed.wait_for(lambda: self.connected or self.tasks or self.stopping, wait_s)

@@ -1,7 +1,7 @@
-"""One worker process: takes programs from the queue, runs them one at a time, stores their results.
+"""The main function of a worker process: fetches programs from the queue, runs them one at a time, stores results.
 
-The main thread runs programs; a second one speaks with Redis meanwhile (`consumer`). An unexpected exception in either
-ends the process at once.
+The main thread runs programs. A second thread exchanges data with Redis meanwhile (`consumer`). An unexpected exception
+in either thread ends the process at once.
 """
 
 from __future__ import annotations
@@ -30,22 +30,25 @@ from rstar2.processes import begin_module
 
 IDLE_S = 1.0
 PROFILE_EVERY = 256
-"""Programs after which a zygote that was not profiled yet is, even if more programs are waiting."""
+"""After this many programs, an unprofiled zygote is profiled even if more programs are waiting."""
 STOP_S = 10.0
-"""How long storing the last results may take when the worker stops."""
+"""Time limit for storing the last results when the worker stops."""
 log = logging.getLogger(__name__)
 
 
 def run_task(sandbox: Sandbox, task: Task) -> RunResult:
-    """Run one program, whatever it does."""
+    """Run one program and return its result.
+
+    The outcome is `lost` if the program cannot be read, or if too many workers died while they had it.
+    """
     queued_s = max(0.0, time.time() - task.at)
     if task.tries >= queue.MAX_TRIES:
-        reason = f"{task.tries} workers died while they held this program"
+        reason = f"{task.tries} workers died while they had this program"
         return RunResult(id=task.id, outcome="lost", stderr=reason, queue_s=queued_s)
     try:
         request = RunRequest.model_validate_json(task.body, extra="ignore")
     except ValidationError as error:
-        log.error("task %r is no program: %s", task.id, error)
+        log.error("task %r is not a program: %s", task.id, error)
         return RunResult(id=task.id, outcome="lost", stderr=queue.UNREADABLE, queue_s=queued_s)
     result = sandbox.run(request, task.id)
     result.queue_s = queued_s
@@ -53,11 +56,18 @@ def run_task(sandbox: Sandbox, task: Task) -> RunResult:
 
 
 def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, preload: bool) -> None:
-    """Work until `local` is told to stop; `preload` is explained at `WorkerSettings`.
+    """Run tasks until `local.stop` is called.
+
+    Args:
+        name: the worker's name.
+        client: a client for the queue.
+        sandbox: the sandbox, which this function starts and closes.
+        local: the queue that is shared with the consumer's thread.
+        preload: see `WorkerSettings`.
 
     Raises:
         Failure: the sandbox cannot be built.
-        UserError: its tier is below what a judge of the queue requires.
+        UserError: a judge of the queue requires a stronger isolation tier or another protocol version.
     """
     log.info("worker %s starts", name)
     sandbox.start()
@@ -66,19 +76,19 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, pr
     consumer = Consumer(
         name, client, local, {"isolation": sandbox.isolation, "exceptions": exceptions}, sandbox.abort
     )
-    # A daemon, so that it does not outlive this thread, in whatever way this one ends.
+    # A daemon thread ends with the main thread, even if that raises an exception.
     thread = threading.Thread(target=consumer.run, name="consumer", daemon=True)
     thread.start()
     sessions = WorkerSessions(sandbox, local)
     turn = 0
     while not local.stopping:
         task = consumer.next_task(IDLE_S)
-        # Before the program and not after it: a result must not wait for any of this.
+        # This work comes before the next program, not after the last one, so that no result waits for it.
         sessions.end_overdue(local.session_activity)
         turn += 1
         if not local.stopping:
             if preload and task is None:
-                # Not before: a worker that is refused or soon ended loads no libraries for nothing.
+                # Only an idle worker loads libraries: one that is refused or stopped soon would load them in vain.
                 sandbox.start_zygotes()
             if task is None or turn % PROFILE_EVERY == 0:
                 sandbox.profile_next_zygote()
@@ -102,11 +112,11 @@ def main() -> None:
     local = LocalQueue()
 
     def on_signal(_signal: int, _frame: FrameType | None) -> None:
-        # Not here: the thread this interrupts may hold the lock.
+        # `stop` needs a lock that the interrupted thread may hold, so it runs in another thread.
         threading.Thread(target=local.stop).start()
 
     signal.signal(signal.SIGTERM, on_signal)
-    # A shell may have us start with SIGINT ignored, which sessions would inherit and not be interruptible.
+    # A shell may start this process with SIGINT ignored. Sessions would inherit that, and could not be interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tier = settings.isolation
     with fail_fast():

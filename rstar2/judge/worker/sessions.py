@@ -1,7 +1,8 @@
-"""The sessions that live in one worker: opened, given cells, ended when idle, old, dead or closed by the client.
+"""The sessions of one worker: opens them, runs their cells, and ends them.
 
-Each session has a thread that runs its cells one after another. The worker waits a moment for a cell, because most are
-short, and then goes on to other sessions and programs. The cells that compute take turns (`sandbox.inside.turns`).
+A session ends if the client closes it, if it is idle or open for too long, or if its process dies. Each session has a
+thread that runs its cells one after another. The main thread waits a moment for each cell, because most cells are
+short, and then goes on with other sessions and programs. Cells that compute take turns (`sandbox.inside.turns`).
 """
 
 from __future__ import annotations
@@ -26,68 +27,77 @@ from rstar2.judge.schema import CellRequest, CellResult, SessionRequest
 from rstar2.judge.worker.local_queue import LONG_S, LocalQueue
 
 MAX_SESSIONS = 256
-"""In one worker; each is a process that holds its memory."""
-ENDED_KEPT = 1000
+"""Maximum number of open sessions of one worker. Each is a process with its own memory."""
+MAX_END_REASONS = 1000
+"""Number of ended sessions whose reason is still known."""
 CHECK_EVERY_S = 1.0
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class OpenSession:
+    """One open session, with its limits and its thread."""
+
     session: Session
-    asked: SessionRequest
-    opened: float
+    limits: SessionRequest
+    opened_at: float
     """Monotonic seconds."""
-    used: float
+    used_at: float
     """Monotonic seconds at the end of the last cell."""
-    last: CellResult | None = None
+    last_result: CellResult | None = None
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "session"))
-    """Runs its cells, and closes it, in the order of the requests."""
+    """Runs the session's cells, and closes the session, in the order of the requests."""
     unfinished: list[Future[CellResult]] = field(default_factory=list)
-    """What its thread may not have done yet. For the worker's main thread only."""
+    """Tasks that the session's thread may not have finished. Used only by the worker's main thread."""
 
     def is_in_use(self) -> bool:
-        """Whether its thread has something to do. For the worker's main thread only."""
+        """Returns whether the session's thread has unfinished tasks. Call it only in the worker's main thread."""
         self.unfinished = [future for future in self.unfinished if not future.done()]
         return bool(self.unfinished)
 
     @property
-    def ends(self) -> float:
-        """Monotonic seconds at which it ends in any case."""
-        return self.opened + self.asked.total_s
+    def ends_at(self) -> float:
+        """Monotonic seconds at which the session ends in any case."""
+        return self.opened_at + self.limits.total_s
 
     def why_overdue(self, now: float, unused_until: float) -> str:
-        """Why it is to be ended now; empty if it is not. `unused_until`: nobody asked for a cell until then."""
-        if now >= self.ends:
-            return f"the session ended: it was open for its {self.asked.total_s:g} s"
-        if unused_until - self.used > self.asked.idle_s:
-            return f"the session ended: it was idle for {self.asked.idle_s:g} s"
+        """Returns why the session must end now, or an empty string if it need not end.
+
+        Args:
+            now: monotonic seconds.
+            unused_until: monotonic seconds up to which no new cell was requested.
+        """
+        if now >= self.ends_at:
+            return f"the session ended: it was open for its {self.limits.total_s:g} s"
+        if unused_until - self.used_at > self.limits.idle_s:
+            return f"the session ended: it was idle for {self.limits.idle_s:g} s"
         return ""
 
 
 class WorkerSessions:
-    """All sessions of one worker, whose sandbox is started.
+    """All sessions of one worker, whose sandbox has been started.
 
-    Its methods are for the worker's main thread. What runs in the thread of a session uses that session only.
+    Call its public methods in the worker's main thread. Code in the thread of a session uses only that session.
     """
 
     def __init__(self, sandbox: Sandbox, local: LocalQueue) -> None:
         self.sandbox, self.local = sandbox, local
         self.changing = threading.Lock()
-        """Held while `open` or `ended` changes, or a session's thread gets a task."""
+        """Locked while `open` or `ended` changes, and while a session's thread gets a task."""
         self.open: dict[str, OpenSession] = {}
+        """Open sessions by id."""
         self.ended: OrderedDict[str, str] = OrderedDict()
-        """Why the last sessions ended, by name."""
+        """Why the last sessions ended, by id."""
         self.next_check = 0.0
         self.errors: list[BaseException] = []
-        """What threads of sessions raised."""
+        """Exceptions that were raised in the threads of sessions."""
 
     def run_task(self, task: Task) -> None:
-        """Run the current task of the local queue, and hand in its result. A long cell goes on beside later tasks."""
+        """Run the current task of the local queue and add its result. A long cell goes on beside later tasks."""
         try:
             command = SessionCommand.model_validate_json(task.body, extra="ignore")
         except ValidationError as error:
-            log.error("task %r is nothing for a session: %s", task.id, error)
+            log.error("task %r is not a command for a session: %s", task.id, error)
             self.local.finish(task, lost_cell(task.id, queue.UNREADABLE))
             return
         if command.action == "open":
@@ -101,7 +111,7 @@ class WorkerSessions:
             future.add_done_callback(partial(self._finish_cell, task))
 
     def _submit(self, task: Task, command: SessionCommand) -> Future[CellResult] | None:
-        """Hand a task to the thread of its session. None if there is no such session any more."""
+        """Pass a task to the thread of its session. Returns None if the session is not open."""
         with self.changing:
             session = self.open.get(command.session)
             if session is None:
@@ -111,7 +121,7 @@ class WorkerSessions:
             return future
 
     def _finish_cell(self, task: Task, future: Future[CellResult]) -> None:
-        """Hand in the result of a cell that was set aside."""
+        """Add the result of a cell that was set aside."""
         error = None if future.cancelled() else future.exception()
         if error is not None:
             self.errors.append(error)
@@ -119,12 +129,12 @@ class WorkerSessions:
         self.local.finish_cell(task, lost_cell(task.id, queue.WORKER_GONE) if is_lost else future.result())
 
     def raise_errors(self) -> None:
-        """Raise what the thread of a session raised: the worker cannot go on."""
+        """Raise the first exception of a session's thread. The worker cannot go on after it."""
         if self.errors:
             raise self.errors[0]
 
     def finish(self) -> None:
-        """Wait for the cells that run now. Those that have not begun are lost."""
+        """Wait for the running cells. Cells that have not started get the outcome `lost`."""
         with self.changing:
             sessions = list(self.open.values())
         for session in sessions:
@@ -133,7 +143,7 @@ class WorkerSessions:
             session.thread.shutdown()
 
     def _run(self, task: Task, command: SessionCommand) -> CellResult:
-        """In the thread of a session: do what a task asks."""
+        """Carry out a task in the thread of its session."""
         queued_s = _queued_s(task)
         self._end_if_overdue(command.session, queued_s)
         if command.session not in self.open:
@@ -149,31 +159,36 @@ class WorkerSessions:
         return lost_cell(task.id, reason).model_copy(update={"queue_s": _queued_s(task)})
 
     def end_overdue(self, activity: Callable[[], tuple[float, Collection[str]]]) -> None:
-        """End what is idle or old, at most once a second; `activity` is `LocalQueue.session_activity`."""
+        """End sessions that are idle or open for too long. Checks at most once per `CHECK_EVERY_S`.
+
+        Args:
+            activity: `LocalQueue.session_activity`.
+        """
         now = time.monotonic()
         if now < self.next_check or not self.open:
             return
         self.next_check = now + CHECK_EVERY_S
-        until, in_use = activity()
+        fetched_until, sessions_with_cells = activity()
         with self.changing:
             sessions = list(self.open.items())
-        for name, found in sessions:
-            # A cell that runs ends with its session's time, and then the session does.
-            if found.is_in_use():
+        for session_id, session in sessions:
+            # A running cell is stopped when its session's time is over, and then ends the session.
+            if session.is_in_use():
                 continue
-            if reason := found.why_overdue(now, found.used if name in in_use else until):
-                self._end(name, reason)
+            unused_until = session.used_at if session_id in sessions_with_cells else fetched_until
+            if reason := session.why_overdue(now, unused_until):
+                self._end(session_id, reason)
 
-    def _end_if_overdue(self, name: str, queued_s: float) -> None:
-        """End a session that was too old or idle already when it was asked for `queued_s` ago."""
+    def _end_if_overdue(self, session_id: str, queued_s: float) -> None:
+        """End a session that was already idle or open for too long when its cell was requested, `queued_s` ago."""
         now = time.monotonic()
-        found = self.open.get(name)
-        if found is not None and (reason := found.why_overdue(now, now - queued_s)):
-            self._end(name, reason)
+        session = self.open.get(session_id)
+        if session is not None and (reason := session.why_overdue(now, now - queued_s)):
+            self._end(session_id, reason)
 
     def _open(self, run_id: str, command: SessionCommand, queued_s: float) -> CellResult:
         if len(self.open) >= MAX_SESSIONS:
-            reason = f"{MAX_SESSIONS} sessions are open here"
+            reason = f"this worker already has {MAX_SESSIONS} open sessions"
             return CellResult(id=run_id, outcome="refused", stderr=reason, queue_s=queued_s)
         try:
             session = self.sandbox.open_session(command.open.memory_mb)
@@ -187,28 +202,28 @@ class WorkerSessions:
             id=run_id, outcome="ok", value=command.session, isolation=isolation, queue_s=queued_s
         )
 
-    def _run_cell(self, run_id: str, name: str, cell: CellRequest, queued_s: float) -> CellResult:
-        found = self.open[name]
-        if found.last is not None and found.last.id == run_id:
-            # Queued again by an HTTP process whose Redis forgot that it ran.
-            return found.last
-        ran = found.session.run_cell(cell.code, cell.timeout_s, run_id, ends=found.ends)
-        ran.queue_s += queued_s
-        found.used = time.monotonic()
-        alive = found.session.alive
-        reason = found.why_overdue(found.used, found.used) if alive else found.session.reason
+    def _run_cell(self, run_id: str, session_id: str, cell: CellRequest, queued_s: float) -> CellResult:
+        session = self.open[session_id]
+        if session.last_result is not None and session.last_result.id == run_id:
+            # Redis lost its data after the cell ran, so an HTTP process queued the cell again.
+            return session.last_result
+        result = session.session.run_cell(cell.code, cell.timeout_s, run_id, ends_at=session.ends_at)
+        result.queue_s += queued_s
+        session.used_at = time.monotonic()
+        alive = session.session.alive
+        reason = session.why_overdue(session.used_at, session.used_at) if alive else session.session.reason
         if reason:
-            self._end(name, reason)
-        found.last = CellResult(**ran.model_dump(), session_alive=not reason, session_end=reason)
-        return found.last
+            self._end(session_id, reason)
+        session.last_result = CellResult(**result.model_dump(), session_alive=not reason, session_end=reason)
+        return session.last_result
 
-    def _end(self, name: str, reason: str) -> None:
+    def _end(self, session_id: str, reason: str) -> None:
         with self.changing:
-            ended = self.open.pop(name)
-            self.ended[name] = reason
-            while len(self.ended) > ENDED_KEPT:
+            ended = self.open.pop(session_id)
+            self.ended[session_id] = reason
+            while len(self.ended) > MAX_END_REASONS:
                 self.ended.popitem(last=False)
-            # Its thread still answers the cells that wait: they are lost.
+            # The thread still answers the cells that wait for it: they are lost.
             ended.thread.shutdown(wait=False)
         ended.session.close()
 

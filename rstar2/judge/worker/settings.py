@@ -1,4 +1,4 @@
-"""What a worker process is told when it starts."""
+"""Settings of a worker process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from rstar2.judge.schema import Isolation
 
 
 class WorkerSettings(BaseModel):
+    """Settings that the supervisor passes to a worker process."""
+
     name: str
-    """Unique among all workers of the queue."""
+    """Name of the worker, unique among all workers of the queue."""
     redis_url: str
     folder: str
+    """Folder for the worker's jail and the files of its programs."""
     isolation: Isolation | None
-    """The tier to run under; None: the best this machine allows, never `none`."""
+    """The isolation tier. None: the strongest tier that this machine supports, but never `none`."""
     preload: bool = True
-    """Load numpy, sympy, scipy and pandas while the worker is idle, so that no program waits for it; without this they
-    are loaded when a program first imports them."""
+    """Whether to load numpy, sympy, scipy and pandas while the worker is idle, so that no program waits for them. If
+    False, they are loaded when a program first imports them."""

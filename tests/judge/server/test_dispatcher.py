@@ -14,7 +14,7 @@ from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.schema import RunResult
 from rstar2.judge.server import dispatcher as dispatcher_module
 from rstar2.judge.server.dispatcher import (
-    RESULTS_AT_ONCE,
+    RESULTS_PER_COMMAND,
     Dispatcher,
     IdReused,
     PendingRun,
@@ -27,7 +27,7 @@ async def test_missed_results_are_fetched_the_long_ones_a_few_at_a_time(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatcher = Dispatcher(server.url, max_queued=1000, max_queued_bytes=1 << 30)
-    names = [f"run{number}" for number in range(5 * RESULTS_AT_ONCE)]
+    names = [f"run{number}" for number in range(5 * RESULTS_PER_COMMAND)]
     runs = [dispatcher.submit(PendingRun(name, "{}", timeout_s=10.0)) for name in names]
     states = {
         name: RunResult(id=name, outcome="ok", stdout="x" * (number % 2 * 3000)).model_dump_json()
@@ -53,7 +53,7 @@ async def test_missed_results_are_fetched_the_long_ones_a_few_at_a_time(
     assert [run.result.done() for run in runs[:2]] == [False, False]
     assert [run.id for run in dispatcher.unsent] == [names[1]]
     assert [run.result.result() for run in runs[2:]] == [states[name] for name in names[2:]]
-    assert max(fetched) <= RESULTS_AT_ONCE
+    assert max(fetched) <= RESULTS_PER_COMMAND
     await dispatcher.close()
 
 

@@ -76,7 +76,7 @@ def test_a_run_that_takes_too_long_says_so() -> None:
         _, run = codejudge.prepare({"type": "python", "solution": "while True: pass"})
         return float(json.loads(run.body)["timeout_s"])
 
-    assert asyncio.run(limit_s()) == codejudge.LIMIT_S
+    assert asyncio.run(limit_s()) == codejudge.TIMEOUT_S
     answer = codejudge.answer_for("a", RunResult(id="a", outcome="timeout", stdout="so far\n", wall_s=10.0))
     assert answer["stdout"] == "so far\nSuicide from timeout.\n"
     assert (answer["success"], answer["run_success"], answer["reason"]) == (False, False, "worker_timeout")

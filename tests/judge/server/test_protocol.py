@@ -107,7 +107,7 @@ def test_a_client_of_another_major_version_is_refused_and_told_what_to_update(
     protocol = "of the judge's protocol"
     named = {
         "": f"an older version {protocol} that has no number",
-        "soon": f"'soon', which is no version {protocol}",
+        "soon": f"'soon', which is not a version {protocol}",
     }.get(str(version), f"version {version} {protocol}")
     assert said.startswith(f"this client speaks {named}, and this judge version {PROTOCOL}. ")
     older = "the judge:" if version == NEXT_MAJOR else "the client's machine:"

@@ -78,7 +78,7 @@ def test_a_server_that_wants_a_password_is_told_as_that(tmp_path: Path, queue: E
     error = _refusal(tmp_path / "judge", f"redis://127.0.0.1:{queue.port}/0")
     assert isinstance(error, UserError)
     assert error.message.endswith(
-        f"at redis://127.0.0.1:{queue.port}/0 refuses this judge: it wants a password"
+        f"at redis://127.0.0.1:{queue.port}/0 refuses this judge: it requires a password"
     )
     assert "--redis redis://:PASSWORD@HOST:PORT" in error.hint
 

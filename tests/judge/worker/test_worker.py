@@ -93,7 +93,7 @@ def logged_at_its_end(process: subprocess.Popen[str]) -> str:
     ("fault", "said"),
     [
         ("raises", "ValueError: the sandbox is broken"),
-        ("hangs", "the sandbox hangs with program a: this worker ends"),
+        ("hangs", "the sandbox hangs in program a: this worker ends"),
     ],
 )
 def test_a_worker_that_fails_with_a_program_ends_and_loses_nothing(
@@ -365,7 +365,7 @@ def test_over_a_slow_link_a_worker_holds_what_it_runs_during_two_exchanges() -> 
     def share(mean_s: float, exchange_s: float, unfinished: int = 100_000) -> int:
         local = LocalQueue()
         local.mean_s = mean_s
-        local.exchanged(exchange_s)
+        local.record_exchange(exchange_s)
         local.update_share(unfinished, 1)
         return local.share
 
@@ -375,7 +375,7 @@ def test_over_a_slow_link_a_worker_holds_what_it_runs_during_two_exchanges() -> 
     assert share(0.0001, 1.0) == local_queue.MAX_PREFETCH + local_queue.MAX_AHEAD
     assert share(0.002, 0.1, unfinished=7) == 7
     local = LocalQueue()
-    local.exchanged(0.1)
+    local.record_exchange(0.1)
     local.add_fetched([task, task], 2, 0.0)
     local.start_next()
     local.started_at = time.monotonic() - 2 * local_queue.LONG_S
