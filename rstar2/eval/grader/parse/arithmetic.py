@@ -1,4 +1,4 @@
-"""Sums, products, powers and indices: the signs of an expression and how strongly they bind.
+"""Sums, products, powers and indices: the operators of an expression and their precedence.
 
 The rules `sum` to `index` of the grammar in `rstar2.eval.grader.parse`.
 """
@@ -23,7 +23,7 @@ _FIRST_COMMANDS = _NAMED.union(
     {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"},
     (*vocabulary.DOTS, *vocabulary.DECORATIONS, *vocabulary.PAIRED),
 )
-"""Commands with which a factor begins."""
+"""Commands that a factor may begin with."""
 _DEGREE = frozenset({"circ", "degree"})
 
 
@@ -35,20 +35,20 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def _operand(self) -> Node:
-        """What the signs stand between: a number, a name, a function, a group."""
+        """An operand of the operators: a number, a name, a function or a group."""
 
     @abstractmethod
     def _listing(self) -> Node:
-        """What the braces of an argument may hold."""
+        """One answer, or several separated by commas and the like; also the content of braces."""
 
     @abstractmethod
     def _arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
-        """Expressions separated by commas, up to what closes them."""
+        """Expressions separated by commas or semicolons, up to the token that closes them, which is taken too."""
 
     # --- sums ---
 
     def _sum(self) -> Node:
-        """Terms joined by + - and ±."""
+        """Terms joined by +, - and ±."""
         tokens = self._tokens
         with tokens.deeper():
             left = self._signed_term()
@@ -80,14 +80,14 @@ class Arithmetic(ABC):
     # --- products ---
 
     def _term(self) -> Node:
-        """Factors joined by signs of multiplication and division, or side by side."""
+        """Factors joined by multiplication or division signs, or without a sign."""
         left = self._factor()
         while True:
-            here = (self._tokens.next.kind, self._tokens.next.text)
-            if here in _TIMES:
+            operator = (self._tokens.next.kind, self._tokens.next.text)
+            if operator in _TIMES:
                 self._tokens.take()
                 left = _times(left, self._signed_factor())
-            elif here in _OVER:
+            elif operator in _OVER:
                 self._tokens.take()
                 left = nodes.Quotient(left, self._signed_factor())
             elif self._starts_factor():
@@ -96,18 +96,24 @@ class Arithmetic(ABC):
                 return left
 
     def _signed_factor(self) -> Node:
-        """A factor, perhaps with a sign before it."""
+        """A factor with any number of signs before it."""
         negated = False
         while self._tokens.at("sign", "+", "-"):
             negated ^= self._tokens.take().text == "-"
         return negative(self._factor()) if negated else self._factor()
 
     def _side_by_side(self, left: Node) -> Node:
-        """What follows without a sign: a mixed number's fraction, or a factor."""
+        """The product of `left` and the factor after it, or the mixed number that the two make."""
         tokens = self._tokens
-        digits = tokens.peek(-1).kind == "number"  # (-2) 9/2 is a product
-        whole = digits and isinstance(left, nodes.Number) and left.value.denominator == 1 and not left.digits
-        if whole and tokens.next.kind == "number":
+        after_digits = tokens.peek(-1).kind == "number"  # (-2) 9/2 is a product
+        is_whole = (
+            after_digits
+            and isinstance(left, nodes.Number)
+            and left.value.denominator == 1
+            and not left.digits
+        )
+        if is_whole and tokens.next.kind == "number":
+            assert isinstance(left, nodes.Number)
             return self._mixed(left)
         if isinstance(left, nodes.Number) and tokens.at("sign", "{") and tokens.peek().kind == "number":
             raise ParseError("two numbers side by side")
@@ -121,14 +127,14 @@ class Arithmetic(ABC):
             raise ParseError("two numbers side by side")
         is_fraction = tokens.at("command", "frac")
         right = self._factor()
-        if whole and is_fraction and isinstance(right, nodes.Call) and _is_proper(right.args[0]):
+        if is_whole and is_fraction and isinstance(right, nodes.Call) and _is_proper(right.args[0]):
             return nodes.Call(right.name, (nodes.Sum((left, right.args[0])),))  # 33 1/3 %
-        if whole and is_fraction and _is_proper(right):
+        if is_whole and is_fraction and _is_proper(right):
             return nodes.Sum((left, right))
         return _times(left, right)
 
     def _mixed(self, whole: Node) -> Node:
-        """1 1/2."""
+        """A mixed number such as 1 1/2."""
         over, slash, under = (self._tokens.peek(ahead) for ahead in range(3))
         if over.text.isdigit() and slash.text == "/" and under.kind == "number" and under.text.isdigit():
             self._tokens.place += 3
@@ -164,7 +170,7 @@ class Arithmetic(ABC):
         return token.text in _FIRST_COMMANDS and not self._at_ohms()
 
     def _at_grouped_unit(self) -> bool:
-        """Whether upright units in brackets, or a fraction of them, stand here: 5 (\\text{m}^2)."""
+        """Whether units in brackets, or a fraction of units, come next: 5 (\\text{m}^2)."""
         if self._tokens.at("sign", "{", "(", "["):
             unit = self._tokens.peek()
         elif self._tokens.at("command", "frac") and self._tokens.peek().text == "{":
@@ -174,51 +180,51 @@ class Arithmetic(ABC):
         return unit.kind == "text" and measure(unit.text) is not None
 
     def _at_ohms(self) -> bool:
-        """Whether the next token is an omega right behind a number."""
+        """Whether the next token is an omega directly after a number."""
         return self._tokens.at("command", "Omega") and self._tokens.peek(-1).kind == "number"
 
     # --- powers and indices ---
 
     def _factor(self) -> Node:
-        """An operand with the powers, indices and signs behind it."""
+        """An operand with the powers, indices and postfix signs after it."""
         node, tokens = self._operand(), self._tokens
         while True:
             if tokens.accept("sign", "^", "**"):
-                node = self._raised(node)
+                node = self._with_exponent(node)
             elif tokens.at("sign", "_"):
-                node = self._lowered(node)
+                node = self._with_index(node)
             elif tokens.accept("sign", "!"):
                 name = "double_factorial" if tokens.accept("sign", "!") else "factorial"
                 if tokens.at("sign", "!"):
-                    raise ParseError("a factorial of steps that are not supported")
+                    raise ParseError("a triple factorial")
                 node = nodes.Call(name, (node,))
             elif tokens.accept("sign", "'") or tokens.accept("command", "prime"):
-                node = self._applied(_primed(node))
+                node = self._with_arguments(_primed(node))
             elif tokens.accept("sign", "%") or tokens.accept("command", "%"):
                 if tokens.next.kind == "number" or tokens.at("sign", "("):
-                    raise ParseError("a remainder as programs write it")
+                    raise ParseError("a remainder in the notation of programs")
                 node = nodes.Call("percent", (node,))
             elif tokens.accept("command", "degree"):
                 node = nodes.Call("degree", (node,))
             else:
                 return node
 
-    def _raised(self, base: Node) -> Node:
+    def _with_exponent(self, base: Node) -> Node:
         tokens = self._tokens
         if isinstance(base, nodes.SetOf) and len(base.items) == 1:
-            base = base.items[0]  # {x + 1}^2, whose braces group
+            base = base.items[0]  # the braces of {x + 1}^2 only group
         if tokens.accept("command", *_DEGREE):
             return nodes.Call("degree", (base,))
         if tokens.at("sign", "{") and tokens.peek().text in _DEGREE and tokens.peek(2).text == "}":
             tokens.place += 3
             return nodes.Call("degree", (base,))
         if tokens.accept("command", "prime"):
-            return self._applied(_primed(base))
+            return self._with_arguments(_primed(base))
         if isinstance(base, nodes.Symbol) and base.name in vocabulary.UNKNOWN_FUNCTIONS:
-            written = "".join(tokens.peek(ahead).text for ahead in range(5))
-            if written.startswith("{-1}("):
+            text = "".join(tokens.peek(ahead).text for ahead in range(5))
+            if text.startswith("{-1}("):
                 tokens.place += 4
-                return self._applied(nodes.Symbol(f"{base.name}^-1"))
+                return self._with_arguments(nodes.Symbol(f"{base.name}^-1"))
         if isinstance(base, nodes.Matrix | nodes.Brackets) and (
             tokens.next.text in {"T", "top"}
             or (tokens.at("sign", "{") and tokens.peek().text in {"T", "top"})
@@ -230,11 +236,11 @@ class Arithmetic(ABC):
         with tokens.deeper():
             exponent = self._argument(whole_number=True)
             if tokens.accept("sign", "^"):
-                exponent = self._raised(exponent)
+                exponent = self._with_exponent(exponent)
         return nodes.Power(base, negative(exponent) if negated else exponent)
 
-    def _applied(self, function: Node) -> Node:
-        """A derivative or an inverse function with its argument: f'(2), f^{-1}(3)."""
+    def _with_arguments(self, function: Node) -> Node:
+        """A derivative or an inverse function with its arguments, if any: f'(2), f^{-1}(3)."""
         name = function.name if isinstance(function, nodes.Symbol) else ""
         if name.rstrip("'").removesuffix("^-1") in vocabulary.UNKNOWN_FUNCTIONS and self._tokens.accept(
             "sign", "("
@@ -243,15 +249,15 @@ class Arithmetic(ABC):
         return function
 
     def _after_degrees(self) -> bool:
-        """Whether a sign of degrees stands just before the next token."""
+        """Whether a degree sign comes directly before the next token."""
         last = self._tokens.peek(-1)
         return (last if last.text != "}" else self._tokens.peek(-2)).text in _DEGREE
 
-    def _lowered(self, base: Node) -> Node:
-        """An index: a base for numerals, part of the name otherwise."""
+    def _with_index(self, base: Node) -> Node:
+        """The base with the index after it. An index is the base of a numeral, or else part of a name."""
         self._tokens.expect("sign", "_")
         if isinstance(base, nodes.Number):
-            return based(str(base.value), self._unwrapped())
+            return based(str(base.value), self._numeral_base())
         index = self._argument(whole_number=True)
         if isinstance(base, nodes.Symbol):
             return nodes.Apply(base.name + "_", (index,))
@@ -259,19 +265,23 @@ class Arithmetic(ABC):
             return nodes.Apply(base.name + "_", (*base.args, index))
         raise ParseError("an index on an expression")
 
-    def _unwrapped(self) -> str:
-        """The next token, out of braces and parentheses that may stand around it."""
-        braced = self._tokens.accept("sign", "{")
-        parens = self._tokens.accept("sign", "(")
+    def _numeral_base(self) -> str:
+        """The next token, without braces and parentheses around it."""
+        has_braces = self._tokens.accept("sign", "{")
+        has_parentheses = self._tokens.accept("sign", "(")
         token = self._tokens.take()
-        if parens:
+        if has_parentheses:
             self._tokens.expect("sign", ")")
-        if braced:
+        if has_braces:
             self._tokens.expect("sign", "}")
         return token.text
 
     def _argument(self, whole_number: bool = False) -> Node:
-        """A command's argument: a braced group, or the next single token (one digit, as in TeX)."""
+        """The argument of a command: a group in braces, or the next operand.
+
+        Without braces, only the first letter of a word and the first digit of a number are taken, as in TeX.
+        `whole_number` takes all digits.
+        """
         tokens = self._tokens
         if tokens.accept("sign", "{"):
             with tokens.deeper():
@@ -289,7 +299,7 @@ class Arithmetic(ABC):
 
 
 def is_unit_word(token: Token) -> bool:
-    """Whether a run of letters after a value is a unit, or a noun counted, rather than a product of variables."""
+    """Whether letters after a value are a unit or a noun that is counted, rather than a product of variables."""
     word = token.text
     if len(word) < 2 or word in _NAMED:
         return False
@@ -297,19 +307,19 @@ def is_unit_word(token: Token) -> bool:
 
 
 def is_upright_function(tokens: TokenStream) -> bool:
-    """Whether the next token is a function set upright; min is minutes unless arguments follow."""
+    """Whether the next token is a function in `\\text{}` or the like. `min` means minutes if no argument follows."""
     token = tokens.next
-    minutes = token.text == "min" and tokens.peek().text not in {"(", "{", "_"}
-    return token.kind == "text" and token.text in vocabulary.FUNCTIONS and not minutes
+    is_minutes = token.text == "min" and tokens.peek().text not in {"(", "{", "_"}
+    return token.kind == "text" and token.text in vocabulary.FUNCTIONS and not is_minutes
 
 
 def _opens_group(after: Token) -> bool:
-    """Whether a square bracket groups a factor, by the token behind it, rather than closing ]1,2[."""
+    """Whether a square bracket before this token opens a group, rather than closing an interval such as ]1,2[."""
     return after.kind != "end" and after.text not in {")", ",", ";", "]", "cup", "cap", "setminus", "}"}
 
 
 def _is_proper(node: Node) -> bool:
-    """Whether it is a fraction between 0 and 1, as a mixed number has one."""
+    """Whether it is a fraction between 0 and 1, and so may be part of a mixed number."""
     match node:
         case nodes.Quotient(over=nodes.Number(value=over), under=nodes.Number(value=under)):
             return 0 < over < under

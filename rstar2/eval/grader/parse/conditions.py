@@ -1,6 +1,7 @@
-r"""What stands behind an answer and says which numbers its letters are: `, k \in \mathbb{Z}`, `for all real x`.
+r"""Conditions after an answer that say which numbers its letters are: `, k \in \mathbb{Z}`, `for all real x`.
 
-Only conditions that are understood whole are taken off; of others the rest of the grammar makes what it can.
+A condition is split off only if all of it is understood. Others stay in the text, and the grammar reads or rejects
+them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import dataclass, replace
 from rstar2.eval.grader.parse.nodes import CONSTANTS, AnyNode, Node, Symbol, walk, with_parts
 
 _CHARS = 200
-"""A condition is looked for in so many characters at the end."""
+"""Conditions are searched for in this many characters at the end of an answer."""
 _HINT = re.compile(r"\\in(?![A-Za-z])|\\forall|\bfor\b|integer|number|\breals?\b")
-"""What every condition contains; most answers have none of it, and need no search."""
+"""Every condition contains one of these. Most answers contain none, so no condition is searched for."""
 _START = re.compile(
     r"[,;(]|\\(?:text\w*|mbox|mathrm)\s*\{|\b(?:where|for|with|such that)\b|\\forall(?![A-Za-z])"
 )
@@ -47,30 +48,33 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """That letters are numbers of a kind."""
+    """A statement that letters are numbers of one kind."""
 
     letters: tuple[str, ...]
-    """The letters; all of the answer's where empty."""
+    """The letters; empty for all letters of the answer."""
     numbers: str
-    """The kind, as `Symbol.numbers`; empty where nothing is said but that the answer holds for all of them."""
+    """The kind, as in `Symbol.numbers`; empty if the condition only says that the answer holds for all values."""
     is_quantified: bool
-    """Whether it says `for all`, and need not be about a letter of the answer."""
+    """Whether it says `for all`. It may then name letters that are not in the answer."""
 
     def fits(self, node: Node) -> bool:
-        """Whether it is about letters of the answer, rather than part of it, as in `x = 1, y \\in \\mathbb{R}`."""
+        """Whether it describes letters of the answer. In `x = 1, y \\in \\mathbb{R}`, it is part of the answer."""
         names = {part.name for part in walk(node) if isinstance(part, Symbol)}
         return self.is_quantified or names.issuperset(self.letters)
 
-    def noted_in(self, node: AnyNode) -> AnyNode:
-        """The answer, whose letters know what is said of them."""
+    def added_to(self, node: AnyNode) -> AnyNode:
+        """Returns the answer with the kind of numbers noted in each letter that the condition describes."""
         if isinstance(node, Symbol):
-            meant = node.name in self.letters or not (self.letters or node.name in CONSTANTS)
-            return replace(node, numbers=self.numbers) if meant else node
-        return with_parts(node, self.noted_in)
+            applies = node.name in self.letters or not (self.letters or node.name in CONSTANTS)
+            return replace(node, numbers=self.numbers) if applies else node
+        return with_parts(node, self.added_to)
 
 
 def split_condition(cleaned: str) -> tuple[str, Condition | None]:
-    """A cleaned answer without the condition at its end, and that condition or None."""
+    """Returns a cleaned answer without the condition at its end, and that condition.
+
+    Returns the text as it is, and None, if no condition at its end is understood.
+    """
     begin = max(0, len(cleaned) - _CHARS)
     if _HINT.search(cleaned, begin) is None:
         return cleaned, None
@@ -78,31 +82,31 @@ def split_condition(cleaned: str) -> tuple[str, Condition | None]:
         rest = cleaned[: start.start()].rstrip(" ,;")
         plain = " ".join(_COMMAND.sub(r"\1", _WRAPPER.sub(" ", cleaned[start.start() :])).split())
         if plain.startswith("(") == plain.endswith(")") and rest:
-            found = _CONDITION.fullmatch(plain.removesuffix(")").rstrip(" ,;"))
-            if found is not None:
-                return rest, _condition(found)
+            condition = _CONDITION.fullmatch(plain.removesuffix(")").rstrip(" ,;"))
+            if condition is not None:
+                return rest, _condition(condition)
     return cleaned, None
 
 
-def _condition(found: re.Match[str]) -> Condition:
-    letters = found["elements"] or found["named"] or found["of_kind"] or found["free"] or ""
-    kind = found["words"] or found["kind"] or ""
+def _condition(match: re.Match[str]) -> Condition:
+    letters = match["elements"] or match["named"] or match["of_kind"] or match["free"] or ""
+    kind = match["words"] or match["kind"] or ""
     return Condition(
         tuple(re.findall(r"\b[A-Za-z]\b", letters)),
-        set_name(found["set"]) if found["set"] else _kind_name(kind),
-        is_quantified=found["named"] is None and re.search(r"\bfor\b|\\forall", found.group()) is not None,
+        set_name(match["set"]) if match["set"] else _kind_name(kind),
+        is_quantified=match["named"] is None and re.search(r"\bfor\b|\\forall", match.group()) is not None,
     )
 
 
-def set_name(written: str) -> str:
-    """What the elements of a set are called; the set as it is written if there is no name for them."""
-    plain = re.sub(r"[ ^_]", "", written).replace(r"\geq", ">=").replace(r"\ge", ">=")
+def set_name(text: str) -> str:
+    """Returns the name of the elements of a set, such as `integer` for Z, or the text of the set if it has no name."""
+    plain = re.sub(r"[ ^_]", "", text).replace(r"\geq", ">=").replace(r"\ge", ">=")
     plain = plain.replace(r"\gt", ">").replace(r"\lt", "<")
     return _NAMES.get(plain, plain)
 
 
 def _kind_name(words: str) -> str:
-    """The words for a kind of numbers in the singular, as `nonnegative integer`; real numbers are `real`."""
+    """The words for a kind of numbers in the singular, such as `nonnegative integer`; `real` for real numbers."""
     name = words.replace("non-", "non")
     if "real" in name:
         return name.partition("real")[0] + "real"

@@ -1,4 +1,4 @@
-"""What stands between the signs of an expression: numbers, names, groups, functions, roots, series and matrices.
+"""Operands of an expression: numbers, names, groups, functions, roots, series and matrices.
 
 The rules `operand` to `matrix` of the grammar in `rstar2.eval.grader.parse`.
 """
@@ -18,16 +18,16 @@ _DIFFERENTIAL = re.compile("d[a-z]")
 
 
 class Expression(Arithmetic):
-    """Reads expressions."""
+    """Reads whole expressions."""
 
     def __init__(self, tokens: TokenStream) -> None:
         super().__init__(tokens)
         self._in_integral = False
-        """Whether dx would end an integral rather than be two factors."""
+        """Whether the letters dx end an integral, rather than being two factors."""
 
     @abstractmethod
     def _collection(self) -> Node | None:
-        """A set, tuple, interval, vector or sum of money that starts here; None if none does."""
+        """The set, tuple, interval, vector or sum of money that comes next. None if something else comes next."""
 
     def _operand(self) -> Node:
         collection = self._collection()
@@ -78,7 +78,7 @@ class Expression(Arithmetic):
         return self._letter(word)
 
     def _letters(self, word: str) -> Node:
-        """A run of letters as a product, one letter at a time; longer lower-case runs are words."""
+        """The next factor of a product of letters. Raises ParseError if the letters are a word."""
         function = FUNCTION_THEN_LETTER.fullmatch(word)
         if function:
             self._tokens.keep_rest(function.end(1))
@@ -91,13 +91,12 @@ class Expression(Arithmetic):
     def _letter(self, letter: str) -> Node:
         tokens = self._tokens
         # zeta is Riemann's function of a number, and otherwise a root of unity.
-        of_a_number = letter == "zeta" and tokens.peek().kind == "number" and tokens.peek(2).text == ")"
-        if (letter in vocabulary.UNKNOWN_FUNCTIONS or of_a_number) and tokens.accept("sign", "("):
+        is_riemann = letter == "zeta" and tokens.peek().kind == "number" and tokens.peek(2).text == ")"
+        if (letter in vocabulary.UNKNOWN_FUNCTIONS or is_riemann) and tokens.accept("sign", "("):
             return nodes.Apply(letter, self._arguments(")"))
         return nodes.Symbol(letter)
 
     def _arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
-        """Expressions separated by commas or semicolons, up to what closes them."""
         with self._tokens.enclosed():
             args = [self._sum()]
             while self._tokens.accept("sign", ",", ";"):
@@ -161,33 +160,33 @@ class Expression(Arithmetic):
         return nodes.Call("root", (under, index))
 
     def _function(self, name: str) -> Node:
-        """A function and its argument: a group, or the factors up to the next sign or function."""
-        power: Node | None = None
+        """A function whose name was read, with its index, exponent and arguments."""
+        exponent: Node | None = None
         base: Node | None = None
         if self._tokens.accept("sign", "_"):
             base = self._argument(whole_number=not self._is_base_with_argument())
         if self._tokens.accept("sign", "^"):
             negated = self._tokens.accept("sign", "-")
-            power = self._argument(whole_number=True)
-            power = negative(power) if negated else power
-        if power == number(-1) and name in vocabulary.INVERSES:
-            name, power = vocabulary.INVERSES[name], None
+            exponent = self._argument(whole_number=True)
+            exponent = negative(exponent) if negated else exponent
+        if exponent == number(-1) and name in vocabulary.INVERSES:
+            name, exponent = vocabulary.INVERSES[name], None
         args = self._function_arguments()
         if name == "sqrt":
             node: Node = nodes.Call("root", (*args, number(2)))
         elif name == "cis":
-            turned = nodes.Product((nodes.Symbol("i"), nodes.Call("sin", args)))
-            node = nodes.Sum((nodes.Call("cos", args), turned))
+            imaginary_part = nodes.Product((nodes.Symbol("i"), nodes.Call("sin", args)))
+            node = nodes.Sum((nodes.Call("cos", args), imaginary_part))
         elif base is not None and name == "log":
             node = nodes.Call("logarithm", (*args, base))
         elif base is not None:
             node = nodes.Apply(f"{name}_", (*args, base))
         else:
             node = nodes.Call(vocabulary.RENAMED.get(name, name), args)
-        return node if power is None else nodes.Power(node, power)
+        return node if exponent is None else nodes.Power(node, exponent)
 
     def _is_base_with_argument(self) -> bool:
-        """Whether the digits behind an underscore hold the argument too: in \\log_28, TeX lowers one digit."""
+        """Whether the digits after an underscore are the base and the argument: TeX reads \\log_28 as \\log_2 8."""
         token = self._tokens.next
         if token.kind != "number" or not token.text.isdigit() or len(token.text) == 1:
             return False
@@ -198,6 +197,7 @@ class Expression(Arithmetic):
         return not has_argument
 
     def _function_arguments(self) -> tuple[Node, ...]:
+        """The arguments in parentheses or braces, or else the factors up to the next sign or function."""
         if self._tokens.accept("sign", "("):
             return self._arguments(")")
         if self._tokens.accept("sign", "{"):
@@ -215,11 +215,11 @@ class Expression(Arithmetic):
         return (node,)
 
     def _repeating(self, before: str) -> Node:
-        """0.1 and then the digits that repeat, as \\overline{6}."""
+        """The decimal of the digits `before` and the repeating digits after them, such as 0.1\\overline{6}."""
         self._tokens.accept("command", "overline", "dot", "bar")
-        braced = self._tokens.accept("sign", "{")
+        has_braces = self._tokens.accept("sign", "{")
         token = self._tokens.take()
-        if braced:
+        if has_braces:
             self._tokens.expect("sign", "}")
         return repeating(before, token.text)
 
@@ -231,11 +231,11 @@ class Expression(Arithmetic):
             if self._tokens.take().text == "^":
                 high = self._argument(whole_number=True)
                 continue
-            braced = self._tokens.accept("sign", "{")
+            has_braces = self._tokens.accept("sign", "{")
             index = self._tokens.take().text
             if self._tokens.accept("sign", "=") or self._tokens.accept("command", "to", "rightarrow"):
                 low = self._sum()
-            if braced:
+            if has_braces:
                 self._tokens.expect("sign", "}")
         return nodes.Series(kind, index, low, high, self._term())
 
@@ -244,12 +244,12 @@ class Expression(Arithmetic):
         while self._tokens.at("sign", "_", "^"):
             sign = self._tokens.take().text
             limits[sign] = self._argument(whole_number=True)
-        outside, self._in_integral = self._in_integral, True
+        was_in_integral, self._in_integral = self._in_integral, True
         body = self._sum()
-        self._in_integral = outside
-        integrand = _before_differential(body)
-        if kind == "int" and len(limits) == 2 and integrand is not None:
-            inner, variable = integrand
+        self._in_integral = was_in_integral
+        integral = _integrand(body)
+        if kind == "int" and len(limits) == 2 and integral is not None:
+            inner, variable = integral
             return nodes.Series("int", variable, limits["_"], limits["^"], inner)
         return nodes.Apply(kind, (*limits.values(), body))
 
@@ -268,10 +268,10 @@ class Expression(Arithmetic):
             elif not self._tokens.accept("sign", "&") and not self._tokens.accept("command", "hline"):
                 rows[-1].append(self._sum())
         self._environment()
-        filled = tuple(tuple(row) for row in rows if row)
-        if not filled or len({len(row) for row in filled}) != 1:
-            raise ParseError("rows of different length")
-        matrix = nodes.Matrix(filled)
+        nonempty_rows = tuple(tuple(row) for row in rows if row)
+        if not nonempty_rows or len({len(row) for row in nonempty_rows}) != 1:
+            raise ParseError("a matrix that is empty or whose rows differ in length")
+        matrix = nodes.Matrix(nonempty_rows)
         return nodes.Call("det", (matrix,)) if name in {"vmatrix", "Vmatrix"} else matrix
 
     def _environment(self) -> str:
@@ -281,15 +281,15 @@ class Expression(Arithmetic):
         return name
 
 
-def _before_differential(body: Node) -> tuple[Node, str] | None:
-    """f and the name x if the body of an integral is f dx, else None."""
+def _integrand(body: Node) -> tuple[Node, str] | None:
+    """f and the name x if the body of an integral is f dx. None otherwise."""
     match body:
         case nodes.Product(factors=(*rest, nodes.Symbol(name="d"), nodes.Symbol(name=variable))):
             if not rest:
                 return number(1), variable
             return (nodes.Product(tuple(rest)) if len(rest) > 1 else rest[0]), variable
-        case nodes.Sum(terms=(*terms, last)) if (found := _before_differential(last)) is not None:
-            return nodes.Sum((*terms, found[0])), found[1]
-        case nodes.Quotient(over=over, under=under) if (found := _before_differential(over)) is not None:
-            return nodes.Quotient(found[0], under), found[1]
+        case nodes.Sum(terms=(*terms, last)) if (integral := _integrand(last)) is not None:
+            return nodes.Sum((*terms, integral[0])), integral[1]
+        case nodes.Quotient(over=over, under=under) if (integral := _integrand(over)) is not None:
+            return nodes.Quotient(integral[0], under), integral[1]
     return None

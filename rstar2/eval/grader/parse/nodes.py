@@ -1,4 +1,4 @@
-"""What an answer is once it is read: plain values, nothing that can run."""
+"""Nodes: a parsed answer as plain values, which cannot run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 
 class Node:
-    """Part of an answer; each kind is a frozen dataclass whose fields are nodes, tuples of them, or plain values."""
+    """A parsed answer or part of one. Subclasses are frozen dataclasses of nodes, tuples of nodes and plain values."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -23,23 +23,23 @@ class Number(Node):
 
     value: Fraction
     digits: int = 0
-    """Significant digits if it was written with a decimal point, else 0."""
+    """The number of significant digits if it was written with a decimal point, else 0."""
     places: int = 0
-    """Digits after the decimal point."""
+    """The number of digits after the decimal point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol(Node):
-    """A variable, or a constant if the name is one of `CONSTANTS`."""
+    """A variable, or a constant if `CONSTANTS` has its name."""
 
     name: str
     numbers: str = field(default="", compare=False)
-    """What the answer says that it is: `integer`, `positive integer`, `real`…; empty if it says nothing."""
+    """The kind of numbers that the answer says it is, such as `integer` or `positive real`; empty if it says none."""
 
 
 CONSTANTS = frozenset({"pi", "e", "i", "infinity"})
 UNKNOWN = "\\"
-"""What the name of a symbol begins with that is a command nobody knows."""
+"""The first character in the name of a symbol that was an unknown command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Power(Node):
 
 @dataclass(frozen=True, slots=True)
 class Call(Node):
-    """A function the evaluator knows; also the postfix signs `degree` and `percent`."""
+    """A function that the evaluator knows. The postfix signs `degree` and `percent` are functions too."""
 
     name: str
     args: tuple[Node, ...]
@@ -74,7 +74,7 @@ class Call(Node):
 
 @dataclass(frozen=True, slots=True)
 class Apply(Node):
-    """A function or an indexed name nothing is known about, such as f(2), a_3 or an integral."""
+    """An unknown function, an indexed name or an integral that is not solved, such as f(2) or a_3."""
 
     name: str
     args: tuple[Node, ...]
@@ -82,7 +82,7 @@ class Apply(Node):
 
 @dataclass(frozen=True, slots=True)
 class Series(Node):
-    """A sum or product over an index that `body` uses; an integral; a limit, whose `high` is `none`."""
+    """A sum, a product, an integral or a limit over an index that `body` uses. The `high` of a limit is `none`."""
 
     kind: str
     """`sum`, `prod`, `int` or `lim`."""
@@ -94,7 +94,7 @@ class Series(Node):
 
 @dataclass(frozen=True, slots=True)
 class PlusMinus(Node):
-    """left ± right, or left ∓ right where `flipped`; two values."""
+    """Two values: left ± right, or left ∓ right if `flipped`."""
 
     left: Node
     right: Node
@@ -108,7 +108,7 @@ class Matrix(Node):
 
 @dataclass(frozen=True, slots=True)
 class Brackets(Node):
-    """(a, b), [a, b), <a, b>: a tuple, a list or an interval; comparison decides which."""
+    """(a, b), [a, b) or <a, b>: a tuple, a list or an interval. The comparison decides which."""
 
     opening: str
     closing: str
@@ -122,7 +122,7 @@ class SetOf(Node):
 
 @dataclass(frozen=True, slots=True)
 class NumberSet(Node):
-    """The reals R, integers Z, naturals N, rationals Q or complex numbers C."""
+    """The real numbers R, integers Z, natural numbers N, rational numbers Q or complex numbers C."""
 
     name: str
 
@@ -137,18 +137,18 @@ class SetOperation(Node):
 
 @dataclass(frozen=True, slots=True)
 class Listing(Node):
-    """Several answers side by side, separated by commas, semicolons, `and` or `or`."""
+    """Several answers, separated by commas, semicolons, `and` or `or`."""
 
     items: tuple[Node, ...]
     alternatives: bool = False
-    """Whether an `or` stood between them."""
+    """Whether an `or` separates two of them."""
     together: bool = field(default=False, compare=False)
-    """Whether an `and` stood between them."""
+    """Whether an `and` separates two of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation(Node):
-    """A chain such as a < b <= c: n sides and n - 1 operators of = != < <= > >= in notin ~."""
+    """A chain such as a < b <= c: n sides, and n - 1 of the operators = != < <= > >= in notin ~."""
 
     sides: tuple[Node, ...]
     operators: tuple[str, ...]
@@ -156,7 +156,7 @@ class Relation(Node):
 
 @dataclass(frozen=True, slots=True)
 class Based(Node):
-    """A numeral with its base written, such as 11_2."""
+    """A numeral with an explicit base, such as 11_2."""
 
     value: int
     base: int
@@ -170,22 +170,22 @@ class Ratio(Node):
     parts: tuple[Node, ...]
     clock: bool
     worded: bool = field(default=False, compare=False)
-    """Whether it was written as 3 to 2, which may also be a range."""
+    """Whether it was written in words, as in `3 to 2`. It may then also be a range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Residue(Node):
-    """A value modulo another: a class of congruent numbers, or the remainder of a division."""
+    """A value modulo another one: a class of congruent numbers, or the remainder of a division."""
 
     value: Node
     modulus: Node
     is_remainder: bool = False
-    """Whether it was written as an operation, 17 \\bmod 5, rather than behind a congruence, 2 \\pmod 5."""
+    """Whether it is an operation, as in 17 \\bmod 5, rather than a class, as in x \\equiv 2 \\pmod 5."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity(Node):
-    """A value with a unit, in the words that stood there."""
+    """A value with a unit, in the words of the answer."""
 
     value: Node
     unit: str
@@ -193,11 +193,11 @@ class Quantity(Node):
 
 @dataclass(frozen=True, slots=True)
 class Text(Node):
-    """Words, or what the grammar could not read."""
+    """Words, or any other text that the grammar could not read."""
 
     words: tuple[str, ...]
     plain: bool
-    """Whether it is nothing but words, so that differing from it means being wrong."""
+    """Whether it consists of words only, so that an answer with other words is wrong."""
 
 
 def number(value: int) -> Number:
@@ -206,31 +206,31 @@ def number(value: int) -> Number:
 
 
 def negative(node: Node) -> Node:
-    """The node with its sign changed; a number keeps being one."""
+    """Returns the node with its sign changed; a `Number` for a number."""
     if isinstance(node, Number):
         return Number(-node.value, node.digits, node.places)
     return Product((number(-1), node))
 
 
 def is_unknown(node: Node) -> bool:
-    """Whether it is a variable, an indexed name or an unknown function, and no constant."""
+    """Whether it is a variable, an indexed name or an unknown function, rather than a constant."""
     return isinstance(node, Apply) or (isinstance(node, Symbol) and node.name not in CONSTANTS)
 
 
 def renamed(node: AnyNode, names: Mapping[str, str]) -> AnyNode:
-    """The node with symbols renamed, all at once."""
+    """Returns the node with symbols renamed, all at once."""
     if isinstance(node, Symbol):
         return replace(node, name=names.get(node.name, node.name))
     return with_parts(node, lambda part: renamed(part, names))
 
 
 def replaced(node: AnyNode, parts: Mapping[Node, Node]) -> AnyNode:
-    """The node with parts below it replaced, all at once."""
+    """Returns the node with parts below it replaced, all at once."""
     return with_parts(node, lambda part: parts[part] if part in parts else replaced(part, parts))
 
 
 def with_parts(node: AnyNode, changed: Callable[[Node], Node]) -> AnyNode:
-    """The node with each node directly below it replaced, in the order in which they stand."""
+    """Returns the node with `changed` applied to each node directly below it, from left to right."""
     parts = {name: getattr(node, name) for name in node.__slots__}
     new = {name: _changed(part, changed) for name, part in parts.items()}
     return node if all(new[name] is part for name, part in parts.items()) else replace(node, **new)  # type: ignore[type-var]
@@ -246,12 +246,12 @@ def _changed(part: Any, changed: Callable[[Node], Node]) -> Any:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """The node and everything below it."""
+    """Yields the node and all nodes below it, parents before children."""
     pending: list[Any] = [node]
     while pending:
-        here = pending.pop()
-        if isinstance(here, tuple):
-            pending.extend(here)
-        elif isinstance(here, Node):
-            yield here
-            pending.extend([getattr(here, name) for name in here.__slots__])
+        part = pending.pop()
+        if isinstance(part, tuple):
+            pending.extend(part)
+        elif isinstance(part, Node):
+            yield part
+            pending.extend([getattr(part, name) for name in part.__slots__])

@@ -1,4 +1,4 @@
-"""Cleaning: the many ways of typing the same mathematics brought to one, still as text."""
+"""Cleaning: rewrites the many ways of typing the same mathematics into one. The result is still text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rstar2.eval.grader.parse.notation import rewritten, with_combinations, with
 from rstar2.eval.grader.parse.vocabulary import GREEK
 
 _ORNAMENTS = "✓✔☑✅■□▪▫◻◼◽◾▮▯▢∎⬛⬜★☆⭐🌟✨🎉🎊🎯👍🏆🙂😀😊☺♥❤♦◆◇●○\ufe0f"
-"""Signs around an answer that do not change it. Other pictures are not left out: a cross says that it is wrong."""
+"""Signs around an answer that do not change it. Others are not dropped: a cross means that the answer is wrong."""
 _SIGNS = {
     "-": "−–—‒﹣－‐‑➖", "+": "➕", "*": "×⋅·∗∙•✕", "/": "÷∕⁄", "|": "∣｜", ",": "，、", ".": "。",
     "'": "′’‘", '"': "“”„«»", ":": "∶",
@@ -30,7 +30,7 @@ _RAISED_RUN, _LOWERED_RUN = (
 )
 _OVERLINED = re.compile("((?:\\d[\u0304\u0305])+)")
 _INVISIBLE = re.compile("[\ufe00-\ufe0f\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u3164\uffa0]")
-"""Letters and marks that are not seen, or that choose how the sign before them is drawn."""
+"""Invisible letters, and marks that only select how the character before them is drawn."""
 _HALF_DAY = re.compile(r"(?<![A-Za-z\\])([AaPp])\. ?([Mm])(?:\.|(?![A-Za-z]))")
 _TYPED_DOTS = re.compile(r"(?<=[-+*,])\s*\.\.\.\s*(?=[-+*,])")
 _FONT = re.compile(r"\\(text|math(?:bf|rm|it|bb|sf|tt)|textbf|boldsymbol|bm) ([A-Za-z])")
@@ -56,14 +56,14 @@ _SPACING = re.compile(
 )
 _SPACED_THOUSANDS = re.compile(r"(?<![\w.,}])(\d{1,3})((?: \d{3})+)(?![\d,/])")
 _ABOUT = re.compile(r"^[\s$]*~(?=\s*[-+]?\s*(?:\\?\$\s*)?(?:\d|\.\d|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z])))")
-"""A tilde that begins an answer, and says that the number behind it is about right."""
-_BLANKS = ' \t\r\n\v\f"`*'
-"""What may stand on both sides of an answer and is no part of it."""
+"""A tilde at the start of an answer, which means that the number after it is approximate."""
+_PADDING = ' \t\r\n\v\f"`*'
+"""Characters around an answer that are not part of it."""
 
 
 def clean(text: str) -> str:
-    """The same answer with Unicode signs as LaTeX commands, and without delimiters, sizes and spacing."""
-    # Most answers are short and have few of these signs: a search for a sign costs less than one for a pattern.
+    """Returns the answer with Unicode signs as LaTeX commands, and without delimiters, sizes and spacing."""
+    # Most answers contain few of these signs, and a search for a character costs less than one for a pattern.
     cleaned = text if text.isascii() else as_commands(text)
     cleaned = _ABOUT.sub(r"\\sim ", cleaned.replace("+/-", r"\pm "))
     if "\\" in cleaned:
@@ -98,12 +98,12 @@ def clean(text: str) -> str:
 
 
 def as_commands(text: str) -> str:
-    """The text with signs outside ASCII as what is typed for them."""
-    text = text.strip(_ORNAMENTS + _BLANKS) or text
-    typed = _RAISED_RUN.sub(lambda run: "^{" + "".join(map(_RAISED.__getitem__, run.group())) + "}", text)
-    typed = _LOWERED_RUN.sub(lambda run: "_{" + "".join(map(_LOWERED.__getitem__, run.group())) + "}", typed)
-    typed = _OVERLINED.sub(_overlined, _INVISIBLE.sub("", unicodedata.normalize("NFC", typed)))
-    return _ROOT.sub(_root, "".join(map(_character, typed)))
+    """Returns the text with characters outside ASCII as LaTeX commands or ASCII signs."""
+    text = text.strip(_ORNAMENTS + _PADDING) or text
+    text = _RAISED_RUN.sub(lambda run: "^{" + "".join(map(_RAISED.__getitem__, run.group())) + "}", text)
+    text = _LOWERED_RUN.sub(lambda run: "_{" + "".join(map(_LOWERED.__getitem__, run.group())) + "}", text)
+    text = _OVERLINED.sub(_overlined, _INVISIBLE.sub("", unicodedata.normalize("NFC", text)))
+    return _ROOT.sub(_root, "".join(map(_character, text)))
 
 
 def _without_layout(text: str) -> str:
@@ -121,45 +121,45 @@ _SHORT_ANSWER = re.compile(
     r"|no (?:it|they|he|she|we|you|there|thi|that) (?:(?:is|are|do|doe|can|will|has|have) not"
     r"|(?:is|are|do|does|wo|has|have|ca)n't|cannot)"
 )
-"""Yes or no, with a clause that only repeats it."""
+"""`Yes` or `no` and a clause that only repeats it."""
 
 
 def key(text: str) -> str:
-    """A form in which only spacing, sizes and delimiters are lost, for comparing texts as they stand."""
+    """Returns a text without spacing, sizes and delimiters. Two texts with the same key are the same answer."""
     plain = re.sub(r"\\(?:left|right)(?![a-z])(?:\s*\.)?|\\[!,;:]|(?<!\\)\$|\\displaystyle", "", text)
     plain = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", plain)
     return re.sub(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+|(?<!\.)\.\s*$", "", plain)
 
 
 _MARKS = frozenset("()!'")
-"""Signs that are punctuation among words, but change the value of a formula."""
+"""Signs that are punctuation among words but operators in a formula."""
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a textual answer, without commands, punctuation, case, articles and plurals.
+    """Returns the words of an answer in text: in lower case and the singular, without commands and articles.
 
-    Brackets, factorials and primes count as words if there are numbers, signs or single letters, as in (k!) cm. An
-    answer whose braces do not match, which was cut off, begins with a brace.
+    Punctuation is dropped. Brackets, factorials and primes count as words if the text also has numbers, other signs or
+    single letters, as in (k!) cm. If the braces do not match, the answer was cut off, and the first word is a brace.
     """
     plain = re.sub(
         r"\\(?:text\w*|mathrm|mathbf|mathit|mbox|operatorname)\s*|\\[,;:! ]|\\q?quad", " ", clean(text)
     )
-    found = tuple(
+    text_words = tuple(
         word[:-1] if len(word) > 3 and word.endswith("s") else word
         for word in re.findall(r"\\?[^\W_]+(?:'[a-z]+)?|[^\w\s{}.,;:?\"]", plain.casefold())
     )
-    if all(len(word) > 1 and word.isalpha() for word in found if word not in _MARKS):
-        found = tuple(word for word in found if word not in _MARKS)
-    if found[:1] in {("yes",), ("no",)} and _SHORT_ANSWER.fullmatch(" ".join(found)):
-        found = found[:1]
-    kept = tuple(word for word in found if word not in {"the", "a", "an"}) or found
-    return kept if plain.count("{") == plain.count("}") else ("{", *kept)
+    if all(len(word) > 1 and word.isalpha() for word in text_words if word not in _MARKS):
+        text_words = tuple(word for word in text_words if word not in _MARKS)
+    if text_words[:1] in {("yes",), ("no",)} and _SHORT_ANSWER.fullmatch(" ".join(text_words)):
+        text_words = text_words[:1]
+    without_articles = tuple(word for word in text_words if word not in {"the", "a", "an"}) or text_words
+    return without_articles if plain.count("{") == plain.count("}") else ("{", *without_articles)
 
 
 def _without_ends(text: str) -> str:
-    """The text without quotation marks, stars and punctuation around it; an ellipsis at its end stays."""
+    """The text without quotation marks, stars and punctuation around it. An ellipsis at its end is kept."""
     start, end = 0, len(text)
-    while start < end and text[start] in _BLANKS + "'":
+    while start < end and text[start] in _PADDING + "'":
         start += 1
     while end > start:
         last = text[end - 1]
@@ -168,7 +168,7 @@ def _without_ends(text: str) -> str:
             if not text[end - quotes - 1 : end - quotes].isspace():
                 break
             end -= quotes
-        elif last in _BLANKS + ",;:\\" or last.isspace() or (last == "." and text[end - 2 : end - 1] != "."):
+        elif last in _PADDING + ",;:\\" or last.isspace() or (last == "." and text[end - 2 : end - 1] != "."):
             end -= 1
         else:
             break
@@ -176,7 +176,7 @@ def _without_ends(text: str) -> str:
 
 
 def _without_outer_groups(text: str) -> str:
-    """((x)) as (x): all but one of the parentheses around the whole, however many."""
+    """The text with a single pair of parentheses in place of several around all of it: ((x)) as (x)."""
     layers = next((i for i, sign in enumerate(text) if sign != "("), 0)
     if layers < 2 or not text.endswith("))"):
         return text

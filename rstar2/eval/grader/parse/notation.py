@@ -1,8 +1,8 @@
-r"""LaTeX commands that decorate an answer or belong to a package, rewritten into what the grammar reads.
+r"""Rewrites LaTeX commands that decorate an answer, or that belong to a package, into commands of the grammar.
 
 `\textcolor{red}{5}` becomes `5`, `\SI{5}{\metre\per\second}` becomes `5\text{ metre per second}`, `{}^{5}C_2` becomes
-`\binom{5}{2}`, and a matrix in plain TeX becomes an environment. Everything is text, and a command whose arguments do
-not fit stays as it is, so that the grammar does not understand it.
+`\binom{5}{2}`, and a matrix in plain TeX becomes an environment. The result is still text. A command whose arguments do
+not fit stays as it is, and the grammar then rejects the answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from rstar2.eval.grader.parse.vocabulary import name_set
 
 MAX_COMMANDS = 60
-"""A text with more of these commands is left as it is."""
+"""The number of such commands above which a text is left as it is."""
 _NAMES = {
     "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "vert": "|",
     "colon": ":", "surd": r"\sqrt", "sfrac": r"\frac", "xfrac": r"\frac", "flatfrac": r"\frac",
@@ -24,13 +24,13 @@ _NAMES = {
     "dotso": r"\ldots ", "mathellipsis": r"\ldots ", "textellipsis": r"\ldots ", "cis": r"\operatorname{cis}",
     "amp": "&", "textsuperscript": "^", "textsubscript": "_",
 }  # fmt: skip
-"""Commands without arguments, and what they are another name of."""
+"""Commands without arguments, and the notation that replaces them."""
 _IGNORED = name_set(
     "huge Huge LARGE footnotesize scriptsize normalsize normalfont boldmath unboldmath bfseries itshape upshape"
     " rmfamily sffamily ttfamily strut mathstrut null relax noindent hfill hfil par allowbreak nobreak protect"
     " centering medspace thickspace negthinspace negmedspace negthickspace displaylimits"
 )
-"""Commands without arguments that only change how an answer looks."""
+"""Commands without arguments that only change the look of an answer."""
 _CONTENT = {
     "colorbox": (2, 1), "fcolorbox": (3, 2), "textcolor": (2, 1), "bbox": (1, 0), "ensuremath": (1, 0),
     "makebox": (1, 0), "framebox": (1, 0), "raisebox": (2, 1), "scalebox": (2, 1), "resizebox": (3, 2),
@@ -39,14 +39,14 @@ _CONTENT = {
     "mathop": (1, 0), "mathord": (1, 0), "mathrel": (1, 0),
     "mathbin": (1, 0), "mathinner": (1, 0), "mathclap": (1, 0), "strong": (1, 0), "vcenter": (1, 0), "num": (1, 0),
 }  # fmt: skip
-"""Commands that show one of their arguments: how many they have, and which one is shown."""
+"""Commands that display one of their arguments: the number of arguments, and the index of the displayed one."""
 _DROPPED = {
     "phantom": 1, "hphantom": 1, "vphantom": 1, "hspace": 1, "vspace": 1, "label": 1, "tag": 1, "mspace": 1,
     "color": 1, "rule": 2,
 }  # fmt: skip
-"""Commands that show none of their arguments, and how many they have."""
+"""Commands that display none of their arguments, and the number of arguments."""
 _BRACES = {"underbrace": "_", "overbrace": "^", "underbracket": "_", "overbracket": "^"}
-"""Commands with a label, and the sign before it."""
+"""Braces with a label, and the sign before the label."""
 _QUANTITIES, _UNITS = frozenset({"SI", "qty"}), frozenset({"si", "unit"})
 _TABLES = frozenset({"matrix", "pmatrix", "bmatrix", "Bmatrix", "vmatrix"})
 _WITH_ARGUMENTS = {*_CONTENT, *_DROPPED, *_BRACES, *_QUANTITIES, *_UNITS, *_TABLES, "ang", "set", "Set"}
@@ -59,7 +59,7 @@ _LABEL = re.compile(
     r"|\b(?:the|our|final|answer|total|result|solution|value|sum|area|volume|number|of|ways|cases|outcomes|units?)\b)*",
     re.IGNORECASE,
 )
-"""A label that says what a number is, rather than how often something in it is repeated."""
+"""A label that names a number. Any other label may change it, such as `n times` under a brace."""
 _PREFIXES = {
     "milli",
     "centi",
@@ -93,15 +93,15 @@ _SCRIPT = r"(?:\{\s*\w{1,6}\s*\}|\w)"
 _UPRIGHT = r"\\(?:mathrm|text\w*|operatorname|mathbf|mathsf|mathcal|rm)\s*"
 _CHOICE = rf"(?:(?:{_UPRIGHT})?\{{\s*(?P<upright>[ACP])\s*\}}|(?P<letter>[ACP]))"
 _END = r"(?![a-z\d^]|[A-Z](?!\s*[_^]))"
-"""What stands behind a combination is no part of it; C_4^2 C_2^1 are two."""
+"""The end of a combination: what follows is not part of it. C_4^2 C_2^1 are two combinations."""
 _BEFORE_LETTER = re.compile(
     rf"(?P<empty>\{{\s*\}}\s*)?[\^_]\s*(?P<top>{_SCRIPT})\s*{_CHOICE}\s*_\s*(?P<bottom>{_SCRIPT}){_END}"
 )
-_BEHIND_LETTER = re.compile(
+_AFTER_LETTER = re.compile(
     rf"(?<![A-Za-z\\^_]){_CHOICE}\s*(?:_\s*(?P<a>\{{\s*\d+\s*\}}|\d)\s*\^\s*(?P<b>\{{\s*\d+\s*\}}|\d)"
     rf"|\^\s*(?P<c>\{{\s*\d+\s*\}}|\d)\s*_\s*(?P<d>\{{\s*\d+\s*\}}|\d)){_END}"
 )
-_BEHIND_LETTER_OUT_OF_N = re.compile(
+_AFTER_LETTER_OUT_OF_N = re.compile(
     rf"(?<![A-Za-z\\^_]){_CHOICE}\s*(?:_\s*(?:n|\{{\s*n\s*\}})\s*\^\s*(?P<a>\{{\s*[kmr\d]\s*\}}|[kmr\d])"
     rf"|\^\s*(?:n|\{{\s*n\s*\}})\s*_\s*(?P<b>\{{\s*[kmr\d]\s*\}}|[kmr\d])){_END}"
 )
@@ -109,7 +109,7 @@ _APPLIED = re.compile(
     rf"(?<![A-Za-z\\])(?:math\.)?(?:(?:{_UPRIGHT})?\{{\s*(?P<upright>C|P|nCr|nPr)\s*\}}|(?P<letter>nCr|nPr|comb|perm|binomial|C|P))"
     r"\s*\(\s*(?P<top>[\w+-]{1,9})\s*,\s*(?P<bottom>[\w+-]{1,9})\s*\)"
 )
-_BETWEEN = re.compile(
+_BETWEEN_NUMBERS = re.compile(
     rf"(?<![\w.^_\\])(?<![\^_]\{{)(?P<top>\d{{1,4}}|n)\s*{_CHOICE.replace('[ACP]', '[CP]')}"
     r"\s*(?P<bottom>\d{1,4}|[kr])(?![\w.]|\s*\}?\s*[_^])"
 )
@@ -123,7 +123,7 @@ _DEGREE = re.compile(
     r"|(?<=[\d}])\s*\{\s*\}\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})"
     r"|(?<=\d)\s*\{\s*(?:\{\s*\}\s*)?\^\s*(?:\\circ\s*|\{\s*\\circ\s*\}\s*)\}|(?<=\d)\s*\\circ(?=\s*(?:$|[,.)]))"
 )
-r"""60^o, 60^{\text{o}}, 60{^\circ} and 60\circ."""
+r"""A degree sign, as in 60^o, 60^{\text{o}}, 60{^\circ} and 60\circ."""
 _SEPARATED = re.compile(
     r"(?<=[\d)}])\s*\\q?quad\s*(?=[A-Za-z](?:_\w)?\s*=)|(?<=\d)\s*\\q?quad\s*(?=-?\d)|(?<=\))\s*\\q?quad\s*(?=\()"
 )
@@ -137,7 +137,7 @@ _SYSTEM = re.compile(
 
 
 def rewritten(text: str) -> str:
-    """The text without decoration, and with the commands of packages and of plain TeX as those of the grammar."""
+    """Returns the text without decoration, and with commands of packages and plain TeX as commands of the grammar."""
     text = _FIRST_MARKS.sub("", _LAST_MARKS.sub("", _SKIP.sub(" ", text)))
     text = re.sub(r"\{\s*(\\[,;:])\s*\}", r"\1", text)
     text = re.sub(r"\\(circ|degree|pi)\s*\{\s*\}", r"\\\1 ", text)
@@ -149,30 +149,30 @@ def rewritten(text: str) -> str:
     for match in reversed(commands):
         replacement = _replacement(match[1], text, match.end())
         if replacement is not None:
-            shown, end = replacement
-            text = text[: match.start()] + shown + text[end:]
+            new_text, end = replacement
+            text = text[: match.start()] + new_text + text[end:]
     return _SYSTEM.sub(_as_cases, text)
 
 
 def with_scripts(text: str) -> str:
-    """The text with combinations, slanted fractions and degrees that are written by raising and lowering signs."""
+    """Returns the text with degrees, slanted fractions and combinations that use ^ and _ as commands."""
     if "^" in text:
         text = _SLANTED.sub(lambda match: _fraction(match[1] or match[2], match[3] or match[4]), text)
     if "_" in text:
-        text = _BEHIND_LETTER.sub(_chosen_by_scripts, _BEFORE_LETTER.sub(_chosen_before, text))
-        text = _BEHIND_LETTER_OUT_OF_N.sub(_chosen_out_of_n, text)
+        text = _AFTER_LETTER.sub(_chosen_by_scripts, _BEFORE_LETTER.sub(_chosen_before, text))
+        text = _AFTER_LETTER_OUT_OF_N.sub(_chosen_out_of_n, text)
     return _DEGREE.sub(r"^\\circ ", text) if "o" in text or "circ" in text else text
 
 
 def with_combinations(text: str) -> str:
-    """The text with C(5,2), P(5,2) and 5C2 as what they count. A pair that counts nothing is left as a point."""
+    """Returns the text with C(5,2), P(5,2) and 5C2 as formulas. A pair that cannot count anything stays a point."""
     if "C" in text or "P" in text or "comb" in text or "perm" in text or "binomial" in text:
-        text = _BETWEEN.sub(_chosen_applied, _APPLIED.sub(_chosen_applied, text))
+        text = _BETWEEN_NUMBERS.sub(_chosen_applied, _APPLIED.sub(_chosen_applied, text))
     return text
 
 
 def _replacement(name: str, text: str, end: int) -> tuple[str, int] | None:
-    """What a command and its arguments are rewritten to, and where they end; None if the arguments do not fit."""
+    """The text that replaces a command with its arguments, and their end. None if the arguments do not fit."""
     if name in _NAMES:
         return _NAMES[name], end + 2 * text.startswith("{}", end)
     if name in _IGNORED:
@@ -188,14 +188,16 @@ def _replacement(name: str, text: str, end: int) -> tuple[str, int] | None:
             return None
         arguments.append(group[0])
         end = group[1]
-    return _with_label(name, arguments[0], text, end) if name in _BRACES else (_shown(name, arguments), end)
+    return (
+        _with_label(name, arguments[0], text, end) if name in _BRACES else (_displayed(name, arguments), end)
+    )
 
 
-def _shown(name: str, arguments: list[str]) -> str:
-    """What a command with its arguments shows."""
+def _displayed(name: str, arguments: list[str]) -> str:
+    """The text that a command with its arguments displays."""
     if name in _CONTENT:
-        shown = arguments[_CONTENT[name][1]]
-        return re.sub(r"\s", "", shown) if name == "num" else f"{{{shown}}}"
+        content = arguments[_CONTENT[name][1]]
+        return re.sub(r"\s", "", content) if name == "num" else f"{{{content}}}"
     if name in _DROPPED:
         return " "
     if name in _QUANTITIES:
@@ -211,7 +213,7 @@ def _shown(name: str, arguments: list[str]) -> str:
 
 
 def _with_label(name: str, content: str, text: str, end: int) -> tuple[str, int] | None:
-    """The content of a brace, without its label; None if the label is no words and so may belong to the answer."""
+    """The content of a brace without its label, and its end. None if the label may be part of the answer."""
     sign = re.compile(rf"\s*\{_BRACES[name]}\s*").match(text, end)
     if sign is None:
         return f"{{{content}}}", end
@@ -221,11 +223,11 @@ def _with_label(name: str, content: str, text: str, end: int) -> tuple[str, int]
     return f"{{{content}}}", label[1]
 
 
-def _unit(written: str) -> str:
+def _unit(macros: str) -> str:
     r"""The argument of \unit as words: \centi\metre\squared as ` centimetre squared`."""
     words = list[str]()
     prefix = ""
-    for macro, plain in _UNIT_MACRO.findall(written):
+    for macro, plain in _UNIT_MACRO.findall(macros):
         if macro in _PREFIXES:
             prefix = macro
             continue
@@ -239,7 +241,7 @@ def _unit(written: str) -> str:
 
 
 def _as_cases(match: re.Match[str]) -> str:
-    """The rows of an environment that holds equations, as a list; any other environment as it is."""
+    """The rows of an environment that holds equations, as a list. Any other environment stays as it is."""
     rows = [row.strip(" \n,") for row in match[2].split(r"\\")]
     rows = [row for row in rows if row]
     if not rows or not all(map(_EQUATION.fullmatch, rows)):
@@ -248,7 +250,10 @@ def _as_cases(match: re.Match[str]) -> str:
 
 
 def braced(text: str, start: int) -> tuple[str, int] | None:
-    """The content of the braces that open at `start`, after spaces, and where they end; None without such braces."""
+    """Returns the content of the braces that open at `start` or after spaces there, and the place after them.
+
+    Returns None if no braces open there, or if they are not closed.
+    """
     while start < len(text) and text[start].isspace():
         start += 1
     if text[start : start + 1] != "{":
@@ -276,14 +281,14 @@ def _fraction(over: str, under: str) -> str:
 
 
 def _combination(letter: str, top: str, bottom: str) -> str:
-    """The number of combinations, or of arrangements if the letter is P or A, of `bottom` things out of `top`."""
+    """The number of ways to choose `bottom` things out of `top`, or to arrange them if the letter is P or A."""
     if letter in {"C", "nCr", "comb", "binomial"}:
         return rf"\binom{{{top}}}{{{bottom}}}"
     return rf"\frac{{({top})!}}{{({top}-({bottom}))!}}"
 
 
 def _chosen_before(match: re.Match[str]) -> str:
-    """{}^{5}C_2; unless what stands before it would be raised or lowered instead."""
+    """The formula for {}^{5}C_2, unless the 5 is an exponent of the text before it."""
     before = match.string[: match.start()].rstrip()[-1:]
     if not match["empty"] and (before.isalnum() or before in set(")]}|!'")):
         return match.group()
@@ -294,7 +299,7 @@ def _chosen_before(match: re.Match[str]) -> str:
 
 
 def _chosen_by_scripts(match: re.Match[str]) -> str:
-    """C_5^2 and C^5_2, of which the larger number is the one that is chosen from."""
+    """The formula for C_5^2 and C^5_2. The larger number is the size of the set."""
     numbers = sorted(
         (sign.strip("{ }") for sign in match.group("a", "b", "c", "d") if sign), key=int, reverse=True
     )
@@ -302,22 +307,22 @@ def _chosen_by_scripts(match: re.Match[str]) -> str:
 
 
 def _chosen_out_of_n(match: re.Match[str]) -> str:
-    """C_n^2, C_n^k and A_n^k. A_n^2 and P_n^k may be powers or polynomials."""
+    """The formula for C_n^2, C_n^k and A_n^k. A_n^2 and P_n^k stay, as they may be powers or polynomials."""
     letter, bottom = match["upright"] or match["letter"], (match["a"] or match["b"]).strip("{ }")
     is_count = letter == "C" or (letter == "A" and bottom.isalpha())
     return _combination(letter, "n", bottom) if is_count else match.group()
 
 
 def _chosen_applied(match: re.Match[str]) -> str:
-    """C(5,2) and 5C2. In P(5,2) = 1/4, P may be a probability or a polynomial."""
-    letter, behind = match["upright"] or match["letter"], match.string[match.end() :].lstrip()
-    if letter == "P" and behind.startswith("="):
+    """The formula for C(5,2) and 5C2. P(5,2) = 1/4 stays: P may be a probability or a polynomial."""
+    letter, after = match["upright"] or match["letter"], match.string[match.end() :].lstrip()
+    if letter == "P" and after.startswith("="):
         return match.group()
     return _if_counting(match, match["top"], match["bottom"])
 
 
 def _if_counting(match: re.Match[str], top: str, bottom: str) -> str:
-    """The number that is meant, if the two are whole numbers that fit, or letters behind C; else what stood there."""
+    """The formula for a combination if its numbers fit, or for one of letters after C. Otherwise the text as it is."""
     letter = match["upright"] or match["letter"]
     if top.isdecimal() and bottom.isdecimal():
         fits = int(top) >= int(bottom) and len(top) <= 4

@@ -1,8 +1,7 @@
-"""Words that may stand behind a number without changing it: what people count, and what they say about it.
+"""Words that may follow a number without changing it: nouns that are counted, and remarks about them.
 
-`120 apples`, `5 different ways`, `7 cups of flour` and `3 times per week` are the numbers in front of them. Other
-words, as in `120 quadrillion`, `120 in hex` or `17th root`, may make another number of it, so a word that is not listed
-here is not understood.
+`120 apples`, `5 different ways`, `7 cups of flour` and `3 times per week` mean 120, 5, 7 and 3. Other words may change
+the number, as in `120 quadrillion`, `120 in hex` or `17th root`, so a word that is not listed here is not understood.
 """
 
 from __future__ import annotations
@@ -120,18 +119,18 @@ _PLURALS = name_set("""
     winners wins wipes wives wizards wolves wombats women words workdays workers worksheets worms yarns years yolks
     zebras zeroes zeros zits zombies zones
     """)
-"""Nouns in the plural, or without one."""
+"""Nouns that are counted, in the plural. Some, such as `asparagus`, have no other form."""
 _WITHOUT_SINGULAR = frozenset({"quarters", "roots", "people", "children", "men", "women"})
-"""Plurals of which the singular is another number behind one (1 quarter), or another word."""
+"""Plurals whose singular is a different word, or changes a number, as in `1 quarter`."""
 _IRREGULAR = name_set(
     "person child man woman vertex matrix die mouse tooth goose leaf loaf knife shelf wolf half-hour index radius axis"
 )
-"""Nouns whose plural is not the word with an s."""
+"""Singulars of nouns whose plural does not end in s."""
 _RANKED = name_set(
     "place position person day week month year row column term floor grade grader century quadrant prize house"
     " element letter digit page chapter car seat"
 )
-"""Nouns in the singular behind an ordinal number, as in 3rd place."""
+"""Nouns that may follow an ordinal number in the singular, as in 3rd place."""
 _COLOURS = name_set(
     "red blue green yellow white black brown pink purple orange grey gray gold golden silver violet"
 )
@@ -150,7 +149,7 @@ _ADJECTIVES = _COLOURS | name_set("""
     pairwise nontrivial trivial two-digit three-digit four-digit two-element three-element ordinary non-empty nonempty
     five-digit six-digit seven-digit eight-digit three-letter four-letter five-letter
     """)
-"""Words in front of a noun."""
+"""Words that may come before a noun."""
 _ENDINGS = name_set("""
     of in for on from to per with at the a an each every now today tomorrow yesterday together over ago
     alone total altogether overall apiece left remaining long wide
@@ -161,12 +160,12 @@ _ENDINGS = name_set("""
     water flour sugar milk rice oil paint sand gas fuel juice butter salt paper wood land money food bread meat fruit
     work sleep rain snow gold ground floor table room box bag circle square triangle line plane number
     """)
-"""Words behind a noun, as in `ways to arrange the letters` or `cups of flour`."""
+"""Words that may follow a noun, as in `ways to arrange the letters` or `cups of flour`."""
 _ALONE = _COLOURS | name_set("total altogether each left remaining overall apiece exactly")
-"""Words that may stand behind a number without a noun."""
+"""Words that may follow a number without a noun."""
 _PERIODS = [[period] for period in ("second", "minute", "hour", "day", "night", "week", "month", "year")]
 _CHANGING = name_set("wrong more fewer less extra additional other double triple")
-"""Adjectives that, behind a noun, may begin another number."""
+"""Adjectives that may begin another quantity when they follow a noun, as in `5 apples more`."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 _NO_NOUN = re.compile(
     r"(?:hal(?:f|ve)|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|\w*teenth|\w*tieth|\w*dth|\w*nth|"
@@ -174,11 +173,11 @@ _NO_NOUN = re.compile(
     r"|factorial|log|time|plu|minu|les|unles|perhap|doe|wa|ha|thi|it|alway|versu|one|two|three|four|five|six|seven"
     r"|eight|nine|ten)s"
 )
-"""Words in s that are no plural, or the plural of a number."""
+"""Words that end in s but are not plurals, and plurals of numbers."""
 
 
 def plural_nouns(gold: str) -> frozenset[str]:
-    """The words of a gold answer that are plurals, and so may be what a prediction counts, also in the singular."""
+    """Returns the plurals in a gold answer and their singulars: nouns that a prediction may count, too."""
     words = (word.lower() for word in _WORD.findall(gold))
     plurals = {
         word for word in words if len(word) > 3 and word.endswith("s") and not _NO_NOUN.fullmatch(word)
@@ -187,9 +186,12 @@ def plural_nouns(gold: str) -> frozenset[str]:
 
 
 def is_counted(words: list[str], nouns: Set[str], *, one: bool) -> bool:
-    """Whether words behind a number only say what it counts.
+    """Whether words after a number only say what it counts.
 
-    `nouns` are further plurals. `one` says that the number is at most one, so that a noun may be in the singular.
+    Args:
+        words: The words after the number, at least one.
+        nouns: Nouns that may be counted, beside the built-in ones.
+        one: Whether the number is at most one, so that its noun may be in the singular.
     """
     if words[-1:] == ["graders"] and words[-2:-1] and words[-2] in ORDINAL_WORDS:
         words = [*words[:-2], "graders"]
@@ -214,13 +216,13 @@ def is_counted(words: list[str], nouns: Set[str], *, one: bool) -> bool:
 
 
 def _is_ending(words: list[str], nouns: Set[str]) -> bool:
-    """Whether words behind a noun say more about it, as in `cups of flour`, and add no other quantity."""
+    """Whether words after a noun only describe it, as in `cups of flour`, without adding another quantity."""
     for place, word in enumerate(words):
         if word == "and":
-            known = words[place + 1 : place + 2] != [] and words[place + 1] in _PLURALS | nouns
+            is_ending = words[place + 1 : place + 2] != [] and words[place + 1] in _PLURALS | nouns
         else:
-            known = word in _ENDINGS or (word in _ADJECTIVES and word not in _CHANGING)
-        if not (known or word in _PLURALS or word in nouns or _is_singular(word)):
+            is_ending = word in _ENDINGS or (word in _ADJECTIVES and word not in _CHANGING)
+        if not (is_ending or word in _PLURALS or word in nouns or _is_singular(word)):
             return False
     return True
 

@@ -9,11 +9,11 @@ from rstar2.eval.grader.parse.tokens import ParseError
 from rstar2.eval.grader.parse.vocabulary import NUMBER_WORDS, ORDINAL_WORDS, TENS
 
 MAX_DIGITS = 4000
-"""Below the length at which Python refuses to turn digits into an integer, or an integer into digits."""
+"""A little less than the 4,300 digits above which Python refuses to convert between integers and text."""
 
 
 def numeral(text: str) -> Node:
-    """The number a run of digits stands for."""
+    """Returns the number that digits denote, such as 12, 0.5 or 1e9. Raises ParseError if it is too long."""
     if len(text) > MAX_DIGITS:
         raise ParseError("too many digits")
     mantissa, _, exponent = text.lower().partition("e")
@@ -26,17 +26,20 @@ def numeral(text: str) -> Node:
 
 
 def repeating(before: str, period: str) -> Number:
-    """The decimal that begins with `before` and repeats `period`. Raises ParseError if one is no digits or too long."""
+    """Returns the decimal that begins with `before` and then repeats `period`.
+
+    Raises ParseError if one of them is too long or is not digits.
+    """
     whole, _, fixed = before.partition(".")
-    digits = f"0{whole}{fixed}".isdigit() and period.isdigit()
-    if not digits or len(before) > MAX_DIGITS or len(period) > 100:
+    are_digits = f"0{whole}{fixed}".isdigit() and period.isdigit()
+    if not are_digits or len(before) > MAX_DIGITS or len(period) > 100:
         raise ParseError("only digits repeat")
     start = Fraction(f"{whole or 0}.{fixed or 0}")
     return Number(start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed)))
 
 
 def based(digits: str, base: str) -> Node:
-    """A numeral in the base written beside it. Raises ParseError if that is no base, or a digit is not one of it."""
+    """Returns a numeral in an explicit base. Raises ParseError if the base is not 2 to 36, or a digit is not in it."""
     radix = NUMBER_WORDS.get(base.lower(), int(base) if base.isdigit() and len(base) < 3 else 0)
     if not 2 <= radix <= 36 or len(digits) > 200:
         raise ParseError(f"{base!r} is not a base")
@@ -55,9 +58,10 @@ _MAX_WORDS = 24
 
 
 def in_words(text: str) -> tuple[Fraction, str] | None:
-    """The number that a text of words begins with, as `twenty-five apples`, and the other words; None if it has none.
+    """Returns the number at the beginning of a text, as in `twenty-five apples`, and the other words.
 
     `three quarters`, `two and a half` and `minus seven` are numbers too. A single ordinal such as `third` is not.
+    Returns None if the text does not begin with a number in words.
     """
     words = text.lower().replace("-", " ").split()
     sign = -1 if words[:1] in (["minus"], ["negative"]) else 1
@@ -70,7 +74,7 @@ def in_words(text: str) -> tuple[Fraction, str] | None:
 
 
 def _value_of(words: list[str]) -> Fraction | None:
-    """The number that all of the words are; None if they are none."""
+    """The number that all words together denote. None if they do not denote one."""
     if words == ["half"]:
         return Fraction(1, 2)
     if "point" in words:
@@ -93,7 +97,7 @@ def _fraction(words: list[str]) -> Fraction | None:
     if words[:1] == ["half"] and len(words) == 1:
         return Fraction(1, 2)
     if len(words) < 2 or words[-2] in TENS:
-        return None  # twenty-fifths are no fifths
+        return None  # twenty-fifths are not fifths
     over = 1 if words[:-1] == ["a"] or words[:-1] == ["an"] else _whole(words[:-1])
     under = (_PART if over == 1 else _PARTS).get(words[-1])
     return Fraction(over, under) if over is not None and under else None

@@ -1,7 +1,7 @@
-r"""Words and signs around an answer that say what it is, rewritten into formulas, or taken off.
+r"""Words around an answer that describe it. They are dropped, or rewritten into formulas.
 
-`The set {1, 2}` is {1, 2}, `all real numbers except 1 and 3` is x \neq 1, 3, and `1/3 (or 0.333...)` is a value with
-its decimal beside it. Everything is text that `normalize.clean` returned.
+`The set {1, 2}` becomes {1, 2}, and `all real numbers except 1 and 3` becomes x \neq 1, 3. `1/3 (or 0.333...)` is split
+into a value and a remark that restates it. All functions expect text that `normalize.clean` returned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KIND = re.compile(
     r"|(?:line|equation|curve|plane|circle|parabola)(?: is)?:?\s*\}?\s*(?=[-\da-z\\(][^=:]*=))",
     re.IGNORECASE,
 )
-"""Words that name the kind of what stands behind them, as in `The set {1, 2}`."""
+"""Words that name the kind of the value after them, as in `The set {1, 2}`."""
 _EXACTLY = re.compile(rf"^(?:{_TEXT})?(?:exactly|precisely|a total of)\s*\}}?\s*(?=[-\d\\])", re.IGNORECASE)
 _NAME_OF_LINE = re.compile(r"^(?:\\ell(?![A-Za-z])|[Ll])\s*:\s*(?=[^:=]*=[^:=]*$)")
 _EVERY = re.compile(
@@ -42,13 +42,13 @@ _FAMILY = re.compile(
     rf"(?P<members>[^:|{{}}]*(?:\{{[^{{}}]*\}}[^:|{{}}]*)*?)\s*(?:\\mid(?![A-Za-z])|[|:,])\s*"
     rf"(?P<letter>[a-z]\s*\\in\s*{_INTEGERS})\s*\\\}}"
 )
-r"""\{ members \mid k \in \mathbb{Z} \}, or \{ x \mid x = members, k \in \mathbb{Z} \}."""
+r"""A family of numbers: \{ members \mid k \in \mathbb{Z} \}, or \{ x \mid x = members, k \in \mathbb{Z} \}."""
 _ABOUT = re.compile(
     rf"(?<=[^\s=({{])(?:,\s*|\s+)?(?:{_TEXT})?(?:or |which is )?(?<!\\)\b(?:approximately|approx\.?|about|roughly)"
     r"\s*\}?\s*(?=-?[\d.])"
     rf"|(?<=[^\s=({{])\s*(?:{_TEXT}or\s*\}}|\bor\b)\s*\\approx(?![A-Za-z])"
 )
-"""Words between a value and its decimal."""
+"""Words between a value and its decimal, such as `or about`."""
 _CUT_OFF = re.compile(r"(?:=|\\approx(?![A-Za-z]))\s*(-?\d*\.\d+)\s*(?:\.\.\.|\\[lc]?dots)$")
 _SCIENTIFIC = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _COLON_IN_TEXT = re.compile(r"(?<=\d)\s*\\text\s*\{\s*(?::|-?(to)-)\s*\}\s*(?=\d)")
@@ -70,22 +70,23 @@ _DECIMAL = re.compile(r"-?\d*\.\d+(?=(?:\.\.\.|\\[lc]?dots)?$)")
 _REPEATING = re.compile(r"-?\d*\.\d*\\overline\s*\{?\d+\}?")
 _OTHER_SIGN = re.compile(r".*(?:\d|\})\s*(?:\\?%|\^\s*\{?\s*\\(?:circ|degree)\s*\}?)")
 _EXACT = re.compile(r"/|\\(?:frac|sqrt|pi|ln|log|binom)(?![A-Za-z])|\^|\\?%")
-"""Signs of a value of which a decimal may be the rounding."""
+"""Signs of an exact value, which a decimal beside it may round."""
 _IN_WORDS = re.compile(rf"(?:{_TEXT})?([A-Za-z][A-Za-z\s-]*?)\s*\}}?")
 
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """A value, and what an answer says in parentheses that it is."""
+    """A value, and a remark after it that restates it."""
 
     value: str
     other: str
+    """The value as the remark states it."""
     operator: str
-    """`=`, or `~` if the other one is rounded."""
+    """`=`, or `~` if `other` is rounded."""
 
 
 def rephrased(cleaned: str) -> str:
-    """The answer without words that only say what kind of thing it is, and with others as formulas."""
+    """Returns the answer without words that only name its kind, and with other known phrases as formulas."""
     text = _NAME_OF_LINE.sub("", _KIND.sub("", _LEADING.sub("", _EXACTLY.sub("", cleaned))))
     if "all" in text[:30]:
         text = _EVERY.sub("", text)
@@ -116,21 +117,23 @@ def rephrased(cleaned: str) -> str:
 
 
 def spelled_out(text: str) -> str | None:
-    """A number in words, with what it counts, in digits; None if the text is something else."""
+    """Returns a number in words, and the noun that it counts, in digits. Returns None for any other text."""
     words = _IN_WORDS.fullmatch(text)
-    spelled = in_words(words[1]) if words else None
-    if spelled is None:
+    number = in_words(words[1]) if words else None
+    if number is None:
         return None
-    value, rest = spelled
+    value, rest = number
     digits = str(value) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
     return rf"{digits}\text{{ {rest}}}" if rest else digits
 
 
 def split_aside(text: str) -> Aside | str | None:
-    """What stands behind a value in parentheses, if it is the value again; with a unit there, the text without them.
+    """Splits off a remark in parentheses after a value.
 
-    Without a word or a sign before it, a number in parentheses would be a factor. So it has to be the decimal of a
-    fraction or a root, with a space before it, or a percentage, an angle, or a number in words.
+    Returns an `Aside` if the remark restates the value, the text without the parentheses if they hold a unit, and None
+    otherwise. A number in parentheses may be a factor. It restates the value only if a word such as `or` or a sign such
+    as = begins the remark, or if there is a space before the remark and it is the decimal of a fraction or a root, a
+    percentage, an angle, or a number in words.
     """
     match = _ASIDE.fullmatch(text) if text.endswith((")", ")}", ") }")) else None
     if match is None:
@@ -138,21 +141,21 @@ def split_aside(text: str) -> Aside | str | None:
     value, aside, lead = match["value"].rstrip(" ,"), match["aside"].strip(), match["lead"] or ""
     words, decimal = _IN_WORDS.fullmatch(aside), _DECIMAL.match(aside)
     if words and not lead and in_words(words[1]) is None:
-        # Short runs of letters may be factors, as in 8(n - m); with a space before them, units are units.
-        spaced_unit = [len(word) > 3 or (match["gap"] and is_unit(word)) for word in words[1].split()]
-        return rf"{value}\text{{ {words[1]}}}" if value[-1:].isdigit() and all(spaced_unit) else None
-    spaced = match["gap"] and (
+        # Short words may be products of letters, as in 8(n - m). After a space, they may also be units.
+        are_words = [len(word) > 3 or (match["gap"] and is_unit(word)) for word in words[1].split()]
+        return rf"{value}\text{{ {words[1]}}}" if value[-1:].isdigit() and all(are_words) else None
+    restates_value = match["gap"] and (
         _OTHER_SIGN.fullmatch(aside)
         or _OTHER_SIGN.fullmatch(value)
         or (_EXACT.search(value) and (decimal or _REPEATING.fullmatch(aside)))
         or (_DECIMAL.fullmatch(value) and re.search(r"/|\\frac", aside))
         or ("\\circ" in value and "\\pi" in aside)
     )
-    if not (lead or words or spaced or _is_in_words(value)):
+    if not (lead or words or restates_value or _is_in_words(value)):
         return None
-    about = re.search(r"\\(?:approx|sim)|approx|about|roughly", lead)
-    rounded = decimal or about or ("." in aside and "overline" not in aside)
-    return Aside(value, decimal.group() if decimal else aside, "~" if rounded else "=")
+    says_rounded = re.search(r"\\(?:approx|sim)|approx|about|roughly", lead)
+    is_rounded = decimal or says_rounded or ("." in aside and "overline" not in aside)
+    return Aside(value, decimal.group() if decimal else aside, "~" if is_rounded else "=")
 
 
 def _is_in_words(text: str) -> bool:
@@ -162,6 +165,6 @@ def _is_in_words(text: str) -> bool:
 
 
 def _is_typed_unit(text: str) -> bool:
-    """Whether letters behind a number are units, one of which cannot be a product of variables: g/cm^3, but not m/s."""
+    """Whether all words after a number are units, and one cannot be a product of variables: g/cm^3, but not m/s."""
     words = _LETTERS.findall(text)
     return all(measure(word) is not None for word in words) and any(map(is_unit, words))

@@ -1,7 +1,6 @@
-"""Reads an answer: from its text to nodes, by the grammar.
+"""Parses the text of an answer into nodes.
 
-`read` turns any text into a node and never fails: what the grammar does not know becomes `Text`, which only ever equals
-the same words.
+`read` accepts any text and never fails: a text outside the grammar becomes `Text`, which equals only the same words.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, t
 from rstar2.eval.grader.parse.vocabulary import ANOTHER_VALUE, DENIAL, OF_ANOTHER, ORDINAL_WORDS, SHORT_WORDS
 
 MAX_CHARS = 6000
-"""Longer answers are not understood."""
+"""The length in characters above which an answer is not parsed."""
 
 _CONCLUSIONS = {"implies", "Rightarrow", "Longrightarrow", "therefore", "rightarrow", "longrightarrow"}
 _LETTERED_NUMERAL = re.compile(
@@ -30,14 +29,14 @@ _ASIDE = re.compile(r"_(?:\{[^{}]*\}|\w)|\([^()]*\)")
 _CALCULATED = re.compile(
     r"^[\s$]*(?:\d+(?!\d|st|nd|rd|th)|[-+√]|\\(?:sqrt|log|ln)(?![A-Za-z])|\\[dtc]?frac\s*\d)|[-+*/^]\s*\{?\d|\}\s*\{\s*\d+\s*\}"
 )
-"""What stands, beside indices and arguments, in an expression from which what it names has still to be worked out."""
+"""A calculation on the left side of an equation, as in `2x = 6`: the value of x must still be worked out."""
 _ORDINAL = re.compile(
     r"(?=\d)(?:^|(?<=[,;=] )|(?<=[,;={])|(?<=the )|(?<=and ))(\d+)(?:(st|nd|rd|th)"
     r"|\s*\^?\s*\{?\s*(?:\\(?:text\w*|math\w+|rm)\s*)?\{\s*(st|nd|rd|th)\s*\}(?:\s*\})?)(?=\}?$|[,;]|\}? [a-z]{3})"
 )
-"""21st, 21^{st}, 21^{\\text{st}}, 21\\text{st}."""
+"""An ordinal number in digits: 21st, 21^{st}, 21^{\\text{st}} or 21\\text{st}."""
 _ORDINAL_WORD = re.compile(r"(?:the )?([a-z]+)")
-_SHOWN_PERIOD = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*(?:\.\.\.|\\l?dots)")
+_REPEATED_PERIOD = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*(?:\.\.\.|\\l?dots)")
 _PHRASES: dict[tuple[str, ...], Node] = {
     ("all", "real", "number"): NumberSet("R"),
     ("all", "real"): NumberSet("R"),
@@ -51,22 +50,24 @@ _NO_SOLUTION = re.compile(
     r"(?: (?:exist|to (?:this |it )?(?:equation|system|inequality)))?"
 )
 """Words, without articles and plurals, that say that there is no solution."""
-_SHOWN_PERIOD_CHARS = 60
+_REPEATED_PERIOD_CHARS = 60
 
 
 def read(text: str, nouns: Set[str] = frozenset()) -> list[Node]:
-    """What a text may mean: one reading, or two if a comma may group digits or separate numbers.
+    """Returns what a text may mean: one reading, or two if a comma may either group digits or separate numbers.
 
-    `nouns` are plurals that numbers may count beside the usual ones, as the gold answer's.
+    Args:
+        text: An answer in LaTeX, plain text or Python-like mathematics.
+        nouns: Plurals that numbers may count, beside the built-in ones; usually those of the gold answer.
     """
-    # No list has 000 as a member.
-    may_group = re.search(r"\d,\d{3}(?!\d)", text) and not re.search(r"\d,0\d\d(?!\d)", text)
-    ways = (True, False) if may_group else (True,)
-    return [_read(text, thousands, nouns) for thousands in ways]
+    # A number of a list does not begin with a zero, so the comma in 1,000 groups digits.
+    is_ambiguous = re.search(r"\d,\d{3}(?!\d)", text) and not re.search(r"\d,0\d\d(?!\d)", text)
+    readings = (True, False) if is_ambiguous else (True,)
+    return [_read(text, thousands, nouns) for thousands in readings]
 
 
 def understood(text: str) -> bool:
-    """Whether a text reads as mathematics, even if with a condition that the grammar cannot take into account."""
+    """Whether a text can be parsed as mathematics, even if with a condition that the grammar does not support."""
     try:
         parse(text)
     except ConditionError:
@@ -87,20 +88,23 @@ def _read(text: str, thousands: bool, nouns: Set[str]) -> Node:
             return value
         if len(text) > MAX_CHARS:
             return Text((), plain=False)
-        found = words(text)
-        if found in _PHRASES:
-            return _PHRASES[found]
-        if _NO_SOLUTION.fullmatch(" ".join(found)):
+        text_words = words(text)
+        if text_words in _PHRASES:
+            return _PHRASES[text_words]
+        if _NO_SOLUTION.fullmatch(" ".join(text_words)):
             return SetOf(())
-        if found and found[-1] in ORDINAL_WORDS:
+        if text_words and text_words[-1] in ORDINAL_WORDS:
             ordinal = _ORDINAL_WORD.fullmatch(_WRAPPER.sub("", clean(text)).strip(" }").lower())
             if ordinal and ordinal[1] in ORDINAL_WORDS:
                 return number(ORDINAL_WORDS[ordinal[1]])
-        return Text(found, plain=all(word.isalpha() for word in found))
+        return Text(text_words, plain=all(word.isalpha() for word in text_words))
 
 
 def _last_side(text: str, thousands: bool, nouns: Set[str]) -> Node | None:
-    """The value at the end of an equation whose left side is outside the grammar."""
+    """The equation `it = value` for the value at the end of an equation whose left side is outside the grammar.
+
+    None if the left side denies the value, is a calculation or names something else.
+    """
     left, equals, right = text.rpartition("=")
     if (
         not equals
@@ -122,10 +126,15 @@ def _last_side(text: str, thousands: bool, nouns: Set[str]) -> Node | None:
 
 
 def parse(text: str, thousands: bool = True, nouns: Set[str] = frozenset()) -> Node:
-    """Read LaTeX, plain text or Python-like mathematics, with or without `$`.
+    """Parses LaTeX, plain text or Python-like mathematics, with or without `$`.
 
-    `thousands` reads 1,234 outside brackets as one number. Raises ParseError if the text is outside the grammar, too
-    long or too deep.
+    Args:
+        text: The answer.
+        thousands: Whether 1,234 outside brackets is one number.
+        nouns: Plurals that numbers may count, beside the built-in ones.
+
+    Raises:
+        ParseError: If the text is outside the grammar, too long or too deeply nested.
     """
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
@@ -134,7 +143,7 @@ def parse(text: str, thousands: bool = True, nouns: Set[str] = frozenset()) -> N
     if condition is not None:
         node = _parsed(rest, thousands, nouns)
         if condition.fits(node):
-            return condition.noted_in(node)
+            return condition.added_to(node)
     match split_aside(cleaned):
         case Aside() as aside:
             return _with_aside(aside, thousands, nouns) or _parsed(cleaned, thousands, nouns)
@@ -144,7 +153,7 @@ def parse(text: str, thousands: bool = True, nouns: Set[str] = frozenset()) -> N
 
 
 def _with_aside(aside: Aside, thousands: bool, nouns: Set[str]) -> Node | None:
-    """A value and what an answer says that it is, as an equation; None if one of them is no single value."""
+    """A value and the remark that restates it, as an equation. None if one of them is not a single value."""
     try:
         value, other = (_parsed(side, thousands, nouns) for side in (aside.value, aside.other))
     except ParseError:
@@ -161,9 +170,9 @@ def _parsed(cleaned: str, thousands: bool, nouns: Set[str]) -> Node:
     numeral = _LETTERED_NUMERAL.fullmatch(cleaned)
     if numeral:
         return based(numeral[1] or numeral[3], numeral[2] or numeral[4])
-    shown = _SHOWN_PERIOD.fullmatch(cleaned[:_SHOWN_PERIOD_CHARS])
-    if shown:
-        return repeating(f"{shown[1]}.{shown[2]}", shown[3])
+    decimal = _REPEATED_PERIOD.fullmatch(cleaned[:_REPEATED_PERIOD_CHARS])
+    if decimal:
+        return repeating(f"{decimal[1]}.{decimal[2]}", decimal[3])
     cleaned = spelled_out(cleaned) or cleaned
     if cleaned.lower() in SHORT_WORDS:
         raise ParseError("a word")
@@ -175,7 +184,7 @@ def _parsed(cleaned: str, thousands: bool, nouns: Set[str]) -> Node:
 
 
 def _without_suffix(match: re.Match[str]) -> str:
-    """21 for 21st. Raises ParseError if the suffix is that of another number, as in 21th."""
+    """The digits of an ordinal number such as 21st. Raises ParseError if the suffix does not fit, as in 21th."""
     digits, suffix = match[1], match[2] or match[3]
     last = "0" if digits[-2:-1] == "1" else digits[-1]
     if suffix != {"1": "st", "2": "nd", "3": "rd"}.get(last, "th"):
@@ -184,7 +193,7 @@ def _without_suffix(match: re.Match[str]) -> str:
 
 
 def _unions(tokens: list[Token]) -> list[Token]:
-    """A capital U between two brackets is a union sign."""
+    """The tokens with a letter U between two brackets read as a union sign."""
     joined = list(tokens)
     for i in range(1, len(tokens) - 1):
         if (

@@ -1,4 +1,4 @@
-"""Tokens: cutting cleaned LaTeX, or what people and Python type instead, into them, and reading them one by one."""
+"""Tokens of a cleaned answer: the tokenizer, and a stream that the parser reads them from."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rstar2.eval.grader.parse.units import measure
 from rstar2.eval.grader.parse.vocabulary import COMMANDS
 
 MAX_TOKENS = 1500
-"""Longer answers are not understood; the longest real ones have some two hundred tokens."""
+"""The number of tokens above which an answer is not parsed. The longest real answers have about two hundred."""
 MAX_DEPTH = 40
-"""Answers nested more deeply are not understood."""
+"""The nesting depth above which an answer is not parsed."""
 
 
 class ParseError(Exception):
@@ -20,18 +20,20 @@ class ParseError(Exception):
 
 
 class ConditionError(ParseError):
-    """The text is mathematics with a condition that cannot be taken into account."""
+    """The text is mathematics with a condition that the grammar does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
+    """The smallest part of an answer."""
+
     kind: str
-    """`number`, `word` (a run of letters), `command`, `text` (the inside of `\\text{}`), `sign` or `end`."""
+    """`number`, `word` (a run of letters), `command`, `text` (the content of `\\text{}`), `sign` or `end`."""
     text: str
 
     @property
     def is_words(self) -> bool:
-        """Whether it is made of letters alone, with or without `\\text{}`."""
+        """Whether it consists of letters, inside or outside of `\\text{}`."""
         return self.kind in {"word", "text"}
 
 
@@ -52,19 +54,20 @@ _TOKEN = re.compile(
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
 _DEPTH = {"(": 1, "[": 1, r"\{": 1, ")": -1, "]": -1, r"\}": -1}
 _UNIT_LETTERS = frozenset("mgshlLNJVWAKT")
-"""Letters that are units if they stand upright after a number."""
+"""Letters that are units if they are upright and follow a number."""
 _BEFORE_UNITS = frozenset({"}", ")", "(", "[", "/", "pi", "cdot", "^", "{", "frac"})
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
 _PLAIN_UPRIGHT = re.compile(r"\\(?:text(?:rm|normal)?|mathrm|mbox|rm|operatorname\*?)\s*\{")
 _MAX_UNIT_TOKENS = 30
-"""Units with more tokens are not understood."""
+"""The number of tokens above which a unit is not recognised."""
 _UNIT_SIGNS = frozenset("/^*-{}()123456")
 
 
 def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
-    """Returns the tokens of what `normalize.clean` returned. Raises ParseError if there are more than MAX_TOKENS.
+    """Returns the tokens of a text that `normalize.clean` returned.
 
-    `thousands` reads 1,234 outside brackets as one number rather than two.
+    `thousands` says whether 1,234 outside brackets is one number rather than two. Raises ParseError if there are more
+    than MAX_TOKENS.
     """
     tokens: list[Token] = []
     position = depth = 0
@@ -106,15 +109,15 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
 
 
 def _split_command(name: str) -> tuple[str, str]:
-    """A command and the letters that were joined to it when spaces were lost, as in \\cotx."""
+    """The name of a command, and the letters that follow it without a space, as in \\cotx."""
     if name in COMMANDS or len(name) < 3:
         return name, ""
-    known = next((name[:size] for size in range(len(name) - 1, 1, -1) if name[:size] in COMMANDS), None)
-    return (known, name[len(known) :]) if known and len(name) - len(known) <= 2 else (name, "")
+    command = next((name[:size] for size in range(len(name) - 1, 1, -1) if name[:size] in COMMANDS), None)
+    return (command, name[len(command) :]) if command and len(name) - len(command) <= 2 else (name, "")
 
 
 def _group(text: str, start: int) -> tuple[str, int]:
-    """The text up to the brace that closes the one before `start`, and where to continue."""
+    """The text from `start` up to the closing brace, and the place after that brace."""
     depth = 1
     for position in range(start, len(text)):
         if text[position] == "{":
@@ -127,7 +130,7 @@ def _group(text: str, start: int) -> tuple[str, int]:
 
 
 def _wrapped(command: str, content: str, after_value: bool) -> list[Token]:
-    """The tokens of a wrapper such as \\text{...}: words stay together, anything else is read as mathematics."""
+    """The tokens of the content of \\text{...} and the like. Words stay one token; other content is mathematics."""
     stripped = content.strip()
     if not stripped:
         return []
@@ -145,78 +148,81 @@ def _wrapped(command: str, content: str, after_value: bool) -> list[Token]:
 
 
 def _is_unit(tokens: list[Token]) -> bool:
-    """Whether tokens are units, with the signs that join them, as in \\mathrm{kg\\cdot m^2}."""
+    """Whether the tokens are units and signs that combine them, as in \\mathrm{kg\\cdot m^2}."""
     if len(tokens) > _MAX_UNIT_TOKENS:
         return False
     words = [token.text for token in tokens if token.is_words]
     others = [token.text for token in tokens if not token.is_words]
-    joined = all(text in _UNIT_SIGNS or text in {"cdot", "frac", "tfrac"} for text in others)
-    known = all(measure(word) is not None and (len(word) > 1 or word in _UNIT_LETTERS) for word in words)
-    return bool(words) and joined and known
+    are_signs = all(text in _UNIT_SIGNS or text in {"cdot", "frac", "tfrac"} for text in others)
+    are_units = all(measure(word) is not None and (len(word) > 1 or word in _UNIT_LETTERS) for word in words)
+    return bool(words) and are_signs and are_units
 
 
 class TokenStream:
-    """The tokens of an answer and the place up to which they are read; all rules of the grammar share one."""
+    """The tokens of an answer, and the place up to which they have been read. All rules of the grammar share one."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = [*tokens, END]
         self._bars_outside: list[bool] = []
         self.place = 0
-        """Index of the next token. Setting it back reads tokens again."""
+        """The index of the next token. A rule may set it back, to read tokens again."""
         self._rest_at = -1
         self.inside_bars = False
-        """Whether a | would close an absolute value rather than open one."""
+        """Whether the next | closes an absolute value rather than opening one."""
 
     @property
     def next(self) -> Token:
-        """The next token, which stays where it is; `END` behind the last one."""
+        """The next token, which is not taken; `END` after the last one."""
         return self._tokens[self.place]
 
     def peek(self, ahead: int = 1) -> Token:
-        """The token that stands so many places behind the next one, or before it where negative."""
-        at = self.place + ahead
-        return self._tokens[at] if at < len(self._tokens) else END
+        """The token `ahead` places after the next one, which is not taken. A negative number looks back."""
+        index = self.place + ahead
+        return self._tokens[index] if index < len(self._tokens) else END
 
     def take(self) -> Token:
-        """The next token, after which the one behind it is the next."""
+        """Returns the next token and moves past it."""
         token = self.next
         self.place += token is not END
         return token
 
     def keep_rest(self, used: int) -> None:
-        """Take only the first characters of the next token; the others are the next token."""
+        """Takes the first `used` characters of the next token. The rest of it becomes the next token."""
         token = self.next
         self._tokens[self.place] = Token(token.kind, token.text[used:])
         self._rest_at = self.place
 
     @property
     def inside_word(self) -> bool:
-        """Whether the next token is the rest of a run of letters, such as km in nkm, and so no word by itself."""
+        """Whether the next token is the rest of a run of letters, such as km in nkm, rather than a word by itself."""
         return self._rest_at == self.place
 
     def at(self, kind: str, *texts: str) -> bool:
-        """Whether the next token is of that kind and one of those texts."""
+        """Whether the next token has this kind and one of these texts."""
         token = self._tokens[self.place]
         return token.kind == kind and token.text in texts
 
     def accept(self, kind: str, *texts: str) -> bool:
-        """Take the next token if it is one of those; whether it was."""
+        """Takes the next token if it has this kind and one of these texts. Returns whether it did."""
         if self.at(kind, *texts):
             self.place += 1
             return True
         return False
 
     def expect(self, kind: str, *texts: str) -> None:
-        """Take the next token. Raises ParseError if it is none of those."""
+        """Takes the next token. Raises ParseError if it does not have this kind and one of these texts."""
         if not self.accept(kind, *texts):
             raise ParseError(f"{texts[0]} expected, found {self.next.text!r}")
 
     def deeper(self) -> Self:
-        """For a `with` block: one level of nesting. Raises ParseError if there are more than MAX_DEPTH."""
+        """Context manager: the block reads one level deeper. Raises ParseError beyond MAX_DEPTH levels."""
         return self.enclosed(self.inside_bars)
 
     def enclosed(self, bars: bool = False) -> Self:
-        """`deeper`, inside a pair of brackets, or of bars. Bars outside do not count in it."""
+        """Context manager: the block reads the inside of brackets or, with `bars`, of an absolute value.
+
+        A | inside brackets does not close an absolute value outside of them. Raises ParseError beyond MAX_DEPTH levels.
+        """
         if len(self._bars_outside) == MAX_DEPTH:
             raise ParseError("too deep")
         self._bars_outside.append(self.inside_bars)

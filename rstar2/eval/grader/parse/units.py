@@ -1,4 +1,4 @@
-"""Units: which words are units, and when two of them measure the same."""
+"""Units: which words are units, and whether two units measure the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rstar2.eval.grader.parse.nouns import is_counted
 from rstar2.eval.grader.parse.vocabulary import name_set
 
 Measure = tuple[Fraction, tuple[tuple[str, int], ...]]
-"""A factor to the basic unit, and the powers of the basic units, sorted."""
+"""The size of a unit in basic units, and the powers of the basic units in it, sorted by name."""
 
 _SIZES = {
     "metre": {"mm millimeter millimetre": "1/1000", "cm centimeter centimetre": "1/100", "m meter metre": "1",
@@ -48,8 +48,8 @@ _SIZES = {
     "decibel": {"db decibel": "1"},
     **{name: {name: "1"} for name in ("ton", "rupee", "acre", "hectare", "teaspoon", "tablespoon")},
 }  # fmt: skip
-"""Of each basic unit, the words for it and its multiples, and how many of it they are."""
-_MADE_OF: dict[str, dict[str, int]] = {
+"""For each basic unit: the words for its multiples, and the size of the multiple in it."""
+_PRODUCTS: dict[str, dict[str, int]] = {
     "litre": {"metre": 3}, "hertz": {"second": -1}, "newton": {"gram": 1, "metre": 1, "second": -2},
     "joule": {"gram": 1, "metre": 2, "second": -2},
     "watt": {"gram": 1, "metre": 2, "second": -3}, "pascal": {"gram": 1, "metre": -1, "second": -2},
@@ -57,7 +57,7 @@ _MADE_OF: dict[str, dict[str, int]] = {
     "ohm": {"gram": 1, "metre": 2, "second": -3, "ampere": -2},
     "tesla": {"gram": 1, "second": -2, "ampere": -1}, "weber": {"gram": 1, "metre": 2, "second": -2, "ampere": -1},
 }  # fmt: skip
-"""Units that are products of basic ones, in which `_SIZES` counts them, with grams for kilograms."""
+"""Units that are products of basic units. `_SIZES` gives their sizes in these, with grams instead of kilograms."""
 _CAPITALS = {
     "N": "newton", "J": "joule", "V": "volt", "W": "watt", "A": "ampere", "K": "kelvin", "T": "tesla",
     "C": "celsius", "F": "fahrenheit", "Omega": "ohm",
@@ -73,13 +73,13 @@ _SYMBOLS = {
     "Pa": "pascal", "Hz": "hertz", "eV": "electronvolt", "mol": "mole", "Wb": "weber", "N": "newton", "J": "joule",
     "V": "volt", "W": "watt", "A": "ampere", "T": "tesla", "F": "farad", "H": "henry",
 }  # fmt: skip
-"""Symbols that have prefixes, of which only the size of a letter tells mW from MW."""
+"""Symbols that take prefixes. Case matters: mW is not MW."""
 _PER_SECOND = re.compile(r"\bms(?= \^-)")
-"""ms^{-1}, which is always m/s."""
+"""ms before a negative power, as in ms^{-1}, which always means m/s."""
 _MEGA = re.compile(r"\bM(?=(?:[mgAlL]|eV)\b)")
-"""The prefix of Mm, MA and MeV, which only the size of the letter distinguishes from that of mm, mA and meV."""
+"""The prefix of Mm, MA and MeV. Only its case distinguishes it from the prefix of mm, mA and meV."""
 _CAPITAL = re.compile(rf"\b(?:{'|'.join(_CAPITALS)})\b")
-_KNOWN = {
+_UNITS = {
     word: (basic, Fraction(factor))
     for basic, sizes in _SIZES.items()
     for words, factor in sizes.items()
@@ -87,18 +87,24 @@ _KNOWN = {
 }
 _SPEEDS = {"mph": ("mile", "hour"), "kph": ("kilometer", "hour"), "kmh": ("kilometer", "hour")}
 HALF_DAYS = frozenset({"am", "pm"})
-MONEY = {"money": "dollar", "euro": "euro", "pounds": "sterling", "yen": "yensign", "textrupee": "rupee"}
-"""Commands for signs of money, and the unit each stands for."""
+CURRENCY_SIGNS = {
+    "money": "dollar",
+    "euro": "euro",
+    "pounds": "sterling",
+    "yen": "yensign",
+    "textrupee": "rupee",
+}
+"""Commands for currency signs, and the unit that each stands for."""
 CURRENCY_CODES = {
     "USD": "dollar", "US": "dollar", "EUR": "euro", "GBP": "sterling", "JPY": "yen", "CNY": "yuan", "RMB": "yuan",
     "INR": "rupee", "Rs": "rupee",
 }  # fmt: skip
-"""Codes before an amount, and the unit each stands for."""
-_MAY_BE = {
+"""Currency codes before an amount, and the unit that each stands for."""
+_OTHER_NAMES = {
     "sterling": {"pound", "pound sterling", "british pound"},
     "yensign": {"yen", "jpy", "yuan", "renminbi", "rmb", "cny"},
 }
-"""Units with a name that is another unit too."""
+"""Names of a currency that may also denote another unit."""
 TEMPERATURES = {"c": "celsius", "celsius": "celsius", "centigrade": "celsius"} | {
     "f": "fahrenheit", "fahrenheit": "fahrenheit",
 }  # fmt: skip
@@ -116,7 +122,7 @@ _AMBIGUOUS = name_set("""
     m g s h l am pm in mi min sec cu pa kn kj kv kw ma amp ms nm dm cl dl kb mb gb tb cal us ev kev wb db mmol
     bq sv atm rpm kwh
 """)
-"""Read as variables or functions unless they stand in `\\text{}`."""
+"""Words that are variables or functions unless they are inside `\\text{}`."""
 _SIZE_WORDS = re.compile(r"\b(?:square|sq|cubic|cu|squared|cubed)\b|[\^{}\s.]|[23]")
 _UNIT_WORDS = re.compile(r"[a-z][a-z'-]*|\S")
 _AREA = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
@@ -124,7 +130,7 @@ _PART = re.compile(r"([a-z.]+|/)(?:\s*\^?\s*\{?\s*([-+]?\d)\s*\}?)?")
 
 
 def is_unit(word: str) -> bool:
-    """Whether a bare run of letters after a number is a unit, and not a product of variables."""
+    """Whether letters after a number, outside of `\\text{}`, are a unit and not a product of variables."""
     lowered = word.lower()
     named = DEGREES | PERCENTS | SCALES.keys() | _SPEEDS.keys() | _AREA.keys()
     if word in {"AM", "PM", "kPa", "KB", "MB", "GB", "TB"}:
@@ -133,42 +139,49 @@ def is_unit(word: str) -> bool:
 
 
 def is_understood(words: str, nouns: Set[str], *, one: bool) -> bool:
-    """Whether words behind a number say only what it measures or counts; see `nouns.is_counted`."""
+    """Whether words after a number say only what it measures or counts.
+
+    `nouns` and `one` are as in `nouns.is_counted`.
+    """
     if measure(words) is not None or no_unit(words) or words.lower() in DEGREES | PERCENTS | SCALES.keys():
         return True
-    spelled = _UNIT_WORDS.findall(words.lower().replace(".", ""))
-    spelled = ["per" if word == "/" else word for word in spelled]
-    units = {word for word in spelled if word not in {"in", "per"} and measure(word) is not None}
-    return bool(spelled) and is_counted(spelled, nouns | units, one=one)
+    separate = [
+        "per" if word == "/" else word for word in _UNIT_WORDS.findall(words.lower().replace(".", ""))
+    ]
+    units = {word for word in separate if word not in {"in", "per"} and measure(word) is not None}
+    return bool(separate) and is_counted(separate, nouns | units, one=one)
 
 
 def no_unit(text: str) -> bool:
-    """Whether the words say only that there are units."""
+    """Whether the words only say `units`, without saying which."""
     return _SIZE_WORDS.sub("", text.lower()) in {"unit", "units"}
 
 
 @lru_cache(maxsize=1024)
 def measure(text: str) -> Measure | None:
-    """What a unit such as `cm^2`, `miles per hour` or `square feet` measures; None if a word is unknown."""
+    """Returns the size and the powers of a unit such as `cm^2`, `miles per hour` or `square feet`.
+
+    Returns None if a word in it is not a known unit.
+    """
     factor, powers = Fraction(1), dict[str, int]()
     sign, pending = 1, 0
-    spelled = _spelled(text)
-    parts = _PART.findall(spelled)
-    if all(word in {"/", "per"} for word, _ in parts) or _PART.sub("", spelled).strip(" ·.{}()-"):
+    lowered = _in_lower_case(text)
+    parts = _PART.findall(lowered)
+    if all(word in {"/", "per"} for word, _ in parts) or _PART.sub("", lowered).strip(" ·.{}()-"):
         return None
-    for word, written in parts:
+    for word, exponent in parts:
         if word in {"/", "per"}:
             sign = -1
             continue
         if word in _AREA:
             pending = _AREA[word]
             continue
-        known = _lookup(word)
-        if known is None:
+        unit = _lookup(word)
+        if unit is None:
             return None
-        name, size = known
-        power = sign * int(written or pending or 1)
-        for basic, times in _MADE_OF.get(name, {name: 1}).items():
+        name, size = unit
+        power = sign * int(exponent or pending or 1)
+        for basic, times in _PRODUCTS.get(name, {name: 1}).items():
             powers[basic] = powers.get(basic, 0) + power * times
         factor *= size**power
         pending = 0
@@ -176,20 +189,19 @@ def measure(text: str) -> Measure | None:
 
 
 def same_words(one: str, other: str) -> bool:
-    """Whether two units are the same words, but for case, except in a prefix, and plurals."""
+    """Whether two units are the same words. Plurals are ignored, and so is case, except in a prefix."""
     left, right = (" ".join(map(_singular, _with_prefixes(unit).lower().split())) for unit in (one, other))
-    return left == right or right in _MAY_BE.get(left, ()) or left in _MAY_BE.get(right, ())
+    return left == right or right in _OTHER_NAMES.get(left, ()) or left in _OTHER_NAMES.get(right, ())
 
 
 def _with_prefixes(text: str) -> str:
     """A unit with its prefixes as words: MW as megawatt."""
-    spelled = _PREFIXED.sub(lambda unit: _PREFIXES[unit[1]] + _SYMBOLS[unit[2]], text)
-    return _MEGA.sub("mega", spelled)
+    return _MEGA.sub("mega", _PREFIXED.sub(lambda unit: _PREFIXES[unit[1]] + _SYMBOLS[unit[2]], text))
 
 
-def _spelled(text: str) -> str:
-    spelled = _with_prefixes(text)
-    lowered = _CAPITAL.sub(lambda letter: _CAPITALS[letter.group()], spelled).lower()
+def _in_lower_case(text: str) -> str:
+    """A unit in words that lower case does not change: symbols, prefixes and speeds are written out."""
+    lowered = _CAPITAL.sub(lambda letter: _CAPITALS[letter.group()], _with_prefixes(text)).lower()
     lowered = _POINT.sub("", _PER_SECOND.sub("m s", lowered))
     for short, (over, under) in _SPEEDS.items():
         lowered = re.sub(rf"\b{short}\b", f"{over} per {under}", lowered)
@@ -197,13 +209,13 @@ def _spelled(text: str) -> str:
 
 
 def _lookup(word: str) -> tuple[str, Fraction] | None:
-    known = _KNOWN.get(word) or _KNOWN.get(_singular(word)) or _KNOWN.get(word.rstrip("."))
-    if known is not None:
-        return known
+    unit = _UNITS.get(word) or _UNITS.get(_singular(word)) or _UNITS.get(word.rstrip("."))
+    if unit is not None:
+        return unit
     for prefix, size in _PREFIX_SIZES.items():
         rest = _singular(word.removeprefix(prefix))
         if rest != _singular(word) and rest in _SYMBOLS.values():
-            name, factor = _KNOWN[rest]
+            name, factor = _UNITS[rest]
             return name, size * factor
     return None
 

@@ -1,4 +1,4 @@
-"""The words and commands that the grammar knows: functions, letters, constants, number words."""
+"""Words and commands that the grammar knows: functions, letters, constants, number words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def name_set(names: str) -> frozenset[str]:
-    """The words of a text."""
+    """The words of a text, which are separated by spaces."""
     return frozenset(names.split())
 
 
@@ -18,10 +18,10 @@ FUNCTIONS = name_set("""
     sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth sech csch ln log lg exp min max gcd lcm
     det Re Im arg sgn sign abs floor ceil sqrt binom factorial asin acos atan cis
 """)
-"""Names of functions that take what follows as their argument."""
+"""Names of functions. Each takes the expression after it as its argument."""
 
 TYPED_FUNCTIONS = name_set("sqrt abs floor ceil binom factorial asin acos atan Abs exp")
-"""Functions as people and Python type them, without a backslash."""
+"""Functions that are typed without a backslash, as in Python."""
 
 RENAMED = {"lg": "log10", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "sign": "sgn", "Abs": "abs"}
 INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
@@ -30,14 +30,14 @@ UNKNOWN_FUNCTIONS = name_set("f g h F G H P Q phi varphi Gamma")
 """Letters that, before a parenthesis, are functions rather than factors."""
 
 CONSTANTS = {"pi": "pi", "infty": "infinity", "infinity": "infinity", "oo": "infinity", "inf": "infinity"}
-"""Typed names of the constants that have more than one letter."""
+"""Names of constants that have more than one letter, and the name of their node."""
 
 LETTERS = name_set("""
     alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi omicron rho sigma
     tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar
     angle triangle parallel star aleph nabla partial
 """)
-"""Commands, or typed words, that stand for one letter."""
+"""Commands, or typed words, that represent one letter."""
 
 GREEK = name_set("""
     alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi
@@ -52,7 +52,7 @@ PAIRED = {
     "lceil": ("rceil", "ceil"),
     "lVert": ("rVert", "norm"),
 }
-"""Opening commands: what closes them, and the function they stand for."""
+"""Opening commands, with the command that closes them and the function that the pair denotes."""
 MATRICES = name_set("""
     pmatrix bmatrix Bmatrix vmatrix Vmatrix matrix smallmatrix psmallmatrix bsmallmatrix Bsmallmatrix array
 """)
@@ -60,7 +60,7 @@ MATRICES = name_set("""
 NOT_NAMES = name_set(
     "end item over choose limsup liminf hline boxed stackrel overset underset frac sqrt binom"
 )
-"""Commands that need something, and so are no names by themselves."""
+"""Commands that need an argument or a partner, so they are not names by themselves."""
 
 COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | name_set("""
     cdot times ast div pm mp lt gt le leq leqslant ge geq geqslant ne neq in notin approx sim simeq cong equiv
@@ -69,48 +69,53 @@ COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | n
     bmod mod Rightarrow Longrightarrow rightarrow longrightarrow therefore newline cdotp perp forall exists coloneqq
     top euro pounds yen textrupee
 """)
-"""Every command the grammar reads, to tell one from a command with a letter joined to it."""
+"""All commands that the grammar reads. Any other command may be one of these with a letter joined to it."""
 
 SHORT_WORDS = name_set("""
     yes no odd all any one two six ten dne nil not may mon tue wed thu fri sat sun jan feb mar apr jun jul aug sep
     oct nov dec red bob sam tom jim joe ann amy
 """)
-"""Words of up to three letters that, standing alone, are words and not products of variables."""
+"""Words of up to three letters that, as a whole answer, are words and not products of variables."""
+
+JOINING_WORDS = frozenset(
+    {"where", "for", "with", "such that", "if", "when", "and", "or", "or else", "and also", "and/or"}
+)
+"""Words that separate two parts of an answer."""
 
 DENIAL = re.compile(
     r"(?:\b(?:not|never|wrong|incorrect|false)|n't)(?:\s+(?:equal(?:\s+to)?|exactly))?\s*"
     r"(?:\}[^)\]]*|[$:]*(?:\b[A-Za-z])?[\s$:]*)$",
     re.IGNORECASE,
 )
-"""The end of words before an equals sign or a colon with which what stands behind it is no answer."""
+"""The end of a text before an equals sign or a colon that denies the value after the sign."""
 
 OF_ANOTHER = re.compile(
     r"(?:the )?(?:twice|double|triple|half|third|quarter|reciprocal|inverse|negative|opposite|minus|square (?:of|root)"
     r"|cube (?:of|root))\b",
     re.IGNORECASE,
 )
-"""How the name of something begins that is calculated from the quantity named behind it."""
+"""The beginning of a name whose value is calculated from the quantity named after it, as in `twice the area`."""
 
 ANOTHER_VALUE = re.compile(
     r"\b(?:(?:not|wrong|incorrect|false)(?: the| my| our| an?)? (?:answer|result|solution|value)"
     r"|times|plus|minus|less|squared|cubed|divided|multiplied|doubled|halved|tripled|log(?:arithm)?)\b|\d\s*[-+*/^]",
     re.IGNORECASE,
 )
-"""Words in the name of something that is not the answer, or from which the answer has still to be calculated."""
+"""Words in the name of a quantity that is not the answer, or from which the answer must still be calculated."""
 
 NUMBER_WORDS = _counted(0, """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
     eighteen nineteen twenty
 """)  # fmt: skip
-"""Numbers written out."""
+"""Numbers in words."""
 
 ORDINAL_WORDS = _counted(1, """
     first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth
     fifteenth sixteenth seventeenth eighteenth nineteenth twentieth
 """)  # fmt: skip
-"""Ordinal numbers written out."""
+"""Ordinal numbers in words."""
 
 TENS = dict(zip(
     ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"), range(20, 100, 10), strict=True,
 ))  # fmt: skip
-"""Multiples of ten written out, behind which a digit may stand."""
+"""Multiples of ten in words. A digit may follow, as in `twenty-five`."""
