@@ -339,7 +339,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"+trainer.{SAVE_EVERY}": 60 * recipe.checkpoint.every_minutes,
         "trainer.checkpoint_callback_class": "rstar2.train.verl.saving.SavesInTime",
         # VERL would remove one that is still needed; we remove it after that.
-        "trainer.max_actor_ckpt_to_keep": None if recipe.keeps_own_checkpoints else recipe.checkpoint.keep,
+        "trainer.max_actor_ckpt_to_keep": None if recipe.removes_checkpoints else recipe.checkpoint.keep,
         "trainer.test_freq": recipe.held_out.every if recipe.held_out.data else -1,
         "trainer.val_before_train": False,
         f"{engine}.val_kwargs.n": recipe.held_out.samples,

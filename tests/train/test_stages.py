@@ -378,7 +378,7 @@ def test_problems_that_a_stage_is_measured_on_are_read_before_it_begins_and_roll
 def test_models_are_made_of_saved_steps_only() -> None:
     with pytest.raises(UserError, match="export_every = 15 is not a multiple of every = 10"):
         stage_recipe(1, None, ["checkpoint.export_every=15"])
-    assert stage_recipe(1, None, ["checkpoint.export_every=20", "steps=50"]).models_on_the_way == 2
+    assert stage_recipe(1, None, ["checkpoint.export_every=20", "steps=50"]).exported_models == 2
 
 
 def phase(folder: Path, code: str, steps: int, **checkpoint: int) -> tuple[Start, list[str]]:
