@@ -114,7 +114,7 @@ def test_a_penalty_grows_with_tokens_and_turns_up_to_its_shares(codec: ChatCodec
 
 def test_a_penalty_that_could_turn_the_order_of_answers_round_is_refused() -> None:
     assert stage_recipe(1, None, ["penalty.length=0.5", "penalty.turns=0.4"]).penalty.turns == 0.4
-    with pytest.raises(UserError, match=r"penalty\.length \+ penalty\.turns = 1\.1 must be below 1"):
+    with pytest.raises(UserError, match=r"penalty\.length \+ penalty\.turns = 1\.1 is not below 1"):
         stage_recipe(1, None, ["penalty.length=0.5", "penalty.turns=0.6"])
     with pytest.raises(UserError, match=r"penalty\.length must be"):
         stage_recipe(1, None, ["penalty.length=-0.1"])

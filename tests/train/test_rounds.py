@@ -79,7 +79,7 @@ async def rolled_out(
         await finish[number].wait()
         if whole := group.ended(rewards[number]):
             ends.append(whole)
-            group.let_go()
+            group.release()
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(rounds.most):

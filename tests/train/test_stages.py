@@ -345,7 +345,7 @@ def test_a_stage_has_the_format_of_the_one_before() -> None:
 def test_a_stage_that_continues_an_optimizer_has_its_ranks() -> None:
     """Told before stage 1, not after it: VERL reads AdamW's state on as many ranks as wrote it."""
     change = "stage2.hardware.nodes=4"
-    with pytest.raises(UserError, match=r"which 64 ranks write .*: it cannot use 32"):
+    with pytest.raises(UserError, match=r"which is saved by 64 ranks .*: it cannot use 32"):
         stage_recipes([1, 2], "64xh100", [change])
     stage_recipes([1, 2], "64xh100", [change, "stage2.optim.state=fresh"])
     stage_recipes([1, 2], "64xh100", [change, "stage2.hardware.gpus_per_node=16"])
