@@ -87,7 +87,7 @@ def command(
 ) -> None:
     """Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0)."""
     from rstar2.engines.models import find_model, local_model
-    from rstar2.train.command import verl_overrides, sft_command
+    from rstar2.train.command import sft_command, verl_overrides
     from rstar2.train.recipe_files import sft_recipe
     from rstar2.train.trainer.verl_config import check_verl_keys
 

@@ -116,7 +116,7 @@ def command(
 ) -> None:
     """Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model."""
     from rstar2.engines.models import find_model, local_model
-    from rstar2.train.command import verl_overrides, stage_commands
+    from rstar2.train.command import stage_commands, verl_overrides
     from rstar2.train.recipe_files import stage_range, stage_recipes
     from rstar2.train.trainer.verl_config import check_verl_keys
 

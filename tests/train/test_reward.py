@@ -96,7 +96,7 @@ def test_no_penalty_makes_a_wrong_answer_worth_as_much_as_a_right_one(
     assert (other.reward, other.penalty) == (0.0, 0.0)
     assert correct.reward is not None
     assert 0 < 1 - sum(shares) - 1e-9 <= correct.reward <= 1
-    assert Rollout.from_trace(correct).earned == 1.0
+    assert Rollout.from_trace(correct).reward_before_penalty == 1.0
     assert gives_gradient([Rollout.from_trace(correct), Rollout.from_trace(other)], drop_equal_rewards=True)
     same = [Rollout.from_trace(reward.rewarded(long_trace(codec, n, 1))) for n in (10, 90)]
     assert not gives_gradient(same, drop_equal_rewards=True), "all of them are right"
