@@ -48,12 +48,12 @@ def command(
     VERL runs SFT and then three stages of GRPO-RoC. The judge runs every program. Needs no GPU.
     """
     from rstar2.demo.recipe import commands, demo_plan
-    from rstar2.train.command import own_overrides
+    from rstar2.train.command import verl_overrides
     from rstar2.train.trainer.verl_config import check_verl_keys
 
     plan = demo_plan(recipe, seed, change or [])
     folder = run or plan.folder
-    check_verl_keys("ppo_trainer", (own_overrides(stage.verl) for stage in plan.stages.values()))
+    check_verl_keys("ppo_trainer", (verl_overrides(stage.verl) for stage in plan.stages.values()))
     if dry_run:
         from rstar2.cli.plan import show_run
         from rstar2.demo.tiny import config_values

@@ -87,7 +87,7 @@ def command(
 ) -> None:
     """Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0)."""
     from rstar2.engines.models import find_model, local_model
-    from rstar2.train.command import own_overrides, sft_command
+    from rstar2.train.command import sft_command, verl_overrides
     from rstar2.train.recipe_files import sft_recipe
     from rstar2.train.trainer.verl_config import check_verl_keys
 
@@ -95,7 +95,7 @@ def command(
     profile = profile or profile_for(here)
     resolved = sft_recipe(profile, change or [], recipe)
     find_model(model)
-    check_verl_keys("sft_trainer_engine", [own_overrides(resolved.verl)])
+    check_verl_keys("sft_trainer_engine", [verl_overrides(resolved.verl)])
     if dry_run:
         from rstar2.cli.plan import show_sft
         from rstar2.train.survey import survey

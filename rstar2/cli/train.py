@@ -116,7 +116,7 @@ def command(
 ) -> None:
     """Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model."""
     from rstar2.engines.models import find_model, local_model
-    from rstar2.train.command import own_overrides, stage_commands
+    from rstar2.train.command import stage_commands, verl_overrides
     from rstar2.train.recipe_files import stage_range, stage_recipes
     from rstar2.train.trainer.verl_config import check_verl_keys
 
@@ -124,7 +124,7 @@ def command(
     profile = profile or profile_for(here)
     recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
     find_model(model)
-    check_verl_keys("ppo_trainer", (own_overrides(each.verl) for each in recipes.values()))
+    check_verl_keys("ppo_trainer", (verl_overrides(each.verl) for each in recipes.values()))
     if dry_run:
         from rstar2.cli.plan import show_run
         from rstar2.train.start_checks import check_data, check_start

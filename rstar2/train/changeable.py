@@ -1,4 +1,4 @@
-"""The keys of a recipe that may differ between two starts of a run: they decide how it runs, not what is learned."""
+"""Recipe keys that may change when a run is resumed. They affect how the run proceeds, not what the policy learns."""
 
 from __future__ import annotations
 
@@ -46,47 +46,49 @@ MAY_CHANGE = frozenset(
         "trace_trackers",
     }
 )
-"""Keys and whole tables, of a stage's recipe or of SFT's. A key that is not named is compared."""
+"""Keys and whole tables of a stage's recipe, or of SFT's, that may change. All other keys must stay the same."""
 
 ADDED: dict[str, Any] = {
     "curriculum": {"name": "uniform"},
     "solved_by": "samples",
 }
-"""Keys that runs of earlier versions lack, with the values by which these runs were made."""
+"""Keys that the recipes of earlier versions do not have, with the values that such runs effectively used."""
 
 
 def compared(recipe: dict[str, Any], model: type[BaseModel] | None = None) -> dict[str, Any]:
-    """A recipe as JSON, or a part of one, without the keys that may change; VERL's are dotted, however written.
-
-    Raises a UserError if it is that of an earlier version, whose keys this one does not read.
+    """Returns the part of a recipe that must stay the same when a run is resumed. VERL's keys are dotted in it.
 
     Args:
-        model: that of a whole recipe; None for a part of one. Keys that are younger than the run then have their
-            defaults, with which training does what it did before it had the key.
+        recipe: a recipe, or a part of one, as JSON.
+        model: the model of a whole recipe, or None for a part. With a model, keys that were added after the run began
+            get their defaults. Such a default always stands for the earlier behaviour.
+
+    Raises:
+        UserError: the recipe has keys of an earlier version, which this version does not read.
     """
     if old := replaced_keys(recipe):
         raise UserError(
-            f"the run was begun by an earlier version of rstar2; its recipe has keys that are no longer read: "
-            f"{first_few([key for key, _ in old])}",
-            "Finish it with that version, or give another folder with --run.",
+            f"the run was begun by an earlier version of rstar2, and its recipe has keys that this version does not "
+            f"read: {first_few([key for key, _ in old])}",
+            "Finish the run with that version, or give another folder with --run.",
         )
     if model is not None:
-        # One that is refused by now is compared as it stands.
+        # A recipe that this version would reject is compared without the defaults.
         with contextlib.suppress(ValidationError, UserError):
             recipe = model.model_validate(recipe).model_dump(mode="json")
     verl = {"verl": dotted(recipe["verl"])} if "verl" in recipe else {}
-    made_by = {key: value for key, value in recipe.items() if key not in ADDED or value != ADDED[key]}
-    return without({**made_by, **verl}, MAY_CHANGE)
+    not_default = {key: value for key, value in recipe.items() if key not in ADDED or value != ADDED[key]}
+    return without({**not_default, **verl}, MAY_CHANGE)
 
 
 def without(values: dict[str, Any], keys: Set[str], table: str = "") -> dict[str, Any]:
-    """Nested tables without the dotted `keys`, and without the tables that this empties."""
-    kept = {}
+    """Returns nested tables without the dotted `keys`, and without tables that become empty."""
+    remaining = {}
     for key, value in values.items():
         name = f"{table}{key}"
         if name in keys:
             continue
         inner = without(value, keys, f"{name}.") if isinstance(value, dict) else value
         if inner or not value:
-            kept[key] = inner
-    return kept
+            remaining[key] = inner
+    return remaining

@@ -1,4 +1,4 @@
-"""Turns a recipe into the command line and environment of VERL's own trainers. Nothing is started here."""
+"""Builds the command lines and environments of VERL's trainers from recipes. This module starts nothing."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ from rstar2.train.trainer.tracking import run_name, tracker_environment, tracker
 
 SECRETS_FILE = "worker_secrets.json"
 SFT_KEEP = 2
-"""How many of the last checkpoints of SFT stay."""
+"""Number of most recent SFT checkpoints that stay on disk."""
 _SAVED = ("model", "optimizer", "extra")
-"""What a checkpoint holds. The Hugging Face model, as large as the weights, is made of the last one only."""
-_HYDRAS_OWN: dict[str, Any] = {
+"""Contents of a checkpoint. The Hugging Face model is as large as the weights, so it is exported separately."""
+_HYDRA_KEYS: dict[str, Any] = {
     "hydra.run.dir": ".",
     "hydra.output_subdir": None,
     "hydra.job_logging.handlers.file.filename": "/dev/null",
 }
-"""Hydra would leave `outputs/DATE/TIME` in the user's folder; what it logs is in the trainer's log too."""
+"""Keys that keep Hydra from writing `outputs/DATE/TIME` in the user's folder. Its log is in the trainer's log too."""
+_ACTOR = "actor_rollout_ref.actor"
+_ENGINE = "actor_rollout_ref.rollout"
 ROUTER_FILE = "router.yaml"
 FIRST_METRICS = "metrics-1.jsonl"
 """The metrics file of a trainer's first start."""
@@ -48,46 +50,47 @@ CPU_ENVIRONMENT = {
     "VERL_USE_EXTERNAL_MODULES": CPU_PLUGIN,
     "OMP_NUM_THREADS": str(min(os.cpu_count() or 1, 4)),
     "OMP_WAIT_POLICY": "PASSIVE",
-    # glibc would keep what the thread of a forward pass freed apart from what the thread of the backward pass needs.
+    # With several arenas, glibc would not give memory freed by the forward pass's thread to the backward pass's thread.
     "MALLOC_ARENA_MAX": "1",
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Workers without VERL's runtime environment, which nothing would ever use.
+    # Ray would start workers without VERL's runtime environment, which are never used.
     "RAY_prestart_worker_first_driver": "0",
     # vLLM would bind each engine's threads to the same cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-"""What VERL's and Ray's processes need to know of a machine without accelerators."""
-
+"""Environment variables for VERL's and Ray's processes on a machine without accelerators."""
 
 _FORWARDED = re.compile(
     r"(NCCL|RCCL|TORCH_NCCL|GLOO|UCX|FI|HF|HUGGING_FACE|TRANSFORMERS|VLLM"
     r"|WANDB|WEAVE|WF|MLFLOW|TRACKIO|SWANLAB|CLEARML|VOLC|MLP|RL_INSIGHT)_"
     rf"|{GRADER_SECRET}$|{plugins.FOLDERS}$|(?i:https?_proxy|no_proxy)$"
 )
+"""Names of environment variables that workers on other nodes get."""
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$|(?i:proxy|ur[il])$")
-"""A proxy's or a server's address may hold a password."""
+"""Names of environment variables that must stay secret. The address of a proxy or a server may contain a password."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to start."""
+    """A command to start."""
 
     argv: list[str]
     env: dict[str, str]
-    """On top of the caller's environment."""
+    """Environment variables in addition to the caller's environment."""
     nodes: int = 1
-    """Nodes of a Ray cluster that it runs on, by `rstar2.train.verl.every_node`; VERL's RL trainer spreads itself."""
+    """Nodes of a Ray cluster on each of which `rstar2.train.verl.every_node` runs the command. It is 1 for VERL's RL
+    trainer, which starts its own processes on the nodes."""
     gpus_per_node: int = 0
-    """Of these nodes."""
+    """GPUs on each of these nodes."""
 
 
-class _InHydrasGrammar(str):
-    """A value that a recipe's `[verl]` table writes in Hydra's own grammar."""
+class _HydraText(str):
+    """A value from a recipe's `[verl]` table that is already written in Hydra's grammar."""
 
 
 def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_token: str | None) -> str:
-    """VERL's agent-loop file: our loop and its settings. JSON is YAML."""
+    """VERL's agent-loop file, which names our loop and its settings. It is written as JSON, a subset of YAML."""
     entry = {
         "name": AGENT_NAME,
         "_target_": "rstar2.train.verl.agent_loop.RStarAgentLoop",
@@ -109,11 +112,11 @@ def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_tok
 
 
 def router_yaml(recipe: StageRecipe) -> str:
-    """VERL's router file: our scheduler and its settings, see `rstar2.train.verl.engines.router`."""
+    """VERL's router file, which names our scheduler and its settings (`rstar2.train.verl.engines.router`)."""
     settings = {
         "router_class": "rstar2.train.verl.engines.router.RolloutRouter",
         "in_flight": recipe.hardware.sequences_in_flight,
-        # Longer than a turn, and than a tool call may wait for the judge.
+        # Longer than any turn, and longer than a tool call may wait for the judge.
         "quiet_s": 3600.0 + recipe.judge.wait_s,
         "metrics": dotted(recipe.verl).get("actor_rollout_ref.rollout.name", "vllm") == "vllm",
     }
@@ -127,24 +130,27 @@ def stage_command(
     metrics: str = FIRST_METRICS,
     first_step: int = 0,
 ) -> Command:
-    """`python -m verl.trainer.main_ppo` for one RL stage in its `folder`, see `rstar2.train.stages`.
+    """The command `python -m verl.trainer.main_ppo` for one RL stage.
 
-    `model` is its folder, or a hub id. The file `metrics` there gets a line of JSON per step. Trackers count the steps
-    from `first_step`, those of the stages before, on.
+    Args:
+        folder: the stage's folder, see `rstar2.train.stages`.
+        model: a model's folder, or the id of a model on the Hugging Face hub.
+        metrics: the name of the file in `folder` that gets a line of JSON per step.
+        first_step: the number of steps that earlier stages have made. Trackers count on from it.
     """
     env = _environment(recipe.hardware, folder / metrics)
     env |= tracker_environment((*recipe.trackers, *recipe.trace_trackers), folder, os.environ, first_step)
     overrides = {
-        **_HYDRAS_OWN,
+        **_HYDRA_KEYS,
         **_stage_overrides(recipe, folder.absolute(), model),
-        **_own_keys(recipe.verl),
+        **_recipe_keys(recipe.verl),
     }
     if recipe.hardware.device == "cpu":
-        # A cluster of its own has the logical devices, one a rank.
+        # Ray starts a local cluster with one logical GPU per rank.
         env["RAY_ADDRESS"] = "local"
         overrides.setdefault("+ray_kwargs.ray_init.num_gpus", recipe.hardware.gpus_per_node)
     else:
-        # On a cluster Ray's workers do not inherit our environment.
+        # On a cluster, Ray's workers do not inherit the environment of this process.
         overrides |= {f"+ray_kwargs.ray_init.runtime_env.env_vars.{key}": value for key, value in env.items()}
     return Command([sys.executable, "-m", "verl.trainer.main_ppo", *_hydra(overrides)], env)
 
@@ -158,16 +164,47 @@ def sft_command(
     validated: bool = False,
     stop_after: int | None = None,
 ) -> Command:
-    """`python -m rstar2.train.verl.sft_trainer`, under torchrun if there is more than one rank; see `stage_command`.
+    """The command `python -m rstar2.train.verl.sft_trainer`, run by torchrun if there is more than one rank.
 
     Args:
+        folder: the folder of SFT, see `rstar2.train.stages`.
+        model: a model's folder, or the id of a model on the Hugging Face hub.
         data: the folder with the files of `rstar2.train.split.Split.write`.
+        metrics: the name of the file in `folder` that gets a line of JSON per step.
         validated: whether there are conversations to measure the loss on.
-        stop_after: the step after which the trainer saves and ends, if that is not the last one.
+        stop_after: the step after which the trainer saves and ends; None for the last step.
     """
     hardware = recipe.hardware
-    overrides: dict[str, Any] = {
-        **_HYDRAS_OWN,
+    overrides = {
+        **_HYDRA_KEYS,
+        **_sft_overrides(recipe, folder, model, data, validated, stop_after),
+        **_recipe_keys(recipe.verl),
+    }
+    env = _environment(hardware, folder / metrics) | tracker_environment(recipe.trackers, folder, os.environ)
+    if hardware.nodes * hardware.gpus_per_node == 1:
+        # A single rank needs no launcher and no rendezvous with others.
+        start = []
+        env |= {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "0",
+        }
+    else:
+        # With several nodes, `rstar2.train.launch` starts the command on each node and adds the rendezvous.
+        ranks = [f"--nnodes={hardware.nodes}", f"--nproc-per-node={hardware.gpus_per_node}"]
+        start = ["-m", "torch.distributed.run", *ranks, *(["--standalone"] if hardware.nodes == 1 else [])]
+    argv = [sys.executable, *start, "-m", "rstar2.train.verl.sft_trainer", *_hydra(overrides)]
+    return Command(argv, env, hardware.nodes, hardware.gpus_per_node)
+
+
+def _sft_overrides(
+    recipe: SftRecipe, folder: Path, model: Path | str, data: Path, validated: bool, stop_after: int | None
+) -> dict[str, Any]:
+    """VERL's keys for SFT, see `sft_command`."""
+    hardware = recipe.hardware
+    return {
         "data.train_files": data / TRAIN,
         "data.val_files": data / VALIDATION if validated else None,
         "data.train_batch_size": recipe.batch,
@@ -193,38 +230,20 @@ def sft_command(
         "trainer.save_freq": recipe.checkpoint_every,
         f"+trainer.{SAVE_EVERY}": 60 * recipe.checkpoint_every_minutes,
         f"+trainer.{STOP_AFTER}": stop_after,
-        # VERL would remove the one whose model is chosen in the end; we remove the others.
+        # rstar2 removes old checkpoints, because VERL would also remove the one whose model is chosen in the end.
         "trainer.max_ckpt_to_keep": None,
         "trainer.test_freq": recipe.validation.every if validated else -1,
         "trainer.seed": recipe.seed,
         "trainer.default_local_dir": folder / "checkpoints",
         "trainer.resume_mode": "auto",
         **tracker_keys(recipe.trackers, folder),
-        **_own_keys(recipe.verl),
     }
-    env = _environment(hardware, folder / metrics) | tracker_environment(recipe.trackers, folder, os.environ)
-    if hardware.nodes * hardware.gpus_per_node == 1:
-        # One rank needs no launcher: it is its own rendezvous.
-        start = []
-        env |= {
-            "RANK": "0",
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "0",
-        }
-    else:
-        # On several nodes `rstar2.train.launch` starts this on each, with a rendezvous.
-        ranks = [f"--nnodes={hardware.nodes}", f"--nproc-per-node={hardware.gpus_per_node}"]
-        start = ["-m", "torch.distributed.run", *ranks, *(["--standalone"] if hardware.nodes == 1 else [])]
-    argv = [sys.executable, *start, "-m", "rstar2.train.verl.sft_trainer", *_hydra(overrides)]
-    return Command(argv, env, hardware.nodes, hardware.gpus_per_node)
 
 
 def stage_commands(
     recipes: dict[int, StageRecipe], model: Path | str, root: Path
 ) -> Iterator[tuple[int, StageRecipe, Command]]:
-    """What the stages below `root` would start, each from the model of the one before."""
+    """Yields the number, recipe and command of each stage below `root`. Each starts from the model before it."""
     first_step = 0
     for number, recipe in recipes.items():
         folder = root / f"stage{number}"
@@ -234,7 +253,7 @@ def stage_commands(
 
 
 def _curriculum_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
-    """VERL's keys of a curriculum, for `rstar2.train.verl.problem_sampler`; none for VERL's own order of problems."""
+    """VERL's keys for a curriculum, read by `rstar2.train.verl.problem_sampler`; none if VERL orders the problems."""
     if not recipe.curriculum.reads_outcomes:
         return {}
     ahead = recipe.asynchronous.batches_ahead if recipe.mode != "sync" else 0
@@ -253,84 +272,131 @@ def _curriculum_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
 
 
 def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> dict[str, Any]:
-    rollout, optim, hardware = recipe.rollout, recipe.optim, recipe.hardware
-    actor, engine = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-    groups, (clip_low, clip_high) = recipe.groups, recipe.clip
+    """VERL's keys for an RL stage."""
     return {
-        **verl_keys(recipe.algorithm, rollout.tokens),
+        **verl_keys(recipe.algorithm, recipe.rollout.tokens),
         "algorithm.use_kl_in_reward": False,
+        **_data_keys(recipe, folder),
+        **_curriculum_keys(recipe, folder),
+        **_model_keys(recipe.hardware, model),
+        **_actor_keys(recipe),
+        **_engine_keys(recipe, folder),
+        "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
+        "+trainer.v1.sampler.sampler_kwargs": _sampler_settings(recipe, folder),
+        **_trainer_keys(recipe, folder),
+        **modes.verl_keys(recipe.mode, recipe.asynchronous, recipe.hardware.gpus_per_node),
+        **tracker_keys(recipe.trackers, folder),
+    }
+
+
+def _data_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
+    rollout = recipe.rollout
+    fetches_singly = bool(recipe.groups.refill_batches) or recipe.mode != "sync"
+    return {
         "data.train_files": folder / "train.parquet",
         "data.val_files": folder / ("held_out.parquet" if recipe.held_out.data else "train.parquet"),
         "data.train_batch_size": rollout.prompts,
         "data.max_prompt_length": rollout.prompt_tokens,
         "data.max_response_length": rollout.tokens,
-        # Dropped groups are replaced in any number, so problems are then fetched one by one.
-        "data.gen_batch_size": 1 if groups.refill_batches or recipe.mode != "sync" else None,
+        # Any number of groups may have to be replaced, so problems are fetched one by one.
+        "data.gen_batch_size": 1 if fetches_singly else None,
         "data.seed": recipe.seed,
-        **_curriculum_keys(recipe, folder),
+    }
+
+
+def _model_keys(hardware: Hardware, model: Path | str) -> dict[str, Any]:
+    return {
         "actor_rollout_ref.model.path": model,
-        f"{actor}.strategy": "fsdp2",
-        f"{actor}.ppo_mini_batch_size": recipe.update_prompts,
-        f"{actor}.ppo_epochs": optim.epochs,
-        f"{actor}.use_dynamic_bsz": True,
-        f"{actor}.ppo_max_token_len_per_gpu": recipe.update_tokens,
-        f"{actor}.ulysses_sequence_parallel_size": hardware.sequence_parallel,
-        f"{actor}.fsdp_config.param_offload": hardware.offload == "all",
-        f"{actor}.fsdp_config.optimizer_offload": hardware.offload != "none",
         "actor_rollout_ref.model.enable_gradient_checkpointing": hardware.gradient_checkpointing,
         **attention.verl_keys(hardware.attention, "actor_rollout_ref.model"),
         "actor_rollout_ref.nccl_timeout": hardware.nccl_timeout_s,
-        f"{actor}.optim.lr": optim.lr,
-        f"{actor}.optim.lr_warmup_steps": optim.warmup_steps,
-        # A constant learning rate; VERL's own `constant` makes the first step of a warm-up with none at all.
-        f"{actor}.optim.lr_scheduler_type": "cosine",
-        f"{actor}.optim.min_lr_ratio": 1.0,
-        f"{actor}.optim.zero_indexed_step": False,
-        f"{actor}.optim.weight_decay": optim.weight_decay,
-        f"{actor}.clip_ratio": clip_low,
-        f"{actor}.clip_ratio_low": clip_low,
-        f"{actor}.clip_ratio_high": clip_high,
-        f"{actor}.use_kl_loss": False,
-        f"{actor}.entropy_coeff": 0,
-        # VERL computes entropy in the precision of the logits, bf16 on GPUs, but in fp32 in chunks.
-        f"{actor}.entropy_from_logits_with_chunking": True,
-        f"{actor}.checkpoint.save_contents": _SAVED,
-        f"{engine}.name": "vllm",
-        f"{engine}.n": groups.keep,
-        f"{engine}.temperature": rollout.temperature,
-        f"{engine}.tensor_model_parallel_size": hardware.tensor_parallel,
-        f"{engine}.gpu_memory_utilization": hardware.engine_memory_share,
-        f"{engine}.max_num_seqs": hardware.sequences_in_flight,
-        f"{engine}.log_prob_max_token_len_per_gpu": recipe.log_prob_tokens,
-        f"{engine}.calculate_log_probs": True,
-        f"{engine}.agent.agent_loop_config_path": folder / "agent_loop.yaml",
-        f"{engine}.agent.default_agent_loop": AGENT_NAME,
-        f"{engine}.agent.num_workers": recipe.agent_loop_processes,
-        f"{engine}.router_config_path": folder / ROUTER_FILE if recipe.schedules_sessions else None,
-        # The router reads an engine's KV cache from its metrics.
-        f"{engine}.disable_log_stats": not recipe.schedules_sessions,
-        f"+{engine}.agent.agent_loop_manager_class": "rstar2.train.verl.agent_loop_manager.AgentLoopManager",
-        "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
-        "+trainer.v1.sampler.sampler_kwargs": {
-            "discount": recipe.curriculum.discount,
-            "select": recipe.select.model_dump(),
-            "keep": groups.keep,
-            "drop_equal_rewards": recipe.drops_equal_rewards,
-            "refill_batches": groups.refill_batches,
-            "rounds": recipe.rounds and asdict(recipe.rounds),
-            "recover": recipe.recover.model_dump(),
-            "seed": recipe.seed,
-            "traces": folder / "traces",
-            "traces_per_step": recipe.traces_per_step,
-            "trace_trackers": recipe.trace_trackers,
-            "run": run_name(folder),
-            "prompts": rollout.prompts,
-            "rollouts": rollout.rollouts,
-            "held_out_samples": recipe.held_out.samples,
-            "max_failed_share": rollout.max_failed_share,
-            "judge": recipe.judge.model_dump(exclude={"packages", "isolation"}),
-            "agent_loop": folder / "agent_loop.yaml",
-        },
+    }
+
+
+def _actor_keys(recipe: StageRecipe) -> dict[str, Any]:
+    """Keys for the update: how it is divided among GPUs, the optimizer and the loss."""
+    optim, hardware, (clip_low, clip_high) = recipe.optim, recipe.hardware, recipe.clip
+    return {
+        f"{_ACTOR}.strategy": "fsdp2",
+        f"{_ACTOR}.ppo_mini_batch_size": recipe.update_prompts,
+        f"{actor}.ppo_epochs": recipe.optim.epochs,
+        f"{_ACTOR}.use_dynamic_bsz": True,
+        f"{_ACTOR}.ppo_max_token_len_per_gpu": recipe.update_tokens,
+        f"{_ACTOR}.ulysses_sequence_parallel_size": hardware.sequence_parallel,
+        f"{_ACTOR}.fsdp_config.param_offload": hardware.offload == "all",
+        f"{_ACTOR}.fsdp_config.optimizer_offload": hardware.offload != "none",
+        f"{_ACTOR}.optim.lr": optim.lr,
+        f"{_ACTOR}.optim.lr_warmup_steps": optim.warmup_steps,
+        # These two make the rate constant. VERL's own `constant` has a rate of 0 in the first step of a warm-up.
+        f"{_ACTOR}.optim.lr_scheduler_type": "cosine",
+        f"{_ACTOR}.optim.min_lr_ratio": 1.0,
+        f"{_ACTOR}.optim.zero_indexed_step": False,
+        f"{_ACTOR}.optim.weight_decay": optim.weight_decay,
+        f"{_ACTOR}.clip_ratio": clip_low,
+        f"{_ACTOR}.clip_ratio_low": clip_low,
+        f"{_ACTOR}.clip_ratio_high": clip_high,
+        f"{_ACTOR}.use_kl_loss": False,
+        f"{_ACTOR}.entropy_coeff": 0,
+        # In chunks VERL computes the entropy in fp32, else in the precision of the logits, which is bf16 on GPUs.
+        f"{_ACTOR}.entropy_from_logits_with_chunking": True,
+        f"{_ACTOR}.checkpoint.save_contents": _SAVED,
+    }
+
+
+def _engine_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
+    """Keys for the rollout engines, the agent loop and the router."""
+    hardware = recipe.hardware
+    return {
+        f"{_ENGINE}.name": "vllm",
+        f"{_ENGINE}.n": recipe.groups.keep,
+        f"{_ENGINE}.temperature": recipe.rollout.temperature,
+        f"{_ENGINE}.tensor_model_parallel_size": hardware.tensor_parallel,
+        f"{_ENGINE}.gpu_memory_utilization": hardware.engine_memory_share,
+        f"{_ENGINE}.max_num_seqs": hardware.sequences_in_flight,
+        f"{_ENGINE}.log_prob_max_token_len_per_gpu": recipe.log_prob_tokens,
+        f"{_ENGINE}.calculate_log_probs": True,
+        f"{_ENGINE}.agent.agent_loop_config_path": folder / "agent_loop.yaml",
+        f"{_ENGINE}.agent.default_agent_loop": AGENT_NAME,
+        f"{_ENGINE}.agent.num_workers": recipe.agent_loop_processes,
+        f"+{_ENGINE}.agent.agent_loop_manager_class": "rstar2.train.verl.agent_loop_manager.AgentLoopManager",
+        f"{_ENGINE}.router_config_path": folder / ROUTER_FILE if recipe.schedules_sessions else None,
+        # Our router reads the state of an engine's KV cache from its metrics.
+        f"{_ENGINE}.disable_log_stats": not recipe.schedules_sessions,
+        f"{_ENGINE}.val_kwargs.n": recipe.held_out.samples,
+        f"{_ENGINE}.val_kwargs.do_sample": recipe.held_out.temperature > 0,
+        f"{_ENGINE}.val_kwargs.temperature": recipe.held_out.temperature,
+    }
+
+
+def _sampler_settings(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
+    """The settings of `rstar2.train.verl.sampler`."""
+    groups, rollout = recipe.groups, recipe.rollout
+    return {
+        "discount": recipe.curriculum.discount,
+        "select": recipe.select.model_dump(),
+        "keep": groups.keep,
+        "drop_equal_rewards": recipe.drops_equal_rewards,
+        "refill_batches": groups.refill_batches,
+        "rounds": recipe.rounds and asdict(recipe.rounds),
+        "recover": recipe.recover.model_dump(),
+        "seed": recipe.seed,
+        "traces": folder / "traces",
+        "traces_per_step": recipe.traces_per_step,
+        "trace_trackers": recipe.trace_trackers,
+        "run": run_name(folder),
+        "prompts": rollout.prompts,
+        "rollouts": rollout.rollouts,
+        "held_out_samples": recipe.held_out.samples,
+        "max_failed_share": rollout.max_failed_share,
+        "judge": recipe.judge.model_dump(exclude={"packages", "isolation"}),
+        "agent_loop": folder / "agent_loop.yaml",
+    }
+
+
+def _trainer_keys(recipe: StageRecipe, folder: Path) -> dict[str, Any]:
+    """Keys for the number of steps, for checkpoints and for evaluations."""
+    hardware = recipe.hardware
+    return {
         "trainer.device": hardware.device,
         "trainer.nnodes": hardware.nodes,
         "trainer.n_gpus_per_node": hardware.gpus_per_node,
@@ -339,17 +405,12 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "trainer.save_freq": recipe.checkpoint.every,
         f"+trainer.{SAVE_EVERY}": 60 * recipe.checkpoint.every_minutes,
         "trainer.checkpoint_callback_class": "rstar2.train.verl.saving.SavesInTime",
-        # VERL would remove one that is still needed; we remove it after that.
-        "trainer.max_actor_ckpt_to_keep": None if recipe.keeps_own_checkpoints else recipe.checkpoint.keep,
+        # If rstar2 removes old checkpoints, VERL must not: it might remove one that is still needed.
+        "trainer.max_actor_ckpt_to_keep": None if recipe.removes_checkpoints else recipe.checkpoint.keep,
         "trainer.test_freq": recipe.held_out.every if recipe.held_out.data else -1,
         "trainer.val_before_train": False,
-        f"{engine}.val_kwargs.n": recipe.held_out.samples,
-        f"{engine}.val_kwargs.do_sample": recipe.held_out.temperature > 0,
-        f"{engine}.val_kwargs.temperature": recipe.held_out.temperature,
         "trainer.resume_mode": "auto",
         "trainer.default_local_dir": folder / "checkpoints",
-        **modes.verl_keys(recipe.mode, recipe.asynchronous, hardware.gpus_per_node),
-        **tracker_keys(recipe.trackers, folder),
     }
 
 
@@ -374,17 +435,17 @@ def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
 
 
 def worker_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What of an environment workers on other nodes need: what may be seen, and keys and tokens, which may not."""
-    found = {name: value for name, value in sorted(environ.items()) if _FORWARDED.match(name)}
-    secret = {name: value for name, value in found.items() if _SECRET.search(name)}
-    return {name: value for name, value in found.items() if name not in secret}, secret
+    """Returns the variables of an environment that workers on other nodes need: the plain ones and the secret ones."""
+    forwarded = {name: value for name, value in sorted(environ.items()) if _FORWARDED.match(name)}
+    secret = {name: value for name, value in forwarded.items() if _SECRET.search(name)}
+    return {name: value for name, value in forwarded.items() if name not in secret}, secret
 
 
 @contextmanager
 def secrets_file(command: Command, environ: Mapping[str, str]) -> Iterator[None]:
-    """Inside the block keys and tokens for a command's workers are in the file that it names, if it does.
+    """Writes the secret variables for a command's workers to the file that the command names; removes it afterwards.
 
-    Only this user may read the file.
+    Only this user can read the file. Does nothing if the command names no file.
     """
     path = command.env.get("RSTAR2_SECRETS_FILE")
     if path is None:
@@ -397,21 +458,20 @@ def secrets_file(command: Command, environ: Mapping[str, str]) -> Iterator[None]
         Path(path).unlink(missing_ok=True)
 
 
-def _own_keys(table: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's keys of VERL's; texts reach Hydra as they stand."""
+def _recipe_keys(table: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe's table `[verl]`. Their texts reach Hydra unchanged."""
     return {
-        key: _InHydrasGrammar(value) if isinstance(value, str) else value
-        for key, value in dotted(table).items()
+        key: _HydraText(value) if isinstance(value, str) else value for key, value in dotted(table).items()
     }
 
 
-def own_overrides(table: dict[str, Any]) -> list[str]:
-    """A recipe's table `[verl]` as Hydra's command line takes it."""
-    return _hydra(_own_keys(table))
+def verl_overrides(table: dict[str, Any]) -> list[str]:
+    """The keys of a recipe's table `[verl]` as arguments for Hydra's command line."""
+    return _hydra(_recipe_keys(table))
 
 
 def _hydra(overrides: dict[str, Any]) -> list[str]:
-    """Overrides as Hydra's command line takes them; a key without + must exist in VERL's config."""
+    """Arguments for Hydra's command line. A key without a + must exist in VERL's config."""
     return [f"{key}={_hydra_value(value)}" for key, value in overrides.items()]
 
 
@@ -426,15 +486,15 @@ def _hydra_value(value: Any) -> str:
         return "[" + ",".join(_hydra_value(item) for item in value) + "]"
     if isinstance(value, Path):
         return _quoted(str(value.absolute()))
-    if isinstance(value, _InHydrasGrammar):
+    if isinstance(value, _HydraText):
         return value
     return _quoted(value) if isinstance(value, str) else str(value)
 
 
 def _quoted(text: str) -> str:
-    """A text as Hydra's grammar writes it, so that it stays a text: unquoted, "1" is a number and "false" is none.
+    """Quotes a text for Hydra, so that it stays a text. Unquoted, Hydra would read 1 as a number, false as a boolean.
 
-    Source: the grammar of Hydra 1.3's overrides; OmegaConf would resolve `${…}`.
+    Source: the grammar of Hydra 1.3's overrides. `${` is escaped, because OmegaConf would resolve it.
     """
     text = re.sub(r"(\\*)'", r"\1\1\\'", text.replace("${", r"\${"))
     return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"

@@ -1,4 +1,4 @@
-"""What a rule has decided about a stage, see `rstar2.train.rules`: kept in the stage's folder, and taken once."""
+"""The decision of a rule to end a stage (`rstar2.train.rules`). It is stored in the stage's folder and is final."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from rstar2.files import read_json, write_json
 
 DECISION_FILE = "decision.json"
 Action = Literal["advance", "stop", "back"]
-"""advance: the stage ends with the model of its last step, and the next stage begins. stop: the stage ends likewise,
-and no further stage is run. back: the stage ends with the model of the checkpoint that was best on the held-out
-problems, from which the next stage begins."""
+"""What a rule does. advance: the stage ends with the model of its last step, and the next stage begins. stop: the stage
+ends in the same way, and no further stage runs. back: the stage ends with the model of the checkpoint that was best on
+the held-out problems, and the next stage begins from it."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """That a stage ends, and how."""
+    """A rule's decision to end a stage."""
 
     step: int
-    """The step of the stage whose measurements the rule was applied to. The stage ends after it, or after the one that
-    was under way by then."""
+    """The step whose measurement led to the decision. The stage ends after it, or after the step that was in progress
+    at that time."""
     action: Action
     reason: str
-    """The rule with its values and keys, for people."""
+    """The measured values and the keys of the rule, as a sentence."""
     model_step: int | None = None
-    """The step whose model the stage returns; None for its last."""
+    """The step whose model the stage returns; None for the last step."""
     last_step: int | None = None
-    """The stage's last step; None until it has ended."""
+    """The last step of the stage; None until the stage has ended."""
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The reason and the action, as a sentence."""
         ends = f"the stage ended with step {self.last_step}" if self.last_step else "the stage ends"
         match self.action:
             case "advance":
-                done = f"{ends}, and the next one begins"
+                action = f"{ends}, and the next one begins"
             case "stop":
-                done = f"{ends}, and no further stage is run"
+                action = f"{ends}, and no further stage is run"
             case "back":
-                done = f"{ends}, and its model is that of step {self.model_step}"
-        return f"{self.reason}: {done}"
+                action = f"{ends}, and its model is that of step {self.model_step}"
+        return f"{self.reason}: {action}"
 
 
 def read_decision(folder: Path) -> Decision | None:
-    """The decision in a stage's folder; None if there is none."""
-    held = read_json(folder / DECISION_FILE)
-    return None if held is None else Decision(**held)
+    """Returns the decision in a stage's folder, or None if there is none."""
+    stored = read_json(folder / DECISION_FILE)
+    return None if stored is None else Decision(**stored)
 
 
 def write_decision(folder: Path, decision: Decision) -> None:
-    """Keep a decision in a stage's folder."""
+    """Writes a decision to a stage's folder."""
     write_json(folder / DECISION_FILE, asdict(decision))

@@ -1,4 +1,4 @@
-"""What a selection (`rstar2.train.select`), and the statistics of a step, know of a problem's rollouts."""
+"""A problem's group of rollouts, as selections (`rstar2.train.select`) and the statistics of a step see it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rstar2.train.information import OPENING_TOKENS
 
 @dataclass(frozen=True)
 class Rollout:
-    """One rollout of a problem: its reward, what its calls came to, and what its text looks like."""
+    """One rollout of a problem: its reward, the results of its calls, and counts over its text."""
 
     reward: float
     calls: int
@@ -26,68 +26,70 @@ class Rollout:
     answer_blocks: int
     turns: int
     replies: int = 0
-    """Tool outputs that the model was shown; only the selection `release` reads this and the next three."""
+    """Number of tool outputs that the model read. Only the selection `release` uses it."""
     error_replies: int = 0
-    """Those with the word "error" in them."""
+    """Number of these outputs with the word "error" in them. Only the selection `release` uses it."""
     later_turns_ended: int = 0
-    """Turns after the first that the model ended itself, not the token budget."""
+    """Number of turns after the first that did not end at the token budget. Only the selection `release` uses it."""
     closed_blocks: int = 1
-    """Closed `<answer>` blocks in all text, tool output included, 0 where a tag has no partner."""
+    """Number of closed `<answer>` blocks in the text, including tool output; 0 if a tag has no partner. Only the
+    selection `release` uses it."""
     correct: bool = False
-    """The grader's verdict; the reward differs from it under a constant reward."""
+    """The grader's verdict. It can differ from the reward, for example if the reward is constant."""
     missed: Missed = "wrong"
-    """Why the answer is not correct, if it is not."""
+    """The reason why the answer is not correct. It has no meaning if the answer is correct."""
     problem_id: str = ""
     sample: int = 0
-    """Its number in the group, from 0 on."""
+    """The rollout's number in the group, from 0."""
     void_turns: int = 0
-    """Turns with neither a call that parses nor an answer (SimpleTIR, arXiv 2509.02479)."""
+    """Number of turns with neither a call that parses nor an answer (SimpleTIR, arXiv 2509.02479)."""
     lost_calls: int = 0
     lost_because: str = ""
-    """What the judge said of the first lost call."""
+    """The judge's message for the first lost call."""
     tokens: int = 0
     truncated: bool = False
-    """Ended by the token budget."""
+    """Whether the rollout ended at the token budget."""
     format_end: bool = False
-    """Ended because the model's format cannot lead on from the calls that it wrote."""
+    """Whether the rollout ended because the model's format cannot continue after the calls that the model wrote."""
     bad_calls_end: bool = False
-    """Ended by the limit of failed calls in a row."""
+    """Whether the rollout ended at the limit for failed calls in a row."""
     penalty: float = 0.0
-    """What its length and its turns took off its reward, see `rstar2.train.reward.PenaltySettings`."""
+    """The penalty for length and turns, already subtracted from `reward` (`rstar2.train.reward.PenaltySettings`)."""
     wall_s: float = 0.0
     tool_wait_s: float = 0.0
-    """The part of wall_s spent waiting for tools."""
+    """The part of `wall_s` spent waiting for tools."""
     outcomes: dict[str, int] = field(default_factory=dict)
-    """How many calls ended in each `rstar2.loop.trace.CallStatus`."""
+    """Number of calls by `rstar2.loop.trace.CallStatus`."""
     calls_s: float = 0.0
-    """Seconds from asking the judge to its answer, summed over all calls."""
+    """Seconds from the request to the judge until its response, summed over all calls."""
     slowest_call_s: float = 0.0
     failed_turns: int = 0
-    """Turns with a failed call."""
+    """Number of turns with a failed call."""
     repaired_turns: int = 0
-    """Those of them that a later turn followed all of whose calls were right."""
+    """Number of turns with a failed call after which all calls of some later turn succeeded."""
     opening: list[int] = field(default_factory=list)
-    """The first `OPENING_TOKENS` tokens that the model itself wrote, for `rstar2.train.information`."""
+    """The first `OPENING_TOKENS` tokens that the model wrote, for `rstar2.train.information`."""
 
     @property
-    def earned(self) -> float:
-        """The reward without the penalty; only a right rollout under a rule with the rewards 0 and 1 has one."""
+    def reward_before_penalty(self) -> float:
+        """The reward without the penalty. Only a rollout with a reward of 1 can have a penalty."""
         return 1.0 if self.penalty else self.reward
 
     @property
     def undecided(self) -> bool:
-        """Whether the grader could not decide the answer."""
+        """Whether the grader could not decide if the answer is correct."""
         return not self.correct and self.missed in UNDECIDED
 
     @classmethod
     def from_trace(cls, trace: Trace) -> Rollout:
-        assert trace.reward is not None, "a rollout is rewarded before it is one of a group"
-        # The last turn has calls only where the model could not be shown their replies.
-        shown = [[call.output for call in turn.calls] for turn in trace.turns[:-1]] + [[]]
+        """Returns the rollout of a trace that has its reward."""
+        assert trace.reward is not None, "the trace must have its reward"
+        # If the last turn has calls, the rollout ended before the model could read their outputs.
+        read_outputs = [[call.output for call in turn.calls] for turn in trace.turns[:-1]] + [[]]
         text = "".join(
-            turn.own_text + "".join(outputs) for turn, outputs in zip(trace.turns, shown, strict=False)
+            turn.own_text + "".join(outputs) for turn, outputs in zip(trace.turns, read_outputs, strict=False)
         )
-        replies = [output for outputs in shown for output in outputs]
+        replies = [output for outputs in read_outputs for output in outputs]
         cut_off = trace.finish == "max_tokens" and not trace.turns[-1].calls
         lost = [call.output for call in trace.calls if call.status == "lost"]
         return cls(
@@ -124,7 +126,7 @@ class Rollout:
 
 
 def _own_tokens(trace: Trace) -> Iterator[int]:
-    """The tokens that the model wrote, without its prompt and the tools' output."""
+    """The tokens that the model wrote, without the prompt and the outputs of tools."""
     return compress(trace.response_ids, trace.response_mask)
 
 
@@ -137,12 +139,12 @@ def _is_void(turn: Turn) -> bool:
 class Group:
     """The N rollouts of one problem that a selection chooses from.
 
-    All of them have a verdict: a rollout that failed, or that lost a tool call to the judge, is left out before.
+    All of them have a verdict. Rollouts that failed, or whose tool calls the judge lost, are left out before.
     """
 
     rollouts: tuple[Rollout, ...]
     keep: int
-    """G: how many of them are trained on at most (`groups.keep`)."""
+    """Limit for the number of rollouts that the selection may choose (`groups.keep`). The paper calls it G."""
 
     @property
     def rewards(self) -> npt.NDArray[np.float64]:
@@ -150,16 +152,18 @@ class Group:
         return np.array([rollout.reward for rollout in self.rollouts], dtype=np.float64)
 
     def only(self, indices: Sequence[int]) -> Group:
-        """The group that consists of the rollouts at these indices."""
+        """Returns a group of the rollouts at these indices only."""
         return Group(tuple(self.rollouts[i] for i in indices), self.keep)
 
 
 def gives_gradient(chosen: Sequence[Rollout], drop_equal_rewards: bool) -> bool:
     """Whether the chosen rollouts of a group are trained on.
 
-    They are if there are at least two, because VERL gives a lone rollout its raw reward as its advantage; and, with
-    `drop_equal_rewards`, if their rewards differ by more than a penalty: divided by their standard deviation, even
-    the penalties of right rollouts with nearly the same length would teach as much as right and wrong answers do.
+    At least two rollouts are needed, because VERL gives a lone rollout its raw reward as its advantage.
+
+    With `drop_equal_rewards`, their rewards before the penalty must differ too. GRPO divides advantages by the standard
+    deviation of the rewards, so a tiny difference between penalties would have the same effect as the difference
+    between a correct and a wrong answer.
     """
-    rewards = {rollout.earned for rollout in chosen}
+    rewards = {rollout.reward_before_penalty for rollout in chosen}
     return len(chosen) > 1 and (len(rewards) > 1 or not drop_equal_rewards)

@@ -1,16 +1,17 @@
-"""The training pipeline: SFT, stages of GRPO-RoC and evaluations, one after another in a run's folder.
+"""The training pipeline: SFT, RL stages and evaluations, one after another in a run's folder.
 
-`rstar2 train`, `rstar2 sft` and the demo all run through it. Every phase leaves a finished folder, so that the same
-call after a kill repeats nothing:
+The RL stages train by GRPO-RoC: GRPO (group-relative policy optimization) with Resampling on Correct (RoC), or by
+another method that the recipe names. `rstar2 train`, `rstar2 sft` and the demo all use this pipeline. Every phase
+leaves a finished folder, so that the same call after a kill repeats no finished phase:
 
 ```
 RUN/
-  sft/ stage1/ stage2/ stage3/      see `rstar2.train.stages`
+  sft/ stage1/ stage2/ stage3/      folders of the phases, see `rstar2.train.stages`
   stage3/solved/                    verdicts on the training problems, see `rstar2.train.filter`
-  eval/sft/ eval/stage1/ …          see `rstar2.eval.run` (the demo)
-  steps.csv                         every step of all stages, see `rstar2.train.records.steps`
+  eval/sft/ eval/stage1/ …          evaluations (only the demo's), see `rstar2.eval.run`
+  steps.csv                         metrics of all steps of all stages, see `rstar2.train.records.steps`
   left_out.json                     problems that are not trained on, see `rstar2.train.answers`
-  model.json                        the last finished stage's model
+  model.json                        the path of the model of the last finished stage
   timing.json                       wall-clock seconds of the run, see `rstar2.train.records.timing`
 ```
 """
@@ -54,48 +55,55 @@ from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
 from rstar2.train.stages import PhaseProgress, is_done
 from rstar2.train.start_checks import SftPlan, TrainPlan, check_programs, with_format
 
-_SHOWN = ("problems", "samples", "failed_call_ratio_correct", "calls_per_trace", "mean_tokens")
+_SUMMARY_KEYS = ("problems", "samples", "failed_call_ratio_correct", "calls_per_trace", "mean_tokens")
+"""Keys that an entry of summary.json takes from the results of an evaluation."""
 
 
 @dataclass(frozen=True)
 class _StageRun:
-    """One stage of a run."""
+    """The inputs of one stage of a run."""
 
     number: int
     recipe: StageRecipe
     model: Path
-    """The model it starts from."""
+    """The model that the stage starts from."""
     rows: Rows
     folder: Path
     row: str
-    """Its name in the progress."""
+    """The name of the stage's row in the progress display."""
     first_step: int
-    """Its first step, counted over all stages."""
+    """Number of steps that earlier stages of the run have made."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The phases of one run, over what they share; see `open_pipeline`."""
+    """Runs the phases of one run. `open_pipeline` makes it, with what all phases share."""
 
     run: Run
     progress: PhaseProgress
     judge: JudgeAddress
     isolation: str | None
-    """Of the judge started for the run; None where another one is used."""
+    """Isolation of the judge that was started for the run; None if the user's own judge is used."""
     trainer_env: Callable[[Hardware], Mapping[str, str]]
-    """Environment variables for a trainer on this hardware; starts what they speak of."""
+    """Returns environment variables for a trainer on this hardware. On a CPU, it starts the fork server they name."""
     timer: PhaseTimer
-    """Of the whole run."""
+    """Measures the time of the whole run."""
     solved: Path | None = None
-    """Folder with the problems solved before, which stage 3 leaves out; None samples the problems for it."""
+    """A folder that counts how often each problem was solved, for the filter of solved problems. If None, the filter
+    samples the problems."""
 
     def train_stages(
         self, recipes: dict[int, StageRecipe], model: Path, rows: Rows, root: Path, label: str = ""
     ) -> Iterator[tuple[str, Path]]:
-        """Run stages below `root`, each from the model of the one before; yields each stage's name and model.
+        """Runs the stages in folders below `root`, each from the model of the stage before.
 
-        In the progress, `label` is put before the name. A stage may end early, and be the last, by a rule of its
-        recipe (`rstar2.train.rules`).
+        A rule of a recipe (`rstar2.train.rules`) may end a stage early, or end the sequence of stages.
+
+        Args:
+            label: a prefix for the stage's name in the progress display.
+
+        Yields:
+            The name and the model's folder of each stage that has ended.
         """
         first_step = 0
         for number, recipe in recipes.items():
@@ -114,47 +122,47 @@ class Pipeline:
     def evaluate(
         self, name: str, model: Path, evaluation: Evaluation, root: Path, label: str = ""
     ) -> dict[str, Any]:
-        """Measure a phase's model into `root/eval/name`; returns the phase's entry of summary.json."""
+        """Evaluates a phase's model, with results in `root/eval/name`. Returns the phase's entry of summary.json."""
         out = root / "eval" / name
         row = f"{label}{name} eval"
-        wanted = len(evaluation.problems) * evaluation.settings.samples
-        self.progress.start(row, f"  {label}held-out problems", wanted)
+        total = len(evaluation.problems) * evaluation.settings.samples
+        self.progress.start(row, f"  {label}held-out problems", total)
         timer = PhaseTimer(out, self.timer)
         engine, codec = open_folder(model, evaluation.settings.in_flight)
-        shown = self._sampling_progress(row, timer, _accuracy)
-        numbers = sampling.sample([engine], codec, evaluation, self.judge, out, shown).summary
-        self.progress.finish(row, f"accuracy {numbers['accuracy']:.1%}")
+        on_progress = self._sampling_progress(row, timer, _accuracy)
+        summary = sampling.sample([engine], codec, evaluation, self.judge, out, on_progress).summary
+        self.progress.finish(row, f"accuracy {summary['accuracy']:.1%}")
         self.timer.save()
         return {
             "name": name,
-            "accuracy": numbers["accuracy"],
-            "interval": numbers["interval_clustered"],
-            **{key: numbers[key] for key in _SHOWN},
+            "accuracy": summary["accuracy"],
+            "interval": summary["interval_clustered"],
+            **{key: summary[key] for key in _SUMMARY_KEYS},
             "wall_s": read_timing(root / name).wall_s + read_timing(out).wall_s,
         }
 
     def measure_step(self, plan: SftPlan, step: int, model: Path) -> None:
-        """Sample the held-out problems of an SFT with the model of a step, on all of its hardware."""
+        """Samples the held-out problems of an SFT with the model of a step, on all of its hardware."""
         held_out, hardware = plan.recipe.held_out, plan.recipe.hardware
-        each = CPU_BATCH if hardware.device == "cpu" else hardware.sequences_in_flight
+        per_engine = CPU_BATCH if hardware.device == "cpu" else hardware.sequences_in_flight
         settings = EvalSettings(
             samples=held_out.samples,
             temperature=held_out.temperature,
             max_tokens=held_out.tokens,
             max_turns=held_out.max_turns,
-            in_flight=each * hardware.engines,
+            in_flight=per_engine * hardware.engines,
             seed=plan.recipe.seed,
         )
         row, out = f"sft held-out, step {step}", held_out_folder(self.run.path, step)
-        wanted = len(plan.problems) * settings.samples
-        self.progress.start(row, f"  held-out problems, step {step}", wanted)
-        shown = self._sampling_progress(row, self.timer, _accuracy)
+        total = len(plan.problems) * settings.samples
+        self.progress.start(row, f"  held-out problems, step {step}", total)
+        on_progress = self._sampling_progress(row, self.timer, _accuracy)
         with open_engines(model, hardware, self.run.logs) as (engines, codec):
-            sampling.sample(engines, codec, Evaluation(plan.problems, settings), self.judge, out, shown)
+            sampling.sample(engines, codec, Evaluation(plan.problems, settings), self.judge, out, on_progress)
         self.progress.finish(row, measured_at(self.run.path, step).text())
 
     def _train_stage(self, stage: _StageRun) -> Path:
-        """Train a stage, or find it done. Returns its model's folder."""
+        """Trains a stage unless it is done already. Returns its model's folder."""
         recipe, model, folder, row = stage.recipe, stage.model, stage.folder, stage.row
         title = f"stage {stage.number}: {_method(recipe)}, {recipe.rollout.tokens} tokens"
         if is_done(folder):
@@ -163,7 +171,7 @@ class Pipeline:
             return folder / "model"
         timer, rows = PhaseTimer(folder, self.timer), stage.rows
         if recipe.drop_solved:
-            # First what the stage leaves out, so that as many are kept as a step needs.
+            # Problems with too long prompts go first, because the filter has to leave enough problems for a step.
             rows = stages.fitting(rows, load_codec(model), recipe.rollout.prompt_tokens)
             rows = self._unsolved(replace(stage, rows=rows), timer)
         self.progress.start(row, title, recipe.steps)
@@ -173,7 +181,7 @@ class Pipeline:
         before = step_metrics(folder)
         recorder = AlarmRecorder(folder, recipe.alarms, before, warn)
         rules = StageRules(folder, recipe.rules, before, warn)
-        unsent: list[int] = []  # the first step whose traces could not be sent: it is reported once
+        unsent: list[int] = []  # the first step whose traces could not be sent; only this step is reported
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
             passed, failed = metrics["rstar2/pass_rate"], metrics["rstar2/failed_call_ratio_correct"]
@@ -183,9 +191,7 @@ class Pipeline:
             rules.on_step(step, metrics)
             if (not_sent := metrics.get("rstar2/traces_not_sent")) and not unsent:
                 unsent.append(step)
-                warn(
-                    f"step {step}: {not_sent:.0f} traces were not sent to a tracker; the trainer's log says why"
-                )
+                warn(f"step {step}: {not_sent:.0f} traces were not sent to a tracker; the reason is in {log}")
             write_steps(folder.parent)
 
         write_steps_before(folder, stage.first_step)
@@ -197,7 +203,7 @@ class Pipeline:
         start = stages.Start(
             command, folder, recipe.steps, model, log, recipe.hardware, recipe.checkpoint, timer, warn,
             keeps_rollouts=recipe.checkpoint.keep_rollouts and recipe.mode == "sync",
-            spared=rules.spared if recipe.rules.may_go_back else None, rules=rules,
+            needed_steps=rules.needed_steps if recipe.rules.may_go_back else None, rules=rules,
         )  # fmt: skip
         trained = stages.train(start, on_step)
         decision = rules.decision
@@ -208,26 +214,32 @@ class Pipeline:
         return trained
 
     def _unsolved(self, stage: _StageRun, timer: PhaseTimer) -> Rows:
-        """The problems that the policy does not solve every time: as counted in `solved`, believed, or counted now."""
+        """The problems that the policy does not solve every time.
+
+        This is known from the counts in `solved`, from the rollouts of the stage before, or by sampling now.
+        """
         rows, recipe, row = stage.rows, stage.recipe, f"{stage.row} filter"
-        believed = recipe.solved_by == "outcomes" and self.solved is None
-        title = "by the stage before" if believed else "sampling"
-        total = 0 if believed else len(rows) * recipe.drop_solved
+        by_outcomes = recipe.solved_by == "outcomes" and self.solved is None
+        title = "by the stage before" if by_outcomes else "sampling"
+        total = 0 if by_outcomes else len(rows) * recipe.drop_solved
         self.progress.start(row, f"  {title}, to drop solved problems", total)
         if self.solved is not None:
-            kept = unsolved_as_counted(counted(self.solved, recipe), rows, recipe)
-        elif believed:
-            kept = unsolved_as_believed(stage.model, rows, recipe)
+            remaining = unsolved_as_counted(counted(self.solved, recipe), rows, recipe)
+        elif by_outcomes:
+            remaining = unsolved_as_believed(stage.model, rows, recipe)
         else:
-            shown = self._sampling_progress(row, timer, _share_correct)
-            solved = stage.folder / "solved"
-            sampled = StageFilter(stage.model, rows, recipe, self.judge, solved, self.run.logs)
-            kept = unsolved(sampled, shown)
-        self.progress.finish(row, f"{len(kept)} of {len(rows)} problems kept")
-        return kept
+            on_progress = self._sampling_progress(row, timer, _share_correct)
+            out = stage.folder / "solved"
+            stage_filter = StageFilter(stage.model, rows, recipe, self.judge, out, self.run.logs)
+            remaining = unsolved(stage_filter, on_progress)
+        self.progress.finish(row, f"{len(remaining)} of {len(rows)} problems kept")
+        return remaining
 
     def _sampling_progress(self, row: str, timer: PhaseTimer, text: Callable[[Progress], str]) -> OnProgress:
-        """Shows how many samples are done, and counts the time in which there were new ones."""
+        """Returns a callback that shows the progress of sampling, and measures its time.
+
+        Time counts as evaluation time only while there are new samples, not while old ones are read.
+        """
         counted_s = 0.0
 
         def on_progress(progress: Progress) -> None:
@@ -251,11 +263,11 @@ def _share_correct(progress: Progress) -> str:
 
 
 def _method(recipe: StageRecipe) -> str:
-    """What a person calls a stage's training."""
+    """The usual name of a stage's training method."""
     objective, selection = recipe.algorithm.objective, recipe.select.name
-    usual = {"roc": "GRPO-RoC", "release": "GRPO-RoC", "random": "plain GRPO"}
-    if objective == "grpo" and selection in usual:
-        return usual[selection]
+    names = {"roc": "GRPO-RoC", "release": "GRPO-RoC", "random": "plain GRPO"}
+    if objective == "grpo" and selection in names:
+        return names[selection]
     return f"{objective}, select {selection}"
 
 
@@ -263,12 +275,15 @@ def _method(recipe: StageRecipe) -> str:
 def open_pipeline(
     run: Run, progress: PhaseProgress, judge: JudgeChoice, solved: Path | None = None
 ) -> Iterator[Pipeline]:
-    """Start what the phases of a run share; raises what starting the judge raises."""
+    """Starts what all phases of a run share: the judge, unless the user has one, and on a CPU a fork server.
+
+    Raises the errors of `running_judge`.
+    """
     timer = PhaseTimer(run.path)
     with ExitStack() as stack, _open_judge(run, progress, judge, timer) as (address, isolation):
         timer.save()
 
-        @functools.cache  # not before a trainer starts: a run that is done has none
+        @functools.cache  # started by the first trainer, because a finished run starts none
         def forked() -> dict[str, str]:
             return stack.enter_context(fork_server(run.logs / "fork_server.log"))
 
@@ -296,7 +311,7 @@ def _open_judge(
 
 
 def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
-    """Run `rstar2 sft` in a run's folder; returns the model's folder."""
+    """Runs the plan of `rstar2 sft` in a run's folder. Returns the model's folder."""
     folder = run.path
     base = plan.model
     if not is_done(folder):
@@ -318,10 +333,10 @@ def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
 
 
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:
-    """Run `rstar2 train` in a run's folder; returns the last stage's model."""
+    """Runs the plan of `rstar2 train` in a run's folder. Returns the folder of the last stage's model."""
     write_left_out(run.path, plan.unreadable)
     with open_pipeline(run, progress, plan.judge, plan.solved) as pipeline:
-        if plan.judge.url is None:  # another judge was checked before the plan was made
+        if plan.judge.url is None:  # the user's own judge was checked before the plan was made
             check_programs(plan.recipes, pipeline.judge, plan.format)
         model = with_format(plan.model, plan.format, run.path / "base")
         trained = pipeline.train_stages(plan.recipes, model, plan.rows, run.path)

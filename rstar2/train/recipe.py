@@ -1,6 +1,7 @@
-"""Recipes: the settings of SFT and of an RL stage; `rstar2.train.recipe_files` reads them from TOML files.
+"""Recipes: the settings of SFT (stage 0) and of an RL stage.
 
-`rstar2.train.changeable` names the keys that may differ where a run is continued.
+`rstar2.train.recipe_files` reads recipes from TOML files. `rstar2.train.changeable` lists the keys that may change when
+a run is resumed.
 """
 
 from __future__ import annotations
@@ -27,74 +28,79 @@ from rstar2.train.trainer.verl_limits import engine_fault, queue_fault
 
 STAGES = (1, 2, 3)
 VERL_MICRO_BATCH = 4
-"""VERL's default of `data.micro_batch_size_per_gpu`."""
+"""VERL's default for `data.micro_batch_size_per_gpu`."""
 LOADING_PROCESSES = "data.dataloader_num_workers"
-"""VERL's key for the processes that load problems ahead of the step that asks them."""
+"""VERL's key for the number of processes that load problems ahead of their step."""
 ROLLOUTS_PER_PROCESS = 512
-"""Rollouts in flight for each process that runs the agent loop."""
+"""One process runs the agent loop for up to this many rollouts in flight."""
 
 
 class Hardware(Strict):
-    """The machines that training runs on, and how the model is split over them."""
+    """The machines that training runs on, and how the work is divided among them."""
 
     device: Literal["cuda", "cpu"] = "cuda"
-    """cuda: GPUs by NVIDIA or AMD; PyTorch uses this name for both."""
+    """The device to train on. cuda: GPUs by NVIDIA or AMD (PyTorch uses this name for both). cpu: one machine without
+    GPUs, for tiny models and tests."""
     nodes: int = Field(1, ge=1)
-    """Number of machines."""
+    """Number of machines. More than 1 needs a Ray cluster, whose address is in RAY_ADDRESS."""
     gpus_per_node: int = Field(8, ge=1)
-    """GPUs per machine; on a CPU, the number of ranks."""
+    """GPUs per machine. On a CPU this is the number of ranks (trainer processes)."""
     gpu: Literal["a100", "h100", "h200", "b200", "mi300x"] = "h100"
-    """The GPU that `rstar2 plan` calculates with; the trainer uses what it finds. a100 and h100 are those of 80 GB."""
+    """The GPU model that `rstar2 plan` calculates memory and hours for. It does not affect training. a100 and h100 mean
+    the versions with 80 GB."""
     tensor_parallel: int = Field(1, ge=1)
-    """Number of GPUs that a rollout engine spans."""
+    """Number of GPUs that one rollout engine uses. Raise it if the model's weights do not fit on one GPU."""
     sequence_parallel: int = Field(1, ge=1)
-    """Number of GPUs over which the update splits the tokens of a micro-batch (Ulysses). Above 1 it needs `attention` =
-    "flash_attn"."""
+    """Number of GPUs among which the update divides the tokens of a micro-batch (Ulysses). Raise it if long rollouts do
+    not fit into one GPU's memory. Values above 1 need `attention` = "flash_attn"."""
     attention: Attention = "torch"
-    """How the trainer computes attention. torch: PyTorch's own kernels, one sequence after another without padding;
-    nothing is to be installed. flash_attn: the package flash-attn. padded: PyTorch's kernels over rows that are padded
-    to the longest, for a CPU."""
+    """How the trainer computes attention. torch: PyTorch's own kernels, one sequence after another without padding. It
+    needs no further package. flash_attn: the package flash-attn, which you have to install. padded: PyTorch's kernels
+    over a batch that is padded to its longest sequence; for a CPU only."""
     engine_memory_share: float = Field(0.85, gt=0, lt=1)
-    """Share of each GPU's memory that a rollout engine takes while it is awake, for weights, KV cache and all else."""
+    """Share of each GPU's memory that a rollout engine uses while it generates, for weights, KV cache and workspace.
+    Lower it if the engine runs out of memory at its start."""
     sequences_in_flight: int = Field(64, ge=1)
-    """Rollouts that an engine generates at a time; others wait. If these are far more than its KV cache holds, it
-    preempts and recomputes some."""
+    """Rollouts that one engine generates at the same time. Further rollouts wait. If the KV cache holds far fewer
+    rollouts than this, the engine preempts some of them and computes them again, which takes time."""
     router: Literal["sessions", "verl"] = "sessions"
-    """How rollouts are assigned if there are several engines. sessions: our scheduler (`rstar2.train.scheduler`); a
-    rollout waits until an engine has room for its KV cache, and stays on that engine. verl: VERL's router, which picks
-    the engine with the fewest requests."""
+    """How rollouts are assigned to engines if there are several. sessions: our scheduler (`rstar2.train.scheduler`). A
+    rollout waits until an engine has room for its KV cache, and its later turns go to the same engine. verl: VERL's
+    router, which picks the engine with the fewest requests."""
     update_tokens: int | None = Field(None, ge=1)
-    """Tokens per GPU in a micro-batch of the update. On a CPU padding counts, because it is computed too. By default
-    the longest rollout with its prompt, divided by `sequence_parallel`; in SFT, twice `max_tokens`."""
+    """Tokens per GPU in a micro-batch of the update. Lower it to save memory, raise it for speed. On a CPU, padding
+    counts too. The default in RL is the longest possible rollout with its prompt, divided by `sequence_parallel`. The
+    default in SFT is twice `max_tokens`."""
     log_prob_tokens: int | None = Field(None, ge=1)
-    """As `update_tokens`, for passes that only compute log-probabilities, which needs less memory. By default the value
-    of `update_tokens`."""
+    """Tokens per GPU in a micro-batch that only computes log-probabilities. This takes less memory than the update, so
+    the value can be larger than `update_tokens`. The default is `update_tokens`."""
     offload: Literal["none", "optimizer", "all"] = "all"
     """What the trainer moves to host memory while the engines generate. none: nothing. optimizer: AdamW's moments.
-    all: the moments and the weights."""
+    all: the moments and the weights. Offload less if the GPUs have memory to spare, because moving takes time."""
     gradient_checkpointing: bool = True
-    """Keep only each layer's input, and recompute the rest in the backward pass."""
+    """Store only the input of each layer, and recompute the other activations in the backward pass. It saves memory and
+    costs about one more forward pass."""
     nccl_timeout_s: int = Field(1800, ge=1)
-    """Seconds after which the trainer ends if some ranks have not joined a collective operation. Saving a checkpoint
-    is one: raise it for slow disks."""
+    """The trainer ends if a rank has waited this long for the others in a collective operation. Saving a checkpoint
+    contains such operations, so raise the limit if the disk is slow."""
     worker_start_s: int = Field(600, ge=1)
-    """Seconds that one of Ray's processes may take to start; on a slow disk they are spent on imports. A Ray cluster
+    """Limit for the start of one of Ray's processes. Raise it if imports from a slow disk take longer. A Ray cluster
     that is already running keeps its own limit."""
     hung_after_s: float = Field(3600.0, gt=0)
-    """Seconds without a sign of life after which the trainer is stopped as hung. Signs are finished rollouts,
-    micro-batches and steps, weights on their way to the engines, and a checkpoint that grows. Start-up, one rollout and
-    one micro-batch must each take less; `plan` compares them."""
+    """The trainer is stopped as hung after this long without a sign of life. Signs of life are a finished rollout,
+    micro-batch or step, a transfer of weights to the engines, and a checkpoint that grows. The limit must be longer
+    than the start-up, than one rollout and than one micro-batch; `rstar2 plan` compares them."""
     export_timeout_s: float = Field(3600.0, gt=0)
-    """Seconds that making a model of a checkpoint may take."""
+    """Limit for the conversion of a checkpoint to a model."""
 
     @property
     def engines(self) -> int:
-        """Rollout engines, on all GPUs."""
+        """Number of rollout engines on all GPUs."""
         return max(1, self.ranks // self.tensor_parallel)
 
     @property
     def ranks(self) -> int:
-        """Processes of the trainer, one a GPU."""
+        """Number of trainer processes: one per GPU."""
         return self.nodes * self.gpus_per_node
 
     @model_validator(mode="after")
@@ -105,180 +111,195 @@ class Hardware(Strict):
             )
         if self.device == "cuda" and self.attention == "padded":
             raise ValueError(
-                'hardware.attention = "padded" is for a CPU: on GPUs VERL counts tokens without padding, so nothing '
-                "would bound the memory of a micro-batch"
+                'hardware.attention = "padded" is for a CPU only: on GPUs VERL counts tokens without padding, so '
+                "nothing would limit the memory of a micro-batch"
             )
         if self.gpus_per_node % self.tensor_parallel:
-            # Ray takes the GPUs of an engine of ours from one node.
+            # Ray places all GPUs of an engine on one node.
             raise ValueError(
                 f"the hardware.gpus_per_node = {self.gpus_per_node} GPUs of a node cannot be split into engines of "
                 f"hardware.tensor_parallel = {self.tensor_parallel}"
             )
         if self.ranks % self.sequence_parallel:
             raise ValueError(
-                f"{self._named_ranks} cannot be split into groups of hardware.sequence_parallel = "
+                f"{self._rank_count} cannot be split into groups of hardware.sequence_parallel = "
                 f"{self.sequence_parallel}"
             )
         if self.sequence_parallel > 1 and self.attention != "flash_attn":
             raise ValueError(
-                f"hardware.sequence_parallel = {self.sequence_parallel} splits sequences where flash-attn is called, "
-                f'but hardware.attention = "{self.attention}": set it to "flash_attn", and install the package'
+                f"hardware.sequence_parallel = {self.sequence_parallel} works only with flash-attn, but "
+                f'hardware.attention = "{self.attention}": set it to "flash_attn", and install the package'
             )
         return self
 
-    def batch_fault(self, size: int, what: str) -> str:
-        """Why an update of `size` samples, which `what` names with its keys, cannot be split; empty where it can.
+    def batch_fault(self, size: int, description: str) -> str:
+        """Says why an update of `size` samples cannot be split evenly over the ranks; empty if it can.
 
-        VERL finds out in the first update, after a whole step of rollouts, or trains on other batches than it was
-        told.
+        Without this check VERL would fail in the first update, after a whole step of rollouts, or would train on
+        batches of another size than the recipe's.
+
+        Args:
+            description: the samples in words, with the recipe keys that decide their number.
         """
         split = self.sequence_parallel
         if size % (self.ranks // split) == 0:
             return ""
         groups = f", in groups of hardware.sequence_parallel = {split}" if split > 1 else ""
-        return f"{what} cannot be split evenly over {self._named_ranks}{groups}"
+        return f"{description} cannot be split evenly over {self._rank_count}{groups}"
 
     @property
-    def _named_ranks(self) -> str:
+    def _rank_count(self) -> str:
+        """The number of ranks or GPUs in words, with the recipe keys that decide it."""
         kind = "ranks" if self.device == "cpu" else "GPUs"
         keys = f"hardware.nodes = {self.nodes} times hardware.gpus_per_node = {self.gpus_per_node}"
         return f"{self.ranks} {kind} ({keys})"
 
 
 class RolloutSettings(Strict):
-    """How the rollouts of a group are made."""
+    """How many rollouts a step makes, and the limits of one rollout."""
 
     prompts: int = Field(512, ge=1)
     """Problems per step."""
     rollouts: int = Field(32, ge=1)
-    """Rollouts per problem: 2G."""
+    """Rollouts per problem. The paper calls this number 2G: the selection (`select`) trains on G of them
+    (`groups.keep`)."""
     tokens: int = Field(8192, ge=1)
-    """Token budget of a rollout after its prompt, tool output included."""
+    """Token budget of a rollout after its prompt. Tool output counts. Raise it if many rollouts are truncated."""
     prompt_tokens: int = Field(2048, ge=1)
-    """Limit for a prompt. Problems with a longer one are left out; `train` reports at its start how many. 2048 is the
-    release's."""
+    """Limit for a prompt. Problems with a longer prompt are left out, and `rstar2 train` reports their number at its
+    start. The default is that of the authors' released code."""
     max_turns: int = Field(10, ge=1)
-    """Limit for the model's turns; a rollout whose last turn is a call has no answer."""
+    """Limit for the model's turns in a rollout. A rollout whose last turn is a tool call has no answer."""
     max_bad_calls: int = Field(0, ge=0)
-    """End a rollout after this many failed calls in a row, without an answer; 0: never. It keeps a policy that repeats
-    a broken call from filling its budget. Also the limit for held-out problems."""
+    """A rollout ends without an answer after this many failed calls in a row. 0: no limit. Set it if the policy repeats
+    broken calls until its token budget is used up. The limit also applies to held-out problems."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; log-probabilities are computed at the same temperature."""
+    """Sampling temperature. The trainer computes log-probabilities at the same temperature."""
     max_failed_share: float = Field(0.05, ge=0, lt=1)
-    """If a larger share of a step's rollouts failed, the step is not trained on, because failures hit long rollouts
-    most: training waits half a minute or more and rolls the step out again with the next problems; after the third time
-    it ends. Otherwise these rollouts are left out before the selection. A rollout fails through an engine, the grader
-    or a fault in the agent loop. Also the limit for held-out problems, as is `judge.max_lost_share`."""
+    """Limit for the share of a step's rollouts that fail because of an engine, the grader or a fault in the agent loop.
+    Up to the limit, failed rollouts are left out before the selection. Above it, the whole step is discarded, because
+    failures hit long rollouts most and would leave a biased sample. Training then waits at least half a minute and
+    makes new rollouts for the step, with the next problems. It ends when this happens for the third time in one step.
+    The limit also applies to held-out problems, and so does `judge.max_lost_share`."""
 
 
 class GroupSettings(Strict):
-    """What becomes of a problem's group of rollouts, whatever selection (`select`) chooses from it."""
+    """How the group of rollouts of one problem is made, and when it is trained on. `select` chooses the rollouts."""
 
     keep: int = Field(16, ge=2)
-    """Rollouts trained on per problem, of `rollout.rollouts`: G. Of a group that stops early (`round`), the same share
-    of its rollouts, and two at least."""
+    """The number of rollouts per problem that are trained on, out of `rollout.rollouts`. The paper calls it G. A group
+    that stops early (`round`) trains on the same share of its rollouts, but on at least two."""
     round: int | None = Field(None, ge=2)
-    """Roll a group out in rounds of this many rollouts, until it is decided or has `rollout.rollouts`. A group is
-    decided when it is mixed (`enough`), solved (`solved_after`) or hopeless (`hopeless_after`). A round waits for all
-    of its rollouts, so short ones are not preferred. Unset: all at once, as in the paper. It saves rollouts and changes
-    how much problems weigh; `algorithm.loss_weights` = "problems" undoes most of the change (docs/training.md)."""
+    """Make the rollouts of a group in rounds of this size, and stop when the group is decided or full
+    (`rollout.rollouts`). A group is decided when it is mixed (`enough`), solved (`solved_after`) or hopeless
+    (`hopeless_after`). Each round waits for all of its rollouts, so short ones have no advantage. If unset, all
+    rollouts are made at once, as in the paper. Rounds save rollouts, but they change the weights of problems in the
+    loss; `algorithm.loss_weights` = "problems" undoes most of that change."""
     enough: int | None = Field(None, ge=1)
-    """With `round`: a group is mixed once this many of its rewards are above 0 and as many are not. By default 2. If it
-    is 1, a selection that keeps half may choose rollouts of equal rewards, and the group is dropped."""
+    """Used with `round`. A group is mixed when at least this many rewards are above 0 and at least this many are not.
+    The default is 2. With 1, a selection that keeps half of the group may choose only equal rewards, and then the group
+    is dropped."""
     solved_after: int | None = Field(None, ge=1)
-    """With `round`: a group whose rewards are all above 0 stops at the end of a round once it has this many. By default
-    after the first round. With `rollout.rollouts`, such groups never stop early."""
+    """Used with `round`. A group whose rewards are all above 0 stops after the round in which it reaches this many
+    rewards. By default that is the first round. Set it to `rollout.rollouts` to never stop such groups early."""
     hopeless_after: int | None = Field(None, ge=1)
-    """The same for a group with no reward above 0. By default such groups never stop early: they grow until they are
-    mixed, or to `rollout.rollouts`."""
+    """Used with `round`. A group without a reward above 0 stops after the round in which it reaches this many rewards.
+    By default such groups never stop early: they grow until they are mixed or full."""
     drop_equal_rewards: bool | None = None
-    """Drop groups whose chosen rewards are all equal, whether they already were before the selection or only after it.
-    By default true, unless the baseline of `algorithm.objective` is the whole batch (reinforce++)."""
+    """Drop a group if the rewards of its chosen rollouts are all equal, because it has no advantages to learn from.
+    Rewards are compared without `penalty`. The default is true, unless the objective takes its baseline from the whole
+    batch (reinforce++)."""
     refill_batches: float = Field(0, ge=0)
-    """Replace dropped groups with new problems, up to this many times a step's problems; DAPO does so. Padding fills
-    what is still missing after that, as it does with 0."""
+    """Replace dropped groups with groups of new problems, as DAPO does. A step adds at most this many times
+    `rollout.prompts` problems. If groups are still missing then, or if the value is 0, padding takes their place."""
 
 
 class OptimSettings(Strict):
-    """The settings of AdamW and of the clipped objective."""
+    """The optimizer AdamW, and the clip range of the objective."""
 
     lr: float = Field(1e-6, gt=0)
-    """Learning rate, constant after the warm-up."""
+    """Learning rate. It is constant after the warm-up."""
     warmup_steps: int = Field(20, ge=0)
-    """Length of the warm-up; its first step uses 1 / warmup_steps of `lr`."""
+    """Steps in which the learning rate rises linearly to `lr`. The first step uses `lr` / `warmup_steps`."""
     state: Literal["fresh", "continued"] = "fresh"
-    """continued: AdamW's moments and the warm-up continue from the stage that made the model."""
+    """Where the optimizer begins. fresh: with empty moments and a new warm-up. continued: with AdamW's moments, and at
+    the place in the warm-up, of the stage that made the model."""
     epochs: int = Field(1, ge=1)
-    """Passes over the rollouts of a step. Each is an update, so 2 makes the update take about twice as long and learns
-    more from each rollout. The clip ranges act from the second pass on. The paper makes one."""
+    """Passes over the rollouts of a step. Each pass is one update. A second pass learns more from each rollout, and makes
+    the update take about twice as long. The clip range acts from the second pass on. The paper makes one pass."""
     weight_decay: float = Field(0.01, ge=0)
-    """AdamW's weight decay; neither the paper nor the release states one."""
+    """AdamW's weight decay. Neither the paper nor the authors' released code states a value."""
     clip_low: float | None = Field(None, gt=0)
-    """Clip range below 1. By default that of `algorithm.objective`, 0.2 for most. For dppo-tv and dppo-kl it is instead
-    how far a token's probability may fall, as total variation or KL divergence."""
+    """How far below 1 the ratio of new to old probability may go before it is clipped. The default depends on
+    `algorithm.objective`; for most objectives it is 0.2. For dppo-tv and dppo-kl this is instead the limit for the fall
+    of a token's probability, as total variation or KL divergence."""
     clip_high: float | None = Field(None, gt=0)
-    """Clip range above 1. By default that of `algorithm.objective`, 0.28 for most. For dppo-tv and dppo-kl likewise how
-    far a token's probability may rise."""
+    """How far above 1 the ratio of new to old probability may go before it is clipped. The default depends on
+    `algorithm.objective`; for most objectives it is 0.28. For dppo-tv and dppo-kl this is instead the limit for the
+    rise of a token's probability."""
 
 
 class CheckpointSettings(Strict):
-    """When checkpoints are saved, and how many are kept."""
+    """When the trainer saves checkpoints, and how many of them stay on disk."""
 
     every: int = Field(10, ge=1)
-    """Steps between checkpoints; the last step is always saved."""
+    """Steps between checkpoints. The last step is always saved."""
     every_minutes: float = Field(30.0, gt=0)
-    """A step is also saved if, at its end, the last checkpoint is at least this many minutes old: every step, if steps
-    take longer. This bounds what a kill costs."""
+    """A step is also saved if the last checkpoint is at least this many minutes old when the step ends. This limits the
+    work that is lost if the run is killed. If one step takes longer, every step is saved."""
     keep: int = Field(2, ge=1)
-    """How many of the last checkpoints are kept. The disk needs space for one more: the oldest is removed only after
-    the next is written if `keep` is 1, if `export_every` is set, or in the first `keep` saves after a resume. With 1
-    there is none to fall back to if the last is damaged."""
+    """The number of most recent checkpoints that stay on disk. With 1 there is no other checkpoint if the last one is
+    damaged. Plan disk space for `keep` + 1: the next checkpoint is sometimes written before the oldest is removed
+    (always if `keep` is 1 or `export_every` is set, else in the first `keep` saves after a resume)."""
     export_every: int = Field(0, ge=0)
-    """Steps between models that are made of a checkpoint and kept in `models/step-N` of the stage's folder; a multiple
-    of `every`. 0: only one model, at the stage's end."""
+    """Steps between models that are exported to `models/step-N` in the stage's folder. It must be a multiple of
+    `every`. 0: only one model, at the end of the stage."""
     keep_rollouts: bool = True
-    """Write each finished rollout of the step after a checkpoint to disk, so that a run that is killed in this step
-    does not make it again. The asynchronous modes have their rollouts in their checkpoints instead."""
+    """Write the finished rollouts of the step that follows a checkpoint to disk. A run that is killed in this step then
+    uses them again. The asynchronous modes store their rollouts in the checkpoints instead."""
 
     @model_validator(mode="after")
     def _exported_are_saved(self) -> CheckpointSettings:
         if self.export_every % self.every:
             raise ValueError(
-                f"export_every = {self.export_every} is not a multiple of every = {self.every}: only a saved step can "
-                "be exported"
+                f"export_every = {self.export_every} is not a multiple of every = {self.every}, but only a saved step "
+                "can be exported"
             )
         return self
 
 
 class HeldOutSettings(Strict):
-    """Problems on which the policy is evaluated during training; it is not trained on them."""
+    """Problems on which the policy is evaluated during training, but not trained."""
 
     data: str | None = None
     """A file from `rstar2 data prepare`, or its folder. If unset or empty, nothing is evaluated."""
     every: int = Field(10, ge=1)
-    """Steps between two evaluations; the last step is always evaluated."""
+    """Steps between two evaluations. The last step is always evaluated."""
     samples: int = Field(1, ge=1)
-    """Rollouts per problem."""
+    """Rollouts per problem in each evaluation."""
     temperature: float = Field(1.0, ge=0)
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature. 0 means greedy decoding."""
 
 
 class JudgeSettings(Strict):
-    """What training needs of the judge, and what it does while the judge is unavailable or loses programs."""
+    """What training requires from the judge, and what it does if the judge is unavailable or loses tool calls."""
 
     packages: tuple[str, ...] = PACKAGES
-    """Packages that programs must be able to import. Training tries them on the judge before it starts."""
+    """Packages that programs must be able to import. Training checks them on the judge before it starts."""
     isolation: Isolation | None = None
-    """The weakest isolation of the judge's programs with which training starts; if unset, any."""
+    """The weakest isolation of the judge's programs that training accepts. If unset, it accepts any."""
 
     wait_s: float = Field(600.0, gt=0)
-    """Seconds that a tool call waits for its result beyond the program's own time limit; after that it is lost."""
+    """How long a tool call waits for its result, in addition to the program's own time limit. After that the call is
+    lost. Raise it if the judge has long queues."""
     max_lost_share: float = Field(0.05, ge=0, lt=1)
-    """If a larger share of a step's rollouts lost a call, the step is not trained on: training waits for the judge, and
-    rolls the step out again with the next problems. Otherwise these rollouts are left out before the selection."""
+    """Limit for the share of a step's rollouts that lost a tool call. Up to the limit, these rollouts are left out
+    before the selection. Above it, the whole step is discarded: training waits until the judge answers, and makes new
+    rollouts for the step, with the next problems."""
     stop_after_s: float = Field(1800.0, gt=0)
-    """Seconds of a step's waiting for the judge, rollouts not counted, after which training ends. Its last checkpoint
-    is kept. It ends too if a judge that answers spoils a step ten times in a row."""
+    """Training ends after it has waited this long for the judge within one step; the time in which rollouts are made
+    does not count. Its last checkpoint stays on disk. Training also ends if ten tries of a step in a row are discarded
+    although the judge answers."""
 
 
 _REPLACED: dict[str, str | dict[str, str]] = {
@@ -310,11 +331,11 @@ _REPLACED: dict[str, str | dict[str, str]] = {
         },
     },
 }
-"""What to write instead of each key of an earlier version; for some, what it is depends on the value."""
+"""The replacement for each recipe key of an earlier version. A dictionary has a replacement for each value."""
 
 
 def replaced_keys(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """The keys of an earlier version in a stage's recipe, each with what to write instead."""
+    """The keys of an earlier version that a stage's recipe contains, each with its replacement."""
     replaced = []
     for key, value in dotted({name: values[name] for name in ("roc", "algorithm") if name in values}).items():
         instead = _REPLACED.get(key)
@@ -328,19 +349,20 @@ def replaced_keys(values: dict[str, Any]) -> list[tuple[str, str]]:
 def _check_model_config(verl: dict[str, Any]) -> None:
     for key in ignored_keys(verl):
         written = key.replace("override_config.", "override_config.model_config.")
-        raise ValueError(f"verl.{key} would not be read: write it as verl.{written}")
+        raise ValueError(f"VERL would not read verl.{key}: write it as verl.{written}")
 
 
 class StageRecipe(Strict):
-    """One RL stage (arXiv 2508.20722, table of stages)."""
+    """The settings of one RL stage (arXiv 2508.20722, table of stages)."""
 
     steps: int = Field(ge=1)
-    """Number of steps. Each rolls out `rollout.prompts` problems and makes `optim.epochs` updates."""
+    """Number of training steps. Each step makes rollouts for `rollout.prompts` problems, and then `optim.epochs` updates
+    (one by default)."""
     mode: Mode = "sync"
-    """Which of VERL's trainers runs the stage, and so when rollouts are made. sync: a step waits for all of its
-    rollouts, then updates. colocate_async: a step takes the first finished groups; the engines stop for the update, and
-    unfinished rollouts continue with the new weights. separate_async: engines on GPUs of their own generate during the
-    update too."""
+    """When rollouts are made. sync: a step waits for all of its rollouts and then makes its update, as in the paper.
+    colocate_async: a step takes the groups that finish first. The engines pause during the update, and unfinished
+    rollouts continue with the new weights. separate_async: the engines have GPUs of their own and also generate during
+    the update. Use an asynchronous mode if most of a step is spent waiting for a few long rollouts."""
     rollout: RolloutSettings = RolloutSettings()
     asynchronous: AsyncSettings = AsyncSettings()
     curriculum: CurriculumSettings = CurriculumSettings()
@@ -357,41 +379,45 @@ class StageRecipe(Strict):
     rules: RuleSettings = RuleSettings()
     hardware: Hardware = Hardware()
     reward: Annotated[str, AfterValidator(checked_reward)] = "paper"
-    """What a rollout is worth. paper, boxed, release, lenient: 1 if the answer that this rule reads
-    (`rstar2.eval.grader.reading_rules`) is correct, else 0. constant: 1 for every rollout, a control that cannot learn.
-    `module:object`: a function of your own. With the last two, the paper's rule decides which answers count as
-    correct."""
+    """The rule that gives a rollout its reward. paper, boxed, release and lenient are rules that read the answer from
+    the text (`rstar2.eval.grader.reading_rules`); the reward is 1 if that answer is correct, else 0. constant gives
+    every rollout 1, so nothing can be learned; use it as a control. `module:object` is a function of your own. With
+    constant and with your own function, the rule paper decides which answers count as correct."""
     format: str | None = None
-    """Format for a model without a format file: a name or a file. If unset or empty, the model's own chat template."""
+    """Format for a model that has no format file: the name of a format, or a file. If unset or empty, the model's own
+    chat template is used."""
     drop_solved: int = Field(0, ge=0)
-    """Leave out problems that the starting policy solves in each of this many samples, under `reward`; 0 keeps all."""
+    """Leave out a problem if the policy that the stage starts from solves it in each of this many samples, by the rule
+    of `reward`. 0 keeps all problems."""
     solved_by: Literal["samples", "outcomes"] = "samples"
-    """How `drop_solved` finds the solved problems. samples: it samples them with the starting policy. outcomes: it
-    samples nothing; a problem counts as solved if, by the rollouts of the stage that made the policy, it is more likely
-    than not that `drop_solved` samples would all be correct. Problems without rollouts are kept."""
+    """How `drop_solved` decides which problems are solved. samples: by sampling them with the policy that the stage
+    starts from, as in the paper. outcomes: from the rollouts of the stage before, without sampling. A problem then
+    counts as solved if it is more likely than not that `drop_solved` samples would all be correct. Problems without
+    rollouts are kept."""
     keep_filter_traces: bool = False
-    """Keep traces of the rollouts that find the solved problems too, not only their verdicts: tens of GB."""
+    """Also keep the traces of the samples that `drop_solved` makes, not only their verdicts. They take tens of GB."""
     traces_per_step: int = Field(64, ge=-1)
-    """Rollouts per step that are kept as traces in the stage's folder, drawn at random; 0: none, -1: all. Unless 0,
-    every failed rollout is kept too: one that the engine could not finish or the grader not grade, or that lost a tool
-    call because of a fault of the judge. A rollout with a wrong answer is not a failed one."""
+    """Rollouts per step whose traces are stored in the stage's folder, drawn at random. 0: none. -1: all. Unless it is
+    0, every failed rollout is stored too. A rollout failed if the engine could not finish it, if the grader could not
+    grade it, or if the judge lost one of its tool calls. A wrong answer is not a failure."""
     seed: int = Field(1, ge=0)
-    """Seed for the order of problems, for the selection's draws and, on a CPU, for the rollouts."""
+    """Seed for the order of problems, for the random draws of the selection and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
-    """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's
-    log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several have a mode that writes files into the run's
-    folder and needs no server; docs/training.md has the table."""
+    """Where VERL reports the metrics of each step, in addition to the file that `rstar2 watch` reads. console: the
+    trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
+    run's folder without a server; the documentation has a table of them."""
     trace_trackers: tuple[TraceTracker, ...] = ()
-    """Where the traces that `traces_per_step` keeps are also sent, with reward, verdict and whether they were trained
-    on."""
+    """Where the traces that `traces_per_step` stores are also sent. Each is sent with its reward, its verdict and
+    whether it was trained on."""
     verl: dict[str, Any] = Field(default_factory=dict)
-    """VERL's own keys, dotted, for settings that have no key here."""
+    """Keys of VERL's own config, dotted, for settings that have no recipe key. They override what the recipe sets."""
 
     @property
     def trace_share(self) -> float:
-        """The share of rollouts that carry their trace to the sampler, which keeps `traces_per_step` of them.
+        """The share of rollouts that send their trace to the sampler, which stores `traces_per_step` of them.
 
-        More than twice what is needed, since every rollout decides for itself.
+        It is more than twice the number that is needed, because each rollout draws by itself whether it sends its
+        trace.
         """
         if self.traces_per_step <= 0:
             return float(self.traces_per_step < 0)
@@ -399,12 +425,12 @@ class StageRecipe(Strict):
 
     @property
     def filter_samples(self) -> int:
-        """How often the filter before the stage samples each problem."""
+        """Samples per problem that the filter makes before the stage."""
         return self.drop_solved if self.solved_by == "samples" else 0
 
     @property
     def machines(self) -> Hardware:
-        """The hardware, with the machines that only generate."""
+        """The hardware, including the machines that only generate."""
         if self.mode != "separate_async":
             return self.hardware
         nodes = self.hardware.nodes + self.asynchronous.rollout_nodes
@@ -412,14 +438,14 @@ class StageRecipe(Strict):
 
     @property
     def schedules_sessions(self) -> bool:
-        """Whether our scheduler decides which engine takes a rollout, and how many it is sent at a time."""
+        """Whether our scheduler assigns rollouts to engines, and limits the number of rollouts per engine."""
         return self.hardware.router == "sessions" and (self.hardware.engines > 1 or self.mode != "sync")
 
     @property
     def agent_loop_processes(self) -> int:
-        """Processes that run the agent loop, see `ROLLOUTS_PER_PROCESS`; on several machines at least one on each.
+        """Number of processes that run the agent loop: at least one per machine, at most one per problem.
 
-        VERL hands every process whole problems.
+        VERL gives all rollouts of a problem to one process. See also `ROLLOUTS_PER_PROCESS`.
         """
         machines, rollouts = self.machines, self.rollout.prompts * self.rollout.rollouts
         in_flight = min(machines.sequences_in_flight * machines.engines, rollouts)
@@ -428,9 +454,9 @@ class StageRecipe(Strict):
 
     @property
     def clip(self) -> tuple[float, float]:
-        """How far below and above 1 the ratio of probabilities may go: the recipe's, else the objective's own."""
-        own = OBJECTIVES[self.algorithm.objective].clip
-        return self.optim.clip_low or own[0], self.optim.clip_high or own[1]
+        """The clip range below and above 1: that of the recipe, or else the default of the objective."""
+        low, high = OBJECTIVES[self.algorithm.objective].clip
+        return self.optim.clip_low or low, self.optim.clip_high or high
 
     @property
     def drops_equal_rewards(self) -> bool:
@@ -440,7 +466,7 @@ class StageRecipe(Strict):
 
     @property
     def rounds(self) -> Rounds | None:
-        """How groups are rolled out in rounds; None if all of a group's rollouts are made at once."""
+        """The settings for rounds, with defaults filled in; None if all rollouts of a group are made at once."""
         groups, most = self.groups, self.rollout.rollouts
         if groups.round is None:
             return None
@@ -454,28 +480,34 @@ class StageRecipe(Strict):
 
     @property
     def rollouts_at_once(self) -> int:
-        """Rollouts of a step that may be under way at the same time; with `groups.round`, no fewer are made."""
+        """Rollouts of a step that can be in flight at the same time. A step makes at least this many."""
         return self.rollout.prompts * (self.groups.round or self.rollout.rollouts)
 
     @property
     def update_prompts(self) -> int:
-        """VERL's mini-batch: as many times `groups.keep` rollouts as one update may train on, recoveries included."""
+        """VERL's mini-batch size, in units of `groups.keep` rollouts.
+
+        It is large enough for all rollouts that one update may train on, recoveries included.
+        """
         return self.rollout.prompts * (1 + -(-self.recover.most // self.groups.keep))
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest rollout, its prompt included."""
+        """Tokens of the longest possible rollout, including its prompt."""
         return self.rollout.prompt_tokens + self.rollout.tokens
 
     @property
-    def models_on_the_way(self) -> int:
-        """How many models are made of checkpoints before the stage's end."""
+    def exported_models(self) -> int:
+        """Number of models that `checkpoint.export_every` asks for."""
         every = self.checkpoint.export_every
         return self.steps // every if every else 0
 
     @property
-    def keeps_own_checkpoints(self) -> bool:
-        """Whether some checkpoints are needed after VERL would have removed them: for a model, or to go back to."""
+    def removes_checkpoints(self) -> bool:
+        """Whether rstar2 removes old checkpoints itself, because VERL would remove some that are still needed.
+
+        A checkpoint is still needed if a model is to be exported from it, or if a rule may go back to it.
+        """
         return bool(self.checkpoint.export_every) or self.rules.may_go_back
 
     @property
@@ -485,15 +517,15 @@ class StageRecipe(Strict):
 
     @property
     def log_prob_tokens(self) -> int:
-        """Tokens per GPU in a micro-batch of which only log-probabilities are computed."""
+        """Tokens per GPU in a micro-batch that only computes log-probabilities."""
         return self.hardware.log_prob_tokens or self.update_tokens
 
     @model_validator(mode="before")
     @classmethod
     def _no_old_keys(cls, values: Any) -> Any:
         if isinstance(values, dict) and (old := replaced_keys(values)):
-            told = "; ".join(f"{key} (write {instead})" for key, instead in old)
-            raise ValueError(f"keys that are no longer read: {told}")
+            replacements = "; ".join(f"{key} (write {instead})" for key, instead in old)
+            raise ValueError(f"keys of an earlier version: {replacements}")
         return values
 
     @model_validator(mode="after")
@@ -503,7 +535,7 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _rollouts_fit(self) -> StageRecipe:
-        """VERL ends in the first update where a rollout is longer than a micro-batch."""
+        """VERL would end in the first update that has a rollout longer than a micro-batch."""
         for key in ("update_tokens", "log_prob_tokens"):
             tokens, split = getattr(self, key), self.hardware.sequence_parallel
             if tokens * split < self.longest:
@@ -515,55 +547,57 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _ranks_share_an_update(self) -> StageRecipe:
-        prompts, kept = self.rollout.prompts, self.groups.keep
-        told = f"rollout.prompts = {prompts}"
-        own = dotted(self.verl).get("actor_rollout_ref.actor.ppo_mini_batch_size")
-        if isinstance(own, int):
-            prompts, told = own, f"verl.actor_rollout_ref.actor.ppo_mini_batch_size = {own}"
-        if why := self.hardware.batch_fault(prompts * kept, f"{told} times groups.keep = {kept} rollouts"):
-            raise ValueError(why)
+        prompts, keep = self.rollout.prompts, self.groups.keep
+        setting = f"rollout.prompts = {prompts}"
+        mini_batch = dotted(self.verl).get("actor_rollout_ref.actor.ppo_mini_batch_size")
+        if isinstance(mini_batch, int):
+            prompts, setting = mini_batch, f"verl.actor_rollout_ref.actor.ppo_mini_batch_size = {mini_batch}"
+        if fault := self.hardware.batch_fault(
+            prompts * keep, f"{setting} times groups.keep = {keep} rollouts"
+        ):
+            raise ValueError(fault)
         return self
 
     @model_validator(mode="after")
     def _mode_works(self) -> StageRecipe:
-        why = mode_fault(self.mode, self.asynchronous, self.hardware.device, self.hardware.router)
-        if why:
-            raise ValueError(why)
+        fault = mode_fault(self.mode, self.asynchronous, self.hardware.device, self.hardware.router)
+        if fault:
+            raise ValueError(fault)
         return self
 
     @model_validator(mode="after")
-    def _verl_holds_it(self) -> StageRecipe:
-        """vLLM refuses at its start, and VERL's queue after hours of a step's rollouts."""
-        own, ahead = dotted(self.verl), self.asynchronous.batches_ahead if self.mode != "sync" else 0
-        for why in (
-            engine_fault(self.hardware.sequences_in_flight, own),
-            queue_fault(self.rollout.prompts, self.rollout.rollouts + self.recover.most, 1 + ahead, own),
+    def _fits_into_vllm_and_queue(self) -> StageRecipe:
+        """Otherwise vLLM would fail at its start, and VERL's queue only after hours of rollouts."""
+        verl, ahead = dotted(self.verl), self.asynchronous.batches_ahead if self.mode != "sync" else 0
+        for fault in (
+            engine_fault(self.hardware.sequences_in_flight, verl),
+            queue_fault(self.rollout.prompts, self.rollout.rollouts + self.recover.most, 1 + ahead, verl),
         ):
-            if why:
-                raise ValueError(why)
+            if fault:
+                raise ValueError(fault)
         return self
 
     @model_validator(mode="after")
     def _rules_can_act(self) -> StageRecipe:
         held_out, every = self.held_out, self.checkpoint.every
-        if why := rule_fault(self.rules, bool(held_out.data), held_out.every, every):
-            raise ValueError(why)
+        if fault := rule_fault(self.rules, bool(held_out.data), held_out.every, every):
+            raise ValueError(fault)
         return self
 
     @model_validator(mode="after")
     def _penalty_fits(self) -> StageRecipe:
-        if why := penalty_fault(self.reward, self.penalty):
-            raise ValueError(why)
+        if fault := penalty_fault(self.reward, self.penalty):
+            raise ValueError(fault)
         return self
 
     @model_validator(mode="after")
     def _curriculum_is_current(self) -> StageRecipe:
-        """Processes that load problems ahead would ask what was chosen many steps before."""
+        """Processes that load ahead would deliver problems that were chosen many steps before."""
         workers = dotted(self.verl).get(LOADING_PROCESSES, 0)
         if self.curriculum.reads_outcomes and workers:
             raise ValueError(
                 f'curriculum = "{self.curriculum.name}" needs verl.{LOADING_PROCESSES} = 0, not {workers}: processes '
-                "that load problems ahead would ask those that were chosen by outcomes of many steps ago"
+                "that load ahead would deliver problems that were chosen by outcomes of many steps ago"
             )
         return self
 
@@ -585,46 +619,47 @@ class StageRecipe(Strict):
             return self
         if groups.round >= most:
             raise ValueError(
-                f"groups.round = {groups.round} is not less than rollout.rollouts = {most}, so a group has one round: "
-                "lower it, or leave it unset"
+                f"groups.round = {groups.round} is not less than rollout.rollouts = {most}, so a group would have only "
+                "one round: lower groups.round, or leave it unset"
             )
         if groups.enough is not None and 2 * groups.enough > most:
             raise ValueError(
-                f"groups.enough = {groups.enough} correct and as many wrong rollouts are more than rollout.rollouts = "
-                f"{most}"
+                f"groups.enough = {groups.enough} correct and {groups.enough} wrong rollouts are more than "
+                f"rollout.rollouts = {most}: lower groups.enough"
             )
         return self
 
 
 class ValidationSettings(Strict):
-    """Conversations that SFT does not train on. Their loss is measured while it runs."""
+    """Conversations that SFT does not train on. The loss on them is measured during training."""
 
     data: str | None = None
-    """A file of conversations, or a folder from `rstar2 data prepare`. Those that ask nearly the same as one of the
-    training data are left out. If unset or empty, `share` of the training data is held out."""
+    """A file of conversations, or a folder from `rstar2 data prepare`. A conversation is left out if the training data
+    asks nearly the same question. If unset or empty, `share` of the training data is held out instead."""
     share: float = Field(0.01, ge=0, lt=1)
     """Share of the training data to hold out, drawn at random with `seed`. Conversations whose first questions are
-    equal or near duplicates stay on one side. 0: none, so the loss is not measured."""
+    equal or nearly equal stay together, on one side of the split. 0: none, and no validation loss is measured."""
     most: int = Field(1000, ge=1)
     """Limit for the number of conversations that `share` holds out."""
     every: int = Field(100, ge=1)
-    """Steps between two measurements. Steps whose model could be chosen are measured besides, see `choose`."""
+    """Steps between two measurements. Every step whose model `choose` may return is measured too."""
 
 
 class SftHeldOutSettings(Strict):
-    """Problems on which the model is sampled while SFT runs, as `rstar2 eval` does: pass@k and mean length."""
+    """Problems on which the model is evaluated during SFT, as `rstar2 eval` does: accuracy, pass@k and mean length."""
 
     data: str | None = None
-    """Problems in a file from `rstar2 data prepare`, or its folder. If unset or empty, nothing is sampled."""
+    """A file of problems from `rstar2 data prepare`, or its folder. If unset or empty, nothing is evaluated."""
     every: int = Field(500, ge=1)
-    """Steps between two evaluations; the last step is always evaluated. For each, training saves and ends, the model is
-    made and sampled on all the hardware, and training continues from the checkpoint."""
+    """Steps between two evaluations. The last step is always evaluated. Each evaluation interrupts training: the
+    trainer saves a checkpoint and ends, the model is exported and sampled on all the hardware, and training continues
+    from the checkpoint."""
     samples: int = Field(4, ge=1)
-    """Samples per problem: the largest k of pass@k."""
+    """Samples per problem. This is also the largest k of pass@k."""
     temperature: float = Field(1.0, ge=0)
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature. 0 means greedy decoding."""
     tokens: int = Field(8192, ge=1)
-    """Token budget of a sample after its prompt, tool output included."""
+    """Token budget of a sample after its prompt. Tool output counts."""
     max_turns: int = Field(10, ge=1)
     """Limit for the model's turns in a sample."""
 
@@ -633,48 +668,53 @@ Choose = Literal["auto", "held_out", "validation", "last"]
 
 
 class SftRecipe(Strict):
-    """Stage 0: supervised fine-tuning on tool-use conversations."""
+    """The settings of stage 0: supervised fine-tuning on tool-use conversations."""
 
     format: str | None = None
-    """Format to teach: a name or a file. If unset or empty, that of the model's format file, or else ours."""
+    """Format to teach: the name of a format, or a file. If unset or empty, the model's format file decides. A model
+    without one is taught rstar2's default format."""
     epochs: int = Field(3, ge=1)
-    """Passes over the data."""
+    """Passes over the training data."""
     batch: int = Field(128, ge=1)
     """Conversations per update."""
     lr: float = Field(5e-6, gt=0)
-    """Learning rate at the end of the warm-up; from there it follows a cosine decay."""
+    """Highest learning rate, at the end of the warm-up. After it the rate falls along a cosine."""
     warmup_ratio: float = Field(0.04, ge=0, le=1)
-    """Share of all steps in which the learning rate rises (warm-up)."""
+    """Share of all steps that belong to the warm-up, in which the learning rate rises."""
     weight_decay: float = Field(0.01, ge=0)
     """AdamW's weight decay."""
     max_tokens: int = Field(16384, ge=1)
-    """Limit for a conversation, as the model sees it."""
+    """Limit for the tokens of a conversation, including the system text and the tools."""
     too_long: Literal["drop", "cut"] = "drop"
-    """Conversations with more than `max_tokens`. drop: left out. cut: cut at their end. Either way they are counted."""
+    """What happens to a conversation with more than `max_tokens`. drop: it is left out. cut: its end is cut off.
+    `rstar2 sft` reports the number of such conversations."""
     validation: ValidationSettings = ValidationSettings()
     held_out: SftHeldOutSettings = SftHeldOutSettings()
     choose: Choose = "auto"
-    """Which step's model SFT returns. held_out: the one with the highest accuracy on `held_out.data`, of the steps that
-    are evaluated. validation: the one with the lowest validation loss, of the multiples of `checkpoint_every` and the
-    last step. last: the last step. auto: held_out if problems are named, else validation if the loss is measured, else
-    last. Of equal ones the earliest is chosen."""
+    """The step whose model SFT returns. held_out: the evaluated step with the highest accuracy on `held_out.data`.
+    validation: the step with the lowest validation loss, among the multiples of `checkpoint_every` and the last step.
+    last: the last step. auto: held_out if `held_out.data` is set, else validation if a validation loss is measured,
+    else last. If steps are equally good, the earliest is chosen."""
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
-    """Steps between checkpoints; the last step is always saved."""
+    """Steps between checkpoints. The last step is always saved."""
     checkpoint_every_minutes: float = Field(30.0, gt=0)
-    """A step is also saved if, at its end, the last checkpoint is at least this many minutes old."""
+    """A step is also saved if the last checkpoint is at least this many minutes old when the step ends."""
     seed: int = Field(1, ge=0)
-    """Seed for the order of conversations."""
+    """Seed for the order of conversations, and for the draws of `validation.share` and of the evaluation's samples."""
     trackers: tuple[Tracker, ...] = ("console",)
-    """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's
-    log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several have a mode that writes files into the run's
-    folder and needs no server; docs/training.md has the table."""
+    """Where VERL reports the metrics of each step, in addition to the file that `rstar2 watch` reads. console: the
+    trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
+    run's folder without a server; the documentation has a table of them."""
     verl: dict[str, Any] = Field(default_factory=dict)
-    """VERL's own keys, dotted, for settings that have no key here."""
+    """Keys of VERL's own config, dotted, for settings that have no recipe key. They override what the recipe sets."""
 
     @property
     def chosen_by(self) -> Choose:
-        """`choose`, with `auto` resolved; validation that has no conversations measures nothing."""
+        """The value of `choose`, with `auto` resolved.
+
+        A split that draws no conversations measures no validation loss, although this property is `validation`.
+        """
         if self.choose != "auto":
             return self.choose
         if self.held_out.data:
@@ -688,7 +728,7 @@ class SftRecipe(Strict):
 
     @property
     def micro_batch_rows(self) -> int | None:
-        """Conversations of a micro-batch where VERL is told to count them; None where it counts tokens."""
+        """Conversations per micro-batch, if the recipe makes VERL count them; None if VERL counts tokens."""
         keys = dotted(self.verl)
         if keys.get("data.use_dynamic_bsz", True):
             return None
@@ -702,9 +742,7 @@ class SftRecipe(Strict):
     @model_validator(mode="after")
     def _can_be_chosen(self) -> SftRecipe:
         if self.choose == "held_out" and not self.held_out.data:
-            raise ValueError(
-                'choose = "held_out" needs problems to sample: name their file with held_out.data'
-            )
+            raise ValueError('choose = "held_out" needs problems to sample: set held_out.data to their file')
         if self.choose == "validation" and not (self.validation.data or self.validation.share):
             raise ValueError(
                 'choose = "validation" needs conversations to measure on: set validation.share above 0, or '
@@ -714,7 +752,7 @@ class SftRecipe(Strict):
 
     @model_validator(mode="after")
     def _conversations_fit(self) -> SftRecipe:
-        """VERL ends in the first step where a conversation is longer than a micro-batch."""
+        """VERL would end in the first step that has a conversation longer than a micro-batch."""
         tokens, split = self.update_tokens, self.hardware.sequence_parallel
         if self.micro_batch_rows is None and tokens * split < self.max_tokens:
             raise ValueError(
@@ -725,6 +763,6 @@ class SftRecipe(Strict):
 
     @model_validator(mode="after")
     def _ranks_share_a_batch(self) -> SftRecipe:
-        if why := self.hardware.batch_fault(self.batch, f"batch = {self.batch} conversations"):
-            raise ValueError(why)
+        if fault := self.hardware.batch_fault(self.batch, f"batch = {self.batch} conversations"):
+            raise ValueError(fault)
         return self

@@ -1,4 +1,4 @@
-"""Puts a recipe together: the file that is shipped or given, a hardware profile on top, and what `--set` changes."""
+"""Assembles a recipe from its TOML file, a hardware profile and the changes of `--set`, each on top of the last."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
 from rstar2.train.select import SELECTIONS
 
 PAPER = "paper"
-"""The recipe with a file for each stage: `stage1.toml` to `stage3.toml`."""
+"""The name of the paper's recipe. It has one file per stage: `stage1.toml` to `stage3.toml`."""
 _STAGE = re.compile(r"\s*stage(\d+)\.")
 RecipeKind = Literal["stage", "sft", "demo", "profile"]
 
 
 def read_recipe(name: str, kind: RecipeKind) -> tuple[Path, dict[str, Any]]:
-    """The file of a recipe or a profile, named by its path or as one that is shipped, and what it holds.
+    """Reads a recipe or a hardware profile. Returns the path of its file, and its values.
 
-    What it names as `module:object` may be in a module beside it. Raises a UserError if there is no such file, or it is
-    of another kind.
+    If it is a file of the user, modules in its folder can be named as `module:object`.
+
+    Args:
+        name: a path to a .toml file, or the name of a shipped recipe or profile.
+
+    Raises:
+        UserError: there is no such file, or it is of another kind.
     """
     path, shipped = Path(name), recipes_folder() / f"{name}.toml"
     if path.suffix != ".toml" or not path.is_file():
@@ -36,9 +41,9 @@ def read_recipe(name: str, kind: RecipeKind) -> tuple[Path, dict[str, Any]]:
     if path != shipped:
         search_in(path.parent)
     values = read_toml(path)
-    if (found := _kind(values)) != kind and found in ("demo", "profile"):
-        is_ = "a hardware profile" if found == "profile" else "the demo's recipe"
-        raise UserError(f"{name} is {is_}, not a {word} for this", hint)
+    if (file_kind := _kind(values)) != kind and file_kind in ("demo", "profile"):
+        description = "a hardware profile" if file_kind == "profile" else "the demo's recipe"
+        raise UserError(f"{name} is {description}, not a {word} for this", hint)
     return path, values
 
 
@@ -55,13 +60,16 @@ def shipped_recipes(kind: RecipeKind) -> list[str]:
 
 
 def on_top(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`merged`, but for keys that can be written in two ways: those of VERL, the selection and the curriculum.
+    """Merges two layers of a recipe. A value of `over` replaces that of `base`.
 
-    VERL's keys are dotted in both, so that the one on top wins however either is written. What `--set` adds to the
-    dotted keys comes after them, and wins too. A selection's name alone is a table in both; the settings of another
-    selection than the one on top are dropped. A curriculum likewise.
+    Three keys can be written in two ways, and are brought to one form first:
+
+    - `verl` can be nested or dotted. Both layers are made dotted. A key that `--set` adds later replaces them too.
+    - `select` can be a name or a table. Both layers are made tables. If `over` names another selection, the settings of
+      the selection of `base` are dropped.
+    - `curriculum` works in the same way as `select`.
     """
-    below, above = _one_way(base), _one_way(over)
+    below, above = _in_one_form(base), _in_one_form(over)
     for functions in (SELECTIONS, CURRICULA):
         name = above.get(functions.key, {}).get("name")
         if name is not None and name != below.get(functions.key, {}).get("name", functions.default):
@@ -69,19 +77,22 @@ def on_top(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged(below, above)
 
 
-def _one_way(layer: dict[str, Any]) -> dict[str, Any]:
-    """A layer of a recipe with keys that can be written in two ways written in one."""
-    ways: dict[str, Any] = {}
+def _in_one_form(layer: dict[str, Any]) -> dict[str, Any]:
+    """A layer of a recipe with dotted VERL keys, and with tables for the selection and the curriculum."""
+    changed: dict[str, Any] = {}
     if isinstance(verl := layer.get("verl"), dict):
-        ways["verl"] = dotted(verl)
+        changed["verl"] = dotted(verl)
     for key in (SELECTIONS.key, CURRICULA.key):
         if isinstance(name := layer.get(key), str):
-            ways[key] = {"name": name}
-    return {**layer, **ways}
+            changed[key] = {"name": name}
+    return {**layer, **changed}
 
 
 def stage_range(text: str) -> list[int]:
-    """The stages that `2` or `1..3` means; a UserError where there is no such stage, or it runs backwards."""
+    """Returns the stages that a text such as `2` or `1..3` names.
+
+    Raises UserError if a stage does not exist, or if the range is descending.
+    """
     first, dots, last = text.partition("..")
     numbers = [first, last if dots else first]
     if not all(number in map(str, STAGES) for number in numbers) or numbers[0] > numbers[1]:
@@ -98,16 +109,24 @@ def stage_recipe(
     where: str | None = None,
     within: tuple[str, ...] = (),
 ) -> StageRecipe:
-    """The recipe of an RL stage: its file, on top the profile's `[stage]`, `over` and `--set`.
+    """Assembles the recipe of an RL stage from its file, the profile's table `[stage]`, `over` and `overrides`.
 
-    The recipe `paper` has a file for each stage, every other one for all. A wrong file, key or value is a UserError,
-    which names `where`, by default the file, or the override. For `within` see `rstar2.config.resolve`.
+    The recipe `paper` has one file per stage. Every other recipe is one file for all stages.
+
+    Args:
+        overrides: texts of the form `a.b=c`, from `--set`.
+        over: a further layer of values, between the profile and the overrides.
+        where: the origin of the values, for messages. The default is the recipe's file.
+        within: see `rstar2.config.resolve`.
+
+    Raises:
+        UserError: a file, key or value is wrong. The message names `where`, or the override.
     """
     path, values = read_recipe(f"stage{stage}" if recipe == PAPER else recipe, "stage")
     if table := next((key for key in values if _STAGE.match(f"{key}.")), ""):
         raise UserError(
-            f"{path}: [{table}] is not read from a recipe, which is that of every stage",
-            f"Set what differs in it with --set {table}.KEY=VALUE.",
+            f"{path}: a recipe file is for all stages and cannot have a table [{table}]",
+            f"Change a single stage with --set {table}.KEY=VALUE.",
         )
     values = on_top(on_top(values, _profile(profile, "stage")), over or {})
     return resolve(StageRecipe, values, overrides, where or str(path), within, f"stage{stage}.")
@@ -116,50 +135,53 @@ def stage_recipe(
 def stage_recipes(
     stages: list[int], profile: str | None, overrides: list[str], recipe: str = PAPER
 ) -> dict[int, StageRecipe]:
-    """The recipes of several stages, as `stage_recipe` makes them; `stage2.a.b=c` changes stage 2 alone.
+    """Assembles the recipes of several stages with `stage_recipe`, and checks that they can follow each other.
 
-    A UserError besides where an override names a stage that is not among them, or a stage is to continue the optimizer
-    of the one before with other settings, which VERL would not heed, or on another number of ranks, or a stage names
-    another format than the one before, whose model it starts from.
+    An override of the form `stage2.a.b=c` changes stage 2 only.
+
+    Raises:
+        UserError: `stage_recipe` raises it; an override names a stage that is not run; a stage has another format than
+            the stage before, whose model it starts from; or a stage is to continue the optimizer of the stage before
+            with another learning rate, weight decay or number of ranks, which VERL cannot do.
     """
-    found = {}
+    recipes = {}
     for stage in stages:
-        own = []
+        stage_overrides = []
         for override in overrides:
             named = _STAGE.match(override)
             if named and int(named[1]) not in stages:
-                raise UserError(f"--set {override}: stage {named[1]} is not run", f"Stages: {stages}.")
+                raise UserError(f"--set {override}: stage {named[1]} is not run", f"The stages are {stages}.")
             if named is None or int(named[1]) == stage:
-                own.append(override)
-        found[stage] = stage_recipe(stage, profile, own, recipe)
-    for (before, one), (after, other) in pairwise(found.items()):
-        if (one.format or None) != (other.format or None):
+                stage_overrides.append(override)
+        recipes[stage] = stage_recipe(stage, profile, stage_overrides, recipe)
+    for (first, first_recipe), (second, second_recipe) in pairwise(recipes.items()):
+        if (first_recipe.format or None) != (second_recipe.format or None):
             raise UserError(
-                f"stage {after} starts from stage {before}'s model and so keeps its format, {one.format or 'its own'}: "
-                f"it cannot use {other.format or 'another'}",
+                f"stage {second} starts from stage {first}'s model and so keeps its format, "
+                f"{first_recipe.format or 'its own'}: it cannot use {second_recipe.format or 'another'}",
                 "Set format for all stages, or leave it out.",
             )
-        if other.optim.state == "continued":
-            _check_continues(before, one, after, other)
-    return found
+        if second_recipe.optim.state == "continued":
+            _check_continues(first, first_recipe, second, second_recipe)
+    return recipes
 
 
-def _check_continues(before: int, one: StageRecipe, after: int, other: StageRecipe) -> None:
-    """Raise a UserError where a stage cannot continue the optimizer of the one before it."""
-    fresh = f"or start stage {after} afresh with --set stage{after}.optim.state=fresh."
+def _check_continues(first: int, first_recipe: StageRecipe, second: int, second_recipe: StageRecipe) -> None:
+    """Raises UserError if the second stage cannot continue the optimizer of the first."""
+    fresh = f"or begin stage {second} with a new optimizer: --set stage{second}.optim.state=fresh."
     for key in ("lr", "weight_decay"):
-        old, new = getattr(one.optim, key), getattr(other.optim, key)
+        old, new = getattr(first_recipe.optim, key), getattr(second_recipe.optim, key)
         if old != new:
             raise UserError(
-                f"stage {after} continues stage {before}'s optimizer and so keeps optim.{key} = {old:g}: it cannot "
+                f"stage {second} continues stage {first}'s optimizer and so keeps optim.{key} = {old:g}: it cannot "
                 f"use {new:g}",
-                f"Set both the same, {fresh}",
+                f"Give both stages the same value, {fresh}",
             )
-    if one.hardware.ranks != other.hardware.ranks:
+    if first_recipe.hardware.ranks != second_recipe.hardware.ranks:
         raise UserError(
-            f"stage {after} continues stage {before}'s optimizer, which {one.hardware.ranks} ranks write "
-            f"(hardware.nodes times hardware.gpus_per_node): it cannot use {other.hardware.ranks}",
-            f"Set both the same, {fresh}",
+            f"stage {second} continues stage {first}'s optimizer, which is saved by {first_recipe.hardware.ranks} "
+            f"ranks (hardware.nodes times hardware.gpus_per_node): it cannot use {second_recipe.hardware.ranks}",
+            f"Give both stages the same number, {fresh}",
         )
 
 
@@ -171,7 +193,7 @@ def sft_recipe(
     where: str | None = None,
     within: tuple[str, ...] = (),
 ) -> SftRecipe:
-    """The recipe of SFT, put together as `stage_recipe` does with the profile's `[sft]` table."""
+    """Assembles the recipe of SFT in the same way as `stage_recipe`, with the profile's table `[sft]`."""
     path, values = read_recipe(recipe or "sft", "sft")
     values = on_top(on_top(values, _profile(profile, "sft")), over or {})
     return resolve(SftRecipe, values, overrides, where or str(path), within)

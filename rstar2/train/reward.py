@@ -1,7 +1,7 @@
-"""Rewards: what a finished rollout is worth in training; the same rules say which problems count as solved.
+"""Rewards of finished rollouts. The same rules decide which problems count as solved.
 
-A recipe's `reward` is one of the rules of `rstar2.eval.grader.reading_rules`, `constant`, or `module:object` for a
-user's own function of a problem and its graded trace. A recipe's `penalty` takes a part of it off again.
+A recipe's `reward` is one of the rules of `rstar2.eval.grader.reading_rules`, or `constant`, or `module:object` for a
+user's own function of a problem and its graded trace. A recipe's `penalty` is subtracted from the reward.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ from rstar2.loop.trace import Trace
 from rstar2.plugins import failures_named, is_reference, load_function
 
 RewardFunction = Callable[[Problem, Trace], float]
-"""A reward: it gets the problem, and the trace with the grader's verdict, and returns any finite number."""
+"""A reward function. It takes the problem and the trace with the grader's verdict, and returns a finite number."""
 ROLE = "the reward"
 PARAMETERS = ("problem", "trace")
 SHIPPED: tuple[str, ...] = (*get_args(ReadingRule), "constant")
 
 
 class PenaltySettings(Strict):
-    """What a rollout with a correct answer loses of its reward for its length; the paper has no such penalty.
+    """Penalties on the reward of correct rollouts for their length. Off by default; the paper has none.
 
-    A wrong one loses nothing: to give up early must not be worth more than to be wrong late. A correct one keeps more
-    than nothing, because both shares together are below 1, so it is always worth more than a wrong one. A group whose
-    rollouts are all correct is dropped as without a penalty, see `groups.drop_equal_rewards`.
+    A wrong rollout has no penalty, because giving up early must not be worth more than being wrong late. The two shares
+    together must be below 1, so a correct rollout is always worth more than a wrong one. Penalties do not count when
+    groups of equal rewards are dropped (`groups.drop_equal_rewards`).
     """
 
     length: float = Field(0.0, ge=0, lt=1)
-    """Share of the reward that a correct rollout loses if it uses the whole token budget (`rollout.tokens`); a shorter
-    one loses in proportion to its tokens. As in arXiv 2502.04463, but measured by the budget instead of the lengths of
-    the problem's other correct rollouts."""
+    """Share of the reward that a correct rollout loses if it uses the whole token budget (`rollout.tokens`). A shorter
+    rollout loses less, in proportion to its tokens. Set it if rollouts grow longer without becoming better. The idea is
+    that of arXiv 2502.04463, which compares with the problem's other correct rollouts instead of the budget."""
     turns: float = Field(0.0, ge=0, lt=1)
-    """Share of the reward that a correct rollout loses if it takes `rollout.max_turns` turns. One of a single turn
-    loses nothing, and those between in proportion to their turns after the first."""
+    """Share of the reward that a correct rollout loses if it takes `rollout.max_turns` turns. A rollout with fewer
+    turns loses less, in proportion to its turns after the first. A rollout with one turn loses nothing."""
 
     @model_validator(mode="after")
     def _leaves_something(self) -> PenaltySettings:
         if self.length + self.turns >= 1:
             raise ValueError(
-                f"penalty.length + penalty.turns = {self.length + self.turns:g} must be below 1: else a correct "
-                "rollout would be worth no more than a wrong one"
+                f"penalty.length + penalty.turns = {self.length + self.turns:g} is not below 1: a correct rollout "
+                "could be worth no more than a wrong one"
             )
         return self
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """The penalty of a stage."""
+    """The penalties of a stage, and the limits that they are measured by."""
 
     settings: PenaltySettings
     max_tokens: int
     max_turns: int
 
     def of(self, trace: Trace) -> float:
-        """What a graded trace loses of a reward of 1, in [0, 1); 0 if its answer is not correct."""
+        """The penalty of a graded trace, in [0, 1). It is 0 if the answer is not correct."""
         if not trace.correct:
             return 0.0
         length = min(trace.tokens / self.max_tokens, 1.0)
@@ -73,7 +73,7 @@ class Penalty:
 
 
 class Reward:
-    """A recipe's reward, ready to be applied. A UserError if it is a user's own and cannot be loaded."""
+    """Applies a recipe's reward. Raises UserError if it is a user's own function and cannot be loaded."""
 
     def __init__(self, name: str, penalty: Penalty | None = None) -> None:
         self.name = name
@@ -81,14 +81,14 @@ class Reward:
         self._penalty = penalty
 
     def rewarded(self, trace: Trace) -> Trace:
-        """A graded trace with its reward and its penalty. A Failure as of `__call__`."""
+        """Returns a copy of a graded trace with its reward and penalty. Raises Failure as `__call__` does."""
         penalty = self._penalty.of(trace) if self._penalty else 0.0
         return trace.model_copy(update={"reward": self(trace) - penalty, "penalty": penalty})
 
     def __call__(self, trace: Trace) -> float:
-        """The reward of a graded trace without the penalty.
+        """Returns the reward of a graded trace, without the penalty.
 
-        Raises a Failure if a user's function failed, or returned no finite number.
+        Raises Failure if a user's function failed, or did not return a finite number.
         """
         problem = Problem(trace.problem_id, trace.problem, trace.gold or "")
         with failures_named(self.name, ROLE):
@@ -106,7 +106,10 @@ class Reward:
 
 
 def checked_reward(name: str) -> str:
-    """The name of a reward that exists; a ValueError for another, a UserError for a function that cannot be loaded."""
+    """Returns the name of a reward after a check.
+
+    Raises ValueError if there is no such reward, and UserError if a user's function cannot be loaded.
+    """
     if is_reference(name):
         Reward(name)
     elif name not in SHIPPED:
@@ -118,29 +121,29 @@ def checked_reward(name: str) -> str:
 
 
 def penalty_fault(reward: str, penalty: PenaltySettings) -> str:
-    """Why a reward cannot be combined with a penalty; empty if it can."""
+    """Says why a reward cannot be combined with a penalty; empty if it can."""
     if reward in get_args(ReadingRule) or not (penalty.length or penalty.turns):
         return ""
     return (
         f"penalty.length = {penalty.length:g} and penalty.turns = {penalty.turns:g} need a reward of 1 for a correct "
         f"answer and 0 for a wrong one ({', '.join(get_args(ReadingRule))}), not reward = {reward!r}; a function of "
-        "your own can take a part off itself"
+        "your own can subtract the penalty itself"
     )
 
 
 def reading_rule(name: str) -> ReadingRule:
-    """The rule that tells whether an answer is correct: the paper's if the reward names none."""
+    """The rule that reads a trace's answer for the verdict: the reward's own, or `paper` if it has none."""
     rules: tuple[ReadingRule, ...] = get_args(ReadingRule)
     return next((rule for rule in rules if rule == name), "paper")
 
 
 def text_to_grade(trace: Trace, reward: str) -> str:
-    """The part of a trace that holds its answer under a reward's rule; empty if the rule finds none."""
+    """The part of a trace that contains its answer by the rule of a reward; empty if the rule finds none."""
     return part_to_grade(trace, reading_rule(reward))
 
 
 def solved(traces: Iterable[Trace], reward: str) -> Iterator[tuple[str, bool]]:
-    """Each trace's problem, and whether its answer is correct under the reward's rule, whatever rule read it before."""
+    """Grades traces again by the rule of a reward. Yields the problem id of each, and whether the answer is correct."""
     with GraderPool(workers=1) as pool:
         for trace in traces:
             yield trace.problem_id, pool.grade(trace.gold, text_to_grade(trace, reward)).correct

@@ -1,16 +1,17 @@
-"""Rolls a group out in rounds, until its outcomes decide what it can teach (`groups.round` of a recipe).
+"""Makes the rollouts of a group in rounds, and stops when the group is decided (`groups.round` of a recipe).
 
-A round waits for all of its rollouts, whatever their length, and then looks at their rewards. A group is decided when
-it is `mixed` (enough correct and enough wrong rollouts), `solved` (all are correct) or `hopeless` (none is). Any other
-group grows by another round, up to `rollout.rollouts`. As for RoC, a rollout is correct if its reward is above 0. One
-without a verdict, or one that the selection never trains on, is no outcome. Of a group that stops early the same share
-is trained on as of a full one, so a selection such as RoC chooses as strictly.
+Each round waits for all of its rollouts, whatever their length. Then their rewards decide whether another round
+follows. A group is decided when it is `mixed` (enough correct and enough wrong rollouts), `solved` (all are correct) or
+`hopeless` (none is correct). Any other group gets another round, until it has `rollout.rollouts` rollouts.
+
+A rollout counts as correct if its reward is above 0, as in Resampling on Correct (RoC). A rollout does not count at all
+if it has no verdict, or if the selection never trains on it. A group that stops early trains on the same share of its
+rollouts as a full group, so that a selection such as RoC is equally strict.
 
 Sources: Reinforce-Ada (arXiv 2510.04996, algorithm 1) samples in rounds and stops a prompt when it has enough rollouts
-of both kinds. Pilot-Commit (arXiv 2605.26606, abstract) spends no more on a prompt whose first rollouts all have the
-same reward. That a hopeless group grows follows Knapsack RL (arXiv 2509.25849, abstract) and AR3PO (arXiv 2509.25808,
-abstract), which give hard prompts more rollouts. How such a stop changes what is learned:
-`benchmarks/train/rounds.py`.
+of both kinds. Pilot-Commit (arXiv 2605.26606, abstract) stops a prompt whose first rollouts all have the same reward.
+Knapsack RL (arXiv 2509.25849, abstract) and AR3PO (arXiv 2509.25808, abstract) give hard prompts more rollouts, which
+is why a hopeless group grows here. `benchmarks/train/rounds.py` measures how rounds change what is learned.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Decision = Literal["mixed", "solved", "hopeless"]
-"""Why a group stops before it is full."""
+"""The reason why a group stops before it is full."""
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """How groups are rolled out; the keys of `groups` in a recipe, with their defaults resolved."""
+    """The settings for rounds: keys of `groups` in a recipe, with defaults filled in."""
 
     size: int
-    """Rollouts of a round."""
+    """Rollouts per round."""
     most: int
-    """Rollouts of a full group: `rollout.rollouts`."""
+    """Rollouts of a full group (`rollout.rollouts`)."""
     enough: int
     """A group is mixed once it has this many rewards above 0 and this many others."""
     solved_after: int
@@ -41,11 +42,11 @@ class Rounds:
 
     @property
     def number(self) -> int:
-        """How many rounds a full group has."""
+        """Number of rounds of a full group."""
         return -(-self.most // self.size)
 
     def decision(self, rewards: Sequence[float]) -> Decision | None:
-        """Why a group with these rewards needs no other round; None if it does."""
+        """Returns the reason why a group with these rewards can stop, or None if it needs another round."""
         correct = sum(reward > 0 for reward in rewards)
         wrong = len(rewards) - correct
         if min(correct, wrong) >= self.enough:
@@ -57,26 +58,30 @@ class Rounds:
         return None
 
     def kept(self, made: int, keep: int) -> int:
-        """How many of a group's `made` rollouts are trained on at most, if it is `keep` of a full group.
+        """Returns how many rollouts of a group may be trained on.
 
-        Two at least, because a lone rollout has no advantage.
+        It is at least two, because a lone rollout has no advantage.
+
+        Args:
+            made: rollouts that the group has.
+            keep: rollouts of a full group that may be trained on (`groups.keep`).
         """
         return max(2, -(-made * keep // self.most)) if made < self.most else keep
 
 
 @dataclass(frozen=True)
 class RoundsOfGroup:
-    """What became of a group."""
+    """The result of a group that was made in rounds."""
 
     made: int
-    """Rollouts that were begun, those without a verdict included."""
+    """Rollouts that were begun, including those without a verdict."""
     rounds: int
     decision: Decision | None
-    """None if the group is full."""
+    """The reason to stop early; None if the group is full."""
 
 
 class GroupInRounds:
-    """Lets the rollouts of one group begin when their round does."""
+    """Holds back the rollouts of one group until their round begins."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
@@ -88,19 +93,27 @@ class GroupInRounds:
         self._begun[0].set()
 
     def all_started(self) -> bool:
-        """Count one more rollout that VERL has started; returns whether it was the last of a full group."""
+        """Counts one more rollout that VERL has started. Returns whether it was the last of a full group."""
         self._started += 1
         return self._started >= self._rounds.most
 
     async def begins(self, number: int) -> bool:
-        """Wait until it is decided whether the group needs its rollout of this number, from 0 on; returns whether."""
+        """Waits for the round of a rollout. Returns whether the group needs the rollout.
+
+        Args:
+            number: the rollout's number in the group, from 0.
+        """
         await self._begun[number // self._rounds.size].wait()
         return number < self._made
 
     def ended(self, reward: float | None) -> RoundsOfGroup | None:
-        """Note that a rollout that had begun ended; its reward is None if it is no outcome.
+        """Counts a rollout that has ended, and begins the next round if it was the last of its round.
 
-        Returns what became of the group if that was its last rollout.
+        Args:
+            reward: its reward; None if the rollout does not count.
+
+        Returns:
+            The group's result if no further round follows, else None.
         """
         self._ended += 1
         if reward is not None:
@@ -115,7 +128,7 @@ class GroupInRounds:
             return None
         return RoundsOfGroup(self._made, rounds, decision)
 
-    def let_go(self) -> None:
-        """Let the rollouts that the group does not need know so."""
+    def release(self) -> None:
+        """Releases all waiting rollouts. `begins` returns False for those that the group does not need."""
         for event in self._begun:
             event.set()

@@ -1,4 +1,4 @@
-"""Rules that end a stage before its last step: because the policy no longer improves, or because it has collapsed."""
+"""Rules that end a stage before its last step, because the policy no longer improves or because it has collapsed."""
 
 from __future__ import annotations
 
@@ -18,71 +18,76 @@ from rstar2.train.trainer.checkpoints import fault, finished_steps
 Metrics = Mapping[str, Any]
 Measure = Literal["pass_rate", "held_out"]
 _EQUAL = 1e-9
-"""A change that differs from the named one by less is as large as that."""
+"""Tolerance for comparing a change with `rise` or `fall`."""
 _NAMES: dict[Measure, str] = {"pass_rate": "the pass rate", "held_out": "the accuracy on held-out problems"}
 
 
 class RuleSettings(Strict):
-    """When a stage ends before its last step, and what follows; `steps` is then the most. Off by default.
+    """Rules that may end a stage before `steps` steps. Off by default.
 
-    What follows is one of three. advance: the stage ends, its model is that of its last step, and the next stage
-    begins. stop: the same, but no further stage is run. back: the stage ends, and its model is that of the checkpoint
-    with the highest accuracy on `held_out.data`, from which the next stage begins. A decision is taken once: it stands
-    in the stage's folder (`decision.json`) and holds for every later start of the run.
+    A rule takes one of three actions. advance: the stage ends with the model of its last step, and the next stage
+    begins. stop: the stage ends in the same way, and no further stage runs. back: the stage ends with the model of the
+    checkpoint that has the highest accuracy on `held_out.data`, and the next stage begins from it. The decision is
+    stored in the stage's folder (`decision.json`) and is final: later starts of the run do not change it.
     """
 
     measure: Measure = "pass_rate"
-    """What the rules look at. pass_rate: that of the step's rollouts with a verdict, averaged over `window` steps.
-    held_out: the accuracy on `held_out.data`, whenever it is measured. With problems that are chosen by their
-    difficulty, only held_out tells of progress."""
+    """The measure that the rules watch. pass_rate: the share of correct rollouts among those with a verdict, averaged
+    over `window` steps. held_out: the accuracy on `held_out.data`, in each step that measures it. Use held_out if a
+    curriculum chooses problems by their difficulty, because the pass rate then does not show progress."""
     window: int = Field(5, ge=1)
     """Steps over which the pass rate is averaged."""
     flat_steps: int = Field(0, ge=0)
-    """If the measure has not risen for this many steps, `when_flat` follows. 0: never."""
+    """Take the action `when_flat` if the measure has not risen for this many steps. 0: never."""
     rise: float = Field(0.01, ge=0, lt=1)
-    """How far the measure has to be above its highest value so far to have risen; smaller rises add up."""
+    """The measure has risen if it is at least this far above its value at the last rise. Smaller rises add up. 0.01 is
+    one percentage point."""
     when_flat: Action = "advance"
-    """What follows when the measure has not risen."""
+    """The action if the measure has not risen for `flat_steps` steps."""
     fall: float = Field(0.0, ge=0, lt=1)
-    """If the measure is this far below its highest value of the stage, `when_fallen` follows. 0: never."""
+    """Take the action `when_fallen` if the measure is at least this far below its highest value of the stage. 0.1 is
+    ten percentage points. 0: never."""
     when_fallen: Action = "back"
-    """What follows when the measure has fallen."""
+    """The action if the measure has fallen by `fall`."""
 
     @property
     def may_go_back(self) -> bool:
-        """Whether the checkpoint that is best on the held-out problems has to be kept."""
+        """Whether a rule may go back to the checkpoint that is best on the held-out problems."""
         flat, fallen = self.flat_steps and self.when_flat == "back", self.fall and self.when_fallen == "back"
         return bool(flat or fallen)
 
 
 def rule_fault(rules: RuleSettings, held_out: bool, held_out_every: int, checkpoint_every: int) -> str:
-    """Why rules could never act; empty if they can.
+    """Says why rules could never act; empty if they can.
 
     Args:
-        held_out: whether problems are held out.
-        held_out_every, checkpoint_every: steps between measurements and between checkpoints.
+        held_out: whether the recipe names held-out problems.
+        held_out_every: steps between measurements on them.
+        checkpoint_every: steps between checkpoints.
     """
     acts = bool(rules.flat_steps or rules.fall)
     if acts and rules.measure == "held_out" and not held_out:
-        return 'rules.measure = "held_out" needs problems to measure on: name their file with held_out.data'
+        return 'rules.measure = "held_out" needs problems to measure on: set held_out.data to their file'
     if rules.may_go_back and not held_out:
         return (
-            'going back (rules.when_flat or rules.when_fallen = "back") needs problems by which the best checkpoint is '
-            "told: name their file with held_out.data"
+            'going back (rules.when_flat or rules.when_fallen = "back") needs problems to find the best checkpoint '
+            "with: set held_out.data to their file"
         )
     if rules.may_go_back and held_out_every % checkpoint_every:
         return (
-            f'going back (rules.when_flat or rules.when_fallen = "back") needs a checkpoint of each measured step, but '
+            'going back (rules.when_flat or rules.when_fallen = "back") needs a checkpoint of each measured step, but '
             f"held_out.every = {held_out_every} is not a multiple of checkpoint.every = {checkpoint_every}"
         )
     return ""
 
 
 def measured(steps: Mapping[int, Metrics], rules: RuleSettings) -> dict[int, float]:
-    """The values that the rules look at, by step, in order; what is not a number is left out."""
+    """The values of the rules' measure by step, in the order of steps. Values that are not finite are left out."""
     if rules.measure == "held_out":
-        found = {step: held_out_accuracy(metrics) for step, metrics in sorted(steps.items())}
-        return {step: value for step, value in found.items() if value is not None and math.isfinite(value)}
+        accuracies = {step: held_out_accuracy(metrics) for step, metrics in sorted(steps.items())}
+        return {
+            step: value for step, value in accuracies.items() if value is not None and math.isfinite(value)
+        }
     rates = [
         (step, metrics[MAIN_METRIC]) for step, metrics in sorted(steps.items()) if MAIN_METRIC in metrics
     ]
@@ -94,12 +99,12 @@ def measured(steps: Mapping[int, Metrics], rules: RuleSettings) -> dict[int, flo
 
 
 def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[int] = ()) -> Decision | None:
-    """What the rules say of the last of a stage's steps; None if it goes on.
+    """Applies the rules to the last step of a stage. Returns their decision, or None if the stage goes on.
 
     Args:
-        steps: the metrics of all its steps, by number.
-        saved: the steps that have a checkpoint to go back to. Without a measured one among them, a rule that goes back
-            does nothing yet.
+        steps: the metrics of all steps of the stage, by step number.
+        saved: the steps with a checkpoint to go back to. A rule that goes back does nothing while none of them has
+            been measured.
     """
     values = measured(steps, rules)
     last = max(steps, default=0)
@@ -116,17 +121,17 @@ def decide(steps: Mapping[int, Metrics], rules: RuleSettings, saved: Collection[
 
 
 def _fallen(values: Mapping[int, float], rules: RuleSettings) -> str:
-    """How far the last value is below the highest one, for people; empty if that is not too far."""
+    """A sentence on how far the measure has fallen; empty if that is less than `rules.fall`."""
     highest, value = max(values.values()), [*values.values()][-1]
     if not rules.fall or highest - value < rules.fall - _EQUAL:
         return ""
-    at = next(step for step, each in values.items() if each == highest)
+    best_step = next(step for step, each in values.items() if each == highest)
     name = _NAMES[rules.measure]
-    return f"{name} fell from {highest:.1%} at step {at} to {value:.1%} (rules.fall = {rules.fall:g})"
+    return f"{name} fell from {highest:.1%} at step {best_step} to {value:.1%} (rules.fall = {rules.fall:g})"
 
 
 def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
-    """Since when the values have not risen, for people; empty if that is not too long ago."""
+    """A sentence on the last rise of the measure; empty if that is less than `rules.flat_steps` steps ago."""
     (risen_at, best), *_ = values.items()
     for step, each in values.items():
         if each > best and each >= best + rules.rise - _EQUAL:
@@ -141,17 +146,25 @@ def _flat(values: Mapping[int, float], rules: RuleSettings) -> str:
 
 
 def best_measured(steps: Mapping[int, Metrics], saved: Collection[int]) -> int | None:
-    """Returns the step with the highest held-out accuracy among those with a checkpoint; the earliest of equal ones."""
-    found = measured(steps, RuleSettings(measure="held_out"))
-    return max((step for step in found if step in saved), key=lambda step: (found[step], -step), default=None)
+    """Returns the step with the highest held-out accuracy among the steps in `saved`, or None if none is measured.
+
+    If steps are equally good, it is the earliest.
+    """
+    accuracies = measured(steps, RuleSettings(measure="held_out"))
+    return max(
+        (step for step in accuracies if step in saved),
+        key=lambda step: (accuracies[step], -step),
+        default=None,
+    )
 
 
 class StageRules:
     """Applies a recipe's rules to each step of a stage, until one of them decides.
 
     Args:
-        before: the stage's steps of earlier starts, by number.
-        warn: told of the decision.
+        folder: the stage's folder.
+        before: the metrics of the steps that earlier starts of the stage made, by step number.
+        warn: called with the decision as a sentence.
     """
 
     def __init__(
@@ -164,16 +177,16 @@ class StageRules:
         self.decision = read_decision(folder)
 
     def on_step(self, number: int, metrics: Metrics) -> None:
-        """Apply the rules; the trainer, which reads the decision's file, ends after its present step."""
-        # A step that is run again after a kill, and what came after it, is replaced.
+        """Applies the rules after a step. If one decides, the trainer reads the decision's file and ends."""
+        # If a step is repeated after a kill, it replaces its earlier metrics and those of all later steps.
         self._steps = {step: each for step, each in self._steps.items() if step < number} | {number: metrics}
-        if self.decision is None and (made := decide(self._steps, self._rules, self._saved())):
-            self.decision = made
-            write_decision(self._folder, made)
-            self._warn(f"step {number}: {made.text}")
+        if self.decision is None and (decision := decide(self._steps, self._rules, self._saved())):
+            self.decision = decision
+            write_decision(self._folder, decision)
+            self._warn(f"step {number}: {decision.text}")
 
-    def spared(self) -> list[int]:
-        """The steps whose checkpoint is kept although it is old: the one that a rule would go back to now."""
+    def needed_steps(self) -> list[int]:
+        """The step whose checkpoint must not be removed, because a rule went back to it or would do so now."""
         if not self._rules.may_go_back:
             return []
         decided = self.decision.model_step if self.decision else None
@@ -181,7 +194,7 @@ class StageRules:
         return [] if best is None else [best]
 
     def ended(self, saved: int) -> None:
-        """Note that the stage has ended, with a checkpoint of the step `saved`, if a rule has ended it."""
+        """Adds the stage's last step to the decision, if there is one. `saved` is the step of the last checkpoint."""
         if self.decision is not None and self.decision.last_step is None:
             self.decision = replace(self.decision, last_step=max(saved, *self._steps))
             write_decision(self._folder, self.decision)

@@ -1,33 +1,35 @@
-"""One stage of training in its own folder, from a model and data to a model.
+"""Runs one stage of training in its own folder: from a model and data to a new model.
 
 ```
 FOLDER/
-  train.parquet         the problems of this stage (RL only)
-  agent_loop.yaml       the settings of our agent loop, for VERL (RL only)
-  router.yaml           the settings of our rollout scheduler, for VERL (RL on several engines)
-  rstar2_format.json    the format of its rollouts (RL only)
-  checkpoints/          VERL's; a killed stage resumes from the last one. global_step_0 is the last of the stage
-                        before, where its optimizer is continued
-  held_out.parquet      the problems it is measured on while it trains, where the recipe names some (RL only)
-  metrics-1.jsonl …     one file per start of the trainer, one line per step
-  finished-rollouts/    those of the step after the last checkpoint, see `rstar2.train.records.finished_rollouts`
-                        (RL in sync mode only)
-  outcomes.jsonl        how the rollouts of each problem ended, see `rstar2.train.records.outcome_log` (RL only)
-  rollouts.json         how far the present step is, see `rstar2.train.records.progress` (RL only)
-  alive.json            what the trainer is doing, see there
-  decision.json         a rule that ended the stage, and how, see `rstar2.train.rules` (RL only)
-  stop_after_step       the trainer is to save after the present step and then end, see `rstar2.train.stopping`
+  train.parquet         the problems of the stage (RL only)
+  held_out.parquet      problems to evaluate the policy on, if the recipe names some (RL only)
+  agent_loop.yaml       settings of our agent loop, for VERL (RL only)
+  router.yaml           settings of our rollout scheduler, for VERL (RL with several engines, or an asynchronous mode)
+  rstar2_format.json    the format of the rollouts (RL only)
+  checkpoints/          VERL's checkpoints. A killed stage resumes from the last one. If the stage continues the
+                        optimizer of the stage before, global_step_0 is that stage's last checkpoint
+  metrics-1.jsonl …     metrics: one file per start of the trainer, one line per step
+  finished-rollouts/    finished rollouts of the step after the last checkpoint, see
+                        `rstar2.train.records.finished_rollouts` (RL in sync mode only)
+  outcomes.jsonl        numbers of correct rollouts by problem, see `rstar2.train.records.outcome_log` (RL only)
+  rollouts.json         progress of the current step, see `rstar2.train.records.progress` (RL only)
+  alive.json            current activity of the trainer, see `rstar2.train.records.progress`
+  decision.json         a rule's decision to end the stage, see `rstar2.train.rules` (RL only)
+  stop_after_step       asks the trainer to save and end after the current step, see `rstar2.train.stopping`
   final_error.json      an error that ended training at once, see `rstar2.train.records.final_error`
-  alarms.jsonl          the signs of collapse there were, see `rstar2.train.records.alarms` (RL only)
-  worker_secrets.json   while the trainer runs: keys and tokens for workers on other nodes, for this user alone
-  timing.json           see `rstar2.train.records.timing`
-  steps_before.json     how many steps the stages before it have, see `rstar2.train.records.steps` (RL only)
+  alarms.jsonl          signs of collapse, see `rstar2.train.records.alarms` (RL only)
+  worker_secrets.json   keys and tokens for workers on other nodes; exists only while the trainer runs, and only this
+                        user can read it
+  timing.json           wall-clock seconds by part, see `rstar2.train.records.timing`
+  steps_before.json     number of steps of all earlier stages, see `rstar2.train.records.steps` (RL only)
   train.npy train.arrow validation.npy validation.arrow
-                        the conversations, and which are trained on and measured, see `rstar2.train.split` (SFT only)
+                        the conversations, and their split into training and validation, see `rstar2.train.split`
+                        (SFT only)
   held_out/step-500/ …  samples of held-out problems by the models of some steps, see `rstar2.train.choose` (SFT only)
-  chosen.json           which step's model is returned, and why (SFT only)
-  models/step-20/ …     models of earlier steps, where the recipe asks for them
-  model/                appears, whole, when the stage is done; a stage that has one is not run again
+  chosen.json           the step whose model is returned, and the reason (SFT only)
+  models/step-20/ …     models of earlier steps, if the recipe asks for them
+  model/                the finished model. It appears complete. A stage that has it is not run again
 ```
 """
 
@@ -86,18 +88,18 @@ from rstar2.train.trainer.checkpoints import (
 from rstar2.train.trainer.disk_space import disk_space_warning, require_disk_space
 
 OnStep = Callable[[int, dict[str, float]], None]
-"""Called with the step's number, from 1, and its metrics; one that is not a number is NaN."""
+"""Called with a step's number, from 1, and its metrics. A metric that VERL could not compute is NaN."""
 
 DONE_BEFORE = "done before"
 OPTIMIZER_FILE = "optimizer.json"
-"""In a stage's folder: the settings that the stage after it continues."""
+"""The optimizer's settings in a stage's folder. A later stage that continues the optimizer is compared with them."""
 _STEP_METRICS = {MAIN_METRIC, SFT_METRIC}
-"""Each step's line has one of them; a line of validation alone has none."""
+"""The line of a step has one of these metrics. A line that only has validation metrics has none of them."""
 _FOR_WORKERS = ("VERL_USE_EXTERNAL_MODULES", "RSTAR2_SECRETS_FILE")
 
 
 class PhaseProgress(Protocol):
-    """Shows the phases of a run. A phase is a row, known by its name; its text changes while the phase runs."""
+    """Shows the phases of a run, one row per phase. `name` identifies the row. Its text changes as the phase runs."""
 
     def start(self, name: str, title: str, total: int) -> None: ...
 
@@ -110,26 +112,26 @@ class PhaseProgress(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """What one start of a phase's trainer needs."""
+    """The inputs of one start of a phase's trainer."""
 
     command: Command
     folder: Path
     steps: int
-    """Of the whole phase."""
+    """Number of steps of the whole phase."""
     base: Path
-    """The model it starts from."""
+    """The model that the phase starts from."""
     log: Path
     hardware: Hardware
     checkpoint: CheckpointSettings
     timer: PhaseTimer
     warn: Callable[[str], None]
-    """For the terminal and the log; see `warner`."""
+    """Writes a warning to the terminal and the log, see `warner`."""
     keeps_rollouts: bool = False
-    """Whether finished rollouts are kept for the next start, see `rstar2.train.records.finished_rollouts`."""
-    spared: Callable[[], Collection[int]] | None = None
-    """Steps whose checkpoint stays although it is old. If given, VERL itself removes no checkpoints."""
+    """Whether finished rollouts are stored for the next start, see `rstar2.train.records.finished_rollouts`."""
+    needed_steps: Callable[[], Collection[int]] | None = None
+    """Returns steps whose checkpoints must not be removed, however old. If set, VERL itself removes no checkpoints."""
     rules: StageRules | None = None
-    """What may end the phase before its last step."""
+    """Rules that may end the phase before its last step."""
 
     @property
     def checkpoints(self) -> Path:
@@ -137,7 +139,7 @@ class Start:
 
     @property
     def end(self) -> int | None:
-        """The step whose checkpoint the phase ends with; None while it has to be trained on."""
+        """The step whose checkpoint is the result of the phase; None if training has to go on."""
         saved = saved_step(self.checkpoints) or 0
         decision = self.rules.decision if self.rules else None
         if decision is not None and decision.model_step is not None:
@@ -146,7 +148,7 @@ class Start:
 
 
 def warner(progress: PhaseProgress, log: Path) -> Callable[[str], None]:
-    """A function that warns the user, in the trainer's log too."""
+    """Returns a function that shows a warning to the user and writes it to the trainer's log."""
 
     def warn(text: str) -> None:
         progress.warn(text)
@@ -163,20 +165,20 @@ def _write_log(log: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class SftInput:
-    """What stage 0 trains, and on what."""
+    """The model and the data of stage 0."""
 
     recipe: SftRecipe
     model: Path
     data: Path
     """The folder with the files of `rstar2.train.split.Split.write`."""
     conversations: int
-    """How many are trained on."""
+    """Number of conversations to train on."""
     validation: int = 0
-    """How many the loss is measured on."""
+    """Number of conversations to measure the loss on."""
 
 
 EvaluateStep = Callable[[int, Path], None]
-"""Samples the held-out problems with the model of an SFT step, given the step and the model's folder."""
+"""Samples the held-out problems with the model of an SFT step. It takes the step and the model's folder."""
 
 
 def run_sft(
@@ -188,10 +190,18 @@ def run_sft(
     trainer_env: Callable[[Hardware], Mapping[str, str]] | None = None,
     evaluate: EvaluateStep | None = None,
 ) -> Path:
-    """Stage 0: fine-tune a model. Returns the folder of the chosen step's model, see `rstar2.train.choose`.
+    """Runs stage 0, which fine-tunes a model. Returns the folder of the chosen step's model (`rstar2.train.choose`).
 
-    The trainer prints to `logs`; `trainer_env` is that of `rstar2.train.pipeline.Pipeline`. For each step that
-    `evaluate` is called for, the trainer saves and ends, and continues afterwards. Raises Failure if the trainer fails.
+    Args:
+        inputs: the model and the data.
+        folder: the stage's folder.
+        logs: the folder for the trainer's log.
+        trainer_env: see `rstar2.train.pipeline.Pipeline`.
+        evaluate: called for each step that the recipe evaluates. For this the trainer saves and ends, and is started
+            again afterwards.
+
+    Raises:
+        Failure: the trainer failed.
     """
     recipe = inputs.recipe
     steps = inputs.conversations // recipe.batch * recipe.epochs
@@ -201,9 +211,9 @@ def run_sft(
         return folder / "model"
 
     def on_step(step: int, metrics: dict[str, float]) -> None:
-        measured = metrics.get(VALIDATION_METRIC)
-        beside = "" if measured is None else f", validation loss {measured:.3f}"
-        progress.update("sft", step, f"loss {metrics['train/loss']:.3f}{beside}")
+        validation_loss = metrics.get(VALIDATION_METRIC)
+        validation = "" if validation_loss is None else f", validation loss {validation_loss:.3f}"
+        progress.update("sft", step, f"loss {metrics['train/loss']:.3f}{validation}")
 
     log = logs / "sft.log"
     warn = warner(progress, log)
@@ -211,7 +221,7 @@ def run_sft(
         every=recipe.checkpoint_every, every_minutes=recipe.checkpoint_every_minutes, keep=SFT_KEEP
     )
 
-    def spared() -> list[int]:
+    def needed_steps() -> list[int]:
         best = best_so_far(recipe, folder, steps) if recipe.chosen_by == "validation" else None
         return [] if best is None else [best]
 
@@ -223,10 +233,19 @@ def run_sft(
         if trainer_env:
             command.env.update(trainer_env(recipe.hardware))
         return Start(
-            command, folder, step, inputs.model, log, recipe.hardware, saved, timer, warn, spared=spared
+            command,
+            folder,
+            step,
+            inputs.model,
+            log,
+            recipe.hardware,
+            saved,
+            timer,
+            warn,
+            needed_steps=needed_steps,
         )
 
-    with _disk_faults(folder):
+    with _disk_failures(folder):
         for step in held_out_steps(recipe, steps) if evaluate else ():
             if evaluate and results_of(folder, step) is None:
                 start = start_until(step)
@@ -238,7 +257,7 @@ def run_sft(
         _trained(start, on_step)
         choice = choose(recipe, folder, steps)
         _write_log(log, f"the model is that of {choice.text}")
-        _take(start, choice.step)
+        _finish_with_model(start, choice.step)
     progress.finish(
         "sft", f"{inputs.conversations} conversations, {steps} steps; the model is that of {choice.text}"
     )
@@ -246,18 +265,18 @@ def run_sft(
 
 
 def _keep_best_model(recipe: SftRecipe, folder: Path, steps: int) -> None:
-    """Remove the models of evaluated steps, but for the one that would be chosen now."""
+    """Removes the models of evaluated steps, except the one that would be chosen now."""
     best = best_so_far(recipe, folder, steps) if recipe.chosen_by == "held_out" else None
     for model in (folder / "models").glob("step-*"):
         if model.name != f"step-{best}":
             shutil.rmtree(model)
 
 
-def _take(start: Start, step: int) -> None:
-    """Make the chosen step's model that of the stage; it may have been made for an evaluation."""
-    made = step_model(start.folder, step)
-    if made.is_dir():
-        made.rename(start.folder / "model")
+def _finish_with_model(start: Start, step: int) -> None:
+    """Makes the chosen step's model the model of the stage. It exists already if the step was evaluated."""
+    exported = step_model(start.folder, step)
+    if exported.is_dir():
+        exported.rename(start.folder / "model")
     else:
         _export(start, start.checkpoints / f"global_step_{step}", start.folder / "model")
     shutil.rmtree(start.folder / "models", ignore_errors=True)
@@ -266,9 +285,12 @@ def _take(start: Start, step: int) -> None:
 def write_stage_inputs(
     recipe: StageRecipe, model: Path, rows: Rows, folder: Path, judge: JudgeAddress
 ) -> None:
-    """Write what the trainer of an RL stage reads to the stage's folder; a UserError where too few prompts fit."""
+    """Writes the files that the trainer of an RL stage reads to the stage's folder.
+
+    Raises UserError if too few problems have a prompt within `rollout.prompt_tokens`.
+    """
     codec, longest = load_codec(model), recipe.rollout.prompt_tokens
-    # The recipe decides on 2G, whatever the data was prepared for.
+    # The recipe decides the number of rollouts, whatever number the data was prepared for.
     files = [("train.parquet", "the training data", rows, recipe.rollout.rollouts, recipe.rollout.prompts)]
     if recipe.held_out.data:
         held_out, _ = readable_rows(Path(recipe.held_out.data), recipe.held_out.samples)
@@ -282,14 +304,14 @@ def write_stage_inputs(
             outcome_log.begin(folder, ids, recipe.reward, model)
     save_format(codec.format, folder)
     write_json(folder / OPTIMIZER_FILE, recipe.optim.model_dump())
-    # Only this user may read it: it holds the judge's token.
+    # Only this user may read the file, because it contains the judge's token.
     write_text(folder / "agent_loop.yaml", agent_loop_yaml(recipe, folder, *judge), mode=0o600)
     if recipe.schedules_sessions:
         write_text(folder / ROUTER_FILE, router_yaml(recipe))
 
 
 def in_format(rows: Rows, fmt: Format) -> Rows:
-    """The rows with their prompts in a format; a row that does not hold its problem's text keeps its prompt."""
+    """Returns the rows with their prompts in a format. A row without its problem's text keeps its prompt."""
     texts = [(row.get("extra_info") or {}).get("problem") for row in rows]
     return [
         row if text is None else {**row, "prompt": fmt.messages(text)}
@@ -298,19 +320,24 @@ def in_format(rows: Rows, fmt: Format) -> Rows:
 
 
 def fitting(rows: Rows, codec: ChatCodec, prompt_tokens: int) -> Rows:
-    """The rows whose prompt in the codec's format has at most `prompt_tokens` tokens, with that prompt."""
+    """Returns the rows in the codec's format whose prompt has at most `prompt_tokens` tokens."""
     formatted = in_format(rows, codec.format)
     lengths = prompt_lengths(formatted, codec)
     return [row for row, length in zip(formatted, lengths, strict=True) if length <= prompt_tokens]
 
 
 def prompt_lengths(rows: Rows, codec: ChatCodec) -> list[int]:
-    """Tokens of each row's prompt in the codec's format."""
+    """Returns the number of tokens of each row's prompt in the codec's format."""
     return [len(codec.prompt(list(row["prompt"]))) for row in in_format(rows, codec.format)]
 
 
 def check_enough(count: int, needed: int, prompt_tokens: int, data: str) -> None:
-    """Raise a UserError where `count`, the problems of `data` whose prompt fits, is less than are `needed`."""
+    """Raises UserError if fewer problems than `needed` have a prompt within the limit.
+
+    Args:
+        count: problems whose prompt has at most `prompt_tokens` tokens.
+        data: the name of the data, for the message.
+    """
     if count < needed:
         lower = ", or lower rollout.prompts" if needed > 1 else ""
         raise UserError(
@@ -321,24 +348,28 @@ def check_enough(count: int, needed: int, prompt_tokens: int, data: str) -> None
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a stage's folder holds its finished model."""
+    """Whether a stage's folder contains its finished model."""
     return (folder / "model").is_dir()
 
 
 def train(start: Start, on_step: OnStep) -> Path:
-    """Start a VERL trainer in a phase's folder, follow it to its end, and return the new model's folder.
+    """Runs a VERL trainer in a phase's folder to its end. Returns the folder of the new model.
 
-    It resumes from the last checkpoint that is whole. A Failure where it fails or hangs, or the last model cannot be
-    made; one of an earlier step that cannot be made is a warning. A UserError if the next checkpoint has no room.
+    The trainer resumes from the last complete checkpoint. If the model of an earlier step cannot be exported, this is
+    only a warning.
+
+    Raises:
+        Failure: the trainer failed or hung, or the last model cannot be exported.
+        UserError: the disk has no space for the next checkpoint.
     """
-    with _disk_faults(start.folder):
+    with _disk_failures(start.folder):
         _export(start, _trained(start, on_step), start.folder / "model")
     return start.folder / "model"
 
 
 @contextmanager
-def _disk_faults(folder: Path) -> Iterator[None]:
-    """Makes what goes wrong with a file a Failure that says what to do."""
+def _disk_failures(folder: Path) -> Iterator[None]:
+    """Turns an OSError into a Failure with advice."""
     try:
         yield
     except OSError as error:
@@ -349,22 +380,22 @@ def _disk_faults(folder: Path) -> Iterator[None]:
 
 
 def _trained(start: Start, on_step: OnStep) -> Path:
-    """Train up to the start's last step, unless that was done before. Returns the checkpoint that it ends with.
+    """Trains up to the last step of a start, unless that is already done. Returns the resulting checkpoint.
 
-    That is the one of the last step, or the one that a rule went back to.
+    The result is the checkpoint of the last step, or the one that a rule went back to.
     """
     folder, checkpoints = start.folder, start.checkpoints
     choose_checkpoint(checkpoints, start.warn)
     folder.mkdir(parents=True, exist_ok=True)
     failed: set[int] = set()
-    _tend_checkpoints(start, failed)
+    _export_and_prune(start, failed)
     trainer_timer = TrainerTimer(start.timer)
     resumed_from = saved_step(checkpoints) or 0
     outcome_log.forget_after(folder, resumed_from)
     warned = False
 
     def warn_of_disk() -> None:
-        """Warn while there is time to free disk space: once, and again if it becomes short a second time."""
+        """Warns when disk space becomes short, while there is time to free some; not again while it stays short."""
         nonlocal warned
         warning = disk_space_warning(checkpoints, _removed_before_next_save(start, resumed_from))
         if warning and not warned:
@@ -377,47 +408,54 @@ def _trained(start: Start, on_step: OnStep) -> Path:
             return
         trainer_timer.on_step(data)
         on_step(step, data)
-        _tend_checkpoints(start, failed)
+        _export_and_prune(start, failed)
         if step < start.steps:
             warn_of_disk()
 
-    # A kill while the model was made leaves that alone to be done.
+    # If a run was killed while it exported the model, training is already done.
     if start.end is None:
         require_disk_space(checkpoints)
-        _tend_rollouts(start)
-        for of_earlier_start in (PROGRESS_FILE, ACTIVITY_FILE, FINAL_ERROR_FILE):
-            (folder / of_earlier_start).unlink(missing_ok=True)
+        _prepare_finished_rollouts(start)
+        for old_file in (PROGRESS_FILE, ACTIVITY_FILE, FINAL_ERROR_FILE):
+            (folder / old_file).unlink(missing_ok=True)
         metrics = Path(start.command.env["VERL_FILE_LOGGER_PATH"])
         with secrets_file(start.command, os.environ):
             faults = FaultWarner(folder / PROGRESS_FILE, start.warn)
             signs = SignsOfLife(metrics, folder, start.hardware.hung_after_s, faults.look)
             run_trainer(start.command, start.log, signs, on_line, start.warn)
-    last, end = last_checkpoint(checkpoints), start.end
+    checkpoint = _final_checkpoint(start)
+    if start.rules:
+        start.rules.ended(saved_step(checkpoints) or 0)
+    finished_rollouts.forget(folder)
+    return checkpoint
+
+
+def _final_checkpoint(start: Start) -> Path:
+    """The checkpoint that a phase ends with. Raises Failure if it is missing or damaged."""
+    last, end = last_checkpoint(start.checkpoints), start.end
     if last is None:
-        raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {start.log}")
+        raise Failure(f"the trainer left no checkpoint in {start.checkpoints}", f"Its log: {start.log}")
     if end is None:
         raise Failure(
             f"the trainer ended with {last.name}, before step {start.steps}", f"Its log: {start.log}"
         )
-    chosen = checkpoints / f"global_step_{end}"
-    if chosen != last and (wrong := fault(chosen)):
+    checkpoint = start.checkpoints / f"global_step_{end}"
+    if checkpoint != last and (damage := fault(checkpoint)):
         raise Failure(
-            f"the stage went back to step {end}, whose checkpoint is damaged: {wrong}",
-            f"Remove {folder / DECISION_FILE} to train on from the last checkpoint.",
+            f"the stage went back to step {end}, whose checkpoint is damaged: {damage}",
+            f"Remove {start.folder / DECISION_FILE} to train on from the last checkpoint.",
         )
-    if start.rules:
-        start.rules.ended(saved_step(checkpoints) or 0)
-    finished_rollouts.forget(folder)
-    return chosen
+    return checkpoint
 
 
 def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
     """The folders that VERL removes before it writes the next checkpoint.
 
-    It does so if it keeps more than one, and only with those that it saved itself since its start at `resumed_from`.
+    VERL removes checkpoints in advance only if it keeps more than one. It removes only checkpoints that it has saved
+    since its start, which resumed from the step `resumed_from`.
     """
     keep = start.checkpoint.keep
-    if keep == 1 or start.checkpoint.export_every or start.spared is not None:
+    if keep == 1 or start.checkpoint.export_every or start.needed_steps is not None:
         return []
     saved = [step for step in finished_steps(start.checkpoints) if step > resumed_from]
     return [
@@ -425,19 +463,19 @@ def _removed_before_next_save(start: Start, resumed_from: int) -> list[Path]:
     ]
 
 
-def _tend_rollouts(start: Start) -> None:
-    """Keep the finished rollouts of the step that a kill has interrupted, and no others."""
+def _prepare_finished_rollouts(start: Start) -> None:
+    """Leaves only the finished rollouts on disk that the next start can use: those of an interrupted step."""
     if not start.keeps_rollouts:
         finished_rollouts.forget(start.folder)
     elif count := finished_rollouts.prepare(start.folder, str(start.base)):
-        start.warn(f"uses {count} rollouts again that the interrupted step had finished")
+        start.warn(f"reuses {count} rollouts that the interrupted step had finished")
 
 
-def _tend_checkpoints(start: Start, failed: set[int]) -> None:
-    """Make the models that are due, and remove old checkpoints.
+def _export_and_prune(start: Start, failed: set[int]) -> None:
+    """Exports the models that are due, and removes old checkpoints.
 
-    A step without a model is reported and added to `failed`. The folders decide which models are due, not the lines of
-    metrics, because a kill right after a checkpoint leaves no line of its step.
+    A step whose model cannot be exported is reported and added to `failed`. The folders decide which models are due,
+    not the metrics: a run that is killed right after a checkpoint has no metrics of that step.
     """
     for step in _steps_without_model(start, failed):
         try:
@@ -446,13 +484,13 @@ def _tend_checkpoints(start: Start, failed: set[int]) -> None:
             failed.add(step)
             start.warn(f"{failure.message}; step {step} has no model")
     finished_rollouts.remove_up_to(start.folder, max(finished_steps(start.checkpoints), default=0))
-    # Asked again: the trainer may have saved more while a model was made.
-    spared = [*_steps_without_model(start, failed), *(start.spared() if start.spared else ())]
-    prune(start.checkpoints, start.checkpoint.keep, spared)
+    # This list is made again, because the trainer may have saved more checkpoints during the export.
+    needed = [*_steps_without_model(start, failed), *(start.needed_steps() if start.needed_steps else ())]
+    prune(start.checkpoints, start.checkpoint.keep, needed)
 
 
 def _steps_without_model(start: Start, failed: set[int]) -> list[int]:
-    """The steps whose checkpoint is to become a model, and is none yet."""
+    """The steps whose checkpoint is still to be exported as a model."""
     every = start.checkpoint.export_every
     return [
         step
@@ -462,28 +500,33 @@ def _steps_without_model(start: Start, failed: set[int]) -> list[int]:
 
 
 def _export(start: Start, checkpoint: Path, model: Path) -> None:
-    """Make a model of a checkpoint by VERL's merger, with the format of the model it came from."""
+    """Exports a checkpoint as a model by VERL's merger, with the format of the model that the phase started from."""
     if model.is_dir():
         return
     begun_at = time.monotonic()
-    # What workers on other nodes read from files is gone by now, and is of no use here.
+    # With these, the process would load modules for workers and read the secrets file, which is removed by now.
     env = {name: value for name, value in start.command.env.items() if name not in _FOR_WORKERS}
     with whole_folder(model) as part:
-        words = ["-m", "rstar2.train.verl.output.export", str(actor_of(checkpoint)), str(part)]
-        run_export(Command([sys.executable, *words], env), start.log, start.hardware.export_timeout_s)
+        arguments = ["-m", "rstar2.train.verl.output.export", str(actor_of(checkpoint)), str(part)]
+        run_export(Command([sys.executable, *arguments], env), start.log, start.hardware.export_timeout_s)
         write_format(load_codec(start.base), part, part)
     start.timer.timing.export_s += time.monotonic() - begun_at
     start.timer.save()
 
 
 def last_actor(model: Path, recipe: StageRecipe) -> Path:
-    """VERL's checkpoint of the actor, AdamW's state included, of the step whose model a stage returned.
+    """Returns VERL's checkpoint of the actor, with AdamW's state, from which a stage can continue the optimizer.
 
-    A UserError where the model's folder is not that of a stage, or the stage ran on another number of ranks, at another
-    learning rate or with another weight decay: VERL would continue with that stage's, whatever the recipe says.
+    Args:
+        model: the model that an earlier stage returned.
+        recipe: the recipe of the stage that continues.
+
+    Raises:
+        UserError: the model's folder does not belong to a stage, or that stage had another number of ranks, learning
+            rate or weight decay. VERL would keep using its learning rate and weight decay, whatever the recipe says.
     """
     checkpoints, hardware = model.parent / "checkpoints", recipe.hardware
-    hint = "Give the folder of the stage before, or start afresh with --set optim.state=fresh."
+    hint = "Give the model of an earlier stage, or begin with a new optimizer: --set optim.state=fresh."
     decision = read_decision(model.parent)
     step = decision.model_step if decision else None
     actor = checkpoints / f"global_step_{step or max(steps_of(checkpoints), default=0)}" / "actor"
@@ -507,9 +550,9 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
 
 
 def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
-    """Have a stage that has no checkpoint yet begin with the optimizer of the stage that made the model.
+    """Makes a stage begin with the optimizer of the stage that made the model, unless it has a checkpoint of its own.
 
-    A UserError as of `last_actor`.
+    Raises UserError as `last_actor` does.
     """
     checkpoints = folder / "checkpoints"
     if any(checkpoints.glob("global_step_*/data*.pt")):
@@ -523,5 +566,5 @@ def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
 
 
 def next_metrics(folder: Path) -> str:
-    """The name of the metrics file of the trainer's next start."""
+    """Returns the name of the metrics file for the next start of the trainer."""
     return f"metrics-{1 + sum(1 for _ in folder.glob('metrics-*.jsonl'))}.jsonl"

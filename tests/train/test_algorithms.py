@@ -17,7 +17,7 @@ from rstar2.train.algorithms import (
     EQUAL_PROBLEMS,
     NOT_OFFERED,
     OBJECTIVES,
-    OWN,
+    REGISTERED,
     AlgorithmSettings,
     CorrectionName,
     ObjectiveName,
@@ -107,7 +107,9 @@ def test_every_objective_of_verls_has_a_name_or_a_reason_why_not() -> None:
         )
     }
     assert used <= verls
-    assert verls == used | {OWN.get(name, name) for name in used} - {""} | {EQUAL_PROBLEMS} | set(NOT_OFFERED)
+    assert verls == used | {REGISTERED.get(name, name) for name in used} - {""} | {EQUAL_PROBLEMS} | set(
+        NOT_OFFERED
+    )
     assert not NOT_OFFERED.keys() & used
 
 
@@ -335,7 +337,7 @@ def test_problems_weigh_the_same_only_in_grpos_own_loss(name: str) -> None:
     if not OBJECTIVES[name].keys:
         recipe_of(name, "algorithm.loss_weights=problems")
         return
-    with pytest.raises(UserError, match=r"needs GRPO's own loss \(algorithm.objective = 'grpo'\)"):
+    with pytest.raises(UserError, match=r"works only with algorithm.objective = 'grpo'"):
         recipe_of(name, "algorithm.loss_weights=problems")
 
 

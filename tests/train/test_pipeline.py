@@ -104,4 +104,5 @@ def test_traces_that_a_tracker_does_not_take_are_reported_once(
         Run(tmp_path, 1), Warned(), ("", None), None, lambda hardware: {}, PhaseTimer(tmp_path)
     )
     list(pipeline.train_stages(stage_recipes([1], None, []), tmp_path / "sft", [], tmp_path))
-    assert warnings == ["step 2: 3 traces were not sent to a tracker; the trainer's log says why"]
+    log = Run(tmp_path, 1).logs / "stage1.log"
+    assert warnings == [f"step 2: 3 traces were not sent to a tracker; the reason is in {log}"]

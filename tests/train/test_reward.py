@@ -96,7 +96,7 @@ def test_no_penalty_makes_a_wrong_answer_worth_as_much_as_a_right_one(
     assert (other.reward, other.penalty) == (0.0, 0.0)
     assert correct.reward is not None
     assert 0 < 1 - sum(shares) - 1e-9 <= correct.reward <= 1
-    assert Rollout.from_trace(correct).earned == 1.0
+    assert Rollout.from_trace(correct).reward_before_penalty == 1.0
     assert gives_gradient([Rollout.from_trace(correct), Rollout.from_trace(other)], drop_equal_rewards=True)
     same = [Rollout.from_trace(reward.rewarded(long_trace(codec, n, 1))) for n in (10, 90)]
     assert not gives_gradient(same, drop_equal_rewards=True), "all of them are right"
@@ -114,7 +114,7 @@ def test_a_penalty_grows_with_tokens_and_turns_up_to_its_shares(codec: ChatCodec
 
 def test_a_penalty_that_could_turn_the_order_of_answers_round_is_refused() -> None:
     assert stage_recipe(1, None, ["penalty.length=0.5", "penalty.turns=0.4"]).penalty.turns == 0.4
-    with pytest.raises(UserError, match=r"penalty\.length \+ penalty\.turns = 1\.1 must be below 1"):
+    with pytest.raises(UserError, match=r"penalty\.length \+ penalty\.turns = 1\.1 is not below 1"):
         stage_recipe(1, None, ["penalty.length=0.5", "penalty.turns=0.6"])
     with pytest.raises(UserError, match=r"penalty\.length must be"):
         stage_recipe(1, None, ["penalty.length=-0.1"])

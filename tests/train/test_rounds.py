@@ -79,7 +79,7 @@ async def rolled_out(
         await finish[number].wait()
         if whole := group.ended(rewards[number]):
             ends.append(whole)
-            group.let_go()
+            group.release()
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(rounds.most):
@@ -137,7 +137,7 @@ def test_a_recipe_names_what_of_its_rounds_has_no_effect() -> None:
     assert stage_recipe(1, "8xh100", named).rounds == Rounds(4, 32, 3, 12, 16)
     for changes, said in (
         (["groups.round=32"], "groups.round = 32 is not less than rollout.rollouts = 32"),
-        (["groups.round=8", "groups.enough=17"], "groups.enough = 17 correct and as many wrong rollouts"),
+        (["groups.round=8", "groups.enough=17"], "groups.enough = 17 correct and 17 wrong rollouts"),
         (["groups.solved_after=8"], "groups.solved_after = 8 has no effect unless groups.round is set"),
     ):
         with pytest.raises(UserError) as refused:

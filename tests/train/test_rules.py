@@ -129,8 +129,8 @@ def test_without_a_checkpoint_to_go_back_to_a_rule_waits_and_another_one_still_a
     ("changes", "said"),
     [
         (["rules.measure=held_out", "rules.flat_steps=9"], 'rules.measure = "held_out" needs problems'),
-        (["rules.fall=0.1"], "needs problems by which the best checkpoint is told"),
-        (["rules.flat_steps=9", "rules.when_flat=back"], "needs problems by which the best checkpoint"),
+        (["rules.fall=0.1"], "needs problems to find the best checkpoint with"),
+        (["rules.flat_steps=9", "rules.when_flat=back"], "needs problems to find the best checkpoint with"),
         (
             ["rules.fall=0.1", "held_out.data=held.parquet", "held_out.every=5", "checkpoint.every=10"],
             "held_out.every = 5 is not a multiple of checkpoint.every = 10",

@@ -345,7 +345,7 @@ def test_a_stage_has_the_format_of_the_one_before() -> None:
 def test_a_stage_that_continues_an_optimizer_has_its_ranks() -> None:
     """Told before stage 1, not after it: VERL reads AdamW's state on as many ranks as wrote it."""
     change = "stage2.hardware.nodes=4"
-    with pytest.raises(UserError, match=r"which 64 ranks write .*: it cannot use 32"):
+    with pytest.raises(UserError, match=r"which is saved by 64 ranks .*: it cannot use 32"):
         stage_recipes([1, 2], "64xh100", [change])
     stage_recipes([1, 2], "64xh100", [change, "stage2.optim.state=fresh"])
     stage_recipes([1, 2], "64xh100", [change, "stage2.hardware.gpus_per_node=16"])
@@ -378,7 +378,7 @@ def test_problems_that_a_stage_is_measured_on_are_read_before_it_begins_and_roll
 def test_models_are_made_of_saved_steps_only() -> None:
     with pytest.raises(UserError, match="export_every = 15 is not a multiple of every = 10"):
         stage_recipe(1, None, ["checkpoint.export_every=15"])
-    assert stage_recipe(1, None, ["checkpoint.export_every=20", "steps=50"]).models_on_the_way == 2
+    assert stage_recipe(1, None, ["checkpoint.export_every=20", "steps=50"]).exported_models == 2
 
 
 def phase(folder: Path, code: str, steps: int, **checkpoint: int) -> tuple[Start, list[str]]:

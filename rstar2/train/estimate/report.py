@@ -161,7 +161,7 @@ def estimate_run(
         disk = stage_disk(
             shape,
             recipe.checkpoint.keep + recipe.rules.may_go_back,
-            1 + recipe.models_on_the_way,
+            1 + recipe.exported_models,
             filter_disk(recipe, given),
             queue_disk(recipe, step, given),
         )

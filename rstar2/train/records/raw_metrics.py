@@ -83,7 +83,9 @@ def raw_metrics(
     judged = first or all_judged
     correct = [rollout for rollout in judged if rollout.correct]
     kept_correct = [rollouts[i] for i in kept if rollouts[i].correct]
-    rewards = [{rollouts[i].earned for i in group if not rollouts[i].lost_calls} for group in groups]
+    rewards = [
+        {rollouts[i].reward_before_penalty for i in group if not rollouts[i].lost_calls} for group in groups
+    ]
     trained = sum(not set(group).isdisjoint(kept) for group in groups)
     wall_s = sum(rollout.wall_s for rollout in rollouts)
     lost = [rollout for rollout in rollouts if rollout.lost_calls]
@@ -133,7 +135,9 @@ def recovery_metrics(
     """
     finished = [each for group in groups for each in group]
     judged = [(rollout, recovery) for rollout, recovery in finished if not rollout.lost_calls]
-    rewards = [{rollout.earned for rollout, _ in group if not rollout.lost_calls} for group in groups]
+    rewards = [
+        {rollout.reward_before_penalty for rollout, _ in group if not rollout.lost_calls} for group in groups
+    ]
     shares = {
         "rstar2/recover/correct": float(np.mean([rollout.correct for rollout, _ in judged])),
         "rstar2/recover/repaired": float(np.mean([recovery.repaired for _, recovery in judged])),

@@ -13,7 +13,7 @@ from rstar2.errors import UserError
 def check_verl_keys(
     trainer: Literal["ppo_trainer", "sft_trainer_engine"], recipes: Iterable[list[str]]
 ) -> None:
-    """Raise a UserError for a key or value that VERL's config does not take; of each recipe its `own_overrides`.
+    """Raise a UserError for a key or value that VERL's config does not take; of each recipe its `verl_overrides`.
 
     Takes half a second, as Hydra reads VERL's files without importing VERL. Where VERL is not installed, nothing is
     checked.

@@ -178,7 +178,7 @@ class Groups:
                 try:
                     await tq.async_kv_put(key=rounds_key(uid), partition_id="train", tag=rounds_tag(whole))
                 finally:
-                    group.let_go()
+                    group.release()
 
 
 class Beginnings:

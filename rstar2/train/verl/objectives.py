@@ -1,6 +1,6 @@
 """Advantages and losses that VERL lacks, or computes from the wrong rollouts; importing this registers them.
 
-The names are those of `rstar2.train.algorithms.OWN`.
+The names are those of `rstar2.train.algorithms.REGISTERED`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from verl.trainer.ppo.core_algos import (
     register_policy_loss,
 )
 
-from rstar2.train.algorithms import EQUAL_PROBLEMS, GMPO, GPG, MAXRL, OWN, PASS_K
+from rstar2.train.algorithms import EQUAL_PROBLEMS, GMPO, GPG, MAXRL, PASS_K, REGISTERED
 
 PADDING = "pad"
 """What the problem's id begins with for the empty rollouts that VERL fills a batch up with; its own are uuids."""
@@ -91,7 +91,7 @@ def _of_real_rollouts(name: str) -> None:
     VERL's `gpg` scales by the number of all rollouts, and its `grpo_passk` ends training if the empty rollouts are a
     group of one.
     """
-    estimate = get_adv_estimator_fn(OWN[name])
+    estimate = get_adv_estimator_fn(REGISTERED[name])
 
     @register_adv_est(name)  # type: ignore[untyped-decorator]
     def advantages_of_real(
@@ -123,7 +123,7 @@ def gmpo(log_prob: torch.Tensor, config: Any, **more: Any) -> tuple[torch.Tensor
     VERL's own is a mean over each micro-batch, and an update is the sum of those: a rollout would weigh the more the
     fewer others are in its micro-batch.
     """
-    loss, metrics = get_policy_loss_fn(OWN[GMPO])(log_prob=log_prob, config=config, **more)
+    loss, metrics = get_policy_loss_fn(REGISTERED[GMPO])(log_prob=log_prob, config=config, **more)
     whole = config.global_batch_info
     share: float = len(log_prob) * whole["dp_size"] / whole["global_batch_size"]
     return loss * share, metrics

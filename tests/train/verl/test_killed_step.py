@@ -97,7 +97,7 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
     assert reused[2] == 0
     assert not (stage / FOLDER).exists()
     log = (killed / "attempts" / "2" / "stage1.log").read_text()
-    assert f"uses {reused[1]} rollouts again that the interrupted step had finished" in log
+    assert f"reuses {reused[1]} rollouts that the interrupted step had finished" in log
 
     whole = tmp_path / "whole"
     trained(tmp_path, whole, changes)
