@@ -3,9 +3,8 @@
     python benchmarks/train/alarms.py --seeds 3 --runs runs/alarms
     python benchmarks/train/alarms.py --runs runs/alarms --show               what is finished, without training
 
-For each seed one SFT model is made and trained once by every arm of ARMS. A run that was killed resumes; the metrics of
-a finished one are kept in RUNS/seedN/ARM.json, and its folder is removed. A run of 24 steps took two minutes on two
-cores that other programs used too (load 6).
+For each seed one SFT model is made and trained once by every arm of ARMS. See `demo_arms` for the folders; ARM.json has
+the metrics of every step. A run of 24 steps took two minutes on two cores that other programs used too (load 6).
 
 A run has collapsed if the mean pass rate of its last SPAN steps lies FALL below the best such mean, and lay there at
 every step since; the first of these steps is the collapse. No alarm is part of this definition. The pass rate is the
@@ -14,32 +13,22 @@ grader's, whatever is rewarded.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import provoked
+from demo_arms import Arm, ArmRun, common_parser, finished, run_arms, seeds_of, table
 
-from rstar2.cli.training import ProgressRows
-from rstar2.data import builtin
-from rstar2.data.parquet import rl_rows
-from rstar2.demo.pipeline import fine_tuned
-from rstar2.demo.recipe import DemoPlan, demo_plan
-from rstar2.errors import UserError
-from rstar2.eval.settings import JudgeChoice
-from rstar2.files import write_json
 from rstar2.plugins import search_in
-from rstar2.runs import open_run
 from rstar2.train import pipeline as pipeline_module
 from rstar2.train.command import Command, stage_command
-from rstar2.train.pipeline import Pipeline, open_pipeline
 from rstar2.train.records.alarms import AlarmSettings, alarms
-from rstar2.train.records.steps import Metrics, step_metrics
+from rstar2.train.records.steps import Metrics
 
 SPAN = 5
 """Steps over which the pass rate is averaged."""
@@ -47,70 +36,37 @@ FALL = 0.2
 """How far it falls in a collapse."""
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One way to train."""
-
-    changes: tuple[str, ...] = ()
-    """Keys of the recipe."""
-    fault: str = ""
-    """See `provoked`."""
+def arm(name: str, *keys: str, fault: str = "") -> Arm:
+    """An arm of which every trace is kept."""
+    return Arm(name, ("rl.traces_per_step=-1", *keys), steps=24, fault=fault)
 
 
 HEALTHY = {
-    "demo": Arm(),
-    "plain-grpo": Arm(("rl.select=random",)),
-    "half-lr": Arm(("rl.optim.lr=1.5e-4",)),
-    "dr-grpo": Arm(("rl.algorithm.objective=dr-grpo",)),
+    "demo": arm("demo"),
+    "plain-grpo": arm("plain-grpo", "rl.select=random"),
+    "half-lr": arm("half-lr", "rl.optim.lr=1.5e-4"),
+    "dr-grpo": arm("dr-grpo", "rl.algorithm.objective=dr-grpo"),
 }
 PROVOKED = {
-    "lr-x10": Arm(("rl.optim.lr=3e-3", "rl.optim.warmup_steps=20")),
-    "stale-weights": Arm(("rl.optim.lr=1e-3",), "stale:8"),
-    "hackable-reward": Arm(("rl.reward=provoked:hackable",)),
-    "noisy-logprobs": Arm(("rl.optim.lr=1e-3",), "noisy:3"),
+    "lr-x10": arm("lr-x10", "rl.optim.lr=3e-3", "rl.optim.warmup_steps=20"),
+    "stale-weights": arm("stale-weights", "rl.optim.lr=1e-3", fault="stale:8"),
+    "hackable-reward": arm("hackable-reward", "rl.reward=provoked:hackable"),
+    "noisy-logprobs": arm("noisy-logprobs", "rl.optim.lr=1e-3", fault="noisy:3"),
 }
 ARMS = HEALTHY | PROVOKED
 
 
-def arm_plan(seed: int, arm: str, steps: int) -> DemoPlan:
-    """The demo's plan with an arm's changes; of its stages only the first is run."""
-    kept = (f"rl.steps={steps}", f"rl.checkpoint.every={steps}", "rl.traces_per_step=-1")
-    return demo_plan("demo", seed, [*kept, *ARMS[arm].changes])
+def trained(run: ArmRun) -> dict[str, list[Metrics]]:
+    """Train an arm, spoilt if it has a fault; returns the metrics of each step."""
 
-
-def run_seed(seed: int, steps: int, folder: Path) -> None:
-    """Train the arms of a seed that are not finished."""
-    records = {arm: folder / f"{arm}.json" for arm in ARMS}
-    if all(record.exists() for record in records.values()):
-        return
-    plan = arm_plan(seed, "demo", steps)
-    with (
-        open_run(folder, "alarms", plan.config(), compared=DemoPlan.compared) as run,
-        ProgressRows() as progress,
-        open_pipeline(run, progress, JudgeChoice(preload=False)) as pipeline,
-    ):
-        sft = fine_tuned(plan, pipeline)
-        for arm, record in records.items():
-            if not record.exists():
-                metrics = run_arm(pipeline, arm_plan(seed, arm, steps), ARMS[arm], sft, folder / arm)
-                write_json(record, {"arm": asdict(ARMS[arm]), "steps": list(metrics.values())})
-
-
-def run_arm(pipeline: Pipeline, plan: DemoPlan, arm: Arm, sft: Path, root: Path) -> dict[int, Metrics]:
-    """Train the SFT model; returns the metrics of each step."""
-    demo, recipe = plan.demo, plan.stages[1]
-    problems = builtin.training(demo.seed, demo.problems.train, skip=demo.traces.count)
-    rows = rl_rows(problems, recipe.rollout.rollouts, "builtin")
-
-    def spoilt_command(*given: object) -> Command:
-        command: Command = stage_command(*given)  # type: ignore[arg-type]
-        command.env[provoked.FAULT] = arm.fault
+    def spoilt_command(*given: Any) -> Command:
+        command = stage_command(*given)
+        command.env[provoked.FAULT] = run.arm.fault
         command.env["VERL_USE_EXTERNAL_MODULES"] += f",{provoked.__name__}"
         return command
 
     with patch.object(pipeline_module, "stage_command", spoilt_command):
-        [(name, _)] = pipeline.train_stages({1: recipe}, sft, rows, root, f"{root.name} ")
-    return step_metrics(root / name)
+        return {"steps": list(run.train().values())}
 
 
 @dataclass(frozen=True)
@@ -143,18 +99,13 @@ def collapsed_at(pass_rates: Sequence[float]) -> int | None:
     return first + SPAN
 
 
-def finished(runs: Path) -> list[FinishedRun]:
-    """The finished runs below a folder; a UserError if one was made by other settings of its arm."""
-    found = []
-    for seed in sorted(int(folder.name.removeprefix("seed")) for folder in runs.glob("seed*")):
-        for arm, settings in ARMS.items():
-            record = runs / f"seed{seed}" / f"{arm}.json"
-            if record.exists():
-                written = json.loads(record.read_text(encoding="utf-8"))
-                if Arm(tuple(written["arm"]["changes"]), written["arm"]["fault"]) != settings:
-                    raise UserError(f"{record} was made with {written['arm']}", "Remove it and its folder.")
-                found.append(FinishedRun(seed, arm, written["steps"]))
-    return found
+def finished_runs(runs: Path, arms: Mapping[str, Arm]) -> list[FinishedRun]:
+    """The finished runs below a folder. Raises UserError if one was made by other keys than its arm has."""
+    return [
+        FinishedRun(seed, name, outcome["steps"])
+        for seed, outcomes in finished(runs, arms).items()
+        for name, outcome in outcomes.items()
+    ]
 
 
 Raised = Callable[[Sequence[Metrics]], bool]
@@ -285,12 +236,6 @@ EARLIER = {"entropy", "length", "truncation", "reward"}
 """The signs of collapse that rstar2 had before this measurement."""
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def table_of_runs(runs: Sequence[FinishedRun], window: int) -> str:
     """What became of the runs of each arm, and the first of rstar2's alarms before a collapse, at its defaults."""
     rows = []
@@ -343,29 +288,24 @@ def table_of_alarms(runs: Sequence[FinishedRun], window: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = common_parser(__doc__, "runs/alarms", 3)
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--runs", type=Path, default=Path("runs/alarms"))
     parser.add_argument("--window", type=int, default=3, help="alarms.window")
-    parser.add_argument("--show", action="store_true", help="print what is finished, without training")
-    given = parser.parse_args()
-    if not given.show:
+    options = parser.parse_args()
+    arms = {name: replace(arm, steps=options.steps) for name, arm in ARMS.items()}
+    if not options.show:
         # VERL's workers import this folder's module `provoked`, and so does the check of the recipe's reward.
         here = Path(__file__).resolve().parent
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")]))
         search_in(here)
-        for seed in range(1, given.seeds + 1):
-            run_seed(seed, given.steps, given.runs / f"seed{seed}")
-    runs = finished(given.runs)
+        run_arms("alarms", arms, seeds_of(options), options.runs, trained)
+    runs = finished_runs(options.runs, arms)
     if not runs:
-        parser.exit(1, f"no run in {given.runs} is finished\n")
-    print(f"{len(runs)} runs of {len(runs[0].steps)} steps\n\n{table_of_runs(runs, given.window)}\n")
+        parser.exit(1, f"no run in {options.runs} is finished\n")
+    print(f"{len(runs)} runs of {len(runs[0].steps)} steps\n\n{table_of_runs(runs, options.window)}\n")
     if len({run.seed % 2 for run in runs}) == 2:
-        print(f"Windows of {given.window} steps; thresholds chosen on odd seeds, and on even ones:\n")
-        print(table_of_alarms(runs, given.window))
+        print(f"Windows of {options.window} steps; thresholds chosen on odd seeds, and on even ones:\n")
+        print(table_of_alarms(runs, options.window))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from alarms import table
+from demo_arms import table
 from scipy.stats import spearmanr
 from transformers import AutoModelForCausalLM
 
@@ -54,7 +54,7 @@ def compared(stage: Path) -> Compared:
     tokens = prompt_information([[Rollout.from_trace(trace).opening for trace in each] for each in traces])
     assert tokens is not None, "a step has several problems"
     return Compared(
-        f"{stage.parents[1].name}/{stage.parent.name}",
+        f"{stage.parents[2].name}/{stage.parents[1].name}",
         by_policy(model, traces),
         tokens,
         float(np.mean([trace.correct for each in traces for trace in each])),
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/alarms"))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    runs = [compared(model.parent) for model in sorted(given.runs.glob("seed*/*/stage1/model"))]
+    runs = [compared(model.parent) for model in sorted(given.runs.glob("seed*/*/training/stage1/model"))]
     if len(runs) < 3:
         parser.exit(1, f"{given.runs} has fewer than three finished runs\n")
     rows = [

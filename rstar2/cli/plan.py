@@ -305,6 +305,8 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
     row("  and is sent at a time", lambda each: f"{each.memory_per_gpu.sequences_in_flight}", True)
     table.add_row("mode", *(recipe.mode for recipe in recipes.values()))
     row("a step: rollouts", lambda each: f"{each.step.rollouts:,}")
+    if any(recipe.recover.failures for recipe in recipes.values()):
+        row("  more after failed calls", lambda each: f"{each.step.recoveries:,}")
     row("  tokens", lambda each: f"{each.step.tokens / 1e6:,.1f} M")
     row("  tool calls", lambda each: f"{each.step.tool_calls:,}")
     row("  generated/s, a GPU", lambda each: f"{each.step.generate_tokens_per_s:,.0f}")

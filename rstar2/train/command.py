@@ -319,7 +319,7 @@ def _actor_keys(recipe: StageRecipe) -> dict[str, Any]:
     return {
         f"{_ACTOR}.strategy": "fsdp2",
         f"{_ACTOR}.ppo_mini_batch_size": recipe.update_prompts,
-        f"{actor}.ppo_epochs": recipe.optim.epochs,
+        f"{_ACTOR}.ppo_epochs": optim.epochs,
         f"{_ACTOR}.use_dynamic_bsz": True,
         f"{_ACTOR}.ppo_max_token_len_per_gpu": recipe.update_tokens,
         f"{_ACTOR}.ulysses_sequence_parallel_size": hardware.sequence_parallel,

@@ -225,8 +225,8 @@ class OptimSettings(Strict):
     """Where the optimizer begins. fresh: with empty moments and a new warm-up. continued: with AdamW's moments, and at
     the place in the warm-up, of the stage that made the model."""
     epochs: int = Field(1, ge=1)
-    """Passes over the rollouts of a step. Each pass is one update. A second pass learns more from each rollout, and makes
-    the update take about twice as long. The clip range acts from the second pass on. The paper makes one pass."""
+    """Passes over the rollouts of a step. Each pass is one update. A second pass learns more from each rollout, and
+    makes the update take about twice as long. The clip range acts from the second pass on. The paper makes one pass."""
     weight_decay: float = Field(0.01, ge=0)
     """AdamW's weight decay. Neither the paper nor the authors' released code states a value."""
     clip_low: float | None = Field(None, gt=0)
@@ -356,8 +356,8 @@ class StageRecipe(Strict):
     """The settings of one RL stage (arXiv 2508.20722, table of stages)."""
 
     steps: int = Field(ge=1)
-    """Number of training steps. Each step makes rollouts for `rollout.prompts` problems, and then `optim.epochs` updates
-    (one by default)."""
+    """Number of training steps. Each step makes rollouts for `rollout.prompts` problems, and then `optim.epochs`
+    updates (one by default)."""
     mode: Mode = "sync"
     """When rollouts are made. sync: a step waits for all of its rollouts and then makes its update, as in the paper.
     colocate_async: a step takes the groups that finish first. The engines pause during the update, and unfinished

@@ -120,6 +120,14 @@ def test_a_selection_of_ones_own(tmp_path: Path, training: dict[str, str]) -> No
 
 
 @needs("torch")
+def test_a_curriculum_of_ones_own(tmp_path: Path, training: dict[str, str]) -> None:
+    chosen, planned = run_readme("own_curriculum", tmp_path, **training)
+    assert chosen.splitlines() == ["review 0: asked product, square", "review 0.5: asked sum, root"]
+    assert '"name": "review:choose"' in planned
+    assert '"review": 0.25' in planned
+
+
+@needs("torch")
 def test_a_reward_of_ones_own(tmp_path: Path, training: dict[str, str]) -> None:
     given, planned = run_readme("own_reward", tmp_path, **training)
     assert given.splitlines() == ["correct: 1.0", "correct, with a failed call: 0.75", "wrong: 0.0"]

@@ -154,12 +154,13 @@ def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
 
 
 def _recover_warnings(recipe: StageRecipe) -> Iterator[str]:
-    """How much more a step may roll out than the plan says, which knows no model's failed calls."""
+    """What the plan expects of recoveries: before a run nobody knows how many calls fail."""
     recover, prompts = recipe.recover, recipe.rollout.prompts
     if recover.failures:
         yield (
             f"up to {recover.failures} failed calls of each problem get {recover.rollouts} extra rollouts, up to "
-            f"{prompts * recover.most:,} in a step, after its other rollouts; the plan leaves them out"
+            f"{prompts * recover.most:,} in a step, after its other rollouts; the plan expects as many failed "
+            "calls as --like RUN had, or else all of them"
         )
 
 

@@ -6,11 +6,17 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import get_args
 
 from rstar2.errors import UserError
+from rstar2.loop.trace import CallStatus
 from rstar2.train.estimate.work import Assumptions
 from rstar2.train.recipe import STAGES
 from rstar2.train.records.steps import Metrics, step_metrics
+
+CALLS = "rstar2/calls"
+FAILED_CALLS = [f"{CALLS}/{status}" for status in get_args(CallStatus) if status not in ("ok", "lost")]
+"""The share of all calls that failed in each way."""
 
 
 def measured_assumptions(run: Path) -> Assumptions:
@@ -44,6 +50,9 @@ def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
     # The step that trained on most tokens decides on memory.
     tokens, dropped = max(updates, key=lambda each: each[0] * (1 - each[1]), default=(None, 0.0))
     rollouts = measured("rstar2/rollouts", "rstar2/saved_rollouts")
+    failed = [calls * sum(shares) for calls, *shares in measured(CALLS, *FAILED_CALLS)]
+    recoveries = measured("rstar2/recover/rollouts", "rstar2/recover/failed", "rstar2/recover/tokens")
+    finished = sum(each[0] - each[1] for each in recoveries)
     made, saved = [each[0] for each in rollouts], [each[1] for each in rollouts]
     return Assumptions(
         mean_tokens=fmean(value for (value,) in lengths) if (lengths := measured("rstar2/tokens")) else None,
@@ -51,5 +60,7 @@ def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
         mean_prompt_tokens=mean("prompt_length/mean", usual.mean_prompt_tokens),
         trained_groups=1.0 - dropped,
         calls_per_rollout=mean("rstar2/calls", usual.calls_per_rollout),
+        failed_calls_per_rollout=fmean(failed) if failed else None,
+        recovery_tokens=sum(each[2] for each in recoveries) / finished if finished else None,
         made_share=sum(made) / (sum(made) + sum(saved)) if sum(made) else usual.made_share,
     )

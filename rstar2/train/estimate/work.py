@@ -26,7 +26,7 @@ BYTES_OF_QUEUED_TOKEN = 48 + BYTES_OF_TRACE_TOKEN
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is not known before a run; `rstar2.train.estimate.measured` takes the first six from another."""
+    """What is not known before a run; `rstar2.train.estimate.measured` takes some of it from another run."""
 
     mean_tokens: float | None = None
     """Of a rollout after its prompt; None where `mean_token_share` is all that is known."""
@@ -40,6 +40,11 @@ class Assumptions:
     """The paper's 45,000 a step of 16,384 rollouts."""
     made_share: float = 1.0
     """The share of a full group's rollouts that are made where groups are rolled out in rounds: all, at most."""
+    failed_calls_per_rollout: float | None = None
+    """Decides how many extra rollouts after failed calls (`recover`) are made. None: as many as the recipe allows."""
+    recovery_tokens: float | None = None
+    """Tokens that such a rollout has after its beginning. None: half of an average rollout's, as if a failed call were
+    in its middle."""
     program_s: float = 0.3
     """Core seconds of a tool call; the paper's mean from call to answer."""
     mean_token_share: float = 0.5
@@ -79,13 +84,43 @@ class Assumptions:
         full = recipe.rollout.prompts * recipe.rollout.rollouts
         return round(full * share * self.times_rolled_out(recipe))
 
+    def recoveries(self, recipe: StageRecipe) -> int:
+        """Returns how many extra rollouts after failed calls a step makes, with those of replaced groups."""
+        return round(
+            self._recoveries_per_problem(recipe) * recipe.rollout.prompts * self.times_rolled_out(recipe)
+        )
+
+    def _recoveries_per_problem(self, recipe: StageRecipe) -> float:
+        """Expected per group, if its failed calls are Poisson-distributed: many groups have fewer than are drawn."""
+        most, per_rollout = recipe.recover.failures, self.failed_calls_per_rollout
+        if per_rollout is None:
+            return recipe.recover.most
+        mean = (
+            per_rollout * self.made_rollouts(recipe) / self.times_rolled_out(recipe) / recipe.rollout.prompts
+        )
+        drawn, share = float(most), math.exp(-mean)
+        for count in range(most):
+            drawn -= (most - count) * share
+            share *= mean / (count + 1)
+        return drawn * recipe.recover.rollouts
+
+    def tokens_of_recovery(self, rollout: RolloutSettings) -> float:
+        """Returns the tokens that an average one of them has after its beginning."""
+        usual = self.rollout_tokens(rollout) / 2
+        return min(usual if self.recovery_tokens is None else self.recovery_tokens, rollout.tokens)
+
     def update(self, recipe: StageRecipe) -> Update:
-        """What the largest step trains on."""
+        """What the largest step trains on. Extra rollouts after failed calls count with what they began with."""
         rollout = recipe.rollout
         trained_groups = 1.0 if recipe.groups.refill_batches else self.trained_groups
         tokens = min(self.tokens_of_largest_step or self.rollout_tokens(rollout), rollout.tokens)
         kept = max(1, round(trained_groups * rollout.prompts * recipe.groups.keep))
+        kept += self.kept_recoveries(recipe)
         return Update(kept, self.prompt_tokens(rollout) + tokens)
+
+    def kept_recoveries(self, recipe: StageRecipe) -> int:
+        """Returns how many extra rollouts after failed calls a step trains on, at most."""
+        return round(self._recoveries_per_problem(recipe) * recipe.rollout.prompts)
 
 
 MOST_TPS = 1e9
@@ -117,11 +152,13 @@ class Step:
 
     rollouts: int
     """Those of replaced groups included, at the expected share of groups that give a gradient. With `groups.round` at
-    most, unless a run has shown which share of them rounds make."""
+    most, unless a run has shown which share of them rounds make. Without `recoveries`."""
+    recoveries: int
+    """Extra rollouts after failed calls (`recover`). At most, unless a run has shown how many calls fail."""
     kept_rollouts: int
-    """At most; groups without a signal are dropped."""
+    """At most, recoveries included; groups without a signal are dropped."""
     tokens: int
-    """Of all rollouts, tool output included, at their mean length."""
+    """Of all rollouts and recoveries, tool output included, at their mean length."""
     most_tokens: int
     """If every rollout ran to its budget."""
     updated_tokens: int
@@ -191,8 +228,9 @@ def stage_step(
 ) -> Step:
     rollout, hardware = recipe.rollout, recipe.hardware
     gpus = hardware.nodes * hardware.gpus_per_node
-    rollouts = given.made_rollouts(recipe)
+    rollouts, recoveries = given.made_rollouts(recipe), given.recoveries(recipe)
     kept = rollout.prompts * min(recipe.groups.keep, rollout.rollouts)
+    kept += given.kept_recoveries(recipe)
     mean, prompt = given.rollout_tokens(rollout), given.prompt_tokens(rollout)
     per_token_s, at_once = _token_s(shape, recipe, memory, given)
     generate = rates.generate or at_once / per_token_s / hardware.tensor_parallel
@@ -202,21 +240,27 @@ def stage_step(
     update = (
         rates.update / passes if rates.update else given.compute_share * gpu_of(hardware).flop_per_s / flop
     )
-    tokens = int(rollouts * mean)
+    own = given.tokens_of_recovery(rollout)
+    tokens = int(rollouts * mean + recoveries * own)
     updated = int(kept * (mean + prompt))
-    # The longest rollouts end alone, those of each round after those of the one before.
-    rounds = 1 if recipe.rounds is None else recipe.rounds.number
+    # The longest rollouts end alone, those of each round after those of the one before. Recoveries are one more round,
+    # which begins in the middle of a rollout.
+    rounds = (1 if recipe.rounds is None else recipe.rounds.number) + (0.5 if recoveries else 0.0)
     alone_s = 0.0 if rates.generate else rounds * rollout.tokens * per_token_s
     generate_s = max(tokens / (generate * gpus * given.busy_share), alone_s)
     update_s = updated / (update * gpus)
     between_s = given.between_steps_s if hardware.device == "cuda" else 3.0
     return Step(
         rollouts=rollouts,
+        recoveries=recoveries,
         kept_rollouts=kept,
         tokens=tokens,
-        most_tokens=rollouts * rollout.tokens,
+        most_tokens=(rollouts + recoveries) * rollout.tokens,
         updated_tokens=updated,
-        tool_calls=int(rollouts * min(given.calls_per_rollout, rollout.max_turns)),
+        # Of a rollout's calls, a recovery has the share that it has of its tokens.
+        tool_calls=int(
+            (rollouts + recoveries * own / mean) * min(given.calls_per_rollout, rollout.max_turns)
+        ),
         generate_tokens_per_s=generate,
         update_tokens_per_s=update,
         token_s=at_once / (generate * hardware.tensor_parallel),
@@ -303,7 +347,10 @@ def queue_disk(recipe: StageRecipe, step: Step, given: Assumptions) -> int:
     """Bytes of the rollouts of a checkpoint: those of its step, and those that run ahead, at their mean length."""
     if recipe.mode == "sync":
         return 0
-    tokens = step.tokens + step.rollouts * given.prompt_tokens(recipe.rollout)
+    prompt, mean = given.prompt_tokens(recipe.rollout), given.rollout_tokens(recipe.rollout)
+    # The queue also has what recoveries began with, which `step.tokens` leaves out.
+    begun_with = step.recoveries * (mean - given.tokens_of_recovery(recipe.rollout))
+    tokens = step.tokens + max(begun_with, 0.0) + (step.rollouts + step.recoveries) * prompt
     return int((1 + recipe.asynchronous.batches_ahead) * tokens * BYTES_OF_QUEUED_TOKEN)
 
 

@@ -51,6 +51,16 @@ def test_the_share_of_rollouts_that_rounds_made_is_that_of_all_steps() -> None:
     assert assumptions_of(steps[1:]).made_share == 1.0
 
 
+def test_failed_calls_per_rollout_and_the_length_of_recoveries_are_measured() -> None:
+    ways = ("error", "timeout", "memory", "output_limit", "refused", "parse_error", "unknown_tool")
+    step = {"rstar2/calls": 2.0, "rstar2/calls/invalid_arguments": 0.05, "rstar2/calls/lost": 0.5}
+    step |= {f"rstar2/calls/{way}": 0.0 for way in ways} | {"rstar2/calls/error": 0.2}
+    made = {"rstar2/recover/rollouts": 9.0, "rstar2/recover/failed": 1.0, "rstar2/recover/tokens": 160.0}
+    assumed = assumptions_of([step, {**step, **made}])
+    assert assumed.failed_calls_per_rollout == pytest.approx(0.5)
+    assert assumed.recovery_tokens == 20.0
+
+
 def test_memory_follows_from_the_largest_step_and_replaced_groups_are_no_loss(tmp_path: Path) -> None:
     write_steps(tmp_path / "stage1", 40.0, 50.0)
     assumed = measured_assumptions(tmp_path)

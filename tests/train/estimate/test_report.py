@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -238,6 +239,30 @@ def test_groups_in_rounds_are_planned_at_most_or_with_the_share_that_a_run_made(
         warned("Qwen3-14B", "8xh100", *ahead, "asynchronous.too_old=wait")
     )
     assert dropped.endswith("max_steps = 8 steps are dropped: set asynchronous.too_old=wait")
+
+
+def test_recoveries_are_planned_at_most_or_with_the_failed_calls_that_a_run_had() -> None:
+    recover = ("recover.failures=2", "recover.rollouts=4")
+    plain, most, few = (
+        estimated("Qwen3-14B", "8xh100", *changes, assumptions=assumptions).stages[1]
+        for changes, assumptions in (
+            ((), None),
+            (recover, None),
+            (recover, Assumptions(failed_calls_per_rollout=1 / 32, recovery_tokens=1000.0)),
+        )
+    )
+    # With one failed call per problem of 32 rollouts, 1/e of the problems have none, and as many have one.
+    drawn = 2 - (2 + 1) * math.exp(-1)
+    assert [each.step.recoveries for each in (plain, most, few)] == [0, 4096, round(4 * 512 * drawn)]
+    assert {each.step.rollouts for each in (plain, most, few)} == {16_384}
+    assert most.step.kept_rollouts == plain.step.kept_rollouts + 4096
+    assert most.step.tokens == plain.step.tokens + 4096 * 4096 // 2
+    assert few.step.tokens == plain.step.tokens + few.step.recoveries * 1000
+    assert most.step.tool_calls == plain.step.tool_calls * (16_384 + 2048) // 16_384
+    assert most.hours > few.hours > plain.hours
+    assert most.memory_per_gpu.expected_update_total >= plain.memory_per_gpu.expected_update_total
+    [said] = set(most.warnings) - set(plain.warnings)
+    assert "up to 2 failed calls of each problem get 4 extra rollouts, up to 4,096 in a step" in said
 
 
 def test_on_many_gpus_a_step_lasts_at_least_as_long_as_its_rounds_one_after_another() -> None:

@@ -23,7 +23,7 @@ def benchmark() -> Iterator[ModuleType]:
         yield importlib.import_module("alarms")
     finally:
         sys.path.remove(str(FOLDER))
-        for name in ("alarms", "provoked"):
+        for name in ("alarms", "demo_arms", "provoked"):
             sys.modules.pop(name, None)
 
 
@@ -46,7 +46,6 @@ def test_a_collapse_is_a_fall_of_the_pass_rate_that_stays(
 
 def write_run(folder: Path, benchmark: ModuleType, arm: str, rates: list[float], nats: list[float]) -> None:
     folder.mkdir(exist_ok=True)
-    settings = benchmark.ARMS[arm]
     steps = [
         {
             "rstar2/pass_rate": rate,
@@ -56,7 +55,7 @@ def write_run(folder: Path, benchmark: ModuleType, arm: str, rates: list[float],
         }
         for rate, each in zip(rates, nats, strict=True)
     ]
-    record = {"arm": {"changes": settings.changes, "fault": settings.fault}, "steps": steps}
+    record = {"arm": benchmark.ARMS[arm].record(), "result": {"steps": steps}}
     (folder / f"{arm}.json").write_text(json.dumps(record))
 
 
@@ -73,7 +72,7 @@ def test_alarms_count_before_the_collapse_and_thresholds_come_from_the_other_see
     write_run(tmp_path / "seed2", benchmark, "lr-x10", falls, [1.0] * 15 + [0.6] * 5)
     # A false alarm at every threshold that sees a collapse: on seed 2 the choice is one that never sees any.
     write_run(tmp_path / "seed2", benchmark, "half-lr", steady, slow)
-    runs = benchmark.finished(tmp_path)
+    runs = benchmark.finished_runs(tmp_path, benchmark.ARMS)
     assert [(run.seed, run.arm, run.collapse) for run in runs] == [
         (1, "demo", None), (1, "hackable-reward", 16), (2, "demo", None), (2, "half-lr", None), (2, "lr-x10", 16),
         (2, "hackable-reward", 16),
@@ -92,5 +91,5 @@ def test_alarms_count_before_the_collapse_and_thresholds_come_from_the_other_see
 def test_a_run_that_was_made_by_other_settings_is_refused(benchmark: ModuleType, tmp_path: Path) -> None:
     write_run(tmp_path / "seed1", benchmark, "demo", [0.5] * 6, [1.0] * 6)
     (tmp_path / "seed1" / "demo.json").rename(tmp_path / "seed1" / "lr-x10.json")
-    with pytest.raises(UserError, match=r"lr-x10.json was made with .*'changes': \[\]"):
-        benchmark.finished(tmp_path)
+    with pytest.raises(UserError, match=r"lr-x10.json was made with .*'keys': \['rl.traces_per_step=-1'\]"):
+        benchmark.finished_runs(tmp_path, benchmark.ARMS)
