@@ -82,7 +82,7 @@ class QueueRefuses(NotQueued):
 
 
 class IdReused(Exception):
-    """An earlier request with other contents has the same id."""
+    """An earlier, different request has the same id."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -229,7 +229,7 @@ class Dispatcher:
         Raises:
             QueueFull: the queue is full, and no program was queued.
             QueueRefuses: Redis does not store programs, and none of these programs will run.
-            IdReused: an earlier request with other contents has the same id. All these programs are cancelled.
+            IdReused: an earlier, different request has the same id. All these programs are cancelled.
         """
         self.check_capacity(len(programs))
         runs = [self.submit(run) for run in programs]
@@ -423,7 +423,7 @@ class Dispatcher:
     def _answer_refused(
         self, runs: Sequence[PendingRun], errors: Mapping[tuple[str, str], ResponseError]
     ) -> list[PendingRun]:
-        """Make the programs that Redis refused to store raise QueueRefuses.
+        """Set QueueRefuses as the result of all programs that Redis refused to store.
 
         Returns the runs that are to be sent again, because an earlier try may have stored them.
         """

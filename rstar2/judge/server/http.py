@@ -123,7 +123,7 @@ def validated(model: type[Model], data: object, request: Request | None = None) 
     Args:
         model: the type to return.
         data: the request's body.
-        request: the request, if its endpoint is used by rstar2 clients, whose later versions may send unknown fields.
+        request: the request, for an endpoint of rstar2 clients. Their later versions may send unknown fields.
     """
     extra = None if request is None else unknown_fields(request.headers.get(HEADER))
     try:

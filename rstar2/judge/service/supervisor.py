@@ -42,7 +42,7 @@ START_S = 180.0
 """Time limit for the start, plus one second for each worker."""
 POLL_S = 0.02
 WRITE_EVERY_S = 0.5
-"""During the start, the interval between checks whether the queue can be written to."""
+"""While a judge starts, it checks at this interval whether its queue accepts writes."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
 RESTARTS = Restarts(first_s=0.1, longest_s=5.0, stable_s=5.0, at_once=True)

@@ -535,7 +535,7 @@ def test_users_are_such_as_this_namespace_has(
 
 def test_a_namespace_without_users_to_spare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda self: "0 1000 1\n")
-    with pytest.raises(Failure, match="to spare"):
+    with pytest.raises(Failure, match="no free range"):
         users.first_host_uid.__wrapped__()
 
 

@@ -379,7 +379,7 @@ def test_a_cell_that_writes_answers_of_its_own_ends_its_session(session: Session
     result = cell(session, code)
     assert (result.outcome, result.value) == ("error", None)
     assert not session.alive
-    assert "wrote where the answers" in session.reason
+    assert "wrote to the channel" in session.reason
 
 
 def test_what_a_cell_leaves_on_the_channel_is_no_answer_to_the_next(session: Session) -> None:
@@ -394,7 +394,7 @@ threading.Timer(0.01, write).start()
         # The thread stops between cells, and writes while this one runs.
         after = cell(session, "import time\ntime.sleep(600)\n4") if session.alive else cell(session, "4")
         assert (after.outcome, after.value) in (("error", None), ("lost", None))
-    assert "wrote where the answers" in after.stderr
+    assert "wrote to the channel" in after.stderr
 
 
 def test_a_cell_whose_true_answer_is_written_early_is_still_held_to_its_limit(session: Session) -> None:
