@@ -1,7 +1,7 @@
 """The zygote: a preloaded interpreter that forks one confined process per program and reports how each program ended.
 
-A zygote contains no secret and never runs a program's code. A program cannot reach it, because it is another user's
-process outside the program's PID namespace. Its reports come from the kernel (wait4), not from the program.
+A zygote contains no secret and never runs a program's code. Namespaces (strict tier), or Landlock and seccomp (landlock
+tier), keep programs away from it. Its reports come from the kernel (wait4), not from the program.
 
 For speed only: on two busy cores, the sandbox runs 7 times (trivial programs) to 26 times (numpy) as many programs per
 second as new interpreters would.
