@@ -1,4 +1,4 @@
-"""What a program takes of tasks, disk and memory is bounded in every tier, and what runs beside it is not harmed."""
+"""Limits on tasks, disk space and memory hold in every tier, and protect what runs at the same time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rstar2.judge.schema import Isolation, RunRequest, RunResult
 
 _MIB = 1 << 20
 _BOMB_S = 2.0
-"""Time limit of a bomb, which is to be checked several times while it has all the tasks that it can have."""
+"""Time limit of a fork bomb. It allows several checks while the bomb has all its tasks."""
 Worker = ThisUser | OrdinaryUser
 
 

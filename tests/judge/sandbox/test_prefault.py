@@ -1,4 +1,4 @@
-"""Zygotes are profiled: forks copy right away the pages that programs write, and nothing else changes."""
+"""Profiled zygotes: forks immediately copy the pages that programs write, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions keep their state by keeping their process, and say so when it is gone."""
+"""A session keeps its state while its process lives, and its results say when the process is gone."""
 
 from __future__ import annotations
 
@@ -554,7 +554,7 @@ libc.timer_create(1, event, ctypes.byref(ctypes.c_void_p())), errno.errorcode[ct
 
 
 class Cells:
-    """Cells of several sessions that run at the same time."""
+    """Runs cells of several sessions at the same time."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
@@ -642,7 +642,7 @@ def test_one_cell_computes_at_a_time_and_waiting_for_it_does_not_count(
 
 
 def _used_until_the_first_of_eight_cells_ends(sandbox: Sandbox) -> tuple[list[RunResult], float]:
-    """The results of eight cells that compute for half a second each, and their CPU time until the first one ended."""
+    """Returns the results of eight cells that compute for 0.5 s each, and their CPU time until the first one ended."""
     before = programs(os.getpid())
     sessions = [sandbox.open_session(kind="bare") for _ in range(8)]
     for session in sessions:
