@@ -49,7 +49,7 @@ RESTARTS = Restarts(first_s=0.1, longest_s=5.0, stable_s=5.0, at_once=True)
 FINISH_S = 10.0
 """Time that a worker has to finish its program when it stops, if the queue is an external Redis server."""
 END_S = 1.0
-"""The same time if the queue is embedded. The queue ends with the judge, so nobody needs the program's result."""
+"""Time to finish if the queue is embedded. That queue ends with the judge, so nobody needs the program's result."""
 log = logging.getLogger(__name__)
 
 

@@ -108,7 +108,7 @@ def _reseed() -> None:
 
 
 def compile_program(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
-    """Compile a source. Returns the code of its statements, and of its last statement if that is an expression."""
+    """Compile a source. Returns the code of its statements, and the code of its last expression. Either may be None."""
     tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
     if not tree.body or not isinstance(tree.body[-1], _ast.Expr):
         return compile(tree, path, "exec", dont_inherit=True), None
