@@ -69,12 +69,14 @@ def conflict(
     version = ProtocolVersion.parse(version_text) if isinstance(version_text, str) else None
     older = our_update if version is not None and version > PROTOCOL else their_update
     if version is not None:
-        theirs = f"version {version} of the judge's protocol"
+        other_version = f"version {version} of the judge's protocol"
     elif version_text:
-        theirs = f"{str(version_text)[:_QUOTED_CHARS]!r}, which is not a version of the judge's protocol"
+        other_version = (
+            f"{str(version_text)[:_QUOTED_CHARS]!r}, which is not a version of the judge's protocol"
+        )
     else:
-        theirs = "an older version of the judge's protocol that has no number"
-    message = f"{them} speaks {theirs}, and {us} version {PROTOCOL}"
+        other_version = "an older version of the judge's protocol that has no number"
+    message = f"{them} speaks {other_version}, and {us} version {PROTOCOL}"
     return message, f"Update rstar2 for {older}: both need the same major version."
 
 

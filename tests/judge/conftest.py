@@ -1,4 +1,4 @@
-"""What the tests of the judge share: one server of each kind."""
+"""Shared fixtures for the tests of the judge: one server of each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process of the judge ends at once if any of its threads meets an exception that nobody expected."""
+"""A process of the judge ends at once if any of its threads raises an unexpected exception."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def workers(judge: JudgeHandle) -> list[int]:
 
 
 def zygotes(judge: JudgeHandle) -> list[int]:
-    """Everything that the workers have started."""
+    """Returns all processes that the workers have started."""
     return [pid for worker in workers(judge) for pid in descendants(worker)]
 
 

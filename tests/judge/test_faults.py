@@ -46,14 +46,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """One judge for all faults that it survives."""
+    """A judge for all tests with faults that it survives."""
     with running_judge(tmp_path_factory.mktemp("judge"), preload=False) as handle:
         yield handle
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    """A queue that no supervisor starts again."""
+    """A queue that no supervisor restarts."""
     folder = tmp_path_factory.mktemp("queue")
     found = EmbeddedRedis(folder / "data", folder / "log")
     found.start()
@@ -63,13 +63,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture(scope="module")
 def judge_elsewhere(server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A judge whose queue is not its own."""
+    """A judge with an external queue."""
     with running_judge(tmp_path_factory.mktemp("elsewhere"), redis_url=server.url, preload=False) as handle:
         yield handle
 
 
 def living(found: dict[str, Any]) -> bool:
-    """Whether both workers of a status live."""
+    """Returns whether a status shows two living workers."""
     return bool(found["num_workers"] == 2 == len(found["workers"]))
 
 
@@ -109,7 +109,7 @@ def test_zygotes_are_killed(judge: JudgeHandle) -> None:
 
 
 def test_the_work_folder_is_removed_and_zygotes_are_killed(judge: JudgeHandle) -> None:
-    """As by something that cleans folders for temporary files."""
+    """A cleaner of temporary files may remove the work folder."""
     before = status_when(judge, living)["restarts"].get("worker", 0)
     workers = parts(judge, "rstar2.judge.worker.main")
 

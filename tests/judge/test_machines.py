@@ -25,7 +25,7 @@ HERE, THERE = "10.231.77.1", "10.231.77.2"
 
 @dataclass
 class Net:
-    """A second network, joined to ours by one cable."""
+    """A second network namespace, connected to this one by a virtual cable."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Clients, HTTP processes and workers of this version and of a made next one, side by side on one queue."""
+"""Clients, HTTP processes and workers of this version and of a simulated next version share one queue."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def judge(server: EmbeddedRedis, tmp_path: Path) -> Iterator[Parts]:
 
 
 def finished(process: subprocess.Popen[str]) -> str:
-    """What a program prints, which has to succeed."""
+    """Run a program that must succeed. Returns its output."""
     printed, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
     return printed
@@ -148,7 +148,7 @@ def test_every_combination_of_versions_answers_every_call(
 
 @contextmanager
 def loaded(users: tuple[Version, ...], url: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Users who run programs all the time. They end with the block, after the programs that they run then."""
+    """Simulates users who run programs all the time. At the end of the block they finish their last programs."""
     processes = [user.python(LOAD, url) for user in users]
     try:
         yield processes
@@ -168,7 +168,7 @@ def test_an_upgrade_under_load_and_back_loses_no_call_and_runs_none_twice(
     with loaded(versions, url) as users:
 
         def work_goes_on() -> None:
-            """Wait until every user has got all results of programs that were sent only now."""
+            """Wait until every user has all results of programs that were sent after this call."""
             for _ in range(3):
                 for user in users:
                     assert user.stdout is not None

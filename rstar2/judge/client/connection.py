@@ -89,7 +89,7 @@ class Connection:
         self.cancelled: set[str] = set()
         """Ids of programs whose cancellation the judge has not yet confirmed."""
         self.flush_is_due = False
-        """Whether a task is scheduled that sends the unsent calls and cancellations."""
+        """Whether a run of `_flush` is scheduled."""
         self.receiver: asyncio.Task[None] | None = None
         """The task that receives responses. It runs while there are calls."""
         self.writers: set[asyncio.Task[None]] = set()

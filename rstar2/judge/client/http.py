@@ -62,7 +62,7 @@ class IncompatibleJudge(AccessRefused):
 def check_protocol(url: str, version_text: object) -> None:
     """Raises IncompatibleJudge if the judge names a protocol version that this client does not understand.
 
-    Judges up to version 0.1.0, and proxies, name none: `version_text` is None. Their answers are read as version 1.
+    `version_text` is None for proxies, and for judges up to version 0.1.0. Their answers are read as version 1.
     """
     if version_text is not None and not is_compatible(version_text):
         judge = f"the judge at {url}"
@@ -195,7 +195,7 @@ async def request(
 
 
 def is_from_another_server(error: BaseException) -> bool:
-    """Returns whether this error of a request means that a server which is not a judge answers at the URL."""
+    """Returns whether the error of a request means that another server, not a judge, answers at the URL."""
     if isinstance(error, aiohttp.ClientResponseError):
         return 400 <= error.status < 500 and error.status not in RETRIED_STATUSES
     return isinstance(error, ValueError)

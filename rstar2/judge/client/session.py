@@ -46,7 +46,7 @@ class JudgeSession:
                 f"a CellRequest is needed, such as CellRequest(code=…), not {type(cell).__name__}"
             )
         if self.info is None:
-            raise JudgeError("the session is not open", "Use it in `async with`.")
+            raise JudgeError("the session is not open", "Open it with `async with`.")
         path, body = f"/v1/sessions/{self.info.id}/cells", cell.model_dump_json()
         wait_s = self.wait_s + min(cell.timeout_s, MAX_TIMEOUT_S)
         return await self.client.request("POST", path, body, wait_s, CellResult.model_validate_json)

@@ -76,5 +76,10 @@ class LivenessMonitor:
         return [name for name in self._seen if self.age_s(name, now) > DEAD_AFTER_S]
 
     def age_s(self, worker: str, now: float) -> float:
-        """Returns the seconds from a worker's last new heartbeat to the monotonic time `now`. 0 for unknown workers."""
+        """Returns the seconds since a worker's heartbeat last changed, or 0 if the worker was not checked yet.
+
+        Args:
+            worker: the worker's name.
+            now: the present time in monotonic seconds.
+        """
         return now - self._seen[worker][1] if worker in self._seen else 0.0

@@ -41,7 +41,8 @@ def sync_client(redis_url: str, timeout_s: float = REPLY_S) -> redis.Redis:
 
 
 def execute(client: redis.Redis, command: Command) -> Any:
-    """Send one command with a redis-py client and return its reply. redis-py's own types do not allow any command."""
+    """Send one command with a redis-py client and return its reply."""
+    # Typed as Any because redis-py declares no types for `execute_command`.
     untyped: Any = client
     return untyped.execute_command(*command)
 

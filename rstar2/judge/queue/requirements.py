@@ -22,7 +22,7 @@ from rstar2.judge.schema import ISOLATION_ORDER, Isolation
 REQUIREMENTS = f"{PREFIX}:requirements"
 """Redis hash: judge → {tier, protocol, till} as JSON. `till` is the expiry in Unix seconds of Redis's clock."""
 REQUIREMENTS_0_1 = f"{PREFIX}:required_isolation"
-"""The same hash of judges up to version 0.1.0, without `protocol`. Later judges store a string here instead. Workers
+"""Redis hash of judges up to version 0.1.0, without `protocol`. Later judges store a string here instead. Workers
 and judges up to version 0.1.0 expect a hash and get the Redis error WRONGTYPE, so that they cannot join the queue."""
 RENEW_S = 5.0
 VALID_S = 15

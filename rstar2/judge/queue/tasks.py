@@ -65,7 +65,7 @@ QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300
 """Time for which a result can be requested again by its id."""
 DELIVERED_TTL_S = 30
-"""The same time after the result was sent to its client, whose connection may have broken just then."""
+"""Time for which a delivered result can be requested again, because its client's connection may have broken."""
 CANCELLED_TTL_S = 600
 DONE_INLINE_CHARS = 2048
 """Results up to this length are published with their notice, so that HTTP processes need not fetch them."""

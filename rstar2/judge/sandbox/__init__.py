@@ -1,46 +1,47 @@
-"""Runs programs that nobody trusts: each in a new, confined process that is forked from a preloaded interpreter.
+"""Runs untrusted programs. Each program gets a new, confined process that is forked from a preloaded interpreter.
 
     from rstar2.judge.sandbox.sandbox import Sandbox
 
     sandbox = Sandbox(Path("work"), tier=None, minimum="strict")
-    sandbox.start()                          # builds the jail and tries to break out of it
-    sandbox.start_zygotes()                  # optional: start every zygote now, not when first needed
+    sandbox.start()                          # builds the jail and runs the escape tests in it
+    sandbox.start_zygotes()                  # optional: starts every zygote now, not when first needed
     result = sandbox.run(RunRequest(code="print(1)"), "run-1")
     session = sandbox.open_session(memory_mb=1024)
     result = session.run_cell("x = 1", timeout_s=10.0, cell_id="cell-1")
-    session.alive, session.reason            # a session that died says why
+    session.alive, session.reason            # whether the session lives, and why it ended
     session.close()
-    sandbox.isolation                        # the tier in force
-    sandbox.exceptions()                     # what that tier does not enforce here, one sentence each
+    sandbox.isolation                        # the isolation tier
+    sandbox.exceptions()                     # sentences about what this tier does not enforce here
     sandbox.close()
 
-One Sandbox per worker process, used by one thread: it runs one program, or one cell of a session, at a time.
+A worker process has one Sandbox, which runs one program at a time. One thread uses it: other threads may only call
+`abort` and the methods of sessions.
 
-Processes, and who starts whom:
+This is the tree of processes, from parent to child:
 
     worker ── starter ── bare zygote ── numeric zygote ── symbolic zygote ── full zygote
                               └──────────────┴──────────────────┴───────────────┴── one fork per program,
                                                                   in a PID namespace of its own (strict)
 
-The worker starts one new interpreter. In the strict tier that one enters the namespaces and waits outside while
-its child becomes the bare zygote, the first process of the jail; in the other tiers it becomes the bare zygote
-itself. Each zygote forks the next, which loads more libraries, and the programs that need just these.
+The worker starts one new interpreter, the starter. In the strict tier, the starter enters the namespaces, and its child
+becomes the bare zygote, which is the first process of the jail. In the other tiers, the starter itself becomes the bare
+zygote. Each zygote forks the next one, which loads more libraries. It also forks the programs that need its libraries.
 
-Outside, in the worker:
+Modules outside the jail, which run in the worker:
 
     sandbox        Sandbox: chooses the tier, builds the jail, runs programs, opens sessions
-    run            waits for a program, and enforces its limits
-    session        Session: cells in one process that stays
+    run            waits for the end of a program, and enforces its limits
+    session        Session: runs cells in one process that stays alive
     streams        a program's standard input, output and report
     jail           Jail: starts the processes inside and exchanges messages with them
-    protocol       the messages, as types
-    zygote_kinds   which zygote a program needs
-    tiers          what each tier builds, and does not enforce; from rootfs, seccomp and cgroups
-    escape_tests   attempts to break out, made at each start
+    protocol       types of these messages
+    zygote_kinds   chooses the zygote for a program
+    tiers          defines what each tier builds and what it does not enforce (with rootfs, seccomp and host/cgroups)
+    escape_tests   tries to break out of the jail at each start
 
-Inside, in `inside/`: main (starts), namespaces (builds the strict jail), preload (loads libraries), zygote (forks
-programs), confine (restricts them), program and session (run their code), scratch, memory and cleaner (count what
-they take and empty their folders), prefault, wire and syscalls.
+Modules inside the jail are in `inside/`: main starts, namespaces builds the strict jail, preload loads libraries,
+zygote forks programs, confine restricts them, program and session run their code. scratch, memory and cleaner measure
+what programs use and empty their folders. prefault, wire, processes, turns and syscalls are their helpers.
 
-This module imports nothing, because everything inside is imported through it.
+This module imports nothing, because every module inside the jail is imported through it.
 """

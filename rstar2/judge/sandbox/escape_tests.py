@@ -1,7 +1,7 @@
-"""Tries to break out of the jail that was actually built, before it gets its first program.
+"""Escape tests: attempts to break out of a new jail, before it gets its first program.
 
-The targets are real, and the worker itself could reach them: a readable secret, a writable folder, listeners on
-the loopback address and on local sockets, the worker's own process.
+The targets are real, and the worker itself could reach them: a readable secret, a writable folder, listening sockets on
+loopback, Unix sockets, and the worker's own process.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rstar2.judge.schema import RunRequest, RunResult
 
 _TIMEOUT_S = 120.0
 _MEMORY_MB = 64
-"""Ample for the attempts; the program that fills its memory takes processor time by it, at each start."""
+"""Enough for the attempts. More would make each start slower, because one test program fills this memory."""
 _SECRET_MODE = 0o666
 
-# Each attempt is a function that returns something true if it succeeds. They run in one program.
+# One program runs all attempts. Each attempt is a function that returns a true value if it succeeds.
 _ATTEMPTS = """
 import array, ctypes, errno, fcntl, os, socket, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -113,9 +113,15 @@ RunProgram = Callable[[RunRequest, str], RunResult]
 
 
 def run_escape_tests(run: RunProgram, spec: JailSpec, root: Path) -> None:
-    """Make every attempt in a program run by `run`, in a tier that confines.
+    """Run two test programs and, unless the tier is `none`, a program that makes all escape attempts.
 
-    Failure: one succeeded, or an honest program does not work.
+    Args:
+        run: runs a program in the jail.
+        spec: the jail's spec.
+        root: folder for the targets.
+
+    Raises:
+        Failure: an attempt succeeded, an honest program does not work, or memory is not limited.
     """
     _expect(run, _HONEST_PROGRAM, "ok", "[10]\n", "an honest program does not work")
     _expect(run, _MEMORY_HOG, "memory", "", "memory is not limited")
@@ -138,20 +144,20 @@ def _expect(run: RunProgram, code: str, outcome: str, stdout: str, failure: str)
     request = RunRequest(code=code, timeout_s=_TIMEOUT_S, memory_mb=_MEMORY_MB)
     result = run(request, "escape-test")
     if (result.outcome, result.stdout) != (outcome, stdout):
-        seen = f"{result.outcome}: {result.stdout.strip()} {result.stderr.strip()[-300:]}"
-        raise Failure(f"{failure}: {seen}")
+        details = f"{result.outcome}: {result.stdout.strip()} {result.stderr.strip()[-300:]}"
+        raise Failure(f"{failure}: {details}")
 
 
 def _listeners(folder: Path) -> list[socket.socket]:
-    """A TCP, a UDP, a local and an abstract listener, none of which may receive anything."""
+    """Open a TCP, a UDP, a Unix and an abstract Unix socket. Nothing may reach any of them."""
     tcp = socket.create_server(("127.0.0.1", 0))
     udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     udp.bind(tcp.getsockname())
     local, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-    # Through a descriptor, because the full path may be too long for an address.
-    here = os.open(folder, os.O_PATH)
-    local.bind(f"/proc/self/fd/{here}/local")
-    os.close(here)
+    # Bound through a descriptor, because the full path may be too long for the address of a socket.
+    folder_fd = os.open(folder, os.O_PATH)
+    local.bind(f"/proc/self/fd/{folder_fd}/local")
+    os.close(folder_fd)
     os.chmod(folder / "local", 0o777)
     abstract.bind(f"\0rstar2-escape-test-{os.getpid()}-{id(tcp)}")
     for listener in (tcp, local, abstract):
@@ -180,12 +186,12 @@ def _targets(folder: Path, listeners: list[socket.socket]) -> dict[str, object]:
 
 
 def _check_host_untouched(folder: Path, listeners: list[socket.socket]) -> None:
-    """Check from outside that nothing was touched."""
+    """Raises Failure if a file outside the jail has changed or a socket was reached."""
     secret = folder / "secret"
     if any((folder / "outside").iterdir()) or not (secret.exists() and secret.stat().st_size):
-        raise Failure("an escape attempt succeeded: it changed files outside")
+        raise Failure("an escape attempt succeeded: it changed files outside the jail")
     if secret.stat().st_mode & 0o777 != _SECRET_MODE or secret.stat().st_mtime < 1e9:
-        raise Failure("an escape attempt succeeded: it changed the attributes of a file outside")
+        raise Failure("an escape attempt succeeded: it changed the attributes of a file outside the jail")
     for listener in listeners:
         try:
             listener.recv(1) if listener.type == socket.SOCK_DGRAM else listener.accept()

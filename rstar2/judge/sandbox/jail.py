@@ -28,15 +28,15 @@ from rstar2.judge.sandbox.zygote_kinds import PARENTS, ZygoteKind
 _BUILD_TIMEOUT_S = 120.0
 _PRELOAD_TIMEOUT_S = 300.0
 REPLY_TIMEOUT_S = 30.0
-"""How long a zygote may take to answer, or to report a program it was told to kill."""
+"""Time limit for a zygote to answer, or to report the end of a program that it was told to kill."""
 CLEAN_TIMEOUT_S = 60.0
-"""How long a zygote may take to remove what a program left."""
+"""Time limit for a zygote to remove the files that a program left."""
 END_TIMEOUT_S = 60.0
-"""How long a jail's first process may take to end once it is killed; in the kernel it can hang."""
+"""Time limit for a jail's first process to end after it was killed. It can hang in the kernel."""
 _NO_PROGRAM = 0
-"""The key of messages about no program; programs' keys start at 1."""
+"""The key of messages that are not about a program. The keys of programs start at 1."""
 Report = dict[str, Any]
-"""What a zygote reports of one program: `key`, and what it is about (`status` and `cpu_s` for its end)."""
+"""A zygote's message about one program: its `key` and other fields, such as `status` and `cpu_s` for its end."""
 log = logging.getLogger(__name__)
 
 
@@ -45,41 +45,45 @@ class JailLost(Exception):
 
 
 class Jail:
-    """One jail, built on creation. Its methods raise JailLost where a zygote is gone or does not answer.
+    """One jail, which the constructor builds. Its methods raise JailLost if a zygote is gone or does not answer.
 
     Args:
-        discard: takes a folder away, so that a new one can be made in its place.
+        spec: how to build the jail.
+        discard: moves a folder away, so that a new folder can be created in its place.
 
     Raises:
-        Failure: the machine refuses what the spec asks for; the message says what.
+        Failure: the machine refuses a part of the spec. The message names the part.
     """
 
     def __init__(self, spec: JailSpec, discard: Callable[[Path], None]) -> None:
         self.spec = spec
         self._discard = discard
         self.cgroup = Cgroup()
-        """Limits the programs; the zygotes are in it too, so that a fork is in it at once."""
+        """Limits the programs. The zygotes are in it, too, so that each forked program is in it at once."""
         self._preload_cgroup = Cgroup()
-        """For zygotes while they load libraries; what they load stays counted there, not as a program's memory."""
+        """Contains zygotes while they load libraries, so that their memory does not count as a program's memory."""
         self.ended: dict[int, Report] = {}
-        """Reports of programs that ended while nothing waited for them."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sockets: dict[ZygoteKind, socket.socket] = {"bare": ours}
+        """Reports, by key, of programs that ended while nothing waited for them."""
+        control, zygote_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sockets: dict[ZygoteKind, socket.socket] = {"bare": control}
         self._preloading: set[ZygoteKind] = set()
         self._unforkable: set[ZygoteKind] = set()
+        """Zygotes that have more than one thread after loading their libraries, so that they cannot be forked."""
         self.profiled: set[ZygoteKind] = set()
-        """Zygotes whose written pages are known, or that need not be profiled again."""
+        """Zygotes that were profiled or failed to be. They are not profiled again."""
         self._cleaning: ZygoteKind | None = None
+        """The zygote that is removing the files of the last program."""
         self._dirty = False
+        """Whether files of the last program could not be removed."""
         self._log = Path(spec["log"])
-        with theirs, self._log.open("wb") as log:
-            self._process = _spawn(theirs.fileno(), log)
+        with zygote_control, self._log.open("wb") as log:
+            self._process = _spawn(zygote_control.fileno(), log)
         try:
             self.cgroup.add(self._process.pid)
-            # The kernel should rather kill a program. Only root may ask for that.
+            # If memory is short, the kernel should kill a program instead. Only root may set this.
             with contextlib.suppress(OSError):
                 Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("-500")
-            self._wait_until_built(ours)
+            self._wait_until_built(control)
         except BaseException:
             self.close()
             raise
@@ -92,7 +96,7 @@ class Jail:
             while True:
                 answer = wire.receive(control)[0]
                 if "failed" in answer:
-                    raise Failure(f"the machine refuses it: {answer['failed']}")
+                    raise Failure(f"the machine refuses to build the jail: {answer['failed']}")
                 if "ready" in answer:
                     set_timeouts(control)
                     return
@@ -101,33 +105,33 @@ class Jail:
             raise Failure(f"the jail did not start: {self.log_tail() or 'no answer'}") from error
 
     def log_tail(self) -> str:
-        """The end of what the processes inside wrote on standard error, such as a traceback of a zygote that failed."""
+        """Returns the end of the standard error of all zygotes, such as the traceback of a zygote that failed."""
         try:
             return self._log.read_text(errors="replace").strip()[-2000:]
         except OSError as error:
             return f"its log cannot be read: {error}"
 
     def start_zygote(self, kind: ZygoteKind) -> None:
-        """Start a zygote, and those it is forked from, unless they run; they load libraries meanwhile."""
+        """Start a zygote and its parents unless they run. Does not wait until they have loaded their libraries."""
         if kind in self._sockets:
             return
         parent = PARENTS[kind]
         self.start_zygote(parent)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.settimeout(_PRELOAD_TIMEOUT_S)
-        self._sockets[kind] = ours
+        control, zygote_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.settimeout(_PRELOAD_TIMEOUT_S)
+        self._sockets[kind] = control
         self._preloading.add(kind)
         preload, final = self._preload_cgroup.open_process_lists(), self.cgroup.open_process_lists()
         try:
             command = {"op": "fork zygote", "kind": kind, "groups": len(preload)}
-            self.send(parent, command, (theirs.fileno(), *preload, *final))
+            self.send(parent, command, (zygote_control.fileno(), *preload, *final))
         finally:
-            theirs.close()
+            zygote_control.close()
             for fd in preload + final:
                 os.close(fd)
 
     def zygote_socket(self, kind: ZygoteKind) -> socket.socket:
-        """The socket of a zygote, once it has loaded its libraries."""
+        """Wait until a zygote has loaded its libraries. Returns its socket."""
         self.start_zygote(kind)
         control = self._sockets[kind]
         if kind in self._preloading:
@@ -142,31 +146,31 @@ class Jail:
         return control
 
     def usable_kind(self, kind: ZygoteKind) -> ZygoteKind:
-        """Wait for a zygote. Returns its kind, or where that one must not be forked, the nearest parent's."""
+        """Wait for a zygote. Returns its kind, or the kind of its nearest parent that can be forked."""
         self.zygote_socket(kind)
         return self.usable_kind(PARENTS[kind]) if kind in self._unforkable else kind
 
     def is_preloaded(self, kind: ZygoteKind) -> bool:
-        """Whether a zygote runs and has loaded its libraries."""
+        """Returns whether a zygote runs and has loaded its libraries."""
         control = self._sockets.get(kind)
         return control is not None and (kind not in self._preloading or wait_readable(control, 0.0))
 
     def send(self, kind: ZygoteKind, message: Mapping[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Send a zygote a message: a StartCommand, or an `op` (`kill`, `interrupt`, …) for the program `key`."""
+        """Send a message to a zygote: a StartCommand, or another `op` such as `kill` with the `key` of a program."""
         try:
             wire.send(self._sockets[kind], message, fds)
         except (wire.Closed, OSError) as error:
             raise JailLost(f"the {kind} zygote is gone") from error
 
     def has_read_all(self, kind: ZygoteKind) -> bool:
-        """Whether a zygote has received all that it was sent."""
+        """Returns whether a zygote has read all messages that were sent to it."""
         unread = fcntl.ioctl(self._sockets[kind], termios.TIOCOUTQ, bytes(4))
         return not any(unread)
 
     def receive_report(self, kind: ZygoteKind, key: int) -> Report | None:
-        """Wait for one message of a zygote. Returns it if it is about `key`; keeps it if about another's end.
+        """Wait for one message of a zygote. Returns it if it is about the program `key`, else None.
 
-        JailLost also means that the zygote could not start the program.
+        The end of another program is stored in `ended`. Also raises JailLost if the zygote could not start the program.
         """
         try:
             report: Report = wire.receive(self._sockets[kind])[0]
@@ -186,9 +190,9 @@ class Jail:
         return None
 
     def query(self, kind: ZygoteKind, op: str, key: int, field: str) -> Report:
-        """Send a zygote an `op` for a program, and wait for the report that has `field`.
+        """Send an `op` for a program to a zygote, and wait for the report that contains `field`.
 
-        If the program's end is reported meanwhile, it is in `ended` afterwards.
+        If the program ends meanwhile, its end is stored in `ended`.
         """
         self.send(kind, {"op": op, "key": key})
         while True:
@@ -200,30 +204,30 @@ class Jail:
                     return report
 
     def wait_until_clean(self) -> None:
-        """Wait until what the last program left is removed; where that fails, use a new scratch space.
+        """Wait until the files of the last program are removed. If that fails, use a new scratch space.
 
-        Sessions have scratch spaces of their own, which stay.
+        Sessions have separate scratch spaces, which this does not change.
         """
         deadline = time.monotonic() + CLEAN_TIMEOUT_S
         while (kind := self._cleaning) is not None:
             left = max(0.0, deadline - time.monotonic())
             if not wait_readable(self._sockets[kind], left):
-                raise JailLost(f"the {kind} zygote takes too long to remove what a program left")
+                raise JailLost(f"the {kind} zygote takes too long to remove the files of a program")
             self.receive_report(kind, _NO_PROGRAM)
         if self._dirty:
             self._replace_scratch()
             self._dirty = False
 
     def _replace_scratch(self) -> None:
-        log.warning("what a program left could not be removed at once: its scratch space is replaced")
+        log.warning("the files of a program could not be removed quickly: the scratch space is replaced")
         if self.spec["tier"] != "strict":
             try:
                 self._discard(Path(self.spec["work_dir"]))
                 os.mkdir(self.spec["work_dir"])
             except OSError as error:
-                raise JailLost(f"what a program left could not be removed: {error}") from error
+                raise JailLost(f"the files of a program could not be removed: {error}") from error
         for kind in self._sockets:
-            # One that is still loading libraries answers when it has.
+            # A zygote that is still loading libraries answers after that.
             self.zygote_socket(kind)
             mount = kind == "bare" and self.spec["tier"] == "strict"
             self.send(kind, {"op": "replace scratch", "key": _NO_PROGRAM, "mount": mount})
@@ -231,10 +235,10 @@ class Jail:
                 pass
 
     def close(self, end_s: float = END_TIMEOUT_S) -> None:
-        """Kill everything inside and wait until it has ended; what has not after `end_s` is logged and left."""
+        """Kill all processes of the jail and wait for their end, but not longer than `end_s` seconds."""
         for control in self._sockets.values():
             control.close()
-        # The first process inside ends by itself when its socket closes.
+        # The first process ends by itself when its socket closes.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2.0)
         self._process.kill()
@@ -258,7 +262,7 @@ def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
         [sys.executable, "-I", "-S", "-X", "utf8", "-c", start],
         env=rootfs.ENVIRONMENT,
         cwd="/",
-        # Pipes, so that the interpreter's own streams are set up as programs will use them.
+        # Pipes are used because programs get pipes, and the interpreter sets up its streams accordingly.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -267,14 +271,17 @@ def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def wait_readable(sock: socket.socket | int, timeout_s: float) -> bool:
-    """Wait for something to read, or for the other end to close. False on timeout."""
+    """Wait until there is data to read or the other end closes. Returns False on timeout."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
 
 
 def set_timeouts(control: socket.socket) -> None:
-    """Bound every wait for a zygote. In the kernel, because Python's own timeouts cost a system call each."""
+    """Limit every wait for a zygote to REPLY_TIMEOUT_S.
+
+    The kernel enforces the limit, because Python's timeouts need an additional system call for each wait.
+    """
     control.settimeout(None)
     for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         control.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", int(REPLY_TIMEOUT_S), 0))

@@ -1,6 +1,6 @@
-"""The two messages that tell the inside of a jail what to do: how to build it, and what to start in it.
+"""Types of the two messages that the worker sends into a jail: how to build the jail, and what to start in it.
 
-Types only, at both ends: the inside imports this module for type checks and never at run time.
+Code inside the jail imports this module only for type checks, never at run time.
 """
 
 from __future__ import annotations
@@ -11,62 +11,62 @@ from rstar2.judge.schema import Isolation
 
 
 class JailSpec(TypedDict):
-    """How to build one jail. Sent once, to its first process."""
+    """How to build one jail. The worker sends it once, to the first process of the jail."""
 
     tier: Isolation
     is_root: bool
-    """The worker is root: it binds files before it enters a user namespace and may map many users."""
+    """Whether the worker is root. It then binds files before it enters a user namespace, and may map many users."""
     user_namespace: bool
-    """Enter a user namespace. Without one the zygotes stay the machine's root, though confined."""
+    """Whether to enter a user namespace. Without one, the zygotes remain the machine's root, although confined."""
     first_host_uid: int
-    """The host's user behind the jail's user 0 (only where the worker is root)."""
+    """The host's user id of the jail's user 0. Used only if the worker is root."""
     mount_point: str
-    """Empty folder on which the new root is mounted (strict)."""
+    """Empty folder on which the new root is mounted. Used only in the strict tier."""
     log: str
     """File for the standard error of the zygotes."""
     work_dir: str
     """Work folder of programs."""
     preload_dir: str
-    """Where zygotes may write while they load libraries; programs may not."""
+    """Folder to which zygotes may write while they load libraries. Programs may not write there."""
     bound_paths: list[str]
-    """Files and folders that appear, read-only, at their own paths."""
+    """Files and folders that appear in the jail, read-only, at the paths that they have outside."""
     symlinks: list[tuple[str, str]]
-    """Symbolic links of the new root: path, target."""
+    """Symbolic links of the new root: (path, target)."""
     generated_files: list[tuple[str, str]]
-    """Small files of the new root: path, text."""
+    """Small files of the new root: (path, text)."""
     readable_paths: list[str]
-    """What Landlock lets programs read."""
+    """Files and folders that Landlock allows programs to read."""
     sys_path: list[str]
     landlock_abi: int
-    """0: no Landlock."""
+    """Version of Landlock. 0 means no Landlock."""
     zygote_filter: bytes
-    """The seccomp filter of zygotes, in BPF, which programs inherit. Empty: none."""
+    """The seccomp filter of zygotes as BPF, which programs inherit. Empty: no filter."""
     program_filter: bytes
-    """The seccomp filter that each program loads, in BPF. Empty: none."""
+    """The seccomp filter that each program loads, as BPF. Empty: no filter."""
     max_processes: int
-    """Processes and threads of one program."""
+    """Maximum number of processes and threads of one program."""
 
 
 class StartCommand(TypedDict):
-    """Start one program, or one session. Sent to a zygote, with the descriptors it names."""
+    """Start one program or one session. The worker sends it to a zygote, together with descriptors."""
 
     op: str
-    """`start`."""
+    """Always `start`."""
     key: int
     """Identifies the program in later commands and reports."""
     fds: list[str]
-    """Purpose of each descriptor sent along: stdin, stdout, stderr, report, code (only of a program), control (only of
-    a session), group (any number). `code` yields the nonce, which the program's report must carry to be believed, and
-    then the source: no zygote may read either, because later programs inherit the memory of zygotes. `control` is a
-    socket for all later commands to, and reports of, a session."""
+    """Purpose of each descriptor: stdin, stdout, stderr, report, code (only for a program), control (only for a
+    session), group (any number). `code` is a file with the nonce and then the source. A report without the nonce is
+    not accepted. No zygote may read this file, because later programs inherit the memory of zygotes. `control` is a
+    socket for all later commands to the session and all reports about it."""
     session: bool
     private_scratch: bool
-    """Give it a mount namespace with a scratch space and a /proc of its own, which takes milliseconds."""
+    """Whether the process gets a mount namespace with its own scratch space and /proc, which takes milliseconds."""
     beside_sessions: bool
-    """Sessions of the same user are open: what they have of processes and threads does not count as this program's."""
+    """Whether sessions of the same user are open. Their processes and threads do not count as this program's."""
     uid: int
-    """User to become; -1: keep the zygote's."""
+    """The user id of the process. -1 means the zygote's user id."""
     memory_mb: int
-    most_memory: int
-    """Bytes that all its processes may have together, besides what the zygote has; 0: a control group limits them."""
+    max_memory_bytes: int
+    """Bytes that all processes of the program may use beyond the zygote's memory. 0: a control group limits them."""
     work_dir: str

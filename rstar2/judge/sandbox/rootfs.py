@@ -1,4 +1,4 @@
-"""Lists the files visible in a jail: the interpreter, its libraries, the system's, and a few generated ones."""
+"""Lists the files that are visible in a jail: the interpreter, libraries, system files, and a few generated files."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Otherwise pandas' pyarrow starts a thread at import, and a process with threads must not be forked.
+    # Otherwise pyarrow, which pandas imports, starts a thread, and a process with threads must not be forked.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-"""The whole environment of a zygote, and so of a program. Nothing of the worker's own is passed on."""
+"""The complete environment of zygotes and of programs. They get no variable of the worker's environment."""
 
 
 def library_paths() -> list[str]:
-    """sys.path of programs: the standard library and the installed packages, without editable projects."""
+    """Returns sys.path for programs: the standard library and installed packages, without editable projects."""
     packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     if sys.prefix == sys.base_prefix:
         packages += site.getsitepackages()
-    own = [entry for entry in sys.path if _is_standard_library(entry)]
-    return list(dict.fromkeys(own + [path for path in packages if os.path.isdir(path)]))
+    standard = [entry for entry in sys.path if _is_standard_library(entry)]
+    return list(dict.fromkeys(standard + [path for path in packages if os.path.isdir(path)]))
 
 
 def _is_standard_library(entry: str) -> bool:
@@ -58,7 +58,10 @@ def _is_standard_library(entry: str) -> bool:
 
 
 def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
-    """Paths to bind and links to make: (paths, [(link, target)]). Paths below another one are left out."""
+    """Returns the paths to bind into the jail, and the symbolic links to create as (link, target).
+
+    A path below another path of the list is left out.
+    """
     links, paths = [], []
     for entry in _SYSTEM:
         if os.path.islink(entry):
@@ -68,15 +71,15 @@ def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
     paths += [path for path in _ETC if os.path.exists(path)]
     interpreter = [sys.prefix, sys.base_prefix, sys.base_exec_prefix]
     paths += [*interpreter, *map(os.path.realpath, interpreter[1:]), *filter(os.path.isdir, library_paths())]
-    kept: list[str] = []
+    top_paths: list[str] = []
     for path in sorted(set(paths)):
-        if not any(path == other or path.startswith(other.rstrip("/") + "/") for other in kept):
-            kept.append(path)
-    return kept, links
+        if not any(path == other or path.startswith(other.rstrip("/") + "/") for other in top_paths):
+            top_paths.append(path)
+    return top_paths, links
 
 
 def generated_files() -> list[tuple[str, str]]:
-    """Small files of /etc that libraries read; they reveal nothing about the machine."""
+    """Returns small files of /etc that libraries read, as (path, text). They reveal nothing about the machine."""
     user = f"program:x:{PROGRAM_UID}:{PROGRAM_UID}::/box:/bin/sh\n"
     return [
         ("/etc/passwd", user),

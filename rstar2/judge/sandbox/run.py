@@ -1,7 +1,4 @@
-"""Waits for a program: reads its output, enforces its time and output limits, learns of its end.
-
-A call's time limit is enforced in `wait_for_end`.
-"""
+"""Waits for the end of a program: reads its output and enforces its time and output limits (`wait_for_end`)."""
 
 from __future__ import annotations
 
@@ -27,22 +24,26 @@ class ProgramEnd:
     """How a program ended."""
 
     limit: Outcome | None
-    """The limit for which the worker killed it; None for none."""
+    """The limit that the program reached, so that it was killed. None if it was not killed for a limit."""
     exit_code: int
-    """As in subprocess: negative for a signal."""
+    """The exit code as in `subprocess`: negative for a signal."""
     cpu_s: float
     problem: str = ""
-    """Why its zygote, which was told to kill it, did not report its end; the jail must not be used again."""
+    """Why the zygote did not report the program's end after it was told to kill the program. If it is not empty, the
+    jail must not be used again."""
 
     @classmethod
-    def of(cls, report: Report, limit: Outcome | None) -> ProgramEnd:
-        """From its zygote's report."""
+    def from_report(cls, report: Report, limit: Outcome | None) -> ProgramEnd:
+        """Returns the end that a zygote reports. `limit` is the limit for which the worker had the program killed."""
         return cls(report["exceeded"] or limit, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
 
     def outcome(self, cgroup: Cgroup, kills: int, kind: str = "") -> Outcome:
-        """What the end amounts to; lack of memory is believed only of a program that failed.
+        """Returns the program's outcome. Only a program that failed can have the outcome `memory`.
 
-        That is what its report says by the kind `m`, or what its cgroup counts, beyond the kills before it.
+        Args:
+            cgroup: the program's control group. A kill for lack of memory in it means `memory`.
+            kills: the number of such kills before the program started.
+            kind: the kind of the program's report. `m` means that the program ran out of memory.
         """
         if self.limit is not None:
             return self.limit
@@ -53,7 +54,7 @@ class ProgramEnd:
 
 
 class Abort:
-    """Lets another thread end the program that runs."""
+    """Lets another thread end the running program."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -63,7 +64,7 @@ class Abort:
 
     @contextlib.contextmanager
     def watch(self, run_id: str) -> Iterator[int]:
-        """While one program runs: a descriptor that becomes readable when its end is requested."""
+        """Yields a descriptor that becomes readable when the end of this program is requested."""
         with self._lock:
             self._run_id = run_id
         try:
@@ -76,7 +77,7 @@ class Abort:
                     os.eventfd_read(self._fd)
 
     def request(self, run_id: str) -> None:
-        """Request the end of a program; does nothing if it has ended."""
+        """Request the end of a program. Does nothing if this program is not running."""
         with self._lock:
             if run_id == self._run_id:
                 self._requested = True
@@ -89,14 +90,18 @@ class Abort:
 def wait_for_end(
     jail: Jail, kind: ZygoteKind, key: int, streams: Streams, deadline: float, abort: int | None = None
 ) -> ProgramEnd:
-    """Read a program's output until its zygote reports its end; kill it at the deadline or for too much output.
+    """Read a program's output until its zygote reports its end. Kill it at the deadline, or if it writes too much.
 
     Args:
-        deadline: on the monotonic clock.
-        abort: a descriptor; when it becomes readable, the program is killed and `refused`.
+        jail: the program's jail.
+        kind: the zygote from which the program was forked.
+        key: the program's key.
+        streams: the program's streams.
+        deadline: monotonic seconds.
+        abort: a descriptor. If it becomes readable, the program is killed, and its outcome is `refused`.
 
     Raises:
-        JailLost: the zygote died before the program met a limit, or never received the command to start it.
+        JailLost: the zygote died before the program reached a limit, or never received the start command.
     """
     control = jail.zygote_socket(kind)
     poll = select.poll()
@@ -117,8 +122,8 @@ def wait_for_end(
                     streams.read(fd, poll)
                 elif (report := jail.receive_report(kind, key)) is not None:
                     streams.drain()
-                    return ProgramEnd.of(report, limit)
-            # Only after a look at what came meanwhile: on a busy machine this process may be late itself.
+                    return ProgramEnd.from_report(report, limit)
+            # The deadline is checked after the events, because this process itself may be late on a busy machine.
             if limit is not None and left == 0:
                 raise JailLost(f"the {kind} zygote does not answer")
             if limit is None and (left == 0 or streams.flooded or aborted):

@@ -1,4 +1,4 @@
-"""The sandbox as a worker uses it: chooses the tier, builds the jail, runs programs and opens sessions."""
+"""`Sandbox`, the worker's interface: chooses the isolation tier, builds the jail, runs programs and opens sessions."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from rstar2.judge.schema import ISOLATION_ORDER, Isolation, RunRequest, RunResul
 
 _MIB = 1 << 20
 _KERNEL_BYTES = 64 * _MIB
-"""Page tables and kernel memory of a program, which its own limit does not count."""
+"""Allowance for page tables and kernel memory of a program, in addition to its memory limit."""
 _PROFILE_RUNS = 4
-"""Runs before a profile: the interpreter specializes code that runs repeatedly, which changes what is written."""
+"""Number of runs before a profile. The interpreter specializes repeated code, which changes the pages it writes."""
 _PROFILE_TIMEOUT_S = 10.0
-_STAY = "import time\nprint(flush=True)\ntime.sleep(60)\n"
+_SLEEP_CODE = "import time\nprint(flush=True)\ntime.sleep(60)\n"
 log = logging.getLogger(__name__)
 
 
 class Sandbox:
-    """Runs one program at a time, each in a new process of a jail that is built once.
+    """Runs one program at a time, each in a new process of one jail.
 
-    Use it from one thread; only `abort`, and the methods of its sessions, may be called from any.
+    Use it from one thread. Other threads may only call `abort` and the methods of its sessions.
 
     Args:
-        root: a folder for this sandbox alone, for its mount point and work files; made if missing.
-        tier: the tier to use; None takes the best that this machine offers, which is never `none`.
-        minimum: refuse to start below this tier.
+        root: a folder that only this sandbox uses, for its mount point and work files. It is created if missing.
+        tier: the isolation tier. None: the strongest tier that this machine supports, but never `none`.
+        minimum: the weakest acceptable tier.
 
     Raises:
-        UserError: the tier asked for is below the minimum.
+        UserError: `tier` is below `minimum`.
     """
 
     def __init__(self, root: Path, tier: Isolation | None = None, minimum: Isolation = "strict") -> None:
@@ -54,7 +54,7 @@ class Sandbox:
         if tier is not None and ISOLATION_ORDER.index(tier) < least:
             raise UserError(
                 f"isolation {tier!r} is below the minimum {minimum!r}",
-                "Ask for a stronger tier, or lower the minimum if you accept what it does not enforce.",
+                f"Use a stronger tier, or lower the minimum if you accept what {tier!r} does not enforce.",
             )
         self._root = root.resolve()
         self._removal = Removal(self._root)
@@ -63,21 +63,23 @@ class Sandbox:
         self._spec: JailSpec | None = None
         self._jail: Jail | None = None
         self._all_zygotes = False
+        """Whether every new jail starts all its zygotes at once."""
         self._key = 0
         self._baseline = 0
+        """Bytes that the jail used before it ran a program."""
         self._sessions: dict[int, Session] = {}
         self._profiling_failed = False
-        """The jail was lost while a zygote was profiled."""
+        """Whether the jail was lost while a zygote was profiled."""
         self._abort = Abort()
 
     def start(self) -> None:
-        """Build the jail of the best tier available, and run the escape tests in it.
+        """Build the jail of the strongest tier available, and run the escape tests in it.
 
         Raises:
             Failure: no tier at or above the minimum could be built and passed its escape tests.
         """
         self._root.mkdir(parents=True, exist_ok=True)
-        # What sessions and programs of a killed worker left.
+        # An earlier worker that was killed may have left folders of sessions and programs.
         for path in self._root.glob("session*"):
             self._removal.take(path, wait=False)
         self._removal.sweep()
@@ -111,11 +113,11 @@ class Sandbox:
 
     @property
     def isolation(self) -> Isolation:
-        """The tier in force."""
+        """The isolation tier of the jail."""
         return self._started_spec()["tier"]
 
     def exceptions(self) -> list[str]:
-        """What the tier in force does not enforce on this machine, one sentence each."""
+        """Returns sentences about what the isolation tier does not enforce on this machine."""
         jail = self._open_jail()
         return tiers.exceptions(jail.spec, jail.cgroup)
 
@@ -127,7 +129,7 @@ class Sandbox:
     def _build(self) -> Jail:
         spec = self._started_spec()
         if spec["tier"] != "strict":
-            # What the last program of a lost jail wrote there must not be there for the next.
+            # The next program must not find files of the last program of a lost jail.
             self._removal.take(Path(spec["work_dir"]))
             os.mkdir(spec["work_dir"])
         self._jail = Jail(spec, self._removal.take)
@@ -138,7 +140,7 @@ class Sandbox:
         return self._jail
 
     def start_zygotes(self) -> None:
-        """Start every zygote now, unless that was done; without this each starts when a program first needs it."""
+        """Start every zygote now, unless they run. Without this call, each zygote starts when a program needs it."""
         if self._all_zygotes and self._jail is not None:
             return
         self._all_zygotes = True
@@ -147,7 +149,7 @@ class Sandbox:
             jail.start_zygote(kind)
 
     def _open_jail(self) -> Jail:
-        """The jail, emptied of the program before; built if it was lost."""
+        """Returns the jail after the last program's files were removed. Builds a new jail if it was lost."""
         if self._jail is not None:
             try:
                 self._jail.wait_until_clean()
@@ -157,10 +159,10 @@ class Sandbox:
         return self._build()
 
     def run(self, request: RunRequest, run_id: str) -> RunResult:
-        """Run one program and kill all it started. Never raises for what the program does.
+        """Run one program, and kill all processes that it started. No action of the program raises an exception here.
 
         Raises:
-            Failure: the jail could not be built again after it was lost.
+            Failure: the jail was lost and could not be built again.
         """
         reason = ""
         for _ in range(2):
@@ -198,7 +200,10 @@ class Sandbox:
             )
 
     def _prepare_zygote(self, jail: Jail, kind: ZygoteKind, memory_mb: int) -> ZygoteKind:
-        """Wait for the zygote, and set the memory limit to what the zygotes hold and the program may take."""
+        """Wait for a zygote, and set the control group's memory limit. Returns the kind of zygote to fork from.
+
+        The limit is the memory of the zygotes plus the memory that the program may use.
+        """
         kind = jail.usable_kind(kind)
         jail.cgroup.limit_memory(self._baseline + memory_mb * _MIB + _KERNEL_BYTES)
         return kind
@@ -213,7 +218,17 @@ class Sandbox:
         code: str = "",
         session: int = 0,
     ) -> StartCommand:
-        """Have a zygote fork a process for a program, or for the session of this number (not 0). → the command."""
+        """Make a zygote fork a process for a program or a session. Returns the command that was sent.
+
+        Args:
+            jail: the jail.
+            kind: the zygote to fork from.
+            streams: the streams of the process.
+            memory_mb: memory limit in MiB.
+            nonce: the nonce of the program's report.
+            code: the program's source.
+            session: number of the session. 0 means a program.
+        """
         self._key += 1
         is_memory_counted = jail.cgroup.memory is not None
         if not session:
@@ -227,17 +242,17 @@ class Sandbox:
                 session > 0
                 or tiers.is_one_user(jail.spec)
                 or _looks_itself_up(code)
-                # The shared one may take more memory than this program, and nothing else would count that.
+                # The shared scratch space may use more memory than this program may, and nothing else limits that.
                 or (jail.spec["tier"] == "strict" and not is_memory_counted and memory_mb < MAX_MB)
             ),
             beside_sessions=bool(self._sessions) and tiers.counts_sessions(jail.spec),
             uid=tiers.program_uid(jail.spec, session),
             memory_mb=memory_mb,
-            most_memory=0 if is_memory_counted else memory_mb * _MIB + _KERNEL_BYTES,
+            max_memory_bytes=0 if is_memory_counted else memory_mb * _MIB + _KERNEL_BYTES,
             work_dir=self._work_dir(jail.spec, session),
         )
-        jail.send(kind, command, tuple(streams.theirs))
-        streams.sent()
+        jail.send(kind, command, tuple(streams.program_fds))
+        streams.close_program_fds()
         return command
 
     def _work_dir(self, spec: JailSpec, session: int) -> str:
@@ -249,12 +264,12 @@ class Sandbox:
         return str(folder)
 
     def profile_next_zygote(self) -> bool:
-        """Have one more zygote record which pages programs write, so that its forks take less time.
+        """Profile one zygote: record the memory pages that programs write, so that its forks take less time.
 
-        Call it when there is no program to run: it takes about a tenth of a second, once per zygote.
-        → whether there was one with its libraries loaded that had not been profiled.
+        Call this when there is no program to run. It takes about 0.1 s, once per zygote. For speed only: see
+        `inside.prefault`.
 
-        For speed only: see `inside.prefault`.
+        Returns whether there was a zygote to profile: it has loaded its libraries and was not profiled before.
         """
         if self._jail is None or self._profiling_failed:
             return False
@@ -264,7 +279,7 @@ class Sandbox:
                 try:
                     self._profile(kind)
                 except JailLost as error:
-                    # A new jail, but no more profiling in it.
+                    # The next jail is not profiled.
                     self._profiling_failed = True
                     self._drop_jail(str(error))
                 return True
@@ -278,10 +293,10 @@ class Sandbox:
         for _ in range(_PROFILE_RUNS):
             self._run_once(program, "profile")
         with contextlib.closing(Streams("", tiers.program_host_uid(jail.spec))) as streams:
-            code = program.code + _STAY
+            code = program.code + _SLEEP_CODE
             key = self._start_process(jail, kind, streams, program.memory_mb, bytes(NONCE), code)["key"]
             if wait_readable(streams.stdout.fd, _PROFILE_TIMEOUT_S):
-                # What the zygote writes for a program from start to end counts, too.
+                # This run makes the zygote write the pages that it writes for each program, from start to end.
                 self._run_once(program, "profile")
                 log.info("%s zygote: %s", kind, jail.query(kind, "prefault", key, "prefaulted"))
             if jail.ended.pop(key, None) is None:
@@ -290,18 +305,18 @@ class Sandbox:
                     raise JailLost(end.problem)
 
     def abort(self, run_id: str) -> None:
-        """Kill a program, unless it has ended, and all it started; its result is `refused`."""
+        """Kill a running program and all processes that it started. Its outcome is `refused`."""
         self._abort.request(run_id)
 
     def open_session(self, memory_mb: int = 1024, kind: ZygoteKind = "full") -> Session:
         """Start a process that keeps its state from cell to cell.
 
         Args:
-            memory_mb: MiB the session may take in all.
-            kind: the zygote to fork it from, that is, which libraries are loaded at once.
+            memory_mb: memory limit of the whole session in MiB.
+            kind: the zygote to fork from. It determines which libraries are already loaded.
 
         Raises:
-            Failure: it could not be started.
+            Failure: the session could not be started.
         """
         number = next(n for n in range(1, USERS_PER_JAIL // 2) if n not in self._sessions)
         try:
@@ -319,14 +334,14 @@ class Sandbox:
     def _open_session(
         self, jail: Jail, kind: ZygoteKind, number: int, memory_mb: int, undo: contextlib.ExitStack
     ) -> Session:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        undo.callback(ours.close)
+        channel, session_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        undo.callback(channel.close)
         owner = tiers.program_host_uid(jail.spec, number)
-        streams = undo.enter_context(contextlib.closing(Streams("", owner, theirs.detach())))
-        control, zygotes_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        streams = undo.enter_context(contextlib.closing(Streams("", owner, session_channel.detach())))
+        control, zygote_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         undo.callback(control.close)
         set_timeouts(control)
-        streams.add("control", zygotes_end.detach())
+        streams.add("control", zygote_control.detach())
         cgroup = Cgroup()
         undo.callback(cgroup.close)
         cgroup.limit_processes(tiers.MAX_PROCESSES + 8)
@@ -335,20 +350,24 @@ class Sandbox:
             streams.add("group", fd)
         command = self._start_process(jail, kind, streams, memory_mb, session=number)
         on_close = partial(self._close_session, number, cgroup, Path(command["work_dir"]))
-        return Session(jail.spec["tier"], control, streams, ours, cgroup, on_close)
+        return Session(jail.spec["tier"], control, streams, channel, cgroup, on_close)
 
     def _close_session(self, number: int, cgroup: Cgroup, work_dir: Path) -> None:
         cgroup.close()
         if work_dir.is_relative_to(self._root):
             self._removal.take(work_dir, wait=False)
-        # Last: then the next session may have its number, and so its user and folder.
+        # This comes last, because the next session may get this number, and with it the user and the folder.
         del self._sessions[number]
 
     def _drop_jail(self, reason: str = "") -> None:
-        """Kill everything inside, for a reason where it was not planned. The next program has a new jail built."""
+        """Kill all processes of the jail. The next program gets a new jail.
+
+        Args:
+            reason: why the jail was lost. Empty if the sandbox is being closed.
+        """
         if reason:
-            inside = f"\n{tail}" if self._jail is not None and (tail := self._jail.log_tail()) else ""
-            log.warning("the jail is lost, with %d sessions in it: %s%s", len(self._sessions), reason, inside)
+            errors = f"\n{tail}" if self._jail is not None and (tail := self._jail.log_tail()) else ""
+            log.warning("the jail is lost, with %d sessions in it: %s%s", len(self._sessions), reason, errors)
         if self._jail is not None:
             self._jail.close()
             self._jail = None
@@ -356,10 +375,10 @@ class Sandbox:
             session.end(f"its jail is gone: {reason}" if reason else "the sandbox was closed")
 
     def close(self) -> None:
-        """End the jail and everything in it, sessions too."""
+        """End the jail and everything in it, including sessions."""
         self._drop_jail()
         if self._spec is not None and self._spec["tier"] != "strict":
-            # What the last program left there; where it cannot be moved now, the next sandbox tries again.
+            # Remove the files of the last program. If the folder cannot be moved now, the next sandbox tries again.
             with contextlib.suppress(OSError):
                 self._removal.take(Path(self._spec["work_dir"]), wait=False)
         self._removal.close()
@@ -367,5 +386,5 @@ class Sandbox:
 
 
 def _looks_itself_up(code: str) -> bool:
-    """Whether a program may look itself up in /proc, where the jail's own shows other process ids."""
+    """Returns whether a program may look itself up in /proc. The jail's shared /proc shows other process ids."""
     return "/proc" in code or "psutil" in code

@@ -1,17 +1,17 @@
-"""Lists the system calls a program may make, and compiles the list to BPF with libseccomp.
+"""The system calls that a program may make, as seccomp filters that libseccomp compiles to BPF.
 
-An allow-list: a call that is not named here fails with ENOSYS, as on an old kernel, so that libraries take their
-older path. What programs try and may not do fails with EPERM. Compiled outside, once. Where there are no namespaces
-(the landlock tier), every call that Landlock does not control and that could touch another process or another file's
-attributes is refused as well.
+The list is an allow-list. A call that is not listed fails with ENOSYS, as on an old kernel, so that libraries fall back
+to older calls. Calls that programs are known to try, and may not make, fail with EPERM. The landlock tier has no
+namespaces. Its filter therefore also refuses every call that could affect another process or the attributes of another
+file, if Landlock does not control that call. The filters are compiled once, outside the jail.
 
-A filter sees the numbers that a call is given and not whose file a descriptor or path means. Calls with which a
-program could see, evict or write out what the kernel caches of the host's files are therefore refused, or do nothing,
-for its own files too. flock is not named, because it would lock the host's own processes out of every readable file.
+A filter sees only the numbers of a call, not the file that a descriptor or path means. Some calls could show, evict or
+write out pages of the host's files in the kernel's cache. These calls are refused, or do nothing, even for a program's
+own files. flock is not listed, because it could lock the host's processes out of every readable file.
 
-In the strict tier the zygotes are under a filter that allows, beyond the list, only what they need to confine a
-program. Each program inherits it, and loads a small one that refuses those calls as well. For speed only: the kernel
-compiles a filter each time it is loaded.
+In the strict tier, the zygotes have a filter that additionally allows the calls by which they confine programs. Each
+program inherits this filter, and loads a second, small filter that refuses these calls. For speed only: the kernel
+compiles each filter when it is loaded, so a small filter is faster.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ pread64 preadv pwrite64 pwritev read readlink readlinkat readv rename
 renameat renameat2 rmdir sendfile stat statfs statx symlink symlinkat
 umask unlink unlinkat write writev
 """
-"""Not fadvise64, readahead and mincore, which show or change what is cached of a file, and not splice, tee and
-vmsplice, with which a pipe holds pages, huge ones too, that no limit counts. Libraries do without them."""
+"""Calls on files. fadvise64, readahead and mincore are missing, because they show or change which pages of a file are
+cached. splice, tee and vmsplice are missing, because with them a pipe can hold pages, even huge ones, that no limit
+counts. Libraries work without these calls."""
 _EXTENDED_ATTRIBUTES = "fgetxattr flistxattr getxattr lgetxattr listxattr llistxattr"
-"""Landlock does not control who reads them. Copying files asks for them."""
+"""Calls that read extended attributes, which Landlock does not control. Programs that copy files use them."""
 _WRITING_OUT = "fsync fdatasync sync_file_range"
 _ATTRIBUTES = "chmod fchmod fchmodat fchmodat2 futimesat utime utimensat utimes"
 _OWNERS = "chown fchown fchownat lchown"
@@ -45,18 +46,19 @@ _MEMORY = """
 brk membarrier mlock mlock2 mlockall mmap mprotect mremap munlock munlockall munmap
 pkey_alloc pkey_free pkey_mprotect remap_file_pages
 """
-"""Not the calls for NUMA policies: each policy of a part of a file is kernel memory that no limit counts."""
+"""Calls on memory. The calls for NUMA policies are missing, because policies are kernel memory that no limit counts."""
 _ADVICE = (*range(5), *range(8, 12), *range(14, 20), 22, 23, 102, 103)
-"""What a program may tell the kernel of its memory, by the numbers of madvise(2). Not MADV_COLD and MADV_PAGEOUT, which
-evict cached pages of files; not MADV_MERGEABLE, whose effect shows what is in the memory of others."""
+"""The allowed kinds of advice of madvise(2). MADV_COLD and MADV_PAGEOUT are missing, because they evict cached pages of
+files. MADV_MERGEABLE is missing, because its effect shows the contents of other processes' memory."""
 _WAITING = """
 alarm epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 futex futex_wait
 futex_waitv futex_wake futex_requeue getitimer gettimeofday nanosleep pause poll ppoll pselect6 restart_syscall select
 setitimer time timerfd_create timerfd_gettime timerfd_settime
 """
-"""Not timer_create: a timer could continue (SIGCONT) a session that is stopped between its cells."""
+"""Calls that wait, and clocks. timer_create is missing, because a timer could send SIGCONT to a session that is stopped
+between its cells."""
 _CLOCKS = "clock_getres clock_gettime clock_nanosleep"
-"""Calls whose first argument is a clock, which may be the CPU clock of another process."""
+"""Calls whose first argument is a clock. This may be the CPU clock of another process."""
 _PROCESS = """
 arch_prctl capget exit exit_group get_robust_list getcpu getegid geteuid getgid getgroups getpgid getpgrp
 getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage getsid gettid getuid pipe pipe2
@@ -66,7 +68,7 @@ sched_getscheduler sched_rr_get_interval sched_yield set_robust_list set_tid_add
 sigaltstack sysinfo times uname wait4 waitid
 """
 _ON_PROCESSES = "prlimit64 sched_setaffinity"
-"""Calls that can act on another process, which their first argument names; 0 there is the caller."""
+"""Calls whose first argument is the process on which they act. 0 means the calling process."""
 _CONNECTED_SOCKETS = """
 getpeername getsockname getsockopt recvfrom recvmmsg recvmsg sendto shutdown
 """
@@ -82,68 +84,67 @@ sethostname setdomainname reboot swapon swapoff init_module finit_module delete_
 clock_settime acct quotactl personality syslog open_by_handle_at process_madvise pidfd_getfd kcmp
 inotify_init inotify_init1 syncfs
 """
-"""syncfs would have the machine write what others have written. inotify would show what others do with the files that
-programs see, and the host's user has few instances of it."""
+"""Calls that fail with EPERM. syncfs would write all files of other processes to disk. inotify would show what other
+processes do with visible files, and the host's user has only few inotify instances."""
 
 _CONFINING = "setns unshare mount umount2 setgroups setresuid setresgid capset seccomp setsid"
-"""Refused to programs. Zygotes need them, and so do the processes that they fork until these are confined. setsid is
-among them because a session of its own would have a share of the processors of its own, if the kernel groups processes
-by session."""
+"""Calls by which zygotes confine programs. Programs get EPERM. setsid is in this list because a program in a new
+session would get an additional CPU share, if the kernel groups processes by session."""
 _CONFINING_NEW = (*syscalls.LANDLOCK_CALLS, syscalls.IO_URING_REGISTER)
-"""The same, but a program finds them missing. By number: older versions of libseccomp do not know their names."""
+"""Newer calls that zygotes need. Programs get ENOSYS. Older versions of libseccomp know only the numbers of these."""
 
-# Flags of clone() that make namespaces, and CLONE_PARENT, whose child nobody would reap. clone3 hides its
-# flags from a filter, so it answers ENOSYS.
+# Flags of clone() that create namespaces, and CLONE_PARENT, whose child nobody would reap. A filter cannot see the
+# flags of clone3, so clone3 fails with ENOSYS.
 _CLONE_REFUSED = 0x7E020000 | 0x00008000
 _CLONE_THREAD = 0x00010000
 _CLONE_NEWPID = 0x20000000
-# With CLONE_FILES: a thread with descriptors of its own could hide the files and sockets that it holds.
+# CLONE_FILES is required: a thread with its own descriptors could hide its open files and sockets.
 _THREAD = _CLONE_THREAD | 0x00000400
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
-# What libc and Python ask of terminals and streams; not TIOCSTI and the like.
+# Requests that libc and Python make on terminals and streams, without dangerous ones such as TIOCSTI.
 _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)
-# Names, reading dumpability, timer slack, naming of memory, whether seccomp or no_new_privs are on.
+# Set and get names, get dumpability, timer slack, names of memory, whether seccomp or no_new_privs is on.
 _PRCTLS = (2, 3, 15, 16, 21, 29, 30, 39, 0x53564D41)
 _PR_SET_DUMPABLE = 4
 # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER, which zygotes use.
 _ZYGOTE_PRCTLS = (1, 36)
-# fcntl: duplicates, flags, whether there is a lock, and the sizes and seals that exist. Not leases, which make every
-# other opener of the file wait for up to 45 s; not owners and signals of descriptors, and no notices, which signal
-# other processes; not larger pipes, which are kernel memory that no limit of the program counts.
+# fcntl commands for duplicates, flags, the presence of locks, sizes and seals. Leases are missing, because every other
+# process that opens the file would wait for up to 45 s. Owners, signals and notices of descriptors are missing, because
+# they signal other processes. Larger pipes are missing, because they are kernel memory that no limit counts.
 _FCNTLS = """
 F_DUPFD F_DUPFD_CLOEXEC F_GETFD F_SETFD F_GETFL F_GETLK
 F_GETOWN F_GETSIG F_GETLEASE F_GETPIPE_SZ F_ADD_SEALS F_GET_SEALS
 """
-# Locks are kernel memory that no limit counts, and a shared one on a file of the host keeps its writers out. Those that
-# sqlite takes succeed without doing anything. A process never meets its own; its children are not kept apart by them.
+# Locks are kernel memory that no limit counts, and a shared lock on a file of the host blocks its writers. The locks of
+# sqlite succeed without effect. That is safe in one process, but a program's child processes do not exclude each other.
 _LOCKS = "F_SETLK F_SETLKW"
-# Those of descriptors would keep apart threads too. They fail as on an old kernel.
+# Locks of descriptors, which would also exclude threads. They fail as on an old kernel.
 _DESCRIPTOR_LOCKS = "F_OFD_GETLK F_OFD_SETLK F_OFD_SETLKW"
 _FCNTLS_REFUSED = "F_SETOWN F_SETSIG F_SETLEASE F_NOTIFY F_SETPIPE_SZ"
 _F_SETOWN_EX, _O_ASYNC = 15, os.O_ASYNC
 _UNCACHED = (os.O_DIRECT, os.O_DSYNC, os.O_SYNC & ~os.O_DSYNC)
-"""Flags of open files that have each read or write wait for the disk. O_SYNC has two bits. The kernel takes the second
-one alone for both."""
+"""Flags of open() that make each read or write wait for the disk. O_SYNC has two bits, and the kernel treats its second
+bit alone as both."""
 _MS_SYNC = 4
-# Bits of a clock that is the CPU time of a process, or of one of the caller's own threads.
+# Bits of a clock id for the CPU time of a process, and for the CPU time of one of the caller's threads.
 _CPU_CLOCK, _CPU_CLOCK_OF_THREAD = 1 << 31, 1 << 31 | 4
 _INT = 0xFFFFFFFF
-"""The bits of an argument that the kernel takes for an int. It ignores the others, which a filter compares too."""
+"""Mask of the bits that the kernel uses of an argument of type int. A filter would compare all 64 bits."""
 _SO_SNDBUF, _SO_RCVBUF = 7, 8
 _SOCKET_OPTIONS = ((0, 4), (4, 2), (6, 1), (9, 1), (10, 2), (12, 4), (16, 16), (32, 32), (64, 64))
-"""All options of sockets but these two: the first number of each span, and how many there are, a power of two."""
-# FIOASYNC, FIOSETOWN and SIOCSPGRP, which do the same by ioctl.
+"""All socket options except _SO_SNDBUF and _SO_RCVBUF, as spans: (first number, count). Counts are powers of two."""
+# FIOASYNC, FIOSETOWN and SIOCSPGRP have the same effects as the refused fcntl commands.
 _IOCTLS_REFUSED = (0x5452, 0x8901, 0x8902)
 TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
-"""Versions of Landlock from which it controls truncate(2), TCP, and signals."""
-# libseccomp's option to sort a filter into a binary tree. For speed only: in the landlock tier each program loads the
-# whole filter, and every system call passes it.
+"""First versions of Landlock that control truncate(2), TCP, and signals."""
+# libseccomp's option to sort a filter into a binary tree. For speed only: every system call runs the filter, and in the
+# landlock tier each program loads the whole filter.
 _OPTIMISE, _AS_TREE = 8, 2
 
 
 @cache
 def library() -> Any:
-    """libseccomp's Python binding; Failure where the shared library is not installed."""
+    """Returns libseccomp's Python binding. Raises Failure if the shared library is not installed."""
     try:
         import pyseccomp
     except (RuntimeError, OSError, ImportError) as error:
@@ -155,7 +156,11 @@ def library() -> Any:
 
 
 class _Rules:
-    """A libseccomp filter under construction. A call that no rule matches fails with ENOSYS, or is allowed."""
+    """A libseccomp filter under construction.
+
+    Args:
+        allow_others: whether calls that match no rule are allowed. Otherwise they fail with ENOSYS.
+    """
 
     def __init__(self, *, allow_others: bool = False) -> None:
         self.lib = library()
@@ -164,11 +169,11 @@ class _Rules:
         self._filter.set_attr(_OPTIMISE, _AS_TREE)
 
     def allow(self, calls: str | tuple[int, ...], *conditions: Any) -> None:
-        """Allow these calls, given by names or numbers, if every condition holds."""
+        """Allow calls, by names or numbers, if all conditions are true."""
         self._add(self.lib.ALLOW, calls, conditions)
 
     def refuse(self, calls: str | tuple[int, ...], *conditions: Any, with_errno: int = errno.EPERM) -> None:
-        """Make these calls, given by names or numbers, fail if every condition holds."""
+        """Make calls, by names or numbers, fail if all conditions are true. With errno 0, they only seem to succeed."""
         self._add(self.lib.ERRNO(with_errno), calls, conditions)
 
     def _add(self, action: int, calls: str | tuple[int, ...], conditions: tuple[Any, ...]) -> None:
@@ -176,7 +181,7 @@ class _Rules:
             self._filter.add_rule(action, number, *conditions)
 
     def _numbers(self, names: str) -> Iterator[int]:
-        """The numbers of the calls that this machine has."""
+        """Yield the numbers of the calls that exist on this machine."""
         for name in names.split():
             try:
                 number = self.lib.resolve_syscall(self.lib.Arch.NATIVE, name)
@@ -186,7 +191,7 @@ class _Rules:
                 yield number
 
     def when(self, argument: int, value: int, mask: int | None = None) -> Any:
-        """The condition that an argument, or the bits of it in `mask`, equals a value."""
+        """Returns the condition that an argument, or its bits in `mask`, equals a value."""
         if mask is None:
             return self.lib.Arg(argument, self.lib.EQ, value)
         return self.lib.Arg(argument, self.lib.MASKED_EQ, mask, value)
@@ -225,27 +230,27 @@ def _common() -> _Rules:
     for advice in _ADVICE:
         rules.allow("madvise", rules.when(2, advice))
     rules.refuse(_EXTENDED_ATTRIBUTES, with_errno=errno.EOPNOTSUPP)
-    # A larger buffer of a socket is kernel memory. Asking for one does nothing, as beyond the kernel's own limit.
+    # A larger socket buffer is kernel memory, so setting its size has no effect, as above the kernel's own limit.
     for first, count in _SOCKET_OPTIONS:
         rules.allow("setsockopt", rules.when(2, first, _INT & -count))
     for option in (_SO_SNDBUF, _SO_RCVBUF):
         rules.refuse("setsockopt", rules.when(2, option, _INT), with_errno=0)
-    # Not those of a group or of all processes of a user, such as other workers' programs.
+    # A program must not change the priority of a group, or of all processes of a user: other workers' programs.
     rules.refuse("setpriority", rules.unless(0, os.PRIO_PROCESS))
     for option in _PRCTLS:
         rules.allow("prctl", rules.when(0, option))
-    # Its zygote could not see a process that is not dumpable, nor what it uses.
+    # The zygote cannot measure a process that is not dumpable.
     rules.allow("prctl", rules.when(0, _PR_SET_DUMPABLE), rules.when(1, 1))
     rules.refuse("prctl", rules.when(0, _PR_SET_DUMPABLE), rules.unless(1, 1))
     return rules
 
 
 def _limit_caching(rules: _Rules) -> None:
-    """Refuse or ignore what shows or changes how much of a file is cached, or makes the disk write."""
+    """Refuse or ignore calls that show or change which pages of a file are cached, or that make the disk write."""
     rules.refuse(_WRITING_OUT, with_errno=0)
     rules.allow("msync", rules.when(2, 0, _MS_SYNC))
     rules.refuse("msync", rules.when(2, _MS_SYNC, _MS_SYNC), with_errno=0)
-    # Without flags these are preadv and pwritev. With them they read only what is cached, or evict or write it out.
+    # Without flags, these are preadv and pwritev. Flags can restrict a read to cached pages, evict pages or write them.
     rules.allow("preadv2 pwritev2", rules.when(5, 0))
     rules.refuse("preadv2 pwritev2", rules.unless(5, 0), with_errno=errno.EOPNOTSUPP)
     for name, flags in (("open", 1), ("openat", 2)):
@@ -255,9 +260,9 @@ def _limit_caching(rules: _Rules) -> None:
 
 
 def strict_zygote_filter() -> bytes:
-    """BPF for the zygotes of programs in namespaces of their own, and for the programs.
+    """Returns the filter, as BPF, of zygotes in the strict tier. Programs inherit it.
 
-    With `strict_program_filter` on top, programs may fork, execute, and signal one another.
+    Together with `strict_program_filter`, it allows programs to fork, execute, and signal their own processes.
     """
     rules = _common()
     for group in (
@@ -287,42 +292,46 @@ def strict_zygote_filter() -> bytes:
 
 
 def strict_program_filter() -> bytes:
-    """BPF for a program on top of `strict_zygote_filter`: it refuses what confined the program."""
+    """Returns the second filter of a program in the strict tier, as BPF. It refuses the calls that confine programs."""
     rules = _Rules(allow_others=True)
     rules.refuse(_CONFINING)
     rules.refuse(_CONFINING_NEW, with_errno=errno.ENOSYS)
     rules.refuse("clone", rules.when(0, _CLONE_NEWPID, _CLONE_NEWPID), with_errno=errno.ENOSYS)
     for option in _ZYGOTE_PRCTLS:
         rules.refuse("prctl", rules.when(0, option), with_errno=errno.ENOSYS)
-    # Only the caller's own.
+    # A program may change only its own priority.
     rules.refuse("setpriority", rules.unless(1, 0))
     return rules.compile()
 
 
 def landlock_filter(abi: int) -> bytes:
-    """BPF for programs without namespaces: no new processes, and no sockets except connected pairs.
+    """Returns the filter, as BPF, of programs in the landlock tier.
 
-    What this kernel's version of Landlock, `abi`, does not control is refused here.
+    It allows no new processes, and no sockets except connected pairs. It also refuses calls that this kernel's version
+    of Landlock does not control.
+
+    Args:
+        abi: the kernel's version of Landlock.
     """
     rules = _common()
     rules.refuse(f"{_CONFINING} socket {_LOCAL_SOCKETS} {_NEW_PROGRAMS} {_OWNERS}")
-    # Only the caller's own.
+    # A program may change only its own priority.
     rules.allow("setpriority", rules.when(0, os.PRIO_PROCESS), rules.when(1, 0))
     rules.refuse("setpriority", rules.unless(1, 0))
-    # Landlock does not control these. They pretend to work, because copying and unpacking files ends with them.
+    # Landlock does not control these calls. They do nothing but succeed, because programs that copy files make them.
     rules.refuse(_ATTRIBUTES, with_errno=0)
-    # On a disk it would take in no time what is counted several times a second. libc writes instead.
+    # fallocate could fill the disk faster than the folder's size is measured. Without it, libc writes zeros instead.
     rules.refuse("fallocate", with_errno=errno.EOPNOTSUPP)
     rules.allow(_ON_PROCESSES, rules.when(0, 0))
     rules.refuse(_ON_PROCESSES, rules.unless(0, 0))
     rules.allow("clone", rules.when(0, _THREAD, _THREAD))
     rules.refuse("clone", rules.when(0, 0, _CLONE_THREAD))
-    # A file on its way through a socket belongs to no process, and there is none to send it to.
+    # A descriptor in a socket belongs to no process, so no limit counts its file. No other process could receive it.
     rules.refuse(_SENDING_DESCRIPTORS)
     rules.allow(_CLOCKS, rules.when(0, 0, _CPU_CLOCK))
     rules.allow(_CLOCKS, rules.when(0, _CPU_CLOCK_OF_THREAD, _CPU_CLOCK_OF_THREAD))
     rules.refuse(_CLOCKS, rules.when(0, _CPU_CLOCK, _CPU_CLOCK_OF_THREAD), with_errno=errno.EINVAL)
-    # Streams only: a datagram socket, though one of a pair, could still send to any address.
+    # Only stream sockets are allowed: a datagram socket of a pair could still send to any address.
     rules.allow("socketpair", rules.when(0, _AF_UNIX), rules.when(1, _SOCK_STREAM, _SOCK_TYPE))
     (rules.allow if abi >= TRUNCATE_ABI else rules.refuse)("truncate")
     if abi >= SIGNAL_ABI:
@@ -334,7 +343,8 @@ def landlock_filter(abi: int) -> bytes:
 
 
 def _add_kill(rules: _Rules) -> None:
-    # A parent outside the namespace has the id 0 here, which to kill() means "my whole group".
+    # kill(0) is refused. A process whose parent is outside the namespace sees 0 as its parent's id, but kill() takes 0
+    # for the whole process group.
     for bit in range(32):
         rules.allow("kill", rules.when(0, 1 << bit, 1 << bit))
     rules.refuse("kill", rules.when(0, 0, _INT))

@@ -1,4 +1,4 @@
-"""A session as the worker sees it: one process in the jail that keeps its state from cell to cell."""
+"""`Session`, the worker's interface to one process in the jail that keeps its state from cell to cell."""
 
 from __future__ import annotations
 
@@ -21,35 +21,42 @@ from rstar2.judge.sandbox.streams import Streams, parse_report
 from rstar2.judge.schema import Isolation, Outcome, RunResult
 
 _INTERRUPT_GRACE_S = 1.0
-"""How long a cell may take to end after it was interrupted, before its whole session is killed: on a busy machine it
-may have to wait for a processor first."""
+"""Time that an interrupted cell has to end, before its whole session is killed. On a busy machine, the cell may first
+have to wait for a processor."""
 _POLL_INTERVAL_S = 0.001
-_FORGED = "the session ended: its code wrote where the answers to its cells go"
+_FORGED = "the session ended: its code wrote to the channel for the answers of its cells"
 _KILL_TIMEOUT_S = 30.0
 _SHORTEST_WAIT_S = 0.02
-"""How long to wait before a cell's time is looked at again, if the cell had to wait for its turn."""
+"""Shortest time between two checks of the time limit of a cell that had to wait for its turn."""
 
 
 class _TimeLimit:
     """A cell's time limit. Time in which the cell waits for its turn does not count.
 
     Args:
-        at: monotonic seconds at which the cell's time is over if it does not wait from now on.
-        ends: monotonic seconds at which its time is over in any case.
-        waited_s: seconds for which the cell has waited so far.
+        deadline: monotonic seconds at which the limit is reached if the cell does not wait from now on.
+        ends_at: monotonic seconds at which the limit is reached in any case.
+        waited_s: seconds for which the cell has waited for its turn so far.
     """
 
-    def __init__(self, at: float, ends: float = math.inf, waited_s: float = 0.0) -> None:
-        self._at, self._ends, self._waited_s = at, ends, waited_s
+    def __init__(self, deadline: float, ends_at: float = math.inf, waited_s: float = 0.0) -> None:
+        self._deadline, self._ends_at, self._waited_s = deadline, ends_at, waited_s
 
     def seconds_left(self) -> float:
-        return max(0.0, min(self._at, self._ends) - time.monotonic())
+        return max(0.0, min(self._deadline, self._ends_at) - time.monotonic())
 
     def extend(self, waited_s: float) -> bool:
-        """Add what the cell has waited for its turn by now. Returns whether the cell has more time because of it."""
+        """Extend the limit by the time that the cell has waited since the last call.
+
+        Args:
+            waited_s: all seconds for which the cell has waited for its turn.
+
+        Returns:
+            Whether the cell has more time because of this.
+        """
         more_s, self._waited_s = waited_s - self._waited_s, waited_s
-        self._at += more_s
-        return more_s > 0 and time.monotonic() < self._ends
+        self._deadline += more_s
+        return more_s > 0 and time.monotonic() < self._ends_at
 
 
 @dataclass
@@ -57,18 +64,19 @@ class _CellEnd:
     """How a cell ended."""
 
     kind: str = ""
-    """Of its answer (`v`, `o`, `e` or `m`, see inside/session.py); empty: there is none."""
+    """Kind of the cell's answer: `v`, `o`, `e` or `m`, see inside/session.py. Empty if there is no answer."""
     text: str = ""
+    """Text of the cell's answer."""
     limit: Outcome | None = None
-    """The limit it met."""
+    """The limit that the cell reached. None if it reached none."""
     process_end: ProgramEnd | None = None
-    """The end of its process; None while that lives."""
+    """The end of the session's process. None if the process lives."""
     cpu_s: float = 0.0
-    """CPU seconds of the process so far."""
+    """CPU seconds of the session so far."""
     waited_s: float = 0.0
-    """Seconds for which it waited for its turn."""
+    """Seconds for which the cell waited for its turn."""
     kill_reason: str = ""
-    """Why the session has to be killed with it; empty: it need not be."""
+    """Why the session must be killed. Empty if it need not be killed."""
 
     def outcome(self, cgroup: Cgroup, kills: int) -> Outcome:
         if self.limit is not None:
@@ -79,14 +87,18 @@ class _CellEnd:
 
 
 class Session:
-    """Made by Sandbox.open_session. Any thread may use it, and cells run one after another.
+    """A session, opened by `Sandbox.open_session`. Any thread may use it. Cells run one after another.
 
-    Between cells all its processes are stopped. A cell over its time is interrupted, as a notebook's stop button does,
-    and its session lives on. If it does not stop at once, the session is killed. `alive` says whether it lives, and
-    `reason` why not.
+    Between cells, all processes of the session are stopped. A cell that reaches its time limit is interrupted, like
+    with the stop button of a notebook, and the session lives on. If the cell does not stop soon, the session is killed.
 
     Args:
-        control: leads to the session's zygote, for commands and reports about this session alone.
+        tier: the isolation tier.
+        control: a socket to the session's zygote, for commands and reports about this session.
+        streams: the streams of the session's process.
+        channel: a socket to the session's process, for cells and their answers.
+        cgroup: the session's control group.
+        on_close: called when the session has ended.
     """
 
     def __init__(
@@ -105,30 +117,31 @@ class Session:
         self._cpu_s = 0.0
         self._in_use = threading.RLock()
         self.reason = ""
+        """Why the session has ended. Empty while it lives."""
 
     @property
     def alive(self) -> bool:
-        """Whether the process that holds the state still exists."""
+        """Whether the session's process still lives."""
         with self._in_use:
             if not self.reason:
                 try:
                     while wait_readable(self._control, 0):
                         if "status" in (report := self._receive()):
-                            self._end_with(ProgramEnd.of(report, None))
+                            self._end_with(ProgramEnd.from_report(report, None))
                             break
                 except JailLost as error:
                     self.end(f"the session was lost: {error}")
             return not self.reason
 
     def _send(self, op: str) -> None:
-        """Send the zygote a command. JailLost if the zygote is gone."""
+        """Send a command to the zygote. Raises JailLost if the zygote is gone."""
         try:
             wire.send(self._control, {"op": op})
         except (wire.Closed, OSError) as error:
             raise JailLost("its zygote is gone") from error
 
     def _receive(self) -> Report:
-        """Wait for the zygote's next report. JailLost if there is none, or the session could not be started."""
+        """Wait for the zygote's next report. Raises JailLost if the zygote is gone, or could not start the session."""
         try:
             report: Report = wire.receive(self._control)[0]
         except (wire.Closed, OSError) as error:
@@ -138,7 +151,7 @@ class Session:
         return report
 
     def _query(self, op: str) -> Report:
-        """Send the zygote a command, and wait for its report. If the session has ended, that is its end (`status`)."""
+        """Send a command to the zygote and return its report. If the session has ended, the report has a `status`."""
         self._send(op)
         return self._receive()
 
@@ -173,21 +186,22 @@ class Session:
         try:
             cell = self._wait_for_cell(nonce, data, _TimeLimit(began + timeout_s, ends_at))
         except BrokenPipeError:
-            # It ended just now, and its zygote is about to report how; or it has only shut the channel, and is killed.
+            # Either the process has just ended, and the zygote will report that. Or the process only closed the
+            # channel. It is killed for that.
             self._send("kill")
             self._end_with(self._wait_for_process_end())
             return None
         self._streams.drain()
         wall_s = time.monotonic() - began - cell.waited_s
         outcome = cell.outcome(self._cgroup, self._kills)
-        spent, self._cpu_s = cell.cpu_s - self._cpu_s, cell.cpu_s
+        cell_cpu_s, self._cpu_s = cell.cpu_s - self._cpu_s, cell.cpu_s
         end = cell.process_end
         result = RunResult(
             id=cell_id,
             outcome=outcome,
             value=cell.text if cell.kind == "v" and outcome == "ok" else None,
             exit_code=end.exit_code if end is not None else None,
-            cpu_s=max(0.0, spent),
+            cpu_s=max(0.0, cell_cpu_s),
             wall_s=max(0.0, wall_s),
             queue_s=cell.waited_s,
             isolation=self._tier,
@@ -198,19 +212,19 @@ class Session:
         return result
 
     def _channel_has_data(self) -> bool:
-        """Whether the session has written to the channel, at a time when it must not."""
+        """Returns whether there is data in the channel. Between cells there must be none."""
         return wait_readable(self._channel, 0) and bool(self._read_channel(1, socket.MSG_PEEK))
 
     def _read_channel(self, count: int, flags: int = 0) -> bytes:
-        """Read what the session has written to the channel; nothing if it has closed it, or its process has ended."""
+        """Read data that the session wrote to the channel. Returns b"" if the channel is closed."""
         try:
             return self._channel.recv(count, flags)
         except ConnectionResetError:
-            # The process ended before it had read all of its cell.
+            # The process ended before it had read its whole cell.
             return b""
 
     def _wait_for_cell(self, nonce: bytes, source: bytes, limit: _TimeLimit) -> _CellEnd:
-        """Send a cell, and wait until it has answered and its process waits for the next, or has ended."""
+        """Send a cell. Wait until its process waits for the next cell, or until the process ends."""
         self._send("begin cell")
         cell = self._wait_for_answer(nonce, source, limit)
         if cell.kind:
@@ -220,15 +234,18 @@ class Session:
             cell.process_end = self._wait_for_process_end()
         if cell.process_end is not None:
             cell.cpu_s = cell.process_end.cpu_s
-        # The group also has what nobody waited for.
+        # The control group also counts child processes that nobody waited for.
         cell.cpu_s = max(cell.cpu_s, self._cgroup.cpu_seconds())
         return cell
 
     def _wait_for_answer(self, nonce: bytes, source: bytes, limit: _TimeLimit) -> _CellEnd:
-        """Send a cell as fast as its process reads, and wait for its answer or the process's end.
+        """Send a cell, and wait for its answer or for the end of its process, whichever is first.
 
-        → which was first; neither: the cell does not stop, or its code wrote what is no answer, and is to be killed.
-        BrokenPipeError: the process ended, or shut the channel, before it had read all.
+        If the result has neither, the session must be killed: the cell does not stop, it wrote too much, or its code
+        wrote to the channel.
+
+        Raises:
+            BrokenPipeError: the process ended, or closed the channel, before it had read the whole cell.
         """
         control, channel = self._control.fileno(), self._channel.fileno()
         unsent = memoryview(nonce + len(source).to_bytes(LENGTH, "big") + source)
@@ -246,7 +263,7 @@ class Session:
                 if fd == control:
                     report = self._receive()
                     if "status" in report:
-                        cell.process_end = ProgramEnd.of(report, cell.limit)
+                        cell.process_end = ProgramEnd.from_report(report, cell.limit)
                         return cell
                 elif fd != channel:
                     self._streams.read(fd, poll)
@@ -268,12 +285,12 @@ class Session:
             if self._streams.flooded:
                 cell.limit = "output_limit"
                 return cell
-            # Only after a look at what came meanwhile: on a busy machine this process may be late itself.
+            # The limit is checked after the events, because this process itself may be late on a busy machine.
             if left > 0:
                 continue
             report = self._query("time waited")
             if "status" in report:
-                cell.process_end = ProgramEnd.of(report, cell.limit)
+                cell.process_end = ProgramEnd.from_report(report, cell.limit)
                 return cell
             cell.waited_s = report["waited_s"]
             if limit.extend(cell.waited_s):
@@ -286,46 +303,46 @@ class Session:
                 self._send("interrupt")
 
     def _wait_until_stopped(self, cell: _CellEnd, limit: _TimeLimit) -> None:
-        """Wait until the process that has answered waits for the next cell, as its zygote sees it, and is stopped.
+        """Wait until the zygote reports that the process waits for the next cell and was stopped.
 
-        Until then the cell still runs, whatever it wrote, and its limit holds.
+        The cell still counts as running until then, even if it has answered, and its time limit still applies.
         """
-        least = _TimeLimit(time.monotonic() + _INTERRUPT_GRACE_S, waited_s=cell.waited_s)
+        grace = _TimeLimit(time.monotonic() + _INTERRUPT_GRACE_S, waited_s=cell.waited_s)
         while True:
-            is_late = limit.seconds_left() == 0 and least.seconds_left() == 0
+            is_late = limit.seconds_left() == 0 and grace.seconds_left() == 0
             report = self._query("end cell" if self._cgroup.cpu_time_fd >= 0 else "end cell of all")
             if "status" in report:
-                cell.process_end = ProgramEnd.of(report, cell.limit)
+                cell.process_end = ProgramEnd.from_report(report, cell.limit)
                 return
             cell.cpu_s, cell.waited_s = report["cpu_s"], report["waited_s"]
             if report["is_stopped"]:
                 cell.kill_reason = _FORGED if self._channel_has_data() else ""
                 return
-            has_waited = limit.extend(cell.waited_s), least.extend(cell.waited_s)
-            if is_late and not any(has_waited):
+            is_extended = limit.extend(cell.waited_s), grace.extend(cell.waited_s)
+            if is_late and not any(is_extended):
                 cell.kind, cell.limit = "", cell.limit or "timeout"
                 return
             time.sleep(_POLL_INTERVAL_S)
 
     def _wait_for_process_end(self) -> ProgramEnd:
-        """Wait until the process, which was killed, has ended.
+        """Wait until the process has ended, after it was killed.
 
         Raises:
-            JailLost: its zygote does not report it.
+            JailLost: the zygote does not report the end.
         """
         deadline = time.monotonic() + _KILL_TIMEOUT_S
         while wait_readable(self._control, max(0.0, deadline - time.monotonic())):
             if "status" in (report := self._receive()):
-                return ProgramEnd.of(report, None)
+                return ProgramEnd.from_report(report, None)
         raise JailLost("its zygote does not answer")
 
     def _end_with(self, end: ProgramEnd, outcome: Outcome | None = None, reason: str = "") -> None:
-        how = f"exit code {end.exit_code}" if end.exit_code >= 0 else f"signal {-end.exit_code}"
-        why = f" ({outcome})" if outcome not in (None, "ok", "error") else ""
-        self.end(reason or f"the session ended with {how}{why}")
+        status = f"exit code {end.exit_code}" if end.exit_code >= 0 else f"signal {-end.exit_code}"
+        limit = f" ({outcome})" if outcome not in (None, "ok", "error") else ""
+        self.end(reason or f"the session ended with {status}{limit}")
 
     def end(self, reason: str) -> None:
-        """Release what belongs to a session whose process has ended."""
+        """Release the resources of a session whose process has ended. `reason` becomes `self.reason`."""
         with self._in_use:
             if not self.reason:
                 self.reason = reason
@@ -335,7 +352,7 @@ class Session:
                 self._on_close()
 
     def _kill(self, reason: str) -> None:
-        """Kill what is left of the session, and end it."""
+        """Kill the session's processes, and end the session."""
         try:
             self._send("kill")
             self._wait_for_process_end()
@@ -345,14 +362,17 @@ class Session:
         self.end(reason)
 
     def close(self) -> None:
-        """End the session and everything in it."""
+        """End the session and all its processes."""
         with self._in_use:
             if self.alive:
                 self._kill("the session was closed")
 
 
 def _is_forged(received: bytes, nonce: bytes) -> bool:
-    """Whether the bytes so far are not the beginning, or are more than the whole, of an answer to this cell."""
+    """Returns whether the received bytes cannot be an answer to this cell, or the beginning of one.
+
+    Only the session's code can have written such bytes.
+    """
     if not nonce.startswith(received[1 : 1 + NONCE]):
         return True
     length = int.from_bytes(received[1 + NONCE : HEADER], "big")

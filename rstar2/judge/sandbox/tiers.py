@@ -1,4 +1,4 @@
-"""Defines the isolation tiers: what each builds on this machine, and what it does not enforce."""
+"""Defines the isolation tiers: how each is built on this machine, and what each does not enforce."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_PROCESSES = 64
 
 
 def jail_specs(tier: Isolation, root: Path) -> list[JailSpec]:
-    """The ways to build a tier here, best first; Failure where libseccomp is missing."""
+    """Returns the ways to build a tier on this machine, strongest first. Raises Failure if libseccomp is missing."""
     strict = tier == "strict"
     is_root = strict and os.geteuid() == 0
     user_namespaces = (True, False) if is_root else (strict,)
@@ -65,87 +65,100 @@ def _program_filter(tier: Isolation, landlock_abi: int) -> bytes:
 
 
 def program_uid(spec: JailSpec, session: int = 0) -> int:
-    """User id inside the jail of a program, or the session of this number; -1 where the tier has no users."""
+    """Returns the user id, inside the jail, of a program or of the session with this number.
+
+    Returns -1 if programs keep the zygote's user.
+    """
     if spec["tier"] != "strict" or not spec["is_root"]:
         return -1
     return rootfs.PROGRAM_UID + session + (0 if spec["user_namespace"] else spec["first_host_uid"])
 
 
 def program_host_uid(spec: JailSpec, session: int = 0) -> int:
-    """The same user's id on the host."""
+    """Returns the host's id of the user that `program_uid` returns."""
     uid = program_uid(spec, session)
     return uid + spec["first_host_uid"] if uid >= 0 and spec["user_namespace"] else uid
 
 
 def is_one_user(spec: JailSpec) -> bool:
-    """Whether programs of the strict tier have to be kept from each other's memory by a /proc of their own."""
+    """Returns whether only a separate /proc protects the memory of a worker's programs from each other."""
     return spec["tier"] == "strict" and not spec["is_root"] and not spec["landlock_abi"]
 
 
 def counts_sessions(spec: JailSpec) -> bool:
-    """Whether the kernel counts the processes of a worker's sessions together with those of a program."""
+    """Returns whether the kernel counts the processes of a worker's sessions and of a program together."""
     return spec["tier"] == "strict" and not spec["is_root"]
 
 
 def exceptions(spec: JailSpec, cgroup: Cgroup) -> list[str]:
-    """What the tier in force does not enforce, one sentence each."""
+    """Returns sentences about what the tier does not enforce on this machine."""
     if spec["tier"] == "none":
         return [
-            "Programs run as the worker's user without any confinement: they can read and write whatever it "
-            "can, use the network, signal other processes and start daemons.",
+            "Programs run as the worker's user without any confinement: they can read and write all files that this "
+            "user can, use the network, signal other processes and start daemons.",
             "Only time, output, memory of each process and file size are limited.",
         ]
-    found = _landlock_exceptions(spec) if spec["tier"] == "landlock" else _strict_exceptions(spec)
+    sentences = _landlock_exceptions(spec) if spec["tier"] == "landlock" else _strict_exceptions(spec)
     if cgroup.memory is None:
-        found.append(
-            "No memory control group can be written: what a program's processes have together is counted several "
-            "times a second, and not all that the kernel holds for them."
+        sentences.append(
+            "No memory control group can be written: the memory of a program's processes is instead measured several "
+            "times per second, without some kernel memory."
         )
     if cgroup.pids is None:
-        found.append("No pids control group can be written: only the user's own process limit holds.")
-    return found
+        sentences.append(
+            "No pids control group can be written: only the user's process limit (RLIMIT_NPROC) applies."
+        )
+    return sentences
 
 
 def _strict_exceptions(spec: JailSpec) -> list[str]:
-    found = []
+    sentences = []
     if not spec["user_namespace"]:
-        found.append("User namespaces are refused: the zygotes, though confined, are the machine's root.")
+        sentences.append(
+            "User namespaces are refused: the zygotes are the machine's root, although they are confined."
+        )
     if is_one_user(spec):
-        found.append(
-            "Without root all programs of a worker are one user, and the kernel has no Landlock: only a mount "
-            "namespace and a /proc for each separate them, which takes a program a millisecond more."
+        sentences.append(
+            "Without root, all programs of a worker have the same user, and the kernel has no Landlock: only a "
+            "separate mount namespace and /proc protect them from each other, which costs a millisecond per program."
         )
     elif not spec["is_root"]:
-        found.append("Without root all programs of a worker are one user: only Landlock separates them.")
+        sentences.append(
+            "Without root, all programs of a worker have the same user: only Landlock protects them from each other."
+        )
     if counts_sessions(spec):
-        found.append(
-            "Without root the processes and threads of a worker's programs and sessions are counted together: each "
-            "may have 64 besides what there is when it starts, and those that start more later can leave it fewer."
+        sentences.append(
+            "Without root, the kernel counts the processes and threads of all programs and sessions of a worker "
+            "together: each may start 64 beyond those that exist when it starts, or fewer if others start more later."
         )
     if not spec["landlock_abi"]:
-        found.append("The kernel has no Landlock: only namespaces, users and seccomp confine programs.")
-    return found
+        sentences.append("The kernel has no Landlock: only namespaces, users and seccomp confine programs.")
+    return sentences
 
 
 def _landlock_exceptions(spec: JailSpec) -> list[str]:
-    found = [
+    sentences = [
         "Programs cannot start processes: fork, subprocess and multiprocessing fail.",
-        "Programs cannot open sockets, except connected pairs of streams, and cannot send descriptors over them.",
+        "Programs cannot open sockets, except connected pairs of stream sockets, over which they cannot send "
+        "descriptors.",
         "Programs run as the worker's own user, without its capabilities.",
         "chmod and utime do nothing, and chown is refused, because Landlock does not control them.",
-        "There is no private file system: programs read the system's libraries and the interpreter in place, "
-        "and can see that other files exist, their sizes, owners and times, and where links point, though not what is "
-        "in them.",
-        "The work folder is on disk: what is in it is counted several times a second, and a program over 256 MiB or "
-        "16384 files and folders is ended.",
-        "Programs see which processes the machine has, with their users, CPUs and priorities, and its host name.",
-        "Programs of one user may have 128 threads besides what that user runs; root's have no limit but the pids "
-        "control group, where it can be written.",
+        "There is no private file system: programs read the system's libraries and the interpreter in place. Of all "
+        "other files they can see names, sizes, owners, times and link targets, but not the contents.",
+        "The work folder is on disk: its size is measured several times per second, and a program with more than "
+        "256 MiB or 16384 files and folders is killed.",
+        "Programs can see the machine's host name and all its processes, with their users, CPUs and priorities.",
+        "All programs of one user together may have 128 threads beyond the other processes of that user. If the user "
+        "is root, only the pids control group limits them, if it can be written.",
     ]
     if spec["landlock_abi"] < SIGNAL_ABI:
-        found.append("This kernel cannot confine signals: programs cannot send any, not even to themselves.")
+        sentences.append(
+            "This kernel cannot confine signals: programs cannot send any signal, not even to themselves."
+        )
     if spec["landlock_abi"] < TRUNCATE_ABI:
-        found.append("This kernel's Landlock does not control truncate: programs cannot truncate by name.")
+        sentences.append(
+            "This kernel's Landlock does not control truncate: programs cannot truncate a file by its name."
+        )
     if spec["landlock_abi"] < NETWORK_ABI:
-        found.append("This kernel's Landlock does not control the network: only seccomp refuses sockets.")
-    return found
+        sentences.append("This kernel's Landlock does not control the network: only seccomp refuses sockets.")
+    return sentences

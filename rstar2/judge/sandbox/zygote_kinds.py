@@ -1,7 +1,7 @@
-"""Chooses the zygote a program is forked from, by the libraries that its source imports.
+"""Chooses the zygote from which a program is forked, by the libraries that its source imports.
 
-For speed only: every page a zygote holds makes a fork dearer, so a program gets the smallest one that has its
-libraries.
+For speed only: the more memory a zygote has, the longer a fork takes. A program therefore gets the smallest zygote that
+has its libraries.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from typing import Literal
 
 ZygoteKind = Literal["bare", "numeric", "symbolic", "full"]
-"""bare: an interpreter. numeric: numpy. symbolic: + sympy. full: + scipy, pandas and matplotlib."""
+"""bare: only the interpreter. numeric: numpy. symbolic: numpy, sympy. full: also scipy, pandas and matplotlib."""
 PARENTS: dict[ZygoteKind, ZygoteKind] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
-"""Which zygote each is forked from: it has that one's libraries too, and shares their memory."""
+"""The zygote from which each zygote is forked. A zygote shares the libraries and the memory of its parent."""
 
 PROFILE_PROGRAMS: dict[ZygoteKind, str] = {
     "bare": "def f(n):\n    return [i * i for i in range(n)]\nprint(f'{sum(f(6))}')\n",
@@ -20,7 +20,7 @@ PROFILE_PROGRAMS: dict[ZygoteKind, str] = {
     "symbolic": "import sympy as sp\nx = sp.symbols('x')\nprint(sp.expand((x + 1) ** 2))\n",
     "full": "import pandas, scipy\nprint(6 * 7)\n",
 }
-"""Does what nearly every program of a kind does, so that it writes the pages that nearly every program writes."""
+"""Typical programs for each zygote. They write the memory pages that nearly every program writes."""
 
 _NEEDS: dict[str, ZygoteKind] = {
     "numpy": "numeric",
@@ -29,7 +29,7 @@ _NEEDS: dict[str, ZygoteKind] = {
     "scipy": "full",
     "pandas": "full",
     "matplotlib": "full",
-    # Slow to import, and loaded by numpy or sympy anyway, or most of what they need is.
+    # These modules are slow to import. numpy or sympy already load them, or most of what they need.
     **dict.fromkeys(
         ("copy", "dataclasses", "datetime", "functools", "json", "random", "re", "string", "typing"),
         "numeric",
@@ -44,9 +44,9 @@ _ORDER: tuple[ZygoteKind, ...] = ("bare", *PARENTS)
 
 
 def zygote_kind_for(code: str) -> ZygoteKind:
-    """The smallest zygote that has everything the program imports.
+    """Returns the smallest zygote that has all libraries that the program imports.
 
-    A wrong guess costs time, never correctness: the program itself imports what is missing.
+    A wrong choice only costs time, because the program itself imports missing libraries.
     """
     if "import" not in code:
         return "bare"

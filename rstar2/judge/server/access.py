@@ -27,7 +27,7 @@ _HEADER = HEADER.lower().encode()
 
 
 class AccessGuard:
-    """ASGI middleware that refuses requests of web pages, without the judge's token, or of incompatible clients.
+    """ASGI middleware that refuses some requests: of web pages, without the judge's token, or of incompatible clients.
 
     A client is incompatible if it names a protocol version with another major version than the judge's.
 

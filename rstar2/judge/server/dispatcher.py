@@ -82,7 +82,7 @@ class QueueRefuses(NotQueued):
 
 
 class IdReused(Exception):
-    """An earlier request with other contents has the same id."""
+    """An earlier, different request has the same id."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -150,7 +150,7 @@ class Dispatcher:
         """The queue is full when it has this many programs."""
         self.max_queued_bytes = max_queued_bytes
         self.allowed_bytes = max_queued_bytes
-        """The queue is full when it takes more bytes. At most `max_queued_bytes`, less if Redis has a memory limit."""
+        """The queue is full when it takes more bytes than this. Lower than `max_queued_bytes` if Redis has a limit."""
         self.depth = 0
         """Programs queued or running in Redis, when last measured."""
         self.stored_bytes = 0
@@ -229,7 +229,7 @@ class Dispatcher:
         Raises:
             QueueFull: the queue is full, and no program was queued.
             QueueRefuses: Redis does not store programs, and none of these programs will run.
-            IdReused: an earlier request with other contents has the same id. All these programs are cancelled.
+            IdReused: an earlier, different request has the same id. All these programs are cancelled.
         """
         self.check_capacity(len(programs))
         runs = [self.submit(run) for run in programs]
@@ -374,7 +374,7 @@ class Dispatcher:
         for run in stored:
             self._handle_stored(run, earlier_states.get(run.id), cancelled)
         early_notices = [run.early_notice for run in stored if run.early_notice is not None]
-        await self._resolve_notices(early_notices)
+        await self._hand_out(early_notices)
         if errors:
             # `_keep_running` pauses, and then sends the rest.
             raise next(iter(errors.values()))
@@ -423,7 +423,7 @@ class Dispatcher:
     def _answer_refused(
         self, runs: Sequence[PendingRun], errors: Mapping[tuple[str, str], ResponseError]
     ) -> list[PendingRun]:
-        """Make the programs that Redis refused to store raise QueueRefuses.
+        """Set QueueRefuses as the result of all programs that Redis refused to store.
 
         Returns the runs that are to be sent again, because an earlier try may have stored them.
         """
@@ -473,9 +473,9 @@ class Dispatcher:
             self.on_finished(notice.queue_s, notice.wall_s)
         self.finished += len(notices)
         self.recent.extend((notice.queue_s, notice.wall_s) for notice in notices)
-        await self._resolve_notices(notices)
+        await self._hand_out(notices)
 
-    async def _resolve_notices(self, notices: Sequence[queue.Notice]) -> None:
+    async def _hand_out(self, notices: Sequence[queue.Notice]) -> None:
         not_inline = []
         for notice in notices:
             run = self.waiting.get(notice.id)

@@ -123,7 +123,7 @@ def validated(model: type[Model], data: object, request: Request | None = None) 
     Args:
         model: the type to return.
         data: the request's body.
-        request: the request, if its endpoint is used by rstar2 clients, whose later versions may send unknown fields.
+        request: the request, for an endpoint of rstar2 clients. Their later versions may send unknown fields.
     """
     extra = None if request is None else unknown_fields(request.headers.get(HEADER))
     try:
@@ -135,7 +135,7 @@ def validated(model: type[Model], data: object, request: Request | None = None) 
 def request_key(request: Request) -> str:
     """Returns the `Idempotency-Key` of a request, or a new id if it has none.
 
-    Raises HTTPException with status 422 if the key contains other characters than an id may have.
+    Raises HTTPException with status 422 if the key does not match `RUN_ID_PATTERN`.
     """
     key = request.headers.get("idempotency-key")
     if key is None:
@@ -196,6 +196,6 @@ async def error_answer(_request: Request, error: Exception) -> Response:
 
 
 def add_error_answers(app: FastAPI) -> None:
-    """Make the framework answer errors with `error_answer`. It also logs unexpected errors."""
+    """Make the framework answer errors with `error_answer`. The framework also logs unexpected errors."""
     for kind in (NotQueued, IdReused, HTTPException, RedisError, Exception):
         app.add_exception_handler(kind, error_answer)

@@ -86,7 +86,7 @@ class _Response:
 
 
 def _id_reused_result(run_id: str) -> str:
-    """Returns the result, as JSON, of a program whose id an earlier request with other contents has."""
+    """Returns the `invalid` result, as JSON, of a program whose id belongs to an earlier, different request."""
     return RunResult(id=run_id, outcome="invalid", stderr=str(IdReused())).model_dump_json()
 
 

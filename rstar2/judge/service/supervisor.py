@@ -42,14 +42,14 @@ START_S = 180.0
 """Time limit for the start, plus one second for each worker."""
 POLL_S = 0.02
 WRITE_EVERY_S = 0.5
-"""During the start, the interval between checks whether the queue can be written to."""
+"""While a judge starts, it checks at this interval whether its queue accepts writes."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
 RESTARTS = Restarts(first_s=0.1, longest_s=5.0, stable_s=5.0, at_once=True)
 FINISH_S = 10.0
 """Time that a worker has to finish its program when it stops, if the queue is an external Redis server."""
 END_S = 1.0
-"""The same time if the queue is embedded. The queue ends with the judge, so nobody needs the program's result."""
+"""Time to finish if the queue is embedded. That queue ends with the judge, so nobody needs the program's result."""
 log = logging.getLogger(__name__)
 
 

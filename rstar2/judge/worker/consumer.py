@@ -173,7 +173,7 @@ class Consumer:
         requirements.check_registered(reply, self.about["isolation"])
 
     def _recover_delivered(self) -> None:
-        """Fetch the tasks that Redis delivered to this worker in replies that were lost."""
+        """Fetch tasks again whose delivery to this worker was lost with the connection."""
         fetch = self._fetch_command(MAX_TASKS, self.streams[:-1], since="0")
         commands = {"fetch": fetch, "redeliver": queue.redeliver(self.name, MAX_TASKS)}
         replies = self.connection.execute(commands)
@@ -212,7 +212,7 @@ class Consumer:
         if now >= self.next_beat:
             self.next_beat = now + HEARTBEAT_S
             self._exit_if_hung(now)
-            # A worker whose exchanges fail does no work and must not look alive, so `beats` counts only full successes.
+            # A worker whose exchanges fail does no work and must not look alive, so `beats` counts complete exchanges.
             commands["heartbeat"] = heartbeat(self.name, self._heartbeat(now, self.beats + 1))
         if count:
             streams = self.streams[:-1] if self.more_returned else self.streams

@@ -54,7 +54,7 @@ class LocalQueue:
         self.sessions = 0
         """Number of open sessions of this worker."""
         self.fetched_at = 0.0
-        """Monotonic seconds at which the last answered request for tasks was sent to Redis."""
+        """Monotonic seconds at which the last successful fetch was sent to Redis."""
 
     def start_next(self) -> Task | None:
         """Make the first task the current one and return it. Returns None if there is none, or after `stop`."""

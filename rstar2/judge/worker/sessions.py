@@ -172,7 +172,7 @@ class WorkerSessions:
         with self.changing:
             sessions = list(self.open.items())
         for session_id, session in sessions:
-            # A running cell is stopped when its session's time is over, and then ends the session.
+            # When the session's time is over, its running cell is stopped first. Then the session ends.
             if session.is_in_use():
                 continue
             unused_until = session.used_at if session_id in sessions_with_cells else fetched_until

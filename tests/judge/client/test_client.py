@@ -33,7 +33,7 @@ async def seen(judge: JudgeHandle, condition: Callable[[dict[str, Any]], bool]) 
 
 
 def quick(code: str) -> RunRequest:
-    """A program whose limit no machine is too slow for."""
+    """A program whose time limit is long enough for every machine."""
     return RunRequest(code=code, timeout_s=TIMEOUT_S)
 
 

@@ -1,4 +1,4 @@
-"""How a client's programs travel, with a stand-in that does what no judge does when it is asked to."""
+"""The client's WebSocket, tested with a stand-in judge that can misbehave."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import MAX_BATCH, RunRequest
 
 Asked = list[list[dict[str, Any]]]
-"""Messages, each a list of orders."""
+"""Received messages. Each is a list of requests."""
 Behaviour = Callable[[ServerConnection, Asked], Awaitable[None]]
 
 
 @asynccontextmanager
 async def standin(behave: Behaviour) -> AsyncIterator[tuple[str, Asked]]:
-    """A judge that does as a test wants it, on each connection. → its URL, and the messages it has got."""
+    """A stand-in judge that serves each connection as a test wants. Yields its URL and the received messages."""
     asked: Asked = []
 
     async def one(connection: ServerConnection) -> None:
@@ -271,7 +271,7 @@ async def test_no_answer_however_odd_keeps_a_call_beyond_its_time(monkeypatch: p
     monkeypatch.setattr(connection_module, "LONGEST_RETRY_AFTER_S", TIMEOUT_S)
 
     async def results(odd: str, wait_s: float) -> tuple[int, list[str]]:
-        """How often the judge was asked that answers so, and what became of three programs."""
+        """Returns how many requests the judge received that answers like this, and the results of three programs."""
         asked = 0
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

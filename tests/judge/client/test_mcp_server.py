@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, needs("mcp")]
 
 
 def assistant(judge: JudgeHandle) -> Any:
-    """A client, in `async with`, of tools that run on the judge."""
+    """An MCP client of tools that run on the judge. Use it with `async with`."""
     from mcp import Client
 
     from rstar2.judge.client.mcp_server import mcp_server
@@ -28,7 +28,7 @@ def assistant(judge: JudgeHandle) -> Any:
 
 
 async def opened(client: Any) -> str:
-    """The id of a new session."""
+    """Open a session and return its id."""
     done = await client.call_tool("open_session")
     assert not done.is_error, done.content
     return str(done.structured_content["id"])

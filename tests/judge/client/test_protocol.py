@@ -1,4 +1,4 @@
-"""What a client does with judges of other versions of the protocol, and with fields that it does not know."""
+"""The client, judges with other protocol versions, and fields that the client does not know."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rstar2.judge.schema import RunRequest
 
 @asynccontextmanager
 async def answering(status: str, headers: str, body: str) -> AsyncIterator[tuple[str, list[str]]]:
-    """A server that answers every request so. → its URL, and the heads of the requests."""
+    """A server that gives this answer to every request. Yields its URL and the headers of the requests."""
     heads: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The server that the judge brings itself."""
+"""The embedded Redis server."""
 
 from __future__ import annotations
 

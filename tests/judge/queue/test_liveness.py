@@ -1,4 +1,4 @@
-"""Who is called dead."""
+"""`LivenessMonitor`: which workers count as dead."""
 
 from __future__ import annotations
 

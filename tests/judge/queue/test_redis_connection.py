@@ -1,4 +1,4 @@
-"""Bare connections to a real server: answers belong to what was asked, and nothing is waited for without end."""
+"""Bare connections to a real server: each reply belongs to its command, and every wait has a limit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def frozen(server: EmbeddedRedis) -> Iterator[None]:
 
 
 def named(*commands: Command) -> dict[int, Command]:
-    """Commands named by their numbers."""
+    """Returns commands that are named by their numbers."""
     return dict(enumerate(commands))
 
 

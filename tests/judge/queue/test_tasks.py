@@ -27,7 +27,7 @@ def client(server: EmbeddedRedis) -> Iterator[Any]:
 
 
 def do(client: Any, command: Command) -> Any:
-    """Carry out one command. → its reply."""
+    """Carry out one command and return its reply."""
     return client.execute_command(*command)
 
 
@@ -41,13 +41,13 @@ def take(client: Any, worker: str) -> list[Task]:
 
 
 def state(client: Any, name: str) -> str:
-    """The state of a program without its fingerprint."""
+    """Returns the state of a program without its fingerprint."""
     return str(do(client, queue.get_state(name)))
 
 
 @contextmanager
 def published(client: Any) -> Iterator[list[queue.Notice]]:
-    """The notices published in the block, there after it."""
+    """Yields a list that contains, after the block, the notices that were published in the block."""
     notices: list[queue.Notice] = []
     with client.pubsub() as subscription:
         subscription.subscribe(queue.DONE)

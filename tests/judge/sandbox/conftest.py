@@ -1,4 +1,4 @@
-"""One sandbox of each tier for the whole folder, where this machine offers it; the report says which."""
+"""Shared sandboxes: one for each tier that this machine supports. The test report lists the tiers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _obtained: dict[str, str] = {}
 
 
 def _sandbox(root: Path, tier: Isolation) -> Iterator[Sandbox]:
-    """A sandbox with the bare zygote only; others start when a test's program first needs them."""
+    """A sandbox that starts with the bare zygote only. Other zygotes start when a program first needs them."""
     sandbox = Sandbox(root, tier=tier, minimum=tier)
     try:
         sandbox.start()
@@ -62,7 +62,7 @@ def landlock_user() -> Iterator[OrdinaryUser]:
 
 @pytest.fixture(params=["strict", "landlock", "strict_user", "landlock_user"])
 def worker(request: pytest.FixtureRequest) -> ThisUser | OrdinaryUser:
-    """A worker of each tier, as this user and, where this is root, as an ordinary one."""
+    """Workers of each tier, run as this user and, if this user is root, also as an ordinary user."""
     sandbox = request.getfixturevalue(request.param)
     return sandbox if isinstance(sandbox, OrdinaryUser) else ThisUser(sandbox)
 

@@ -1,4 +1,4 @@
-"""The form in which this repository's own attack programs are written: one call of `case` each."""
+"""Helpers to write this repository's own attack programs: each program is one call of `case`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ PROCESSES = "starts processes, which the landlock tier refuses"
 SPACE = "needs a private file system, which the landlock tier has not"
 
 _ENDLESS_S = 0.3
-"""The limit of programs that never end and print nothing."""
+"""Time limit of programs that never end and print nothing."""
 _SHORT_S = 0.7
-"""The limit of programs that may reach it, or end before."""
+"""Time limit of programs that may or may not reach it."""
 _PRINTING_S = 1.5
-"""The limit of programs that never end, but have to print something before; longer where they have not yet."""
+"""Time limit of programs that never end but must print something first. Tests repeat it with more time if needed."""
 _AMPLE_S = 120.0
-"""The limit of programs that must not reach it, however busy the machine is."""
+"""Time limit of programs that must not reach it, however busy the machine is."""
 SOON_S = 50.0
-"""How long a program may take that must end, or be ended, however busy the machine is; others take longer."""
+"""A program must end, or be killed, within this time, however busy the machine is."""
 
 CASES: list[Case] = []
 NOT_IN_LANDLOCK: dict[str, str] = {}
-"""Case id → why the landlock tier cannot be held to it."""
+"""Case id → reason why the landlock tier does not have to pass this case."""
 
 
 def case(

@@ -1,4 +1,4 @@
-"""Programs that reach for what is not theirs: secrets, files, the network, the kernel, other results."""
+"""Attack programs that try to reach secrets, files, the network, the kernel and the results of other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile and honest programs have the outcome that their case says, and the host is unchanged."""
+"""Hostile and honest programs have the outcome that their case expects, and the host is unchanged."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 
 _FILES = (sandbox_own_reach, sandbox_own_exhaust, sandbox_own_honest)
-"""Importing them fills CASES."""
+"""Importing these modules fills CASES."""
 _REACHING = {
     *("secret", "write", "symlink", "descriptors", "share", "cache", "kernel memory", "network", "kernel"),
     *("spoof", "poison"),
 }
-"""Classes of programs that reach for what is not theirs, which a sandbox has to prevent without root too."""
+"""Classes of attacks that a sandbox must prevent even if the worker is not root."""
 pytestmark = pytest.mark.slow
 _REPOSITORY = Path(__file__).resolve().parents[3]
 _SHARED = Path(os.environ.get("RSTAR2_SHARED", _REPOSITORY.parent / "shared")) / "attacks"

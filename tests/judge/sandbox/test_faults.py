@@ -1,4 +1,4 @@
-"""Whatever dies, the next program runs, and nothing is left behind."""
+"""Faults of the sandbox: whichever process dies, the next program runs, and no process or file remains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HELLO = RunRequest(code="print('hello')", timeout_s=TIMEOUT_S)
 
 @pytest.fixture
 def sandbox(strict: Sandbox, tmp_path: Path) -> Iterator[Sandbox]:
-    """A sandbox of the test's own, to be broken."""
+    """A sandbox for a single test, which may break it."""
     del strict
     own = Sandbox(tmp_path, tier="strict")
     own.start()
@@ -37,7 +37,7 @@ def sandbox(strict: Sandbox, tmp_path: Path) -> Iterator[Sandbox]:
 
 
 def _parts(before: set[int]) -> tuple[int, int]:
-    """(the process that waits outside the new jail, the first process inside)."""
+    """Returns the process that waits outside the new jail, and the first process inside."""
     below = {pid: descendants(pid) for pid in descendants(os.getpid()) - before}
     outer = max(below, key=lambda pid: len(below[pid]))
     return outer, max(below[outer], key=lambda pid: len(descendants(pid)))
@@ -113,7 +113,7 @@ def test_a_program_whose_jail_is_killed_is_run_again(strict: Sandbox, tmp_path: 
 def test_a_jail_whose_process_outlives_its_kill_is_not_waited_for_without_end(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A process that hangs in the kernel cannot be made, so one is stopped, and not killed."""
+    """A process that hangs in the kernel is simulated by a process that is stopped and not killed."""
     jail = sandbox._jail
     assert jail is not None
     os.kill(jail._process.pid, signal.SIGSTOP)
@@ -127,7 +127,7 @@ def test_a_jail_whose_process_outlives_its_kill_is_not_waited_for_without_end(
 
 
 def _runs(sandbox: Sandbox, run_id: str) -> bool:
-    """Whether a program has been sent to its zygote and is being waited for."""
+    """Returns whether a program was sent to its zygote and the worker waits for its end."""
     return sandbox._abort._run_id == run_id
 
 
@@ -312,7 +312,7 @@ for _ in range(40):
         one.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, held)])
     for one in pair: one.detach()
 """
-"""Files that the kernel frees only some time after the last process is gone."""
+"""A program whose files the kernel frees only some time after the last process has ended."""
 
 
 def test_files_that_are_freed_late_end_no_session_and_reach_no_program(sandbox: Sandbox) -> None:

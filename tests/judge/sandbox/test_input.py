@@ -1,4 +1,4 @@
-"""Standard input reaches a program, however the machine is used otherwise, and can be read in every way."""
+"""Standard input reaches a program even on a busy machine, and can be read in every way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program takes of tasks, disk and memory is bounded in every tier, and what runs beside it is not harmed."""
+"""Limits on tasks, disk space and memory hold in every tier, and protect what runs at the same time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rstar2.judge.schema import Isolation, RunRequest, RunResult
 
 _MIB = 1 << 20
 _BOMB_S = 2.0
-"""Time limit of a bomb, which is to be checked several times while it has all the tasks that it can have."""
+"""Time limit of a fork bomb. It allows several checks while the bomb has all its tasks."""
 Worker = ThisUser | OrdinaryUser
 
 
@@ -334,7 +334,7 @@ def test_names_of_sockets_end_no_session(strict_user: OrdinaryUser) -> None:
 def test_a_program_that_cannot_be_measured_ends_no_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(pids: list[int], enough: int) -> int:
+    def fail(pids: list[int], limit: int) -> int:
         raise ValueError("a name that cannot be read")
 
     monkeypatch.setattr(cleaner, "memory_bytes", fail)
@@ -388,9 +388,9 @@ def test_no_more_mappings_are_read_than_exceed_the_limit() -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert memory_bytes([process.pid], enough=10 * _MIB) == 10 * _MIB + 1024
+        assert memory_bytes([process.pid], limit=10 * _MIB) == 10 * _MIB + 1024
         # Of many processes only the first ones are read.
-        assert memory_bytes([process.pid] * 100, enough=30 * _MIB) == 30 * _MIB + 1024
+        assert memory_bytes([process.pid] * 100, limit=30 * _MIB) == 30 * _MIB + 1024
         process.kill()
 
 

@@ -1,4 +1,4 @@
-"""Zygotes are profiled: forks copy right away the pages that programs write, and nothing else changes."""
+"""Profiled zygotes: forks immediately copy the pages that programs write, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_programs_of_a_profiled_zygote_fault_less_and_share_nothing(sandbox: San
 def test_a_program_that_ends_while_its_zygote_is_profiled_costs_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox_module, "_STAY", "import os\nos._exit(3)")
+    monkeypatch.setattr(sandbox_module, "_SLEEP_CODE", "import os\nos._exit(3)")
     made = Sandbox(tmp_path, minimum="landlock")
     made.start()
     session = made.open_session(kind="bare")

@@ -1,4 +1,4 @@
-"""Folders are removed in the background, by one process however many threads take them away."""
+"""Folders are removed in the background by one process, however many threads move folders away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs share processors, disk and users fairly, and what they took is counted, whoever the worker is."""
+"""Programs share processors, disk and user ids fairly, and their use is counted, whichever user the worker is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def as_root(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="module")
 def workers(as_root: bool) -> Iterator[GetWorker]:
-    """One worker of each tier for the tests that need no worker of their own."""
+    """Workers of each tier that several tests share."""
     started: dict[Isolation, SandboxWorker] = {}
 
     def one(tier: Isolation) -> SandboxWorker:
@@ -52,7 +52,7 @@ def workers(as_root: bool) -> Iterator[GetWorker]:
 
 @pytest.fixture
 def get_worker(workers: GetWorker) -> Iterator[GetWorker]:
-    """The worker of a tier, whose session ends with the test."""
+    """A worker of a tier. Its session ends with the test."""
     used: list[SandboxWorker] = []
 
     def one(tier: Isolation) -> SandboxWorker:
@@ -535,7 +535,7 @@ def test_users_are_such_as_this_namespace_has(
 
 def test_a_namespace_without_users_to_spare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda self: "0 1000 1\n")
-    with pytest.raises(Failure, match="to spare"):
+    with pytest.raises(Failure, match="no free range"):
         users.first_host_uid.__wrapped__()
 
 

@@ -1,4 +1,4 @@
-"""What a caller learns of a program: outcome, output, value, times; and that programs do not meet."""
+"""Results of programs: outcome, output, value and times. Programs do not affect each other."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def nothing_left() -> str:
 
 
 def run(sandbox: Sandbox, code: str, **options: object) -> RunResult:
-    """Run a program whose limit, unless it is given, no machine is too slow for."""
+    """Run a program. Its default time limit is long enough for every machine."""
     request = RunRequest.model_validate({"code": code, "timeout_s": TIMEOUT_S, **options})
     return sandbox.run(request, "a-run")
 
 
 def run_until_it_prints(sandbox: Sandbox, code: str) -> RunResult:
-    """Run a program that prints and then never ends, with longer limits until it has time to print."""
+    """Run a program that prints and then never ends. Its time limit grows until it has printed."""
     for timeout_s in (0.3, 2.0, 30.0, TIMEOUT_S):
         result = run(sandbox, code, timeout_s=timeout_s)
         if result.stdout:
@@ -94,7 +94,7 @@ def test_long_output_is_cut_and_says_so(strict: Sandbox) -> None:
 
 
 def test_what_json_writes_at_length_is_cut_sooner(strict: Sandbox) -> None:
-    """A NUL takes six bytes in JSON; lines of text are kept whole."""
+    """A NUL takes six bytes in JSON. Lines of text are not cut."""
     size = MAX_OUTPUT_BYTES
     code = f"""
 import sys

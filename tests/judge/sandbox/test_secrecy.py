@@ -1,4 +1,4 @@
-"""A program finds nothing of the programs before it: not in its memory, not in that of others."""
+"""Secrecy: a program finds no trace of earlier programs in its memory, its files or other processes."""
 
 from __future__ import annotations
 

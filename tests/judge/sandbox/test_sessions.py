@@ -1,4 +1,4 @@
-"""Sessions keep their state by keeping their process, and say so when it is gone."""
+"""A session keeps its state while its process lives, and its results say when the process is gone."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ def test_a_cell_that_writes_answers_of_its_own_ends_its_session(session: Session
     result = cell(session, code)
     assert (result.outcome, result.value) == ("error", None)
     assert not session.alive
-    assert "wrote where the answers" in session.reason
+    assert "wrote to the channel" in session.reason
 
 
 def test_what_a_cell_leaves_on_the_channel_is_no_answer_to_the_next(session: Session) -> None:
@@ -394,7 +394,7 @@ threading.Timer(0.01, write).start()
         # The thread stops between cells, and writes while this one runs.
         after = cell(session, "import time\ntime.sleep(600)\n4") if session.alive else cell(session, "4")
         assert (after.outcome, after.value) in (("error", None), ("lost", None))
-    assert "wrote where the answers" in after.stderr
+    assert "wrote to the channel" in after.stderr
 
 
 def test_a_cell_whose_true_answer_is_written_early_is_still_held_to_its_limit(session: Session) -> None:
@@ -554,7 +554,7 @@ libc.timer_create(1, event, ctypes.byref(ctypes.c_void_p())), errno.errorcode[ct
 
 
 class Cells:
-    """Cells of several sessions that run at the same time."""
+    """Runs cells of several sessions at the same time."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
@@ -642,7 +642,7 @@ def test_one_cell_computes_at_a_time_and_waiting_for_it_does_not_count(
 
 
 def _used_until_the_first_of_eight_cells_ends(sandbox: Sandbox) -> tuple[list[RunResult], float]:
-    """The results of eight cells that compute for half a second each, and their CPU time until the first one ended."""
+    """Returns the results of eight cells that compute for 0.5 s each, and their CPU time until the first one ended."""
     before = programs(os.getpid())
     sessions = [sandbox.open_session(kind="bare") for _ in range(8)]
     for session in sessions:

@@ -263,7 +263,7 @@ def test_a_program_is_refused_what_its_zygote_confines_it_with(worker: ThisUser 
     assert printed.splitlines() == expected
 
 
-def test_every_landlock_exception_is_one_sentence(landlock: Sandbox) -> None:
+def test_every_landlock_exception_is_a_sentence(landlock: Sandbox) -> None:
     found = landlock.exceptions()
     assert len(found) >= 7
     assert all(line.endswith(".") for line in found)

@@ -1,4 +1,4 @@
-"""What strangers can do to the HTTP process with bare connections, and what web pages can."""
+"""Attacks on the HTTP process with bare connections, and from web pages."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rstar2.judge.service.settings import ServiceSettings
 from rstar2.judge.service.start import JudgeHandle, start_service, stop_service
 
 BODY_BUDGET = 12 << 20
-"""Of `limited_judge`."""
+"""`max_body_bytes` of `limited_judge`."""
 READ_S = 1.0
 FIRST_BYTES = 8 << 10
-"""Of a request; so many fit into the buffers on the way."""
+"""Bytes at the beginning of a request that certainly fit into the buffers on the way."""
 MAX_LOG_BYTES = 4000
 UPGRADE = (
     "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -36,7 +36,7 @@ UPGRADE = (
 
 @pytest.fixture(scope="module")
 def strict_limits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A judge with short waits, called `here` too."""
+    """A judge with short timeouts that also has the host name `here`."""
     settings = ServiceSettings(
         folder=str(tmp_path_factory.mktemp("limits")),
         workers=1,
@@ -60,7 +60,7 @@ def with_token(judge: JudgeHandle) -> dict[str, str]:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What comes until the judge ends the connection."""
+    """Returns all data until the judge ends the connection."""
     received = b""
     try:
         while data := connection.recv(65536):
@@ -87,7 +87,7 @@ def begun(judge: JudgeHandle, data: bytes) -> Iterator[socket.socket]:
 
 
 def said(judge: JudgeHandle, head: str, body: bytes = b"") -> bytes:
-    """What is answered to a request, after which the judge ends the connection."""
+    """Send a request. Returns the answer, after which the judge ends the connection."""
     with begun(judge, head.encode() + b"\r\n" + body) as connection:
         return read_all(connection)
 
@@ -153,7 +153,7 @@ def test_requests_sent_ahead_are_answered_in_turn(strict_limits: JudgeHandle) ->
 
 
 def test_another_protocol_is_not_taken_up(strict_limits: JudgeHandle) -> None:
-    """As some clients ask for HTTP/2 with every first request."""
+    """Some clients ask for HTTP/2 with every first request."""
     body = b'{"code": "6 * 7", "timeout_s": 300.0}'
     head = (
         "POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
@@ -192,7 +192,7 @@ def test_a_slow_body_that_keeps_coming_and_a_slow_program_are_waited_for(strict_
 
 @contextmanager
 def held_bodies(judge: JudgeHandle, count: int) -> Iterator[list[socket.socket]]:
-    """Connections with incomplete bodies, each a little over a fourth of the budget."""
+    """Opens connections with incomplete bodies. Each body is a little over a quarter of the budget."""
     head = f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {judge.token}\r\n"
     head += f"Content-Length: {BODY_BUDGET}\r\n\r\n"
     with ExitStack() as stack:
@@ -204,7 +204,7 @@ def held_bodies(judge: JudgeHandle, count: int) -> Iterator[list[socket.socket]]
 
 @pytest.mark.slow
 def test_bodies_have_a_budget_together(limited_judge: JudgeHandle) -> None:
-    """Each is legal alone; while they are incomplete another is told to come again."""
+    """Each request alone is legal. While they are incomplete, another request is told to try again."""
     with held_bodies(limited_judge, 4) as held:
         answered = select.select(held, [], [], TIMEOUT_S)[0]
         answer = answered[0].recv(65536)

@@ -1,4 +1,4 @@
-"""What the HTTP process does with results whose notices it missed, as when it had to stand still."""
+"""The dispatcher fetches results whose notices it missed, for example while its process was stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of code-judge and of SandboxFusion find what they know."""
+"""The drop-in endpoints for clients of code-judge and of SandboxFusion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the judge does with clients of other versions of the protocol, and with fields that it does not know."""
+"""The judge, clients with other protocol versions, and fields that the judge does not know."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROGRAM: dict[str, Any] = {"code": "print(1)", "timeout_s": TIMEOUT_S, "added": 
 
 
 def spoken(version: object) -> dict[str, str]:
-    """The headers of a client that speaks a version; of one that says nothing for None."""
+    """Returns the headers of a client that names this protocol version. None: a client that names no version."""
     return {} if version is None else {HEADER: str(version)}
 
 

@@ -1,4 +1,4 @@
-"""A queue that answers and stores nothing, because its memory or its disk is full."""
+"""A queue that answers but refuses to store anything, because its memory or its disk is full."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Full = Callable[[], contextlib.AbstractContextManager[None]]
 
 @pytest.fixture(params=["memory", "disk"])
 def refusing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[EmbeddedRedis, Full]]:
-    """A queue, and what makes it refuse writes for the length of a block."""
+    """A queue, and a context manager that makes it refuse writes during a `with` block."""
     with contextlib.ExitStack() as stack:
         disk = tmp_path / "disk"
         if request.param == "disk":

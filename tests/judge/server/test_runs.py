@@ -1,4 +1,4 @@
-"""What the native endpoints answer."""
+"""Answers of the native HTTP endpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rstar2.judge.service.start import JudgeHandle
 
 
 def run(http: httpx.Client, code: str, **more: Any) -> dict[str, Any]:
-    """Run a program whose limit, unless it is given, no machine is too slow for."""
+    """Run a program. Its default time limit is long enough for every machine."""
     answer = http.post("/v1/runs", json={"code": code, "timeout_s": TIMEOUT_S, **more})
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()

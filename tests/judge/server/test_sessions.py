@@ -1,4 +1,4 @@
-"""Sessions keep their state by keeping their process, and say so when they end."""
+"""A session keeps its state while its process lives, and its results say why it ended."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_state_is_kept_and_the_last_expression_shown(http: httpx.Client) -> None
 
 @pytest.fixture
 def one(limited_judge: JudgeHandle) -> Iterator[httpx.Client]:
-    """A client of a judge with one worker."""
+    """An HTTP client of a judge that has one worker."""
     headers = {"Authorization": f"Bearer {limited_judge.token}"}
     url, bound = limited_judge.url, TIMEOUT_S
     with httpx.Client(base_url=url, headers=headers, timeout=bound, trust_env=False) as client:
@@ -123,13 +123,13 @@ def asked(judge: JudgeHandle, path: str, body: dict[str, Any], key: str) -> Iter
 
 
 def state(judge: JudgeHandle, key: str) -> str:
-    """The state of a cell, or program, in the queue; empty where there is none."""
+    """Returns the state of a cell or program in the queue, or an empty string if there is none."""
     with redis.Redis.from_url(judge.redis_url, decode_responses=True) as client:
         return str(client.execute_command(*queue.get_state(key)))
 
 
 def is_delivered(judge: JudgeHandle, key: str) -> bool:
-    """Whether a worker has a cell, or has run it."""
+    """Returns whether a worker has fetched a cell or has already run it."""
     found = state(judge, key)
     if not found.startswith("@"):
         return queue.is_result(found)

@@ -1,4 +1,4 @@
-"""The WebSocket for many programs, as any client finds it."""
+"""The WebSocket for many programs, tested without the package's own client."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stream(judge: JudgeHandle) -> Iterator[ClientConnection]:
 
 
 def quick(code: str) -> dict[str, Any]:
-    """A program whose limit no machine is too slow for."""
+    """A program whose time limit is long enough for every machine."""
     return {"code": code, "timeout_s": TIMEOUT_S}
 
 
@@ -62,7 +62,7 @@ def ask(stream: ClientConnection, **programs: Any) -> None:
 
 
 def receive(stream: ClientConnection, count: int) -> dict[str, dict[str, Any]]:
-    """So many answers, by id."""
+    """Receive this number of answers. Returns them by id."""
     found: dict[str, dict[str, Any]] = {}
     while len(found) < count:
         found.update({answer["id"]: answer for answer in json.loads(stream.recv(timeout=TIMEOUT_S))})
@@ -252,13 +252,13 @@ def test_a_full_queue_is_an_answer_for_each_program(limited_judge: JudgeHandle) 
 
 
 def memory_mb(pid: int) -> float:
-    """What a process holds of memory, in MiB."""
+    """Returns the memory of a process in MiB."""
     fields = Path(f"/proc/{pid}/statm").read_text().split()
     return int(fields[1]) * resource.getpagesize() / (1 << 20)
 
 
 LONG = quick("print('\\0' * (1 << 20), end='')")
-"""As JSON its result would take six MiB; it is cut at two."""
+"""A program whose result would take 6 MiB as JSON. The result is cut at 2 MiB."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Starting a judge, ending it, and what it refuses."""
+"""Starting and ending a judge, and settings that it refuses."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_without_isolation_a_token_is_made_and_what_is_written_is_private(tmp_pa
 
 @pytest.mark.long
 def test_large_programs_have_a_budget_in_bytes_and_none_is_lost(tmp_path: Path) -> None:
-    """NUL bytes take six times their size as JSON, in the queue too."""
+    """NUL bytes take six times their size as JSON, also in the queue."""
     budget, size, count = 12 << 20, 64 << 10, 120
     limits = ServerLimits(max_queued_bytes=budget)
     settings = ServiceSettings(folder=str(tmp_path), workers=1, limits=limits, preload=False)
@@ -303,7 +303,7 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
 
 
 ALWAYS = {"at": time.time() + 3600}
-"""As if a worker's heartbeats came all the time."""
+"""Time of a heartbeat in the future, so that its worker is never ignored as silent."""
 
 
 def heartbeat(isolation: str) -> dict[str, Any]:

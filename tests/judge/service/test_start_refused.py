@@ -1,4 +1,4 @@
-"""A judge that cannot start says why in one line at once: a full disk, a queue that takes nothing, a wrong password."""
+"""A judge that cannot start reports the cause at once and in one line, such as a full disk or a wrong password."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DISK = 1 << 20
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    """A Redis server of the user's."""
+    """A Redis server that the user runs."""
     server = EmbeddedRedis(tmp_path / "redis", tmp_path / "redis.log")
     server.start()
     yield server
@@ -36,7 +36,7 @@ def _refusal(folder: Path, redis_url: str | None = None) -> RStarError:
 
 
 def test_on_a_full_disk_the_reason_is_named_whatever_part_meets_it_first(tmp_path: Path) -> None:
-    """The less room is left, the earlier a start fails: at its lock, logs, queue, worker, until nothing fails."""
+    """The less disk space is left, the earlier the start fails: at the lock, the logs, the queue or the worker."""
     messages = []
     for left_kb in range(0, 40, 4):
         with small_disk(tmp_path / f"disk{left_kb}", DISK) as disk:

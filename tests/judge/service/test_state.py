@@ -1,4 +1,4 @@
-"""Which judge runs here, also one that an earlier or a later version started."""
+"""The state file of the running judge, also if another version of rstar2 started that judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker: what it fetches, what it does between programs, and a sandbox that hangs."""
+"""A worker: the tasks that it fetches, its work between programs, and a sandbox that hangs."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_worker_whose_clock_is_wrong_counts(judge: JudgeHandle, monkeypatch: p
 
 
 class Quick:
-    """What a worker uses here in place of a sandbox; it runs nothing."""
+    """A stand-in for the sandbox of a worker. It runs no programs."""
 
     def __init__(self) -> None:
         self.isolation: Isolation = "none"
@@ -226,7 +226,7 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     sandbox, local = Quick(), LocalQueue()
     stored: list[bool] = []
-    """Whether there was a result whenever the worker did something else after the run."""
+    """For each piece of other work after a run: whether the result was already stored."""
 
     def look(*_: object) -> None:
         if sandbox.runs:
@@ -386,7 +386,7 @@ def test_over_a_slow_link_a_worker_holds_what_it_runs_during_two_exchanges() -> 
 
 
 def test_few_exchanges_serve_many_programs_over_a_slow_link(server: EmbeddedRedis) -> None:
-    """However slow the machine: one exchange takes half a second, and a program takes nothing."""
+    """Times that do not depend on the machine: an exchange takes 0.5 s, and a program no time."""
     names = [f"p{number}" for number in range(800)]
     sandbox, local = Quick(), LocalQueue()
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)

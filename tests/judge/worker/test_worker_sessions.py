@@ -1,4 +1,4 @@
-"""Sessions of one worker: their cells run beside one another, and beside what else the worker does."""
+"""Sessions of one worker: their cells run at the same time as other cells and programs of the worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rstar2.judge.worker.sessions import WorkerSessions
 
 
 class Worker:
-    """What a worker's main thread does with tasks for sessions; nothing else reads the local queue."""
+    """Does the work of a worker's main thread with tasks for sessions. Nothing else reads the local queue."""
 
     def __init__(self, sessions: WorkerSessions) -> None:
         self.sessions, self.local = sessions, sessions.local

@@ -1,1 +1,1 @@
-"""What a sandbox takes from the machine: control groups, processors, users, and the time to remove folders."""
+"""Resources of the host that a sandbox uses: control groups, user ids, and a process that removes folders."""

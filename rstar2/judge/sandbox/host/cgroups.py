@@ -1,10 +1,10 @@
-"""Limits what a whole jail takes, where control groups can be written (versions 1 and 2).
+"""Limits the memory, processes and CPU share of a whole jail with control groups (versions 1 and 2).
 
-The limit of memory is what the zygotes hold plus what the program may take. Of the processors a jail gets the share
-of one process, however many it has: by a group where the kernel does not group processes by session anyway.
+Nothing is limited if control groups cannot be written. The memory limit is the memory of the zygotes plus the memory
+that the program may use. The whole jail gets the CPU share of one process. A control group is needed for that only if
+the kernel does not already group processes by session.
 
-For speed only: the jail is in one group, because to move each program into its own would take the kernel
-milliseconds.
+For speed only: the jail has one group, because moving each program into a separate group takes milliseconds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rstar2.judge.sandbox.inside.processes import group_cpu_seconds
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "rstar2-"
 _REMOVE_S = 20.0
-"""How long processes that were killed may take to leave a group."""
+"""Time limit for killed processes to leave a group."""
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
 _V2 = ("memory.max", "memory.current", "memory.events")
-"""Files of a memory group: its limit, what is in use, and how often the kernel killed."""
+"""Files of a memory group: its limit, its current use, and the number of processes that the kernel killed."""
 _CPU_TIME_V1, _CPU_TIME_V2 = "cpuacct.usage", "cpu.stat"
 
 
 def _own_groups() -> dict[str, str]:
-    """Controller (empty for version 2) → this process's group in its hierarchy."""
+    """Returns this process's group for each controller. The key of version 2 is empty."""
     groups = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
@@ -38,7 +38,7 @@ def _own_groups() -> dict[str, str]:
 
 
 def _candidates(controller: str) -> list[Path]:
-    """Parents under which groups of this controller may be made, best first."""
+    """Returns the groups under which a group of this controller may be created, best first."""
     groups = _own_groups()
     parents = []
     if controller in groups:
@@ -46,15 +46,16 @@ def _candidates(controller: str) -> list[Path]:
         parents.append(_ROOT / controller)
     elif "" in groups:
         parents.append(_ROOT / groups[""].lstrip("/"))
-        # A group with processes in it, such as this process's own, cannot have controlled children.
+        # In version 2, a group that contains processes, such as this process's own group, cannot control children.
         parents.append(_ROOT)
     return parents
 
 
 def _sessions_share_processors() -> bool:
-    """Whether the kernel gives each session, and so each program, an equal share. Source: sched(7), autogroup.
+    """Returns whether the kernel gives each session, and so each program, an equal CPU share (autogroup).
 
-    It does so only in the root group, which a container's is not, though it may be called `/` there.
+    It does so only in the root group. The group of a container is not the root group, even if its name is `/` there.
+    Source: sched(7).
     """
     try:
         enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
@@ -64,13 +65,13 @@ def _sessions_share_processors() -> bool:
     version_1 = "cpu" in groups
     group = _ROOT / "cpu" if version_1 else _ROOT
     group /= groups.get("cpu", groups.get("", "/")).lstrip("/")
-    # Only the root has the first in version 1, only the root lacks the second in version 2.
+    # In version 1, only the root group has release_agent. In version 2, only the root group lacks cgroup.events.
     is_root = (group / "release_agent").exists() if version_1 else not (group / "cgroup.events").exists()
     return enabled and is_root
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the groups of workers that died without doing so. The kernel refuses for those in use."""
+    """Remove the groups of dead workers. The kernel refuses to remove groups that are in use."""
     for path in parent.glob(f"{_PREFIX}*"):
         if not Path(f"/proc/{path.name.split('-')[1]}").exists():
             _remove(path)
@@ -83,7 +84,7 @@ def _remove(path: Path) -> None:
 
 
 class Cgroup:
-    """A new group for each controller, removed by `close`."""
+    """New control groups, one for each controller. `close` removes them. A missing controller has the group None."""
 
     def __init__(self) -> None:
         self._name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -92,7 +93,7 @@ class Cgroup:
         self.cpu = None if _sessions_share_processors() else self._make("cpu", ("cpu.shares", "cpu.weight"))
         self.cpu_time = self._make("cpuacct", (_CPU_TIME_V1, _CPU_TIME_V2))
         self.cpu_time_fd = -1
-        """For `group_cpu_seconds`; -1: there is no group."""
+        """Descriptor for `group_cpu_seconds`. -1 if there is no group."""
         if self.cpu_time is not None:
             name = _CPU_TIME_V1 if (self.cpu_time / _CPU_TIME_V1).exists() else _CPU_TIME_V2
             self.cpu_time_fd = os.open(self.cpu_time / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -101,7 +102,7 @@ class Cgroup:
         if self.memory is not None:
             names = _V1 if (self.memory / _V1[0]).exists() else _V2
             self._limit_file, self._used_file, counter = (self.memory / name for name in names)
-            # Not every kernel has the first; only version 2 has the second, where swap is accounted.
+            # Some kernels lack the counter. memory.swap.max exists only in version 2, and only if swap is accounted.
             with contextlib.suppress(OSError):
                 self._counter = os.open(counter, os.O_RDONLY | os.O_CLOEXEC)
                 (self.memory / "memory.swap.max").write_text("0")
@@ -110,8 +111,8 @@ class Cgroup:
         for parent in _candidates(controller):
             _sweep(parent)
             path = parent / self._name
-            # In version 2 one group serves all controllers, so it may be there already.
-            was_there = path.exists()
+            # In version 2, all controllers share one group, so it may already exist.
+            existed = path.exists()
             try:
                 with contextlib.suppress(OSError):
                     (parent / "cgroup.subtree_control").write_text(f"+{controller}")
@@ -120,7 +121,7 @@ class Cgroup:
                 continue
             if any((path / name).exists() for name in files):
                 return path
-            if not was_there:
+            if not existed:
                 _remove(path)
         return None
 
@@ -128,7 +129,7 @@ class Cgroup:
         return {path for path in (self.memory, self.pids, self.cpu, self.cpu_time) if path is not None}
 
     def add(self, pid: int) -> None:
-        """Move a process, and so its later children, into the group; do without the group if that is refused."""
+        """Move a process into the groups. Its later children are in them, too. Drop each group that refuses this."""
         for path in self._paths():
             try:
                 (path / "cgroup.procs").write_text(str(pid))
@@ -142,11 +143,11 @@ class Cgroup:
                 _remove(path)
 
     def open_process_lists(self) -> list[int]:
-        """Open the groups' process lists: a process that writes `0` to one moves into that group."""
+        """Open the process lists of the groups. A process that writes `0` to such a list moves into that group."""
         return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
 
     def cpu_seconds(self) -> float:
-        """CPU time of all that is or was in the group; 0 where there is none."""
+        """Returns the CPU seconds of all processes that are or were in the group. 0 if there is no group."""
         return 0.0 if self.cpu_time_fd < 0 else group_cpu_seconds(self.cpu_time_fd)
 
     def limit_processes(self, count: int) -> None:
@@ -154,20 +155,20 @@ class Cgroup:
             (self.pids / "pids.max").write_text(str(count))
 
     def used(self) -> int:
-        """Bytes in use; 0 where there is no memory group."""
+        """Returns the memory of the group in bytes. 0 if there is no memory group."""
         return 0 if self.memory is None else int(self._used_file.read_text())
 
     def limit_memory(self, limit: int) -> None:
-        """Set the limit in bytes."""
+        """Set the memory limit in bytes."""
         if self.memory is None or limit == self._limit:
             return
-        # Version 1 refuses a limit below what is in use and cannot be freed: then the old one holds.
+        # Version 1 refuses a limit below the memory that is in use and cannot be freed. The old limit then remains.
         with contextlib.suppress(OSError):
             self._limit_file.write_text(str(limit))
             self._limit = limit
 
     def kills(self) -> int:
-        """How often the kernel killed a process in here for lack of memory; 0 where it does not say."""
+        """Returns the number of processes in the group that the kernel killed for lack of memory. 0 if unknown."""
         if self._counter < 0:
             return 0
         for line in os.pread(self._counter, 4096, 0).splitlines():
@@ -176,7 +177,7 @@ class Cgroup:
         return 0
 
     def close(self) -> None:
-        """Remove the groups; their processes must have ended."""
+        """Remove the groups. All their processes must have ended, or be about to end."""
         for fd in {self._counter, self.cpu_time_fd} - {-1}:
             os.close(fd)
         self._counter = self.cpu_time_fd = -1

@@ -1,4 +1,4 @@
-"""Takes folders out of the way at once, and removes them in the background, however much is in them."""
+"""Moves folders away at once, and removes them with their contents in the background."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from pathlib import Path
 
 from rstar2.judge.sandbox import rootfs
 
-_WAIT_S, _CLOSE_S = 20.0, 5.0
-"""How long to wait for the process, if too much is left to remove, and at the end."""
-_MOST_WAITING = 8
-"""Folders that may wait to be removed."""
+_WAIT_S = 20.0
+"""How long to wait for the removing process if too many folders are left."""
+_CLOSE_S = 5.0
+"""How long `Removal.close` waits for the removing process."""
+_MAX_WAITING = 8
+"""Number of folders that may wait to be removed."""
 
 
 class Removal:
-    """Removes folders of one sandbox by one process at a time, which continues when the worker dies.
+    """Removes folders of one sandbox with one separate process, which continues if the worker dies.
 
-    If that process dies too, the next one removes what is left. Any thread may use it.
+    If that process dies, too, the next one removes the remaining folders. Any thread may use this object.
 
     Args:
-        root: an existing folder for this sandbox alone, on the file system of the folders to remove.
+        root: an existing folder that only this sandbox uses, on the file system of the folders to remove.
     """
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "removed"
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
-        """Held while `_process` is replaced, and never while anything is waited for."""
+        """Locked while `_process` is replaced, but never during a wait."""
 
     def take(self, path: Path, *, wait: bool = True) -> None:
-        """Rename a folder, if it exists, and remove it. OSError if it cannot be renamed.
+        """Move a folder away, if it exists, and remove it in the background. Raises OSError if it cannot be moved.
 
         Args:
+            path: the folder.
             wait: as for `sweep`.
         """
         with contextlib.suppress(FileNotFoundError):
@@ -51,14 +54,14 @@ class Removal:
                 self.sweep(wait=wait)
 
     def sweep(self, *, wait: bool = True) -> None:
-        """Remove what was taken away so far, also by an earlier worker in the same folder.
+        """Start to remove all folders that were moved away, including those of an earlier worker.
 
         Args:
-            wait: if too much is left, wait a while for less of it; not for those who take many folders in turn.
+            wait: whether to wait a while if too many folders are left. Use False to move many folders in turn.
         """
         waiting = len(os.listdir(self._folder)) if self._folder.exists() else 0
-        if wait and waiting > _MOST_WAITING:
-            # Whoever leaves folders faster than they can be removed has to wait.
+        if wait and waiting > _MAX_WAITING:
+            # Programs that fill folders faster than these can be removed have to wait.
             self._wait(_WAIT_S)
         with self._starting:
             if self._process is not None and self._process.poll() is not None:
@@ -76,12 +79,12 @@ class Removal:
         return subprocess.Popen(command, env=rootfs.ENVIRONMENT, cwd="/")
 
     def close(self) -> None:
-        """Wait a moment for the process, which otherwise continues alone."""
+        """Wait a moment for the removing process. If it needs longer, it continues alone."""
         self.sweep(wait=False)
         self._wait(_CLOSE_S)
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the process to end, but no longer than this."""
+        """Wait for the removing process to end, for at most this many seconds."""
         process = self._process
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

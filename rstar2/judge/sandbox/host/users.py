@@ -1,7 +1,7 @@
-"""Chooses the host's users behind a worker's programs, so that no two workers have the same.
+"""Chooses the host's user ids for a worker's programs, so that no two workers use the same ids.
 
-The kernel limits and counts some things per user: processes, pipes, locked memory, watches. Workers that shared a
-range would take these from each other's programs.
+The kernel limits some resources per user: processes, pipes, locked memory, watches. Programs of two workers with the
+same user ids would take these resources from each other.
 """
 
 from __future__ import annotations
@@ -15,36 +15,39 @@ from rstar2.errors import Failure
 
 USERS_PER_JAIL = 2048
 _UNASSIGNED = range(1_879_048_192, (1 << 32) - 2 * USERS_PER_JAIL)
-"""Users that no distribution assigns."""
-_SPARE = range(32_768, 60_000)
-"""Users that few assign, for containers whose own user namespace has no others."""
+"""User ids that no distribution assigns."""
+_RARELY_ASSIGNED = range(32_768, 60_000)
+"""User ids that are rarely assigned. They are used in containers whose user namespace has no others."""
 _ATTEMPTS = 100
 
 
 @cache
 def first_host_uid() -> int:
-    """The first of `USERS_PER_JAIL` users and groups that belong to this process until it ends.
+    """Returns the first of `USERS_PER_JAIL` user and group ids that this process may use until it ends.
 
-    Within a network namespace ranges are claimed. Between containers, which have no place for a claim in common, they
-    are drawn at random, from over a million.
+    Processes in one network namespace claim their ranges, so that these differ. Containers cannot see each other's
+    claims, so that they can only choose a random range, out of more than a million.
 
     Raises:
-        Failure: this process's user namespace has no range to spare.
+        Failure: this process's user namespace has no free range.
     """
-    for mapped in _ranges(_UNASSIGNED) + _ranges(_SPARE):
+    for mapped in _ranges(_UNASSIGNED) + _ranges(_RARELY_ASSIGNED):
         slots = range(len(mapped) // USERS_PER_JAIL)
         for slot in random.SystemRandom().sample(slots, min(len(slots), _ATTEMPTS)):
             first = mapped[slot * USERS_PER_JAIL]
             if _claim(first):
                 return first
-    raise Failure(f"this user namespace has no {USERS_PER_JAIL} users to spare for programs")
+    raise Failure(f"this user namespace has no free range of {USERS_PER_JAIL} user ids for programs")
 
 
 _claims: list[socket.socket] = []
 
 
 def _claim(first: int) -> bool:
-    """Take a name that one process of this network namespace can hold, and that is free again when it ends."""
+    """Claim a range by binding an abstract socket, which only one process of this network namespace can do.
+
+    The claim ends with the process. Returns False if another process has the range.
+    """
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         claim.bind(f"\0rstar2-judge-users-{first}")
@@ -55,15 +58,15 @@ def _claim(first: int) -> bool:
     return True
 
 
-def _ranges(wanted: range) -> list[range]:
-    """The parts of a range of users that exist in this user namespace, as users and as groups."""
+def _ranges(candidates: range) -> list[range]:
+    """Returns the parts of a range of ids that exist in this user namespace, both as user and as group ids."""
     users, groups = _mapped("uid_map"), _mapped("gid_map")
     return [
         range(begin, end)
         for user in users
         for group in groups
-        if (begin := max(user.start, group.start, wanted.start)) + USERS_PER_JAIL
-        <= (end := min(user.stop, group.stop, wanted.stop))
+        if (begin := max(user.start, group.start, candidates.start)) + USERS_PER_JAIL
+        <= (end := min(user.stop, group.stop, candidates.stop))
     ]
 
 

@@ -1,5 +1,5 @@
 """The code that runs inside the jail, in the interpreter that programs get.
 
-It imports itself and the standard library only, and of that no more than it must: every program carries what
-a zygote has loaded.
+It imports only itself and the standard library. It imports as little as possible, because every program inherits the
+memory of all loaded modules.
 """

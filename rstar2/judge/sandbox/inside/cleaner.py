@@ -1,6 +1,7 @@
-"""Counts what programs take and removes what they leave, in a process of its own, from which no program is forked.
+"""The cleaner: a separate process that measures what programs use and removes their files.
 
-Names of files that the process reads stay somewhere in its memory; a zygote's is inherited by later programs.
+No program is forked from the cleaner. It reads names of files, which stay in its memory. A zygote must not read them,
+because later programs inherit its memory.
 """
 
 from __future__ import annotations
@@ -21,61 +22,65 @@ _SIGKILL = 9
 
 
 class Cleaner:
-    """The process, and a socket to it, which the zygotes forked later use too.
+    """The cleaner's process, and a socket to it. Zygotes that are forked later use the same process.
 
-    Forked before the first program, because a program may have every process that its jail may have.
-    Its methods raise wire.Closed if the process is gone.
+    It is forked before the first program, because a program may use up all processes that its jail may have. The
+    methods raise wire.Closed if the process is gone.
+
+    Args:
+        scratch: the folders that programs may write.
     """
 
     def __init__(self, scratch: Scratch) -> None:
-        self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self._socket, cleaner_socket = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _serve(theirs, scratch)
-            except Exception:  # noqa: BLE001 - nothing above may run in this process, not even to print it
+                _serve(cleaner_socket, scratch)
+            except Exception:  # noqa: BLE001 - no code of the callers may run in this process
                 sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(1)
-        theirs.close()
+        cleaner_socket.close()
 
     def clean(self) -> bool:
-        """Remove whatever a program left; False where something could not be removed, or not soon."""
-        return bool(self._ask("clean"))
+        """Remove all files that a program left. Returns False if some could not be removed, or not quickly."""
+        return bool(self._request("clean"))
 
     def take_snapshot(self) -> None:
-        """Record what is in the folders now as empty."""
-        self._ask("take snapshot")
+        """Record the present contents of the folders as the empty state."""
+        self._request("take snapshot")
 
-    def exceeded_limit(self, pids: list[int], most_memory: int, folder: str) -> str | None:
-        """The outcome for a limit that a program has exceeded (`memory` or `output_limit`), or nothing.
+    def exceeded_limit(self, pids: list[int], max_memory_bytes: int, folder: str) -> str | None:
+        """Measure a program. Returns the outcome for a limit that it has exceeded: `memory` or `output_limit`.
 
         Args:
-            pids: its processes.
-            most_memory: bytes that they may have together; 0: do not count.
-            folder: where they write, if there is no file system with a quota; empty: do not count.
+            pids: the program's processes.
+            max_memory_bytes: bytes that they may use together. 0: do not measure memory.
+            folder: the folder to which they write, if its file system has no quota. Empty: do not measure it.
 
         Returns:
-            None if it could not be measured, above all because something in the folder was moved or removed meanwhile.
+            An empty string if no limit is exceeded. None if this could not be measured, usually because a file in the
+            folder was moved or removed meanwhile.
         """
-        answer: str | None = self._ask("check", pids, most_memory, folder)
+        answer: str | None = self._request("check", pids, max_memory_bytes, folder)
         return answer
 
-    def _ask(self, *question: str | int | list[int]) -> Any:
-        # An end for this answer alone: another zygote may be asking at the same time.
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    def _request(self, *request: str | int | list[int]) -> Any:
+        # Each request has a new socket for its answer, because another zygote may send a request at the same time.
+        answers, answers_end = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
-            wire.send(self._socket, question, (theirs.fileno(),))
-            theirs.close()
-            return wire.receive(ours)[0]
+            wire.send(self._socket, request, (answers_end.fileno(),))
+            answers_end.close()
+            return wire.receive(answers)[0]
         finally:
-            theirs.close()
-            ours.close()
+            answers_end.close()
+            answers.close()
 
 
-def _exceeded_limit(pids: list[int], most_memory: int, folder: str) -> str | None:
-    """As `Cleaner.exceeded_limit`."""
-    if most_memory and memory_bytes(pids, enough=most_memory) > most_memory:
+def _exceeded_limit(pids: list[int], max_memory_bytes: int, folder: str) -> str | None:
+    """Does the work of `Cleaner.exceeded_limit` in the cleaner's process."""
+    if max_memory_bytes and memory_bytes(pids, limit=max_memory_bytes) > max_memory_bytes:
         return "memory"
     if not folder:
         return ""
@@ -91,28 +96,28 @@ def _serve(requests: _socket.socket, scratch: Scratch) -> NoReturn:
     has_failed = False
     while True:
         try:
-            question, (fd,) = wire.receive(requests)
+            request, (fd,) = wire.receive(requests)
         except wire.Closed:
             os._exit(0)
-        match question:
+        match request:
             case ["clean"]:
                 answer = scratch.clean()
             case ["take snapshot"]:
                 scratch.take_snapshot()
                 answer = True
-            case ["check", pids, most_memory, folder]:
+            case ["check", pids, max_memory_bytes, folder]:
                 try:
-                    answer = _exceeded_limit(pids, most_memory, folder)
-                except Exception:  # noqa: BLE001 - one program that cannot be measured must not end all the others
+                    answer = _exceeded_limit(pids, max_memory_bytes, folder)
+                except Exception:  # noqa: BLE001 - a program that cannot be measured must not end other programs
                     answer = None
-                    # Only the first one: a program that causes it may do so at every check.
+                    # Only the first exception is printed, because a program may cause one at every check.
                     if not has_failed:
                         sys.excepthook(*sys.exc_info())
                     has_failed = True
-        asker = _socket.socket(fileno=fd)
+        answers_end = _socket.socket(fileno=fd)
         try:
-            wire.send(asker, answer)
-        except wire.Closed:  # the zygote has ended; the next one may still ask
+            wire.send(answers_end, answer)
+        except wire.Closed:  # this zygote has ended, but others may still send requests
             continue
         finally:
-            asker.close()
+            answers_end.close()

@@ -1,4 +1,4 @@
-"""Takes away a forked process's rights before a program's code runs in it: limits, user, Landlock, seccomp."""
+"""Confines a forked process before a program's code runs in it: limits, user, Landlock and seccomp."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _OPEN_FILES, _FILE_BYTES, _STACK_BYTES = 256, 256 * _MIB, 64 * _MIB
 _PENDING_SIGNALS = 256
-"""With timers: the kernel counts them for each user, and also for the user that owns the jail's user namespace."""
-_OWN_TASKS = 8
-"""Processes of a jail without sessions: zygotes and what they need."""
-_TASKS_OF_OTHERS = 64
-"""What else the user may start while a program runs, without leaving that fewer processes than it may have."""
+"""Limit for pending signals and timers. The kernel counts them for each user, and also for the user that owns the
+jail's user namespace."""
+_JAIL_TASKS = 8
+"""Number of processes of a jail besides programs and sessions: zygotes and their helpers."""
+_OTHER_TASKS = 64
+"""Margin for processes that the same user starts outside the jail while a program runs."""
 _PAGE = resource.getpagesize()
 _NO_LIMIT = (1 << 63) - 1
 
 
 class Confinement:
-    """The restrictions on a zygote's programs, prepared once so that applying them to each costs little."""
+    """The restrictions for a zygote's programs. They are prepared once, so that `apply` is fast for each program."""
 
     def __init__(self, spec: JailSpec) -> None:
         self._spec = spec
@@ -38,42 +39,47 @@ class Confinement:
             (resource.RLIMIT_STACK, _STACK_BYTES),
             (resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS),
         ]
-        # Without root all in the jail is one user's, and counts.
-        self._processes = spec["max_processes"] + (0 if spec["is_root"] else _OWN_TASKS)
-        self._most_processes = _hard_limit(resource.RLIMIT_NPROC)
+        # Without root, all processes of the jail have the same user, so the limit also counts the zygotes.
+        self._processes = spec["max_processes"] + (0 if spec["is_root"] else _JAIL_TASKS)
+        self._max_processes = _hard_limit(resource.RLIMIT_NPROC)
         self._user_tasks: int | None = 0
-        # Where the judge itself was started under a lower limit, that one holds.
+        # A limit cannot be higher than the limit under which the judge itself was started.
         self._limits = [(kind, min(limit, _hard_limit(kind))) for kind, limit in self._limits]
-        self._most_data, self._most_space = _hard_limit(resource.RLIMIT_DATA), _hard_limit(resource.RLIMIT_AS)
-        # What a program may take comes on top of what the zygote takes.
+        self._max_data, self._max_space = _hard_limit(resource.RLIMIT_DATA), _hard_limit(resource.RLIMIT_AS)
+        # A program's memory limit is added to the memory of the zygote.
         with open("/proc/self/statm") as statm:
             pages = [int(field) for field in statm.read().split()]
         self._space, self._data = pages[0] * _PAGE, pages[5] * _PAGE
 
     def count_user_tasks(self) -> None:
-        """In the landlock tier: count what the user runs, to which the next program's limit is added.
+        """Count the processes of this user, in the landlock tier. The next program's limit is added to that number.
 
-        Call it before the program is forked.
+        Call this before the program is forked.
         """
         if self._spec["tier"] == "landlock":
             self._user_tasks = processes.count_user_tasks()
 
     def reload_rules(self) -> None:
-        """Make the rules again for the folders mounted now; the old rules hold for the old ones only."""
+        """Recreate the Landlock rules, because the old rules do not apply to folders that were mounted later."""
         if self._landlock is not None:
             os.close(self._landlock.fd)
         self._landlock = _landlock(self._spec, self._spec["work_dir"])
 
     def apply(self, command: StartCommand, groups: list[int]) -> None:
-        """Confine this process for good; `groups`: descriptors of the process lists of control groups to join."""
+        """Confine this process permanently.
+
+        Args:
+            command: the command that starts the program.
+            groups: descriptors of the process lists of the control groups to join.
+        """
         for fd in groups:
             os.write(fd, b"0")
         landlock = self._landlock
-        # Where memory is short, the kernel is to kill programs first. Raising it needs no rights.
+        # If memory is short, the kernel kills programs first. Every process may raise its own score.
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(score, b"1000")
         os.close(score)
-        # Before it has a /proc that does not show them.
+        # Counted before this process gets its own /proc, which does not show them.
         tasks = processes.count_tasks() if command["beside_sessions"] else 0
         if command["private_scratch"]:
             landlock = self._enter_private_scratch(command["work_dir"], command["memory_mb"])
@@ -82,7 +88,7 @@ class Confinement:
         if command["uid"] >= 0:
             syscalls.become_user(command["uid"])
         if not self._strict:
-            # No namespace dies with the zygote here.
+            # In the strict tier, the namespace dies with the zygote. Here each program must die with the zygote itself.
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         if self._spec["tier"] != "none":
             syscalls.drop_capabilities()
@@ -92,33 +98,36 @@ class Confinement:
             self._filter.load()
 
     def _enter_private_scratch(self, work_dir: str, memory_mb: int) -> syscalls.Landlock | None:
-        """Mount a scratch space, no larger than its memory, and a /proc of this program's own. → the rules for them."""
+        """Mount a scratch space and a /proc for this program alone. Returns the Landlock rules for them.
+
+        The scratch space is not larger than the program's memory limit.
+        """
         if self._strict:
             syscalls.unshare(syscalls.CLONE_NEWNS)
             namespaces.mount_scratch(self._spec, memory_mb)
             namespaces.mount_proc("/proc")
         return _landlock(self._spec, work_dir)
 
-    def _limit(self, memory: int, tasks_beside: int) -> None:
+    def _limit(self, memory: int, session_tasks: int) -> None:
         for kind, limit in self._limits:
             resource.setrlimit(kind, (limit, limit))
         if self._strict:
-            self._limit_processes(self._processes + tasks_beside)
+            self._limit_processes(self._processes + session_tasks)
         elif self._user_tasks:
-            self._limit_processes(self._spec["max_processes"] + self._user_tasks + _TASKS_OF_OTHERS)
-        data = min(self._data + memory, self._most_data)
+            self._limit_processes(self._spec["max_processes"] + self._user_tasks + _OTHER_TASKS)
+        data = min(self._data + memory, self._max_data)
         resource.setrlimit(resource.RLIMIT_DATA, (data, data))
-        # The address space is only a backstop for shared mappings, which the data limit does not count.
-        space = min(self._space + 2 * memory + 1024 * _MIB, self._most_space)
+        # The data limit does not count shared mappings. The limit of the address space is a second bound for them.
+        space = min(self._space + 2 * memory + 1024 * _MIB, self._max_space)
         resource.setrlimit(resource.RLIMIT_AS, (space, space))
 
     def _limit_processes(self, count: int) -> None:
-        most = min(count, self._most_processes)
-        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        limit = min(count, self._max_processes)
+        resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
 
 
 def _hard_limit(kind: int) -> int:
-    """The highest limit this process may set; programs start with the same."""
+    """Returns the highest limit that this process may set."""
     hard = resource.getrlimit(kind)[1]
     return _NO_LIMIT if hard == resource.RLIM_INFINITY else hard
 

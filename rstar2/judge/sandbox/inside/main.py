@@ -1,8 +1,8 @@
-"""The first code that runs inside: builds the jail, becomes its first zygote, and in each fork runs a program.
+"""The first code in a new jail: it builds the jail, becomes the first zygote, and runs a program in each fork.
 
-The worker starts it as a fresh interpreter with a fixed environment, one control socket and nothing else. In
-the strict tier this first process only builds and then waits outside the new PID namespace: its death takes the
-jail with it, and the jail's death ends it.
+The worker starts it in a new interpreter with a fixed environment and one control socket. In the strict tier, this
+process only builds the jail and then waits outside the new PID namespace. If it dies, the jail dies, too. If the jail
+dies, this process ends.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ if TYPE_CHECKING:
 
 
 _ZYGOTES = 4
-"""One of each kind; a zygote that is started later shares nothing with the earlier ones."""
+"""Number of zygotes: one of each kind."""
 
 
 def main(control_fd: int) -> None:
-    """Build the jail and serve; in each process that is forked for a program, run that."""
+    """Build the jail and serve the worker. In each process that is forked for a program, run that program."""
     forked = _serve(control_fd)
-    # The zygote's frames are gone by now: a program that walks its stack finds only itself.
+    # The zygote's frames no longer exist here, so a program that walks its stack finds only its own frames.
     if forked is not None:
         forked.run()
 
 
 def _serve(control_fd: int) -> program.Program | session.CellLoop | None:
-    """Build the jail and serve on the control socket until it closes. None: there is nothing to run."""
+    """Build the jail and serve on the control socket until it closes.
+
+    Returns what to run in a process that was forked for a program, or None if there is nothing to run.
+    """
     control = _socket.socket(fileno=fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, 64))
     os.close(control_fd)
-    # Programs get their descriptors as 0 to 3, so none of ours may be there.
+    # Programs get descriptors 0 to 3, so this fills these numbers.
     while os.open(os.devnull, os.O_RDONLY) < 4:
         pass
     spec: JailSpec
@@ -59,7 +62,7 @@ def _serve(control_fd: int) -> program.Program | session.CellLoop | None:
 
 
 def _ask_for_mapping(control: _socket.socket) -> None:
-    """Have the worker, which is still outside, write this process's user mapping."""
+    """Ask the worker, which is outside the user namespace, to write this process's user mapping."""
     wire.send(control, {"map": os.getpid()})
     answer = wire.receive(control)[0]
     if "failed" in answer:

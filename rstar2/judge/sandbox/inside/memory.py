@@ -1,7 +1,7 @@
-"""Estimates, from /proc, the memory that a program's processes have together, if no control group counts it.
+"""Estimates the memory of all processes of a program from /proc, for machines without a memory control group.
 
-It reads names that programs choose. They stay somewhere in the memory of the process that reads them, which must
-therefore be the cleaner and not a zygote.
+The code reads names that programs choose, and these names stay in the memory of the process that reads them. Only the
+cleaner may therefore run this code, not a zygote, whose memory later programs inherit.
 """
 
 from __future__ import annotations
@@ -11,48 +11,52 @@ import stat
 from rstar2.judge.sandbox.inside import namespaces, processes
 
 _BUFFER_BYTES = 208 << 10
-"""What one socket may have sent that nobody has received yet. Source: net.core.wmem_default."""
+"""Maximum number of bytes that one socket has sent and nobody has received. Source: net.core.wmem_default."""
 _SOCKET_BYTES = _BUFFER_BYTES * (1 + namespaces.MAX_WAITING)
-"""What a socket may have sent, and what senders that have ended may have left waiting for it."""
+"""Upper bound for the bytes of one socket: the data that it has sent, and the waiting data of senders that ended."""
 _MAPPING_BYTES = 1 << 10
-"""What the kernel needs for one mapping of a process; shared ones need an inode, too."""
+"""Kernel memory for one mapping of a process. A shared mapping also needs an inode."""
 _RESIDENT = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
 _PRIVATE_SHARE, _SHARED_SHARE = (b"Pss_Anon:", b"SwapPss:"), (b"Pss_Shmem:",)
 _SHARED_MEMORY = (b"/dev/zero (deleted)", b"[anon_shmem:")
-"""What /proc/PID/maps calls shared memory without a file, and begins with if the program has named it."""
+"""Beginnings of the name of shared memory without a file in /proc/PID/maps. Programs can give it the second name."""
 
 
 def resident_bytes(pids: list[int]) -> int:
-    """Bytes in memory and page tables of processes; what they share counts for each of them."""
+    """Returns the bytes of memory and page tables of processes. Memory that they share counts for each process."""
     return _sum_of_fields(pids, "status", _RESIDENT)
 
 
-def memory_bytes(pids: list[int], enough: int) -> int:
-    """Bytes of memory that processes have together, shared memory and what the kernel may hold for them included.
+def memory_bytes(pids: list[int], limit: int) -> int:
+    """Returns the bytes of memory that processes use together, including shared memory and kernel memory.
+
+    The result is only as exact as a comparison with `limit` needs. A fast estimate counts shared memory once for each
+    process. If that estimate is at most `limit`, it is the result. If kernel memory alone is above `limit`, that is the
+    result.
 
     Args:
-        enough: an estimate up to this is returned although it counts what they share for each of them. Nothing more is
-            read once there is certainly more than this.
+        pids: the processes.
+        limit: the memory limit in bytes.
     """
-    of_kernel = _socket_bytes(pids)
+    kernel_bytes = _socket_bytes(pids)
     shared: dict[bytes, int] = {}
     for pid in pids:
-        of_kernel += _read_mappings(pid, enough - of_kernel, shared)
-        if of_kernel > enough:
-            return of_kernel
-    of_shared = sum(shared.values())
-    estimate = of_kernel + of_shared + resident_bytes(pids)
-    if estimate <= enough:
+        kernel_bytes += _read_mappings(pid, limit - kernel_bytes, shared)
+        if kernel_bytes > limit:
+            return kernel_bytes
+    shared_bytes = sum(shared.values())
+    estimate = kernel_bytes + shared_bytes + resident_bytes(pids)
+    if estimate <= limit:
         return estimate
     return (
-        of_kernel
+        kernel_bytes
         + _sum_of_fields(pids, "smaps_rollup", _PRIVATE_SHARE)
-        + max(of_shared, _sum_of_fields(pids, "smaps_rollup", _SHARED_SHARE))
+        + max(shared_bytes, _sum_of_fields(pids, "smaps_rollup", _SHARED_SHARE))
     )
 
 
 def _sum_of_fields(pids: list[int], name: str, fields: tuple[bytes, ...]) -> int:
-    """The sum, in bytes, of some fields in a file that the kernel has for each process."""
+    """Returns the sum, in bytes, of some fields in a file of /proc/PID over all processes."""
     total = 0
     for pid in pids:
         try:
@@ -63,19 +67,21 @@ def _sum_of_fields(pids: list[int], name: str, fields: tuple[bytes, ...]) -> int
     return total
 
 
-def _read_mappings(pid: int, enough: int, shared: dict[bytes, int]) -> int:
-    """Bytes that the kernel needs for the mappings of a process; no more are read once it is more than `enough`.
+def _read_mappings(pid: int, limit: int, shared: dict[bytes, int]) -> int:
+    """Returns the bytes of kernel memory for the mappings of a process. Reading stops above `limit`.
 
     Args:
-        shared: gets the bytes of each piece of shared memory without a file, by its inode, as far as it is mapped. They
-            stay allocated if a process says that it does not need them (MADV_DONTNEED).
+        pid: the process.
+        limit: bytes of kernel memory.
+        shared: receives the mapped bytes of each piece of shared memory without a file, by its inode. These bytes stay
+            allocated even if a process declares that it does not need them (MADV_DONTNEED).
     """
-    needed = 0
+    kernel_bytes = 0
     try:
         with open(f"/proc/{pid}/maps", "rb") as maps:
             for mapping in maps:
-                needed += _MAPPING_BYTES
-                if needed > enough:
+                kernel_bytes += _MAPPING_BYTES
+                if kernel_bytes > limit:
                     break
                 fields = mapping.split(maxsplit=5)
                 if len(fields) > 5 and fields[5].startswith(_SHARED_MEMORY):
@@ -85,12 +91,12 @@ def _read_mappings(pid: int, enough: int, shared: dict[bytes, int]) -> int:
                     shared[inode] = max(shared.get(inode, 0), mapped)
     except OSError:  # it has ended
         pass
-    return needed
+    return kernel_bytes
 
 
 def _socket_bytes(pids: list[int]) -> int:
-    """What may wait in the sockets of processes, and in connections to them that they have not accepted."""
-    # Not what does wait: the kernel's list of sockets has the names that programs chose, unescaped.
+    """Returns the maximum of bytes that wait in the sockets of processes, including connections not yet accepted."""
+    # The actual number is not read: the kernel's list of sockets contains names that programs choose, unescaped.
     sockets = {
         file.st_ino for pid in pids for file in processes.open_files(pid) if stat.S_ISSOCK(file.st_mode)
     }

@@ -1,12 +1,12 @@
-"""Builds the strict tier's jail: namespaces, and a read-only root with only what an interpreter needs.
+"""Builds the jail of the strict tier: namespaces, and a read-only root with only the files that an interpreter needs.
 
-Order matters. A worker that is root binds the files first, while it may still read them all, then enters the
-user namespace. One that is not root enters first, which is what lets it mount at all. /proc must be mounted by
-the first process of the new PID namespace while the old /proc is still visible. Where the machine refuses a
-namespace or a mount, that is an OSError.
+The order of the steps matters. A worker that is root first binds the files, while it may still read them all, and then
+enters the user namespace. Another worker first enters the user namespace, because only there it may mount. The first
+process of the new PID namespace must mount /proc while the old /proc is still visible. The functions raise OSError if
+the machine refuses a namespace or a mount.
 
-Programs of a worker share these namespaces, except for a PID namespace each. For speed only: a mount and an IPC
-namespace for each program would take milliseconds more of it.
+All programs of a worker share these namespaces, but each program has its own PID namespace. For speed only: a separate
+mount and IPC namespace would cost each program several milliseconds.
 """
 
 from __future__ import annotations
@@ -26,38 +26,44 @@ if TYPE_CHECKING:
 DEVICES = ("null", "zero", "full", "random", "urandom")
 _SCRATCH = "/.scratch"
 _COVERED = "/.covered"
-"""Where bound folders are kept that the scratch space covers, such as an interpreter installed below /tmp."""
+"""Place for bound folders that the scratch space would cover, such as an interpreter installed below /tmp."""
 _NEW_ROOT = "/tmp"
-"""Where the new root is mounted, in this mount namespace only, until it becomes the root: a folder that every
-user may enter."""
+"""Mount point of the new root until it becomes the root, in this mount namespace only. Every user may enter it."""
 WORK_DIR = "/box"
 """The work folder of programs."""
 PRELOAD_DIR = "/.preload"
-"""Where libraries leave their caches while zygotes load them."""
+"""Folder for the caches that libraries write while zygotes load them."""
 _WRITABLE = {"box": WORK_DIR, "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/shm"}
 WRITABLE = tuple(_WRITABLE.values())
-"""What a program may write: parts of one small file system in memory."""
+"""Folders to which programs may write. All are on one small file system in memory."""
 
 OWNED = (*WRITABLE, _SCRATCH, PRELOAD_DIR)
-"""The folders that belong to the user of the jail, which programs run as where the worker is not root."""
+"""Folders that belong to the user of the jail. If the worker is not root, programs run as this user."""
 MAX_WAITING = 10
-"""Connections that may wait for a listening socket of a program, and datagrams for a socket that receives them."""
+"""Maximum number of connections that wait for a listening socket, and of datagrams that wait for a socket."""
 _WAITING_LIMITS = ("core/somaxconn", "unix/max_dgram_qlen")
-"""The settings of a network namespace for that. The kernel lets one more wait."""
+"""Settings of a network namespace for MAX_WAITING. The kernel allows one more than the setting."""
 _PENDING_SIGNALS = 4096
-"""Of all programs and sessions of a worker; the kernel counts them for the worker's user, too."""
+"""Limit of pending signals for all programs and sessions of a worker. The kernel also counts them for its user."""
 
 
 def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> bool:
-    """Enter new namespaces and fork their first process. True in the process that waited outside for its end."""
+    """Enter new namespaces and fork their first process.
+
+    Returns False in that process. Returns True in the calling process, after the first process has ended.
+
+    Args:
+        spec: how to build the jail.
+        ask_for_mapping: makes the worker write the user mapping of this process.
+    """
     uid, gid = os.geteuid(), os.getegid()
     if spec["is_root"]:
         syscalls.unshare(syscalls.CLONE_NEWNS)
         _build_root(spec)
-    # What may be pending in the user namespace as a whole is the limit of the process that makes it.
+    # The limit of pending signals for a whole user namespace is the limit of the process that creates it.
     hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
-    most = _PENDING_SIGNALS if hard == resource.RLIM_INFINITY else min(_PENDING_SIGNALS, hard)
-    resource.setrlimit(resource.RLIMIT_SIGPENDING, (most, most))
+    limit = _PENDING_SIGNALS if hard == resource.RLIM_INFINITY else min(_PENDING_SIGNALS, hard)
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (limit, limit))
     flags = syscalls.ALL_NAMESPACES
     syscalls.unshare(flags if spec["user_namespace"] else flags & ~syscalls.CLONE_NEWUSER)
     if not spec["is_root"]:
@@ -78,10 +84,10 @@ def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> boo
 
 
 def _limit_waiting() -> None:
-    """Bound what may wait in sockets of the new network namespace, while there is a /proc with its settings.
+    """Limit the connections and datagrams that wait for sockets of the new network namespace.
 
-    Each connection that waits holds a buffer of a socket that its sender has closed. Nothing is changed if /proc/sys is
-    read-only, as in many containers, or if the kernel has these settings for the machine's own namespace only.
+    Each waiting connection can keep a buffer of a socket that its sender has closed. The limits are not set if
+    /proc/sys is read-only, as in many containers, or if the kernel has these settings only for the host's namespace.
     """
     for name in _WAITING_LIMITS:
         try:
@@ -91,7 +97,7 @@ def _limit_waiting() -> None:
 
 
 def _build_root(spec: JailSpec) -> None:
-    """Lay out the new root at spec["mount_point"]: what is needed is bound, read-only, at the path it has outside."""
+    """Build the new root at spec["mount_point"]. Needed files are bound, read-only, at the paths they have outside."""
     root = spec["mount_point"]
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.mount("rstar2", root, "tmpfs", syscalls.MS_NOSUID, "mode=755,size=4m,nr_inodes=4096")
@@ -130,8 +136,8 @@ def _write(path: str, text: str) -> None:
 
 
 def enter_root(spec: JailSpec) -> None:
-    """In the first process: mount /proc and the scratch space, and make the new root the only root."""
-    # Mounts from the outer namespace are locked; a new bind of the whole is not, and can be pivoted to.
+    """Mount /proc and the scratch space, and make the new root the only root. Call it in the jail's first process."""
+    # Mounts from the outer namespace are locked, so that pivot_root refuses them. A new bind of them is not locked.
     syscalls.mount(_NEW_ROOT, _NEW_ROOT, "", syscalls.MS_BIND | syscalls.MS_REC)
     mount_proc(_NEW_ROOT + "/proc")
     syscalls.make_root(_NEW_ROOT)
@@ -146,13 +152,13 @@ def enter_root(spec: JailSpec) -> None:
 
 
 def mount_proc(path: str) -> None:
-    """Mount the /proc of this process's PID namespace, without other users' processes and the kernel's files."""
+    """Mount the /proc of this process's PID namespace, without processes of other users and files of the kernel."""
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     syscalls.mount("proc", path, "proc", flags, "hidepid=2,subset=pid")
 
 
 def replace_scratch(spec: JailSpec) -> None:
-    """Mount an empty scratch space instead of the old one, which the kernel frees when nothing uses it."""
+    """Mount an empty scratch space instead of the old one. The kernel frees the old one when nothing uses it."""
     for path in (*WRITABLE, _SCRATCH):
         syscalls.unmount(path)
     mount_scratch(spec)
@@ -169,7 +175,7 @@ def mount_scratch(spec: JailSpec, size_mb: int = scratch.MAX_MB) -> None:
     covered = list(filter(_is_covered, spec["bound_paths"]))
     for path in covered:
         os.makedirs(path, exist_ok=True)
-    # Else a program could rename, or change, the folders that lead there.
+    # The parent folders are read-only, because a program could otherwise rename or change them.
     read_only = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
     for top in {_below_writable(path) for path in covered}:
         syscalls.mount(top, top, "", syscalls.MS_BIND)
@@ -179,6 +185,6 @@ def mount_scratch(spec: JailSpec, size_mb: int = scratch.MAX_MB) -> None:
 
 
 def _below_writable(path: str) -> str:
-    """What contains a covered path directly in a folder that programs may write."""
+    """Returns the folder that contains a covered path and is directly below a writable folder."""
     folder = next(folder for folder in WRITABLE if path.startswith(folder + "/"))
     return f"{folder}/{path[len(folder) + 1 :].split('/')[0]}"

@@ -1,9 +1,9 @@
-"""Makes a fork copy, right away, the memory pages that nearly every program writes.
+"""Makes each fork immediately copy the memory pages that nearly every program writes.
 
-A fork shares all memory, and every page costs a fault when the child first writes it, and another when the
-parent does. Most of what a small program writes is the same every time: reference counts, caches, the stack.
-The kernel copies a page in the fork itself where a device may be writing to it, and buffers registered with
-io_uring count as such (nothing is ever read into these). That costs a fraction of two faults.
+A fork shares all memory with its parent. Each page costs a page fault when the child first writes to it, and another
+when the parent does. Most small programs write to the same pages: reference counts, caches, the stack. If a device may
+write to a page, the kernel copies it during the fork, which is much cheaper than two faults. Buffers that are
+registered with io_uring count as such pages, although nothing is ever read into them here.
 
 For speed only: without it a small numpy program takes 1.3 times the CPU time, a sympy solve 1.15 times.
 """
@@ -22,35 +22,40 @@ if TYPE_CHECKING:
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _OWN = 1 << 63 | 1 << 56
-"""Bits of a page that is in memory and mapped only once. Source: proc_pid_pagemap(5)."""
+"""Bits of a page that is in memory and mapped by one process only. Source: proc_pid_pagemap(5)."""
 
 
 def open_rings(count: int) -> list[int]:
-    """Open the io_uring instances that this many zygotes need; fewer, or none, where the machine refuses them.
+    """Open up to `count` io_uring instances, one per zygote. Returns fewer, or none, if the machine refuses them.
 
-    Call it while this process is still root, if it is: the kernel decides then whether locked memory is limited.
+    If this process is root, call this before it drops its rights: the kernel then decides whether locked memory is
+    limited.
     """
     rings = []
     try:
         for _ in range(count):
             rings.append(syscalls.open_ring())
     except OSError:
-        # Without them programs take longer, and nothing else changes.
+        # Programs are slower without them. Nothing else changes.
         pass
     return rings
 
 
 def register(ring: int, pages: set[int]) -> None:
-    """Have every fork of this process copy these pages, given by their addresses. Once for each ring.
+    """Make every later fork of this process copy these pages immediately. Call this once for each ring.
+
+    Args:
+        ring: descriptor of an io_uring instance.
+        pages: addresses of the pages.
 
     Raises:
-        OSError: io_uring is not available to us, or we may not lock so much memory.
+        OSError: io_uring is not available, or this process may not lock this much memory.
     """
     syscalls.register_buffers(ring, _spans(pages))
 
 
 def _spans(pages: set[int]) -> list[tuple[int, int]]:
-    """Adjacent pages joined: (address, bytes) each."""
+    """Join adjacent pages. Returns (address, bytes) of each span."""
     spans: list[tuple[int, int]] = []
     for page in sorted(pages):
         if spans and page == sum(spans[-1]):
@@ -61,14 +66,14 @@ def _spans(pages: set[int]) -> list[tuple[int, int]]:
 
 
 def written_since_fork(pid: int) -> set[int]:
-    """The pages of a process's private memory, by their addresses, that are mapped by it alone.
+    """Returns the addresses of the private pages that only this process maps.
 
-    For a fork, and for its parent while the fork lives, these are what each has written since.
+    In a fork, and in its parent while the fork lives, these are the pages that this process wrote to since the fork.
 
     Raises:
-        OSError: the kernel does not let us look.
+        OSError: the kernel does not allow this process to read the page maps.
     """
-    found = set()
+    pages = set()
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
         for line in maps:
             span, rights = line.split(maxsplit=2)[:2]
@@ -78,41 +83,42 @@ def written_since_fork(pid: int) -> set[int]:
             entries = os.pread(pagemap.fileno(), (end - start) // _PAGE * 8, start // _PAGE * 8)
             for number, entry in enumerate(memoryview(entries).cast("Q")):
                 if entry & _OWN == _OWN:
-                    found.add(start + number * _PAGE)
-    return found
+                    pages.add(start + number * _PAGE)
+    return pages
 
 
 def written_by_either(pid: int) -> set[int]:
-    """The pages that this process or a living fork of it, `pid`, wrote since the fork, by their addresses.
+    """Returns the addresses of the pages that this process, or its living fork `pid`, wrote to since the fork.
 
-    What this process alone wrote is found where no third process shares the page as it was.
+    A page that only this process wrote to is missing if a third process still shares the old page.
 
     Raises:
-        OSError: the kernel does not let us look, or has no process for it.
+        OSError: the kernel does not allow this process to read the page maps, or to start another process.
     """
-    # Another process looks, because looking writes. What this one wrote, only the fork still has as it was.
-    ours, theirs = os.pipe()
+    # A helper process reads the maps, because reading them in this process would write to pages. It is enough to read
+    # the maps of the fork: if this process wrote to a page, only the fork still maps the old version of that page.
+    read_fd, write_fd = os.pipe()
     try:
         reader = os.fork()
     except OSError:
-        os.close(ours)
-        os.close(theirs)
+        os.close(read_fd)
+        os.close(write_fd)
         raise
     if reader == 0:
-        _send_written(pid, theirs)
-    os.close(theirs)
-    with open(ours, "rb") as pipe:
+        _send_written(pid, write_fd)
+    os.close(write_fd)
+    with open(read_fd, "rb") as pipe:
         data = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
     if code > 0:
         raise OSError(code, os.strerror(code))
     if code < 0:
-        raise OSError(f"the process that looks at the pages was ended by signal {-code}")
+        raise OSError(f"the process that reads the page maps was ended by signal {-code}")
     return set(marshal.loads(data))
 
 
 def _send_written(pid: int, fd: int) -> NoReturn:
-    """Write the pages to a descriptor and end this process, with the number of the error where there is one."""
+    """Write the addresses of the pages to a descriptor and end this process. Its exit code is 0 or an errno."""
     code = errno.EIO
     try:
         with open(fd, "wb") as pipe:

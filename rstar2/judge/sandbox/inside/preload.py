@@ -1,8 +1,8 @@
-"""Loads into each zygote the libraries that its programs will find already imported.
+"""Loads the libraries of each zygote, so that programs find them already imported.
 
-Every page a zygote holds is a page table entry to copy at each fork, so the smallest one holds next to
-nothing. The libraries are not only imported but used, because much of their first work is done once
-(sympy fills its caches and imports half of itself lazily). One that is missing or broken is skipped: a program
+Each page of a zygote's memory makes every fork slower, so the smallest zygote has almost no libraries. The libraries
+are not only imported but also used, because they do much work only once: sympy, for example, fills caches and imports
+half of itself when it is first used. A library that is missing or broken is skipped: a program
 that imports it gets its error.
 
 For speed only: a program gets numpy, sympy and pandas without the time they take to import.
@@ -16,26 +16,26 @@ import sys
 from rstar2.judge.sandbox.inside import program, syscalls
 
 ROUNDS = 4
-"""The interpreter specializes its code while it runs; after this many rounds a fork need not do it again."""
+"""Number of rounds of work. The interpreter specializes repeated code, and after this many rounds it is specialized."""
 
 
 def bare() -> None:
-    """An interpreter as `python -c` gives it, with the names that `site` would add."""
+    """Prepare an interpreter like that of `python -c`, with the names that `site` would add."""
     import _sitebuiltins
     import builtins
 
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     builtins.help = _sitebuiltins._Helper()
-    # As with a UTF-8 locale; the interpreter's UTF-8 mode alone is more lenient.
+    # A UTF-8 locale makes streams strict. The interpreter's UTF-8 mode does not.
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(errors="strict")  # type: ignore[union-attr]
-    # The first syntax tree makes the interpreter build the types of all its nodes.
+    # When it makes its first syntax tree, the interpreter builds the types of all nodes.
     program.compile_program("1\n1", "")
 
 
 def numeric() -> None:
-    """numpy, on top of bare."""
+    """Load numpy, in addition to `bare`."""
     from contextlib import suppress
 
     with suppress(Exception):
@@ -54,7 +54,7 @@ def numeric() -> None:
 
 
 def symbolic() -> None:
-    """sympy, on top of numeric."""
+    """Load sympy, in addition to `numeric`."""
     from contextlib import suppress
 
     with suppress(Exception):
@@ -80,7 +80,7 @@ def symbolic() -> None:
 
 
 def full() -> None:
-    """scipy, pandas and matplotlib, on top of symbolic."""
+    """Load scipy, pandas and matplotlib, in addition to `symbolic`."""
     from contextlib import suppress
 
     with suppress(Exception):
@@ -103,13 +103,13 @@ def full() -> None:
 
 
 def freeze_memory() -> None:
-    """Have the garbage collector skip what was loaded, and move it into huge pages.
+    """Exclude all current objects from garbage collection, and move them into huge pages.
 
-    For speed only: collections in programs do not touch, and so do not copy, the zygote's pages; for what huge
-    pages give, see `syscalls.use_huge_pages`.
+    For speed only: garbage collections in programs then do not write to, and so do not copy, the zygote's pages. For
+    the effect of huge pages see `syscalls.use_huge_pages`.
     """
     if "tempfile" in sys.modules:
-        # Programs have another folder for temporary files, and draw names of their own.
+        # Programs have another folder for temporary files, and must not all draw the same names.
         sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
         sys.modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined]
     gc.collect()

@@ -1,4 +1,4 @@
-"""Reads from /proc what a program's processes use, and keeps many of them to the processor share of one."""
+"""Reads the resource use of a program's processes from /proc, and limits their CPU share."""
 
 from __future__ import annotations
 
@@ -14,84 +14,88 @@ if TYPE_CHECKING:
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _READ = {"x86_64": "0", "aarch64": "63"}[os.uname().machine]
-"""The number of read(2)."""
+"""The system call number of read(2)."""
 _FREE_TASKS = 4
-"""Tasks of a program that may compute at once before their share is bounded."""
-_STILL = (b"T", b"t", b"Z", b"X", b"D")
-"""States of a task that runs no code of its program once SIGSTOP was sent. One that waits in the kernel (D) stops when
-it leaves that."""
+"""Number of tasks of a program that may compute at the same time without a lower priority."""
+_STOPPED_STATES = (b"T", b"t", b"Z", b"X", b"D")
+"""States of a task that runs no code of its program after SIGSTOP was sent. A task that waits in the kernel (D) stops
+when it returns from the kernel."""
 _NICE_STEP, _MAX_NICE = 1.25, 19
-"""A step of niceness divides a task's share by about this. Source: sched(7)."""
-_MOST_TASKS = 1 << 22
-"""More than the kernel ever has. Source: PID_MAX_LIMIT."""
+"""Each step of niceness divides a task's CPU share by about _NICE_STEP. Source: sched(7)."""
+_MAX_TASKS = 1 << 22
+"""Maximum number of tasks of the kernel. Source: PID_MAX_LIMIT."""
 
 
 def children(pid: int) -> set[int]:
-    """The children of all threads of a process, ended ones included."""
-    found: set[int] = set()
+    """Returns the children of all threads of a process, including ended children that nobody reaped."""
+    pids: set[int] = set()
     for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/children") as listed:
-            found.update(map(int, listed.read().split()))
-    return found
+        with open(f"/proc/{pid}/task/{task}/children") as file:
+            pids.update(map(int, file.read().split()))
+    return pids
 
 
 def descendants(pids: Iterable[int]) -> list[int]:
-    """The processes below some, ended ones included that nobody waited for; those that vanish are left out."""
-    found: list[int] = []
-    ahead = list(pids)
-    while ahead:
+    """Returns all descendants of some processes, including ended ones that nobody reaped.
+
+    Descendants of processes that vanish meanwhile are missing.
+    """
+    all_below: list[int] = []
+    unvisited = list(pids)
+    while unvisited:
         try:
-            below = children(ahead.pop())
+            below = children(unvisited.pop())
         except OSError:
             continue
-        found += below
-        ahead += below
-    return found
+        all_below += below
+        unvisited += below
+    return all_below
 
 
 def count_tasks() -> int:
-    """The threads of all processes that this /proc shows."""
-    found = 0
+    """Returns the number of threads of all processes that this /proc shows."""
+    count = 0
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                # A folder for each thread, besides `.` and the name itself.
-                found += os.stat(f"/proc/{name}/task").st_nlink - 2
+                # The link count of the folder is 2 plus the number of its subfolders, one for each thread.
+                count += os.stat(f"/proc/{name}/task").st_nlink - 2
             except OSError:
                 continue
-    return found
+    return count
 
 
 def count_user_tasks() -> int | None:
-    """The processes and threads of this process's user, as the kernel counts them; None if it does not limit them.
+    """Returns the number of processes and threads of this process's user, as the kernel counts them for limits.
 
-    That is those in other containers too, which no /proc here shows. Found by trying under which limit one more can be
-    started, which takes about a millisecond.
+    Returns None if the kernel does not limit them. The count includes processes in other containers, which /proc does
+    not show. It is found by a search for the lowest limit under which one more process can start. This takes about a
+    millisecond.
     """
-    before, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    too_few, enough = 1, _MOST_TASKS if hard == resource.RLIM_INFINITY else hard
+    limit_before, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    too_low, high_enough = 1, _MAX_TASKS if hard == resource.RLIM_INFINITY else hard
 
     def can_start_under(limit: int) -> bool:
         resource.setrlimit(resource.RLIMIT_NPROC, (limit, hard))
         return syscalls.can_start_process()
 
     try:
-        # This process alone is one.
+        # Under a limit of 1, the kernel allows no second process. If one can start, this user is not limited.
         if can_start_under(1):
             return None
-        while enough - too_few > 1:
-            limit = (too_few + enough) // 2
+        while high_enough - too_low > 1:
+            limit = (too_low + high_enough) // 2
             if can_start_under(limit):
-                enough = limit
+                high_enough = limit
             else:
-                too_few = limit
+                too_low = limit
     finally:
-        resource.setrlimit(resource.RLIMIT_NPROC, (before, hard))
-    return too_few
+        resource.setrlimit(resource.RLIMIT_NPROC, (limit_before, hard))
+    return too_low
 
 
 def open_files(pid: int) -> Iterator[os.stat_result]:
-    """What each descriptor of a process refers to; those that it closes meanwhile are left out."""
+    """Yield the status of the file behind each descriptor of a process. Descriptors closed meanwhile are missing."""
     try:
         fds = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -104,7 +108,7 @@ def open_files(pid: int) -> Iterator[os.stat_result]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """CPU seconds of processes, and of the children that each has waited for."""
+    """Returns the CPU seconds of processes, and of the children that each has waited for."""
     ticks = 0
     for pid in pids:
         try:
@@ -115,29 +119,32 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def precise_cpu_seconds(pid: int) -> float:
-    """CPU seconds of one process, exactly, and of the children that it has waited for, in ticks."""
+    """Returns the CPU seconds of one process and of the children that it has waited for.
+
+    The process's own part is exact. The children's part is in ticks of the kernel.
+    """
     own = own_cpu_seconds(pid)
     try:
         fields = _stat_fields(f"/proc/{pid}/stat")
-    except OSError:  # it hides
+    except OSError:  # the process is hidden in this /proc
         return own
     return own + (int(fields[13]) + int(fields[14])) / _TICKS
 
 
 def own_cpu_seconds(pid: int) -> float:
-    """CPU seconds of a living process itself."""
-    # The clock id of another process, as the C library's clock_getcpuclockid makes it.
+    """Returns the CPU seconds of a living process, without its children."""
+    # The clock id of another process, computed like clock_getcpuclockid of the C library.
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def group_cpu_seconds(fd: int) -> float:
-    """CPU seconds of a control group, from its cpuacct.usage (version 1) or cpu.stat (version 2)."""
+    """Returns the CPU seconds of a control group. `fd`: its cpuacct.usage (version 1) or cpu.stat (version 2)."""
     fields = os.pread(fd, 64, 0).split()
     return int(fields[1]) / 1e6 if fields[0] == b"usage_usec" else int(fields[0]) / 1e9
 
 
 def waits_for_cell(pid: int) -> bool:
-    """Whether a session's first thread is in read(3, …); True where the kernel does not say."""
+    """Returns whether the first thread of a session waits in read(3, …) for a cell. True if the kernel hides that."""
     try:
         with open(f"/proc/{pid}/syscall") as call:
             return call.read().split()[:2] == [_READ, "0x3"]
@@ -146,40 +153,40 @@ def waits_for_cell(pid: int) -> bool:
 
 
 def count_computing(pids: Iterable[int]) -> int:
-    """How many tasks of these processes run, or wait for a processor."""
+    """Returns the number of tasks of these processes that run or wait for a processor."""
     return sum(state == b"R" for pid in pids for state in _task_states(pid))
 
 
 def cpu_of_stopped(pids: Iterable[int]) -> dict[int, float] | None:
-    """The CPU seconds of processes that are all stopped or dead, by process; None if any task of them may run."""
-    used = {}
+    """Returns the CPU seconds by process if all processes are stopped or dead. None if any of their tasks may run."""
+    cpu_by_pid = {}
     for pid in pids:
-        if not all(state in _STILL for state in _task_states(pid)):
+        if not all(state in _STOPPED_STATES for state in _task_states(pid)):
             return None
         try:
-            used[pid] = own_cpu_seconds(pid)
+            cpu_by_pid[pid] = own_cpu_seconds(pid)
         except OSError:  # it has ended
             continue
-    return used
+    return cpu_by_pid
 
 
 def _task_states(pid: int) -> list[bytes]:
-    """The states of a process's threads; those that have ended meanwhile are left out."""
+    """Returns the states of a process's threads, or a running state if a thread ended meanwhile."""
     states = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             states.append(_stat_fields(f"/proc/{pid}/task/{task}/stat")[0])
     except OSError:
-        # A thread has ended: the others may go on.
+        # A thread has ended. If the process still exists, its other threads may run.
         states.append(b"R" if os.path.exists(f"/proc/{pid}") else b"X")
     return states
 
 
 def bound_share(pids: Iterable[int]) -> None:
-    """Where more than a few tasks of these processes compute, give them together the weight of one.
+    """If more than _FREE_TASKS tasks of these processes compute, give all of them together the CPU share of one task.
 
-    Only the niceness is raised, which needs no rights. Tasks that wait get it too, because what they start inherits
-    it: a program could otherwise have ever new processes that were not seen yet.
+    The function only raises the niceness, which every user may do. It also does so for tasks that wait, because new
+    processes inherit the niceness. A program could otherwise start new processes faster than they are found.
     """
     tasks = []
     computing = 0
@@ -196,17 +203,23 @@ def bound_share(pids: Iterable[int]) -> None:
     nice = 0
     while nice < _MAX_NICE and _NICE_STEP**nice < computing:
         nice += 1
-    for task_id, before in tasks:
-        if before < nice:
+    for task_id, task_nice in tasks:
+        if task_nice < nice:
             try:
                 os.setpriority(os.PRIO_PROCESS, task_id, nice)
-            except (ProcessLookupError, PermissionError):  # it has ended, or niced itself further meanwhile
+            except (
+                ProcessLookupError,
+                PermissionError,
+            ):  # it has ended, or raised its niceness further meanwhile
                 continue
 
 
 def _stat_fields(path: str) -> list[bytes]:
-    """The fields of proc_pid_stat(5) from the third on: 0 is the state, 11 and 12 are a process's own times, 13 and
-    14 those of its children, 16 is its niceness."""
-    # Not as text: the second field is a name that a program chooses, of any bytes.
+    """Returns the fields of a stat file from the third field on.
+
+    Indices: 0 is the state, 11 and 12 are the process's own CPU times, 13 and 14 are those of its children, 16 is the
+    niceness. Source: proc_pid_stat(5).
+    """
+    # Read as bytes, because the second field is a name that a program chooses, with any bytes.
     with open(path, "rb") as stat:
         return stat.read().rsplit(b")", 1)[1].split()

@@ -1,9 +1,9 @@
-"""Runs one program's source as `python main.py` would, in a process that is confined already.
+"""Runs one program's source, like `python main.py`, in a process that is already confined.
 
-No decision about the program depends on what happens here, except the text of its value, and whether a failure
-was for lack of memory: a refused allocation leaves no trace that is visible from outside. Both are in a report
-that must carry a nonce, so that forging one takes more than a write; code that searches this process's memory
-or replaces functions of this module can do it.
+The code here decides only two facts about the program: the text of its value, and whether it failed for lack of memory,
+because a refused allocation is not visible from outside. Both are in a report that must contain a nonce. A program can
+therefore not forge a report with a simple write. It can forge one by searching this process's memory, or by replacing
+functions of this module.
 """
 
 from __future__ import annotations
@@ -19,26 +19,32 @@ if TYPE_CHECKING:
     from types import CodeType, TracebackType
     from typing import Any, NoReturn
 
-    # Kind of the report (empty: none), its text, the exception raised.
+    # Kind of the report (empty for no report), its text, and the exception that was raised.
     _End = tuple[bytes, bytes, BaseException | None]
 
 _ONLY_AST = 0x400
 NAME = "main.py"
 _READERS = ("__file__", "spawn", "forkserver", "inspect", "runpy")
-"""A program with one of these words may read its own source from its file."""
-# A program may replace names in modules, so what is needed after it has run is bound before.
+"""A program that contains one of these words may read its own source from its file."""
+# Bound here because a program may replace names in modules, and these are needed after it has run.
 _exit, _write, _getpid, _run_exit_functions = os._exit, os.write, os.getpid, atexit._run_exitfuncs
-# The same for the built-in names: the functions of this module look them up here.
+# Copied here because a program may replace built-in names, which the functions of this module use.
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]
 NONCE = 16
 HEADER = 1 + NONCE + 4
-"""Bytes before a report's text: its kind, the nonce, and the length of the text, big-endian."""
+"""Number of bytes before a report's text: its kind, the nonce, and the length of the text in big-endian order."""
 VALUE_BYTES = (1 << 20) - HEADER
-"""A longer value is cut here."""
+"""Maximum length of a value's text. Longer texts are cut."""
 
 
 class Program:
-    """One program: the nonce of its report and its source, the descriptor for the report, and its work folder."""
+    """One program to run.
+
+    Args:
+        code: the nonce for its report, and then its source.
+        report_fd: descriptor for its report.
+        work_dir: its work folder.
+    """
 
     def __init__(self, code: bytes, report_fd: int, work_dir: str) -> None:
         self._nonce, self.code = code[:NONCE], code[NONCE:].decode(errors="surrogatepass")
@@ -46,11 +52,10 @@ class Program:
         self._pid = _getpid()
 
     def run(self) -> NoReturn:
-        """Run it and end this process with its exit code."""
+        """Run the program, and end this process with the program's exit code."""
         code = 1
         try:
-            # While the program runs, the nonce is only on this frame's stack, which no Python code can
-            # look at.
+            # While the program runs, the nonce exists only on this frame's stack, which Python code cannot read.
             code = finalize(self._report(self._take_nonce(), _run(self)), self.code)
         finally:
             _exit(code)
@@ -60,9 +65,9 @@ class Program:
         return nonce
 
     def _report(self, nonce: bytes, end: _End) -> int:
-        """Report the value or the lack of memory, then print what was raised. Returns the exit code."""
+        """Report the value or the lack of memory, and print the exception. Returns the exit code."""
         kind, text, error = end
-        # A child that the program forked gets here too, and is not the program.
+        # A child process that the program forked also gets here, but it must not report.
         if kind and _getpid() == self._pid:
             send_report(self.report_fd, kind, nonce, text)
         del nonce
@@ -75,7 +80,12 @@ class Program:
 
 
 def make_main_module(path: str, source: str | None = None) -> dict[str, Any]:
-    """Make a new __main__ and reseed random number generators. Returns the namespace for the program."""
+    """Create a new `__main__` module and reseed random number generators. Returns the module's namespace.
+
+    Args:
+        path: path of the program's source file.
+        source: the program's source. None: cells, whose sources are not known yet.
+    """
     module = type(sys)("__main__")
     module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     module.__annotations__ = {}
@@ -89,7 +99,7 @@ def make_main_module(path: str, source: str | None = None) -> dict[str, Any]:
 
 
 def _reseed() -> None:
-    """Reseed what would be the same in every fork; os.fork() itself reseeds only the `random` module."""
+    """Reseed generators that would have the same state in every fork. os.fork() reseeds only the `random` module."""
     modules = sys.modules
     if "numpy.random" in modules:
         modules["numpy.random"].seed()
@@ -98,7 +108,7 @@ def _reseed() -> None:
 
 
 def compile_program(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
-    """Compile into the statements and, if there is one, the last bare expression."""
+    """Compile a source. Returns the code of its statements, and the code of its last expression. Either may be None."""
     tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
     if not tree.body or not isinstance(tree.body[-1], _ast.Expr):
         return compile(tree, path, "exec", dont_inherit=True), None
@@ -109,7 +119,7 @@ def compile_program(source: str, path: str) -> tuple[CodeType | None, CodeType |
 
 
 def _future_flags(tree: Any) -> int:
-    """Compiler flags of the module's __future__ imports, which its last expression must share."""
+    """Returns the compiler flags of the module's `__future__` imports. Its last expression needs the same flags."""
     flags = 0
     for node in tree.body:
         if isinstance(node, _ast.ImportFrom) and node.module == "__future__":
@@ -121,7 +131,7 @@ def _future_flags(tree: Any) -> int:
 
 
 def execute(source: str, path: str, namespace: dict[str, Any]) -> object:
-    """Run the source. Returns the value of its last bare expression, or None; raises whatever the source raises."""
+    """Run a source, and let its exceptions pass. Returns the value of its last expression, or None."""
     body, last = compile_program(source.removeprefix("\ufeff"), path)
     if body is not None:
         exec(body, namespace)
@@ -137,17 +147,17 @@ def _run(program: Program) -> _End:
     try:
         value = execute(program.code, path, namespace)
         return (b"", b"", None) if value is None else (b"v", repr_bytes(value), None)
-    except BaseException as error:  # noqa: BLE001 - whatever a program raises is its result
+    except BaseException as error:  # noqa: BLE001 - every exception of a program is its result
         return (b"m" if isinstance(error, MemoryError) else b""), b"", error
 
 
 def repr_bytes(value: object) -> bytes:
-    """The beginning of the value's repr as UTF-8."""
+    """Returns the repr of a value in UTF-8, cut at VALUE_BYTES."""
     return str.encode(repr(value), "utf-8", "backslashreplace")[:VALUE_BYTES]
 
 
 def send_report(fd: int, kind: bytes, nonce: bytes, text: bytes) -> None:
-    """Send a report outside. Does nothing where the program has closed the descriptor."""
+    """Send a report to the worker. Does nothing if the program has closed the descriptor."""
     data = memoryview(kind + nonce + len(text).to_bytes(4, "big") + text)
     try:
         while data:
@@ -157,25 +167,25 @@ def send_report(fd: int, kind: bytes, nonce: bytes, text: bytes) -> None:
 
 
 def print_exception(error: BaseException, source: str, path: str) -> None:
-    """Print an exception on standard error as the interpreter would, with lines of the source."""
+    """Print an exception to standard error like the interpreter, with lines of the source."""
     _write_source(path, source)
-    error.__traceback__ = _without_own_frames(error.__traceback__)
+    error.__traceback__ = _without_package_frames(error.__traceback__)
     flush()
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+def _without_package_frames(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_globals.get("__package__") == __package__:
         trace = trace.tb_next
     return trace
 
 
 def exit_code(code: object) -> int:
-    """The exit code for SystemExit(code); if `code` is a message, print it."""
+    """Returns the process's exit code for SystemExit(code). Prints `code` if it is a message."""
     if code is None:
         return 0
     if isinstance(code, int):
-        # As in C, where a number that is too large becomes -1.
+        # The interpreter converts the number to a C long. A number that is too large becomes -1.
         return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF
     flush()
     print(code, file=sys.stderr)
@@ -183,7 +193,7 @@ def exit_code(code: object) -> int:
 
 
 def _write_source(path: str, source: str) -> None:
-    """Write the source where tracebacks and `inspect` look for it; without it they show less."""
+    """Write the source to the file where tracebacks and `inspect` look for it. Does nothing if that fails."""
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(source)
@@ -192,31 +202,31 @@ def _write_source(path: str, source: str) -> None:
 
 
 def finalize(code: int, source: str = "") -> int:
-    """Do what the interpreter does at exit: wait for threads, call exit handlers, flush. Returns the exit code."""
+    """Wait for threads, call exit handlers and flush, like the interpreter at exit. Returns the exit code."""
     try:
-        # Before the threads: if they never end, printed text must have been written already.
+        # Flushed before the wait for threads, because they may never end.
         flush()
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
         _run_exit_functions()
         if "__del__" in source:
-            # The interpreter does this for all objects; for most it would only take time.
+            # Drop all global objects, so that their `__del__` runs. Without any `__del__` this would only cost time.
             namespace = sys.modules["__main__"].__dict__
             namespace.update({name: None for name in namespace if not name.startswith("__")})
-    except BaseException as error:  # noqa: BLE001 - as above
-        error.__traceback__ = _without_own_frames(error.__traceback__)
+    except BaseException as error:  # noqa: BLE001 - a program's threads and handlers may raise any exception
+        error.__traceback__ = _without_package_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-    # 120 is the interpreter's exit code for output that it could not write.
+    # 120 is the interpreter's exit code if it could not write all output.
     return code if flush() else code or 120
 
 
 def flush() -> bool:
-    """Flush both output streams, whatever the program has put there; False if that failed."""
+    """Flush both output streams. Returns False if that failed."""
     flushed = True
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
                 stream.flush()
-        except Exception:  # noqa: BLE001 - the program may have replaced them by anything
+        except Exception:  # noqa: BLE001 - the program may have replaced the streams by any object
             flushed = False
     return flushed

@@ -1,6 +1,6 @@
-"""Limits what programs write, and empties their folders, so that every program finds them empty.
+"""Limits the files that programs write, and empties their folders, so that every program finds them empty.
 
-`remove_in_background` runs in a process of its own, outside.
+`remove_in_background` runs in a separate process outside the jail.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_MB, MAX_INODES = 256, 16384
-"""What a program, or a session, may keep: MiB, and files and folders."""
+"""Quota of a program or a session: MiB, and number of files and folders."""
 _MAX_DEPTH = 128
-"""More nested folders count as more than a program may keep, where there is no file system to say so."""
+"""Folders nested more deeply than this count as over the quota. Used if no file system enforces the quota."""
 _FREE_TIMEOUT_S = 0.1
-"""How long the kernel may take to free files that no process holds any longer."""
+"""Time that the kernel may take to free files that no process has open."""
 _CLEAN_TIMEOUT_S = 0.1
-"""How long removing files from a disk may hold up the next program; what takes longer is taken out of the way."""
+"""The next program waits at most this long for the removal of files from a disk. Then the folder is moved away."""
 _NO_LIMIT = float("inf")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
-    """Records what the empty scratch space looks like, and restores that.
+    """Records the empty state of the scratch space, and restores it.
 
     Args:
-        folders: the ones that programs may write.
-        dedicated: they are all on one file system that nothing else uses, so that its counters say whether there
-            is anything to remove.
-        changeable: folders of the user that programs run as, who may thus change their modes and times.
+        folders: the folders to which programs may write.
+        dedicated: whether all folders are on one file system that nothing else uses. Its counters then show whether
+            there is anything to remove.
+        changeable: folders whose modes and times programs may change, because they belong to the programs' user.
     """
 
     def __init__(
@@ -47,27 +47,27 @@ class Scratch:
         self.take_snapshot()
 
     def take_snapshot(self) -> None:
-        """Record what is there now as empty."""
+        """Record the present contents as the empty state."""
         self._empty = [set(os.listdir(folder)) for folder in self._folders]
         self._usage_when_empty = self._usage()
         self._attributes = [_attributes(folder) for folder in self._changeable]
 
     def _usage(self) -> tuple[int, int]:
-        """(files, blocks) in use."""
+        """Returns the number of files and of blocks in use."""
         if not self._dedicated:
             return 0, 0
         numbers = os.statvfs(self._folders[0])
         return numbers.f_files - numbers.f_ffree, numbers.f_blocks - numbers.f_bfree
 
     def restore_attributes(self) -> None:
-        """Give folders the modes and times back that a program has changed."""
+        """Restore the modes and times of folders that a program has changed."""
         for folder, (mode, accessed, modified) in zip(self._changeable, self._attributes, strict=True):
             if _attributes(folder) != (mode, accessed, modified):
                 os.chmod(folder, mode)
                 os.utime(folder, ns=(accessed, modified))
 
     def is_clean(self) -> bool:
-        """Whether it is empty; one system call where the file system is dedicated."""
+        """Returns whether the scratch space is empty. On a dedicated file system, this is one system call."""
         if self._dedicated:
             return self._usage() == self._usage_when_empty
         try:
@@ -79,15 +79,15 @@ class Scratch:
         return zip(self._folders, self._empty, strict=True)
 
     def clean(self) -> bool:
-        """Remove whatever a program left; False where something could not be removed, or not soon.
+        """Remove all files that a program left. Returns False if some could not be removed, or not quickly.
 
-        Call it only when the program's processes have ended.
+        Call this only after all processes of the program have ended.
         """
-        # A dedicated file system holds only so much, and what stays in it stays in memory.
+        # On a dedicated file system there is no time limit: it is small, and files that remain would use memory.
         seconds = _NO_LIMIT if self._dedicated else _CLEAN_TIMEOUT_S
         try:
-            for folder, kept in self._pairs():
-                remove_contents(folder, kept, seconds)
+            for folder, names in self._pairs():
+                remove_contents(folder, names, seconds)
         except OSError:
             return False
         deadline = time.monotonic() + _FREE_TIMEOUT_S
@@ -100,31 +100,31 @@ class Scratch:
 
 
 def _attributes(folder: str) -> tuple[int, int, int]:
-    """(permissions, and in nanoseconds when it was last read and last changed)."""
-    found = os.stat(folder)
-    return stat.S_IMODE(found.st_mode), found.st_atime_ns, found.st_mtime_ns
+    """Returns the permissions, the time of the last access and the time of the last change (nanoseconds)."""
+    status = os.stat(folder)
+    return stat.S_IMODE(status.st_mode), status.st_atime_ns, status.st_mtime_ns
 
 
 def _collect_sockets() -> None:
-    """Have the kernel free local sockets that only refer to each other, and the files sent over them.
+    """Make the kernel free Unix sockets that only refer to each other, and the files that were sent over them.
 
-    It looks for them, in a thread of its own, when some local socket is closed; a process that ends does not count.
+    The kernel looks for such sockets, in a separate thread, when a process closes a Unix socket while it runs.
     """
     for end in _socket.socketpair():
         end.close()
 
 
 class _Moved(Exception):
-    """A file or folder was no longer there when it was its turn."""
+    """A file or folder was moved or removed before it could be counted."""
 
 
 def bytes_of_deleted_files(pids: list[int], folder: str) -> int:
-    """Bytes on disk of the deleted files that processes hold open.
+    """Returns the bytes on disk of deleted files that processes still use.
 
-    A file deleted from this folder that is only mapped counts as the largest there can be, because the kernel does not
-    tell its size to everyone. Python keeps what it maps open.
+    If a deleted file of this folder is mapped but not open, its size is unknown and counts as the whole quota. Python
+    itself keeps the files open that it maps.
     """
-    # A program's input is a file in memory, which never had a name.
+    # A program's standard input does not count: it is a file in memory that never had a name.
     with open(os.memfd_create("input"), "rb") as memory:
         memory_device = os.fstat(memory.fileno()).st_dev
     sizes = {
@@ -145,48 +145,54 @@ def bytes_of_deleted_files(pids: list[int], folder: str) -> int:
     return sum(sizes.values())
 
 
-def is_over_quota(folder: str, held_bytes: int = 0) -> bool | None:
-    """Whether there is more below a folder, in which a program may be writing, than one may keep.
+def is_over_quota(folder: str, other_bytes: int = 0) -> bool | None:
+    """Returns whether a program's folder exceeds the quota. The program may be writing to it meanwhile.
 
     Args:
-        held_bytes: what it keeps elsewhere.
+        folder: the folder.
+        other_bytes: bytes of the program's files that are not in the folder.
 
     Returns:
-        None if what was seen is not too much, but something was moved or removed meanwhile.
+        None if the files that were counted do not exceed the quota, but others were moved or removed meanwhile.
     """
-    left_bytes = (MAX_MB << 20) - held_bytes
-    if left_bytes < 0:
+    remaining_bytes = (MAX_MB << 20) - other_bytes
+    if remaining_bytes < 0:
         return True
     try:
-        here = os.open(folder, _FOLDER)
+        folder_fd = os.open(folder, _FOLDER)
     except OSError:
         return False
     try:
-        return not _fits(here, [MAX_INODES, left_bytes], _MAX_DEPTH)
+        return not _fits(folder_fd, [MAX_INODES, remaining_bytes], _MAX_DEPTH)
     except _Moved:
         return None
 
 
-def _fits(here: int, left: list[int], depth: int) -> bool:
-    """Subtract what is below an open folder, which this closes, from the inodes and bytes that are left.
+def _fits(folder_fd: int, remaining: list[int], depth: int) -> bool:
+    """Returns whether an open folder fits into the remaining quota. Closes the folder.
+
+    Args:
+        folder_fd: descriptor of the folder.
+        remaining: inodes and bytes that remain of the quota. The contents of the folder are subtracted.
+        depth: maximum depth of nested folders below this folder.
 
     Raises:
-        _Moved: something could not be counted.
+        _Moved: a file or folder could not be counted.
     """
     folders = []
     try:
-        with os.scandir(here) as entries:
+        with os.scandir(folder_fd) as entries:
             for entry in entries:
-                left[0] -= 1
+                remaining[0] -= 1
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.name)
                 else:
-                    left[1] -= _bytes_on_disk(entry)
-                if min(left) < 0 or depth == 0:
+                    remaining[1] -= _bytes_on_disk(entry)
+                if min(remaining) < 0 or depth == 0:
                     return False
-        return all(_fits(below, left, depth - 1) for below in _open_folders(folders, here))
+        return all(_fits(child_fd, remaining, depth - 1) for child_fd in _open_folders(folders, folder_fd))
     finally:
-        os.close(here)
+        os.close(folder_fd)
 
 
 def _bytes_on_disk(entry: os.DirEntry[str]) -> int:
@@ -196,94 +202,97 @@ def _bytes_on_disk(entry: os.DirEntry[str]) -> int:
         raise _Moved from error
 
 
-def _open_folders(names: list[str], here: int) -> Iterator[int]:
-    """Open folders one after the other, also those that their owner may not read."""
+def _open_folders(names: list[str], parent_fd: int) -> Iterator[int]:
+    """Open folders one after the other, including folders that their owner may not read."""
     for name in names:
         try:
-            handle = os.open(name, _FOLDER | os.O_PATH, dir_fd=here)
+            handle = os.open(name, _FOLDER | os.O_PATH, dir_fd=parent_fd)
         except OSError as error:
             raise _Moved from error
         try:
-            # By this handle, since the program may put a link in place of the name.
+            # Opened by this handle, because the program may replace the name by a link.
             path = f"/proc/self/fd/{handle}"
             if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
                 os.chmod(path, 0o700)
-            below = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             continue
         finally:
             os.close(handle)
-        yield below
+        yield folder_fd
 
 
 def remove_in_background(folder: str) -> None:
-    """Empty a folder into which others are moved meanwhile, when nothing else wants the processor."""
+    """Empty a folder at the lowest CPU priority. Other folders may be moved into it meanwhile."""
     os.nice(19)
     while os.path.isdir(folder) and os.listdir(folder):
         try:
             remove_contents(folder, set())
-        except FileNotFoundError:  # another such process, of a worker that died, is at it too
+        except FileNotFoundError:  # the process of a worker that died is emptying the folder, too
             continue
 
 
-def remove_contents(folder: str, kept: set[str], seconds: float = _NO_LIMIT) -> None:
-    """Remove everything below `folder` but the names in `kept`. Nobody else may be writing there.
+def remove_contents(folder: str, excluded: set[str], seconds: float = _NO_LIMIT) -> None:
+    """Remove everything in a folder except the names in `excluded`. Nobody else may be writing to the folder.
 
-    It goes down and up one folder at a time, so that neither the depth of a tree nor the length of its paths
-    matters, and changes the disk once per file and folder. OSError: something could not be removed. TimeoutError:
-    it takes longer than `seconds`.
+    The function opens one folder at a time, so that any depth of folders and any length of paths works. It changes the
+    disk once per file and folder.
+
+    Raises:
+        OSError: a file or folder could not be removed.
+        TimeoutError: it takes longer than `seconds`.
     """
     deadline = time.monotonic() + seconds
-    here = os.open(folder, _FOLDER)
+    folder_fd = os.open(folder, _FOLDER)
     path: list[str] = []
-    left: list[list[str]] = []
+    remaining: list[list[str]] = []
     try:
-        left.append(_unlink_all(here, kept, deadline))
-        while path or left[-1]:
-            if left[-1]:
-                path.append(left[-1].pop())
-                here = _step(path[-1], here)
-                mode = os.fstat(here).st_mode
+        remaining.append(_unlink_all(folder_fd, excluded, deadline))
+        while path or remaining[-1]:
+            if remaining[-1]:
+                path.append(remaining[-1].pop())
+                folder_fd = _open_next(path[-1], folder_fd)
+                mode = os.fstat(folder_fd).st_mode
                 if mode & stat.S_IRWXU != stat.S_IRWXU:
-                    os.fchmod(here, 0o700)
-                left.append(_unlink_all(here, set(), deadline))
+                    os.fchmod(folder_fd, 0o700)
+                remaining.append(_unlink_all(folder_fd, set(), deadline))
             else:
-                left.pop()
-                here = _step("..", here)
-                os.rmdir(path.pop(), dir_fd=here)
+                remaining.pop()
+                folder_fd = _open_next("..", folder_fd)
+                os.rmdir(path.pop(), dir_fd=folder_fd)
     finally:
-        os.close(here)
+        os.close(folder_fd)
 
 
-def _step(name: str, here: int) -> int:
-    """Close an open folder and open the one of this name in it."""
+def _open_next(name: str, folder_fd: int) -> int:
+    """Open the folder `name` in an open folder, close the open folder, and return the new descriptor."""
     try:
-        there = os.open(name, _FOLDER, dir_fd=here)
+        next_fd = os.open(name, _FOLDER, dir_fd=folder_fd)
     except PermissionError:
-        os.chmod(name, 0o700, dir_fd=here)
-        there = os.open(name, _FOLDER, dir_fd=here)
-    os.close(here)
-    return there
+        os.chmod(name, 0o700, dir_fd=folder_fd)
+        next_fd = os.open(name, _FOLDER, dir_fd=folder_fd)
+    os.close(folder_fd)
+    return next_fd
 
 
-def _unlink_all(here: int, kept: set[str], deadline: float) -> list[str]:
-    """Remove the files and the empty folders in an open folder. Returns the names of the other folders.
+def _unlink_all(folder_fd: int, excluded: set[str], deadline: float) -> list[str]:
+    """Remove all files and empty folders in an open folder. Returns the names of the other folders.
 
-    TimeoutError: the deadline, on the monotonic clock, has passed.
+    Raises TimeoutError after the deadline (monotonic seconds).
     """
-    with os.scandir(here) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    with os.scandir(folder_fd) as entries:
+        names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     folders = []
-    for name, is_folder in found:
-        if name in kept:
+    for name, is_folder in names:
+        if name in excluded:
             continue
         if time.monotonic() > deadline:
             raise TimeoutError
         if not is_folder:
-            os.unlink(name, dir_fd=here)
+            os.unlink(name, dir_fd=folder_fd)
             continue
         try:
-            os.rmdir(name, dir_fd=here)
+            os.rmdir(name, dir_fd=folder_fd)
         except OSError:
             folders.append(name)
     return folders

@@ -1,10 +1,10 @@
-"""The process behind a session, inside the jail: it runs cell after cell in the same namespace.
+"""The process of a session, inside the jail: it runs its cells one after another in the same namespace.
 
-The process stays under the program's control between cells, so what it reports of a cell's end is the
-program's own claim, unlike the end of a program. Each cell comes with a nonce that its answer must carry, and
-which the cell cannot obtain by a write or by looking at frames and objects; code that replaces functions of
-this module, or searches this process's memory, can. The worker outside keeps the deadline and the CPU time,
-and takes a cell for ended only when this process waits for the next.
+The code of the cells controls this process, so its report about a cell cannot be trusted, unlike the end of a program.
+Each cell comes with a nonce that its answer must contain. The cell cannot get the nonce by writing, or by looking at
+frames and objects. It can get the nonce by replacing functions of this module or searching this process's memory. The
+worker outside therefore measures the deadline and the CPU time. For the worker, a cell has ended only when this process
+waits for the next cell.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 SIGINT = 2
 LENGTH = 4
-"""Bytes of the length, big-endian, that is sent between a cell's nonce and its source."""
-# A cell may replace names in modules, and the built-in ones.
+"""Number of bytes of a cell's length, which is sent in big-endian order between its nonce and its source."""
+# Bound here because a cell may replace names in modules, and built-in names.
 _receive, _getpid, _exit = os.read, os.getpid, os._exit
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]
 
@@ -32,7 +32,7 @@ class _ChannelClosed(Exception):
 
 
 class CellLoop:
-    """Reads cells from a descriptor, runs them, and answers on the same descriptor."""
+    """Reads cells from a descriptor, runs them, and writes their answers to the same descriptor."""
 
     def __init__(self, channel_fd: int, work_dir: str) -> None:
         self._fd = channel_fd
@@ -41,7 +41,7 @@ class CellLoop:
 
     def run(self) -> NoReturn:
         """Run cells until the channel closes or a cell exits, then end this process."""
-        # Not imported above: every program would pay for it.
+        # Imported here, because an import at the top would make the fork of every program slower.
         import signal
 
         self._signal, self._ignore = signal.signal, signal.SIG_IGN
@@ -61,18 +61,21 @@ class CellLoop:
     def _serve(self) -> None:
         self._signal(SIGINT, self._ignore)
         while True:
-            # While the cell runs, its nonce is only on this frame's stack, which no Python code can look at.
+            # While the cell runs, its nonce exists only on this frame's stack, which Python code cannot read.
             self._answer(self._read(NONCE), self._run_cell(self._read_source()))
 
     def _read_source(self) -> str:
         return self._read(int.from_bytes(self._read(LENGTH), "big")).decode()
 
     def _run_cell(self, source: str) -> tuple[bytes, bytes]:
-        """(`v` and the value's repr, `o` without a value, `e` failed, `m` failed for lack of memory)."""
+        """Run a cell. Returns the kind and the text of its answer.
+
+        Kinds: `v` has the value's repr as text, `o` has no value, `e` failed, `m` failed for lack of memory.
+        """
         self._count += 1
         path = f"{self._work_dir}/cell{self._count}.py"
         try:
-            # Switched for each cell, because an interrupt that comes too late must not hit this loop.
+            # The handler is set only during the cell, because a late interrupt must not end this loop.
             self._signal(SIGINT, self._handler)
             try:
                 value = program.execute(source, path, self._namespace)
@@ -89,7 +92,7 @@ class CellLoop:
 
     def _answer(self, nonce: bytes, answer: tuple[bytes, bytes]) -> None:
         if _getpid() != self._pid:
-            # A child that the cell forked and that reached the cell's end: it is not the session.
+            # This is a child process that the cell forked, not the session.
             _exit(program.finalize(0))
         program.send_report(self._fd, answer[0], nonce, answer[1])
 

@@ -1,8 +1,8 @@
-"""Wraps the system calls that Python lacks: namespaces, mounts, Landlock, seccomp, bare processes, memory.
+"""Wrappers for system calls that Python lacks: namespaces, mounts, Landlock, seccomp, bare processes, memory.
 
-Loaded inside the jail, so it imports nothing heavier than ctypes. Every call raises OSError on failure.
-Source: the Linux manual pages of the calls and the kernel's uapi headers (x86-64 and arm64 share the numbers
-used here).
+This module is loaded inside the jail, so ctypes is the largest module that it imports. Every function raises OSError if
+its call fails. Sources: the Linux manual pages of the calls, and the kernel's uapi headers. Numbers without a table are
+the same on x86-64 and arm64.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _SIG_SETMASK = 2
 _MADV_COLLAPSE = 25
 _IORING_REGISTER_BUFFERS = 0
 _IO_URING_PARAMS = 120
-"""Bytes of struct io_uring_params."""
+"""Size of struct io_uring_params in bytes."""
 
-# Made once: a new array type takes longer than the call.
+# Created once, because creating an array type takes longer than the call.
 _CAPABILITIES, _NO_CAPABILITIES = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
 _ALL_SIGNALS, _signals_before = (ctypes.c_uint64 * 16)(*[(1 << 64) - 1] * 16), (ctypes.c_uint64 * 16)()
 
@@ -59,10 +59,10 @@ _exit = ctypes.cast(_libc._exit, ctypes.c_void_p)
 _machine = os.uname().machine
 
 
-def _check(result: int, what: str) -> int:
+def _check(result: int, call: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call}: {os.strerror(number)}")
     return result
 
 
@@ -75,18 +75,18 @@ def setns(fd: int, kind: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """mount(2); the error names the target."""
+    """Call mount(2). An error contains the target."""
     result = _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode())
     _check(result, f"mount {target}")
 
 
 def unmount(path: str) -> None:
-    """Unmount `path` and everything under it; what still uses a mount keeps it until it ends."""
+    """Unmount `path` and all mounts below it. A process that uses one of them keeps it until the process ends."""
     _check(_libc.umount2(path.encode(), _MNT_DETACH), f"umount {path}")
 
 
 def bind(source: str, target: str, *, read_only: bool = True) -> None:
-    """Bind `source` with everything mounted under it; read-only for the whole tree unless told otherwise."""
+    """Bind `source`, with all mounts below it, to `target`. `read_only` applies to the whole tree."""
     mount(source, target, "", MS_BIND | MS_REC)
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_NOSUID | (_MOUNT_ATTR_RDONLY if read_only else 0), 0, 0, 0)
     result = _syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, attributes, 32)
@@ -102,10 +102,10 @@ def make_root(path: str) -> None:
 
 
 def is_empty_folder(path: str) -> bool:
-    """Whether there is nothing in a folder. No name in it gets into this process's memory."""
+    """Returns whether a folder is empty. No name in the folder gets into this process's memory."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Room for `.` and `..`; then for no entry at all, which is an error where there is one.
+        # The first call has room for `.` and `..`. The second has room for no entry, so it fails if there is another.
         entries = ctypes.create_string_buffer(48)
         first = _syscall(_SYS_GETDENTS64[_machine], fd, entries, 48)
         return bool(first == 48 and _syscall(_SYS_GETDENTS64[_machine], fd, entries, 1) == 0)
@@ -118,33 +118,34 @@ def prctl(option: int, value: int) -> None:
 
 
 def become_user(uid: int) -> None:
-    """Take on `uid`, with the group of the same number and no other group."""
+    """Change to the user `uid`, with the group of the same number and no other group."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    # A change of user hides /proc/self from its own process; who may look is decided elsewhere.
+    # A change of user hides /proc/self from the process itself. This undoes that. Other rules keep programs out.
     prctl(PR_SET_DUMPABLE, 1)
 
 
 def drop_capabilities() -> None:
-    """Drop every capability of this process for good (with no_new_privs none can be regained)."""
+    """Drop all capabilities of this process permanently. Because of no_new_privs, it cannot get any back."""
     _check(_syscall(_SYS_CAPSET[_machine], _CAPABILITIES, _NO_CAPABILITIES), "capset")
 
 
 class BareInit:
-    """The first process of a new PID namespace: it shares this process's memory and only waits.
+    """The first process of a new PID namespace. It shares this process's memory and only waits.
 
-    It runs libc's pause() on a stack of its own, with all signals blocked. Killing it makes the kernel kill every
-    process in its namespace.
+    It runs libc's pause() on a separate stack, with all signals blocked. If it is killed, the kernel kills all
+    processes of its namespace.
 
-    For speed only: because it shares the memory, a namespace per program costs a thread, not a second copy of the
-    page table.
+    For speed only: because it shares the memory, a namespace per program costs as little as a thread, and needs no
+    second copy of the page table.
     """
 
     def __init__(self) -> None:
         self._stack = ctypes.create_string_buffer(16384)
         top = (ctypes.addressof(self._stack) + 16384) & ~15
-        # A program may be allowed to signal it, and this interpreter's handlers must not run in there.
+        # Signals are blocked because a program may signal this process, and the interpreter's handlers must not run in
+        # it.
         _libc.pthread_sigmask(_SIG_SETMASK, _ALL_SIGNALS, _signals_before)
         try:
             self.pid = _check(_clone(_pause, top, CLONE_VM | CLONE_NEWPID | _SIGCHLD, None), "clone")
@@ -153,14 +154,14 @@ class BareInit:
         self.pidfd = os.pidfd_open(self.pid)
 
     def end(self) -> None:
-        """Kill the whole namespace and wait until it has ended. Its processes must have been reaped."""
+        """Kill the whole namespace and wait for its end. The caller must already have reaped the program's process."""
         os.kill(self.pid, 9)
         os.waitpid(self.pid, 0)
         os.close(self.pidfd)
 
 
 def can_start_process() -> bool:
-    """Whether this process may start another. One that ends at once is started, in this process's memory."""
+    """Returns whether this process may start another process. Starts one that ends at once, in the same memory."""
     stack = ctypes.create_string_buffer(16384)
     top = (ctypes.addressof(stack) + 16384) & ~15
     pid = _clone(_exit, top, CLONE_VM | _CLONE_VFORK | _SIGCHLD, None)
@@ -174,33 +175,37 @@ class _FilterProgram(ctypes.Structure):
 
 
 class SyscallFilter:
-    """A compiled seccomp filter (BPF bytes), loaded as often as needed."""
+    """A compiled seccomp filter (BPF bytes), which can be loaded several times."""
 
     def __init__(self, bpf: bytes) -> None:
         self._program = _FilterProgram(len(bpf) // 8, bpf)
 
     def load(self) -> None:
-        """Put this process under the filter from now on. no_new_privs must be set."""
+        """Apply the filter to this process permanently. no_new_privs must be set."""
         number = _SYS_SECCOMP[_machine]
         _check(_syscall(number, _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(self._program)), "seccomp")
 
 
 def landlock_abi() -> int:
-    """The kernel's Landlock version, 0 where there is none. Source: linux/landlock.h."""
+    """Returns the kernel's Landlock version, or 0 if the kernel has no Landlock. Source: linux/landlock.h."""
     return max(0, int(_syscall(_SYS_LANDLOCK_CREATE, None, 0, 1)))
 
 
 class Landlock:
-    """A Landlock ruleset: reading and executing below some paths, everything below others, nothing else.
+    """A Landlock ruleset. It allows reading and executing below some paths, everything below others, and nothing else.
 
-    Where the kernel's version has them, TCP is refused and abstract sockets and signals stay inside.
+    If the kernel's version of Landlock supports it, TCP is refused, and abstract sockets and signals outside the
+    process's own domain are refused, too.
+
+    Args:
+        abi: the kernel's version of Landlock.
     """
 
     _EXECUTE, _WRITE, _READ, _READ_DIR = 1, 2, 4, 8
     _TRUNCATE = 1 << 14
 
     def __init__(self, abi: int) -> None:
-        # Version 1 has 13 file rights; 2 adds refer, 3 truncate, 5 ioctl on devices.
+        # Version 1 has 13 file rights. Version 2 adds refer, version 3 truncate, version 5 ioctl on devices.
         self._handled = (1 << (13 + (abi >= 2) + (abi >= 3) + (abi >= 5))) - 1
         net = 3 if abi >= 4 else 0
         scopes = 3 if abi >= 6 else 0
@@ -221,39 +226,40 @@ class Landlock:
     def _allow(self, path: str, rights: int) -> None:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            # struct landlock_path_beneath_attr, which is packed.
+            # This is the packed struct landlock_path_beneath_attr.
             rule = rights.to_bytes(8, "little") + fd.to_bytes(4, "little")
             _check(_syscall(_SYS_LANDLOCK_ADD, self.fd, 1, rule, 0), f"landlock {path}")
         finally:
             os.close(fd)
 
     def enforce(self) -> None:
-        """Confine this process from now on, for good. no_new_privs must be set."""
+        """Confine this process permanently. no_new_privs must be set."""
         _check(_syscall(_SYS_LANDLOCK_RESTRICT, self.fd, 0), "landlock_restrict_self")
 
 
 def open_ring() -> int:
-    """Open an io_uring that only serves to register buffers. Returns its descriptor."""
+    """Open an io_uring instance that is only used to register buffers. Returns its descriptor."""
     return _check(_syscall(_SYS_IO_URING_SETUP, 1, (ctypes.c_uint8 * _IO_URING_PARAMS)()), "io_uring_setup")
 
 
 def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
-    """Register parts of this process's memory, (address, bytes) each, with an io_uring that has none yet."""
+    """Register spans of this process's memory, (address, bytes), with an io_uring that has no buffers yet."""
     vector = (ctypes.c_uint64 * (2 * len(spans)))(*[number for span in spans for number in span])
     count = ctypes.c_uint(len(spans))
     _check(_syscall(IO_URING_REGISTER, ring, _IORING_REGISTER_BUFFERS, vector, count), "io_uring_register")
 
 
 def use_huge_pages() -> None:
-    """Collapse this process's private memory into huge pages where possible.
+    """Collapse this process's private memory into huge pages if possible.
 
-    For speed only: a fork copies one entry of a huge page instead of 512, which is most of what a fork costs here.
+    For speed only: a fork copies one page table entry for a huge page instead of 512. These copies are most of the cost
+    of a fork here.
     """
     with open("/proc/self/maps") as maps:
         spans = [line.split() for line in maps if " rw-p " in line and " 00:00 0" in line]
     for span in spans:
         start, end = (int(edge, 16) for edge in span[0].split("-"))
         start, end = (start + (1 << 21) - 1) >> 21 << 21, end >> 21 << 21
-        # A refusal (no huge page free, or the administrator wants none) costs speed and nothing else.
+        # The kernel may refuse this, for example if no huge page is free. Forks are then only slower.
         if end > start and "[stack]" not in span:
             _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)

@@ -1,13 +1,14 @@
-"""Stops sessions: each between its cells, and all but one of those whose cells compute at the same time.
+"""Stops sessions: each session between its cells, and all but one of the sessions whose cells compute.
 
-Together the sessions of a zygote thus take no more of the processors than one program does. A cell that sleeps delays
-no other cell. Every second turn belongs to the cell that began first. If all cells had the same share, those that began
-together would all end late, at the same time, and none before its client gives up.
+All sessions of a zygote together therefore use no more CPU time than one program. A cell that sleeps delays no other
+cell. Every second turn belongs to the oldest cell. If all cells had equal shares, cells that began together would all
+end late, at the same time, possibly after their clients have given up.
 
-Sessions are stopped with SIGSTOP, because every tier and every user can do that; only root can use the freezer of
-control groups. A program can neither catch the signal nor undo it: what could continue a stopped process is stopped too
-(its other processes), or refused by the seccomp filter (a timer that sends SIGCONT). Nor can it run ahead of the signal
-with ever new processes: nobody reaps those whose parents have ended, and they count towards its limit of processes.
+Sessions are stopped with SIGSTOP, because that works in every tier and for every user. Only root can use the freezer of
+control groups. A program can neither catch SIGSTOP nor undo it. Its other processes, which could send SIGCONT, are
+stopped, too, and the seccomp filter refuses timers that send SIGCONT. A program can also not escape the signal by
+starting new processes faster than they are stopped: nobody reaps processes whose parents have ended, and they count
+towards the limit of processes.
 """
 
 from __future__ import annotations
@@ -24,55 +25,58 @@ if TYPE_CHECKING:
 
 _SIGCONT, _SIGSTOP = 18, 19
 TURN_S = 0.05
-"""How long a session computes before another one has its turn."""
-_LOOKS, _LOOK_INTERVAL_S = 8, 0.0002
+"""Length of a session's turn in seconds."""
+_STOP_ATTEMPTS, _STOP_INTERVAL_S = 8, 0.0002
 
 
 class ProcessTree:
     """All processes of a program or session, which are stopped and continued together.
 
     Args:
-        find: lists them.
+        list_pids: returns the ids of these processes.
     """
 
-    def __init__(self, find: Callable[[], list[int]]) -> None:
-        self._find = find
-        self.is_told_to_stop = False
+    def __init__(self, list_pids: Callable[[], list[int]]) -> None:
+        self._list_pids = list_pids
+        self.is_stopping = False
+        """Whether the processes were last told to stop, not to continue."""
         self.is_stopped = False
-        """Whether none of them was running any more when they were last looked at."""
+        """Whether `stop` has seen that all processes are stopped."""
         self._waited_s = 0.0
         self._waits_since: float | None = None
-        """Monotonic seconds since which the session waits for its turn; None: it does not."""
+        """Monotonic seconds since which the session has waited for its turn. None if it does not wait."""
 
     def stop(self) -> bool:
-        """Stop all processes. Returns whether none of them ran any more; if not, call it again."""
-        self.is_told_to_stop = True
-        for _ in range(_LOOKS):
+        """Stop all processes. Returns whether all of them are stopped. If not, call this again."""
+        self.is_stopping = True
+        for _ in range(_STOP_ATTEMPTS):
             self._signal(_SIGSTOP)
-            # Two equal looks, because processes could start or continue one another while they are looked at.
-            before = processes.cpu_of_stopped(self._find())
-            self.is_stopped = before is not None and processes.cpu_of_stopped(self._find()) == before
+            # Checked twice, because processes could start or continue each other during the first check.
+            cpu_before = processes.cpu_of_stopped(self._list_pids())
+            self.is_stopped = (
+                cpu_before is not None and processes.cpu_of_stopped(self._list_pids()) == cpu_before
+            )
             if self.is_stopped:
                 break
-            time.sleep(_LOOK_INTERVAL_S)
+            time.sleep(_STOP_INTERVAL_S)
         return self.is_stopped
 
     def resume(self) -> None:
         """Continue all processes."""
         self.stop_waiting()
-        if self.is_told_to_stop:
-            self.is_told_to_stop = self.is_stopped = False
+        if self.is_stopping:
+            self.is_stopping = self.is_stopped = False
             self._signal(_SIGCONT)
 
     def _signal(self, number: int) -> None:
-        for pid in self._find():
+        for pid in self._list_pids():
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue
 
     def is_computing(self) -> bool:
-        return processes.count_computing(self._find()) > 0
+        return processes.count_computing(self._list_pids()) > 0
 
     def begin_cell(self) -> None:
         self._waited_s, self._waits_since = 0.0, None
@@ -85,69 +89,69 @@ class ProcessTree:
         self._waited_s, self._waits_since = self.waited_s(), None
 
     def waited_s(self) -> float:
-        """Seconds for which the session has waited for its turn since its cell began."""
-        waits_s = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
-        return self._waited_s + waits_s
+        """Returns the seconds for which the session has waited for its turn since its cell began."""
+        current_s = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
+        return self._waited_s + current_s
 
 
 class Turns:
-    """Lets one of the sessions compute whose cells are running.
+    """Lets one session at a time compute.
 
-    A cell takes its place in the line when it begins. It leaves the line when it is seen sleeping, and returns to the
-    end of the line when it is seen computing again. Every second turn is that of the oldest cell in the line.
+    A cell joins the queue when it begins. It leaves the queue if a check finds it sleeping, and joins the end of the
+    queue again if a check finds it computing. Every second turn belongs to the oldest cell in the queue.
     """
 
     def __init__(self) -> None:
         self._running: list[ProcessTree] = []
-        """The sessions whose cells are running. The oldest cell comes first."""
-        self._line: deque[ProcessTree] = deque()
-        """Those that compute. The first one has its turn, the others are stopped."""
-        self._ends = 0.0
-        """Monotonic seconds at which the turn ends."""
+        """Sessions whose cells are running. The oldest cell comes first."""
+        self._queue: deque[ProcessTree] = deque()
+        """Sessions whose cells compute. The first session has its turn, and the others are stopped."""
+        self._turn_ends_at = 0.0
+        """Monotonic seconds at which the current turn ends."""
 
     def begin(self, session: ProcessTree) -> None:
-        """Begin a session's cell: at once, unless another session's cell is computing."""
+        """Begin a session's cell. It computes at once, unless another session's cell is computing."""
         session.begin_cell()
         self._running.append(session)
-        if self._line and not self._line[0].is_computing():
-            self._line.popleft()
-        self._line.append(session)
+        if self._queue and not self._queue[0].is_computing():
+            self._queue.popleft()
+        self._queue.append(session)
         self._give_turn()
 
     def end(self, session: ProcessTree) -> None:
-        """Note that a session's cell is over, or that the session has ended."""
+        """Remove a session whose cell has ended, or that has itself ended."""
         if session in self._running:
             self._running.remove(session)
-        if session in self._line:
-            self._line.remove(session)
+        if session in self._queue:
+            self._queue.remove(session)
             self._give_turn()
         session.stop_waiting()
 
     def seconds_left(self) -> float | None:
-        """Seconds until the turn ends; None if there is only one cell."""
-        return None if len(self._running) < 2 else max(0.0, self._ends - time.monotonic())
+        """Returns the seconds until the turn ends, or None if fewer than two cells are running."""
+        return None if len(self._running) < 2 else max(0.0, self._turn_ends_at - time.monotonic())
 
-    def pass_on(self) -> None:
-        """End the turn: the next session has its turn."""
+    def next_turn(self) -> None:
+        """End the current turn, and give the next session its turn."""
         began = time.monotonic()
         computing = [
-            session for session in self._running if session not in self._line and session.is_computing()
+            session for session in self._running if session not in self._queue and session.is_computing()
         ]
-        last = self._line.popleft() if self._line else None
+        last = self._queue.popleft() if self._queue else None
         if last is not None and last.is_computing():
             computing.append(last)
-        self._line.extend(computing)
-        oldest = next((session for session in self._running if session in self._line), None)
+        self._queue.extend(computing)
+        oldest = next((session for session in self._running if session in self._queue), None)
         if oldest is not None and oldest is not last:
-            self._line.remove(oldest)
-            self._line.appendleft(oldest)
+            self._queue.remove(oldest)
+            self._queue.appendleft(oldest)
         self._give_turn()
-        # Looking at many sessions takes long itself. The random time is one that no program can prepare for.
+        # A turn is longer if checking many sessions took long. A random part keeps programs from predicting its end.
         took = time.monotonic() - began
-        self._ends = time.monotonic() + max(TURN_S, 4 * took) + os.urandom(1)[0] / 10000
+        self._turn_ends_at = time.monotonic() + max(TURN_S, 4 * took) + os.urandom(1)[0] / 10000
 
     def _give_turn(self) -> None:
-        for place, session in enumerate(self._line):
+        for place, session in enumerate(self._queue):
             if place == 0:
                 session.resume()
             else:

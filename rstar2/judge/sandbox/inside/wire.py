@@ -1,7 +1,7 @@
-"""Sends and receives messages between the worker outside and the zygotes inside: a value and some descriptors.
+"""Sends and receives messages between the worker and the zygotes. A message is a value and a list of descriptors.
 
-Values travel as marshal: both ends are ours and run the same interpreter, and programs never hold one of these
-sockets.
+Values are encoded with `marshal`. This is safe because both ends run this package in the same interpreter, and programs
+never have one of these sockets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_MESSAGE = 64 * 1024
-"""Bytes of one message. Longer texts travel in a memfd."""
+"""Maximum number of bytes of one message. Longer texts are sent as a descriptor of a file in memory."""
 _MAX_FDS = 16
 _FD_SPACE = _socket.CMSG_SPACE(_MAX_FDS * 4)
 
@@ -25,7 +25,7 @@ class Closed(Exception):
 
 
 def send(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
-    """Send one message; Closed where the other end is gone."""
+    """Send one message. Raises Closed if the other end is gone."""
     ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
         sock.sendmsg([marshal.dumps(message)], ancillary)
@@ -34,7 +34,7 @@ def send(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
 
 
 def receive(sock: _socket.socket) -> tuple[Any, list[int]]:
-    """Wait for one message and its descriptors, which are closed on exec; Closed where the other end is gone."""
+    """Wait for one message. Returns it and its descriptors, which are closed on exec. Raises Closed at the end."""
     try:
         data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, _FD_SPACE, _socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError as error:

@@ -1,10 +1,10 @@
-"""A preloaded interpreter that forks one confined process per program and reports how each ended.
+"""The zygote: a preloaded interpreter that forks one confined process per program and reports how each program ended.
 
-It holds no secret, never runs a program's code, and is out of a program's reach: another user, outside the
-program's PID namespace. What it reports comes from the kernel (wait4), not from the program.
+A zygote contains no secret and never runs a program's code. Namespaces (strict tier), or Landlock and seccomp (landlock
+tier), keep programs away from it. Its reports come from the kernel (wait4), not from the program.
 
-For speed only: with two cores busy the sandbox runs 7 (trivial) to 26 (numpy) times as many programs a second as
-new interpreters do.
+For speed only: on two busy cores, the sandbox runs 7 times (trivial programs) to 26 times (numpy) as many programs per
+second as new interpreters would.
 """
 
 from __future__ import annotations
@@ -37,46 +37,50 @@ if TYPE_CHECKING:
 
     from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
 
-    # What a process forked for a program has to run.
+    # The code to run in a process that was forked for a program or a session.
     Forked = program.Program | session.CellLoop
 
 _SIGINT, _SIGKILL, _SIGCONT, _SIGSTOP = 2, 9, 18, 19
 _CHECK_S = 0.1
-"""Least time between checks of what programs use; a random time is added, so that none can prepare for it."""
+"""Shortest time between two checks of programs. A random time is added, so that programs cannot predict the check."""
 _CHECK_SHARE = 4
-"""The time between checks is at least so many times what one takes."""
+"""The time between two checks is at least this many times the duration of a check."""
 _FORK_INTERVAL_MS = 50.0
 _CORE_DUMPS = "/proc/self/coredump_filter"
 _hidden_modules: list[object] = []
 
 
 def prepare(spec: JailSpec) -> None:
-    """Bring this process into the state that all zygotes share; OSError where the machine refuses that."""
+    """Bring this process into the state that all zygotes inherit. Raises OSError if the machine refuses a step."""
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     if os.path.exists(_CORE_DUMPS):
-        # Forks inherit it. Where the machine pipes core dumps to a program, their size limit does not count.
+        # Forks inherit this. The size limit of core dumps alone is not enough: it has no effect if the machine pipes
+        # core dumps to a program.
         with open(_CORE_DUMPS, "w") as parts:
             parts.write("0")
     preload.bare()
     preload.freeze_memory()
-    # Fails here, and not at the first program, if the machine refuses what confines programs.
+    # Created here so that a refusal of the machine is noticed now, and not with the first program.
     Confinement(spec)
     if spec["zygote_filter"]:
         syscalls.SyscallFilter(spec["zygote_filter"]).load()
 
 
 def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int) -> Forked:
-    """Serve until the worker is gone. Returns only in a process forked for a program: what to run there.
+    """Serve the worker until it is gone. Returns only in a process that was forked for a program: the code to run.
 
     Args:
-        rings: from `open_rings`; each zygote takes one.
-        usage: a file with the CPU time of the jail's control group (`group_cpu_seconds`); -1: there is none.
+        spec: how the jail is built.
+        control: the socket of the first zygote.
+        rings: io_uring instances from `open_rings`. Each zygote takes one.
+        usage: descriptor of a file with the CPU time of the jail's control group (see `group_cpu_seconds`). -1 if there
+            is no group.
     """
-    # Programs share the interpreter, and must not find this package in it.
+    # Programs inherit this interpreter's modules, and must not find this package among them.
     for name in [name for name in sys.modules if name.split(".")[0] == "rstar2"]:
         _hidden_modules.append(sys.modules.pop(name))
     strict = spec["tier"] == "strict"
-    # One for all zygotes: what is empty must be recorded before the first program runs.
+    # All zygotes share one Scratch, because the empty state must be recorded before the first program runs.
     folders = namespaces.WRITABLE if strict else (spec["work_dir"],)
     changeable = namespaces.OWNED if strict and not spec["is_root"] else ()
     scratch = Scratch(folders, dedicated=strict, changeable=changeable)
@@ -88,10 +92,14 @@ def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int)
 
 
 class _Child:
-    """A running program: its process, and the first process of its namespace where it has one.
+    """A running program or session.
 
     Args:
-        control: takes its reports; for a session, commands come from there as well.
+        start: the command that started it.
+        pid: its process.
+        init: the first process of its PID namespace. None if the tier has no namespaces.
+        others_s: CPU seconds in the control group that other programs have used.
+        control: the socket for reports. For a session, the socket also receives commands.
     """
 
     def __init__(
@@ -106,21 +114,20 @@ class _Child:
         self.session, self.work_dir = start["session"], start["work_dir"]
         self.processes = turns.ProcessTree(self.all_processes)
         self.cell_is_over = True
-        """A session's last cell, if it had any, is over."""
+        """Whether no cell of the session is running."""
         self.has_ended = False
         self.others_s = others_s
-        """CPU seconds in the control group that are not this program's."""
-        self.left_s = 0.0
-        """CPU seconds, when it was killed, of what it had not waited for."""
-        self.most_memory = start["most_memory"]
+        self.unreaped_cpu_s = 0.0
+        """CPU seconds of descendants that the program had not waited for. Measured just before it is killed."""
+        self.max_memory_bytes = start["max_memory_bytes"]
         self.exceeded = ""
-        """The limit for which it was killed, as an outcome: `output_limit` or `memory`."""
-        # What a process with a private scratch space wrote disappears with it, or the worker removes it.
+        """The limit for which the program was killed, as an outcome: `output_limit` or `memory`. Empty if none."""
+        # Files in a private scratch space vanish with it, or the worker removes them.
         self.shares_scratch = not start["session"] and not (start["private_scratch"] and init is not None)
         self.pidfd = os.pidfd_open(pid)
 
     def roots(self) -> list[int]:
-        """Where all that it started descends from: its process, and the first one of its namespace."""
+        """Returns the ancestors of all its processes: its own process, and the first process of its namespace."""
         return [self.pid] if self.init is None else [self.pid, self.init.pid]
 
     def all_processes(self) -> list[int]:
@@ -128,7 +135,11 @@ class _Child:
 
 
 class Zygote:
-    """Starts, kills and reports on the programs of one kind of zygote, as its control socket and its sessions' say."""
+    """One zygote. It starts and kills programs, and reports on them.
+
+    Commands come from the zygote's control socket and from the control sockets of its sessions. See `serve` for the
+    arguments.
+    """
 
     def __init__(
         self,
@@ -139,7 +150,7 @@ class Zygote:
         rings: list[int],
         usage: int,
     ) -> None:
-        # In the tiers without namespaces, processes that a program leaves become this process's children.
+        # In the tiers without namespaces, orphaned processes of a program become this process's children.
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         self._spec = spec
         self._control = control
@@ -149,21 +160,21 @@ class Zygote:
         self._ring = rings.pop() if rings else -1
         self._usage = usage
         self._next_check = 0.0
-        self._in_turn = 0
+        self._check_count = 0
         self._children: dict[int, _Child] = {}
-        """By their process's descriptor."""
+        """All running programs and sessions, by the pidfd of their process."""
         self._sessions: dict[int, _Child] = {}
-        """Those that are sessions, by their control socket's descriptor."""
+        """Sessions, by the descriptor of their control socket. An ended session stays until the worker closes it."""
         self._turns = turns.Turns()
         self._zygotes: set[int] = set()
         self._delayed: list[tuple[str, int, list[int], int]] = []
-        """Arguments of `_fork_zygote` for the zygotes that are still to be forked."""
+        """Arguments of `_fork_zygote` for the zygotes that must still be forked."""
         self._events = select.poll()
         self._events.register(control.fileno(), select.POLLIN)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if spec["tier"] == "strict" else -1
 
     def serve(self) -> Forked | _socket.socket:
-        """Serve until the worker is gone. Returns only in a fork: what to run, or a new zygote's socket."""
+        """Serve until the worker is gone. Returns only in a fork: the code to run, or the socket of a new zygote."""
         while True:
             if (control := self._fork_delayed_zygotes()) is not None:
                 return control
@@ -175,7 +186,7 @@ class Zygote:
                     self._reap(self._children[fd])
                     continue
                 if fd != self._control.fileno():
-                    # Unless it has just ended.
+                    # The session may just have ended.
                     if fd in self._sessions:
                         self._serve_session(self._sessions[fd])
                     continue
@@ -197,7 +208,7 @@ class Zygote:
                     return forked
 
     def _shut_down(self) -> None:
-        """The worker is gone: leave nothing behind."""
+        """Kill all programs and end this process, because the worker is gone."""
         for child in self._children.values():
             self._kill(child)
         if self._own_pids < 0:
@@ -205,7 +216,7 @@ class Zygote:
         os._exit(0)
 
     def _start(self, start: StartCommand, fds: list[int]) -> Forked | None:
-        """Fork one program. None in the zygote."""
+        """Fork one program. Returns None in the zygote, and the code to run in the fork."""
         self._confinement.count_user_tasks()
         others_s = 0.0 if start["session"] else self._group_cpu_seconds()
         control = self._control
@@ -234,7 +245,10 @@ class Zygote:
         return None
 
     def _fork(self) -> tuple[syscalls.BareInit | None, int]:
-        """Fork into a new PID namespace where the tier has them."""
+        """Fork, into a new PID namespace if the tier has namespaces.
+
+        Returns the first process of the namespace, if there is one, and the process id (0 in the fork).
+        """
         if self._own_pids < 0:
             return None, os.fork()
         init = syscalls.BareInit()
@@ -250,22 +264,22 @@ class Zygote:
         return init, pid
 
     def _become_program(self, start: StartCommand, fds: list[int], control: _socket.socket) -> Forked:
-        """In the forked process: take the program's descriptors, confine it, drop everything else."""
+        """Take the program's descriptors, confine this process, and close everything else. Runs in the fork."""
         try:
             os.setsid()
             names = start["fds"]
             groups = [fd for name, fd in zip(names, fds, strict=True) if name == "group"]
             code = b""
             if "code" in names:
-                # Not in the zygote, because later programs inherit its memory.
+                # The code is read here and not in the zygote, because later programs inherit the zygote's memory.
                 fd = fds[names.index("code")]
                 code = os.read(fd, os.fstat(fd).st_size)
-            # None of `fds` is 0 to 3: the zygote always keeps those open.
+            # None of `fds` is 0 to 3, because these numbers are always open in the zygote.
             for number in range(4):
                 os.dup2(fds[number], number, inheritable=number < 3)
             self._confinement.apply(start, groups)
         except OSError as error:
-            # The program has not begun, so this process can still report as the zygote.
+            # The program has not started, so this process may still send the report instead of the zygote.
             wire.send(control, {"key": start["key"], "failed": str(error)})
             os._exit(1)
         for inherited in (self._control, control, *(child.control for child in self._sessions.values())):
@@ -278,7 +292,7 @@ class Zygote:
         return program.Program(code, report_fd=3, work_dir=start["work_dir"])
 
     def _serve_session(self, child: _Child) -> None:
-        """Do what the worker asks with a session. If the worker has closed its socket, end the session."""
+        """Carry out a command for a session. If the worker has closed the session's socket, end the session."""
         try:
             op = wire.receive(child.control)[0]["op"]
         except wire.Closed:
@@ -290,7 +304,7 @@ class Zygote:
                 self._kill(child)
             return
         if child.has_ended:
-            # The worker is about to receive how it ended.
+            # The report of its end is already on the way to the worker.
             return
         match op:
             case "kill":
@@ -303,25 +317,26 @@ class Zygote:
             case "time waited":
                 _report(child, {"waited_s": child.processes.waited_s()})
             case "end cell" | "end cell of all":
-                self._end_cell(child, of_all=op == "end cell of all")
+                self._end_cell(child, count_descendants=op == "end cell of all")
 
-    def _end_cell(self, child: _Child, *, of_all: bool) -> None:
+    def _end_cell(self, child: _Child, *, count_descendants: bool) -> None:
         """Stop a session if it waits for its next cell. Report whether it is stopped.
 
         Args:
-            of_all: report the CPU seconds of all that the session started, and not only of its process.
+            child: the session.
+            count_descendants: whether the reported CPU seconds include all descendants of the session's process.
         """
         if not child.cell_is_over and processes.waits_for_cell(child.pid):
             child.cell_is_over = True
             self._turns.end(child.processes)
         is_stopped = child.cell_is_over and child.processes.stop()
         cpu = processes.precise_cpu_seconds(child.pid)
-        if is_stopped and of_all:
+        if is_stopped and count_descendants:
             cpu += processes.cpu_seconds(processes.descendants(child.roots()))
         _report(child, {"cpu_s": cpu, "is_stopped": is_stopped, "waited_s": child.processes.waited_s()})
 
     def _control_child(self, op: str, key: int) -> None:
-        """Do what a message asks with a program, unless that has ended."""
+        """Carry out a command for a program, unless the program has ended."""
         for child in self._children.values():
             if child.key == key:
                 break
@@ -336,11 +351,11 @@ class Zygote:
                 self._prefault(child)
 
     def _prefault(self, child: _Child) -> None:
-        """Have every later fork begin with copies of the pages that this child, and we, wrote since it was forked."""
+        """Make every later fork begin with copies of the pages that this zygote and the child have written to."""
         answer: dict[str, Any] = {"key": child.key, "prefaulted": 0}
         try:
-            # While the child lives: a page that the two no longer share is then a page of its own, and is not
-            # copied together with a huge page around it.
+            # Registered while the child lives. A page that the two processes no longer share is then a small page, and
+            # is not copied together with a whole huge page.
             pages = prefault.written_by_either(child.pid)
             prefault.register(self._ring, pages)
             answer["prefaulted"] = len(pages)
@@ -349,43 +364,43 @@ class Zygote:
         wire.send(self._control, answer)
 
     def _group_cpu_seconds(self) -> float:
-        """CPU seconds of all programs of the jail, from its control group; 0 where there is none."""
+        """Returns the CPU seconds of all programs of the jail, from its control group. 0 if there is no group."""
         if self._usage < 0:
             return 0.0
-        ours = time.process_time()
-        ours += processes.own_cpu_seconds(self._cleaner.pid)
-        return processes.group_cpu_seconds(self._usage) - ours
+        helpers_s = time.process_time()
+        helpers_s += processes.own_cpu_seconds(self._cleaner.pid)
+        return processes.group_cpu_seconds(self._usage) - helpers_s
 
     def _check_when_due(self) -> float | None:
-        """Check what programs use, and end a session's turn, if it is time to.
+        """Check all programs, and end a session's turn, if these are due.
 
-        Returns milliseconds until the next time, or None if nothing runs.
+        Returns the milliseconds until the next is due, or None if no program is running.
         """
         if not self._children:
             return None
-        turn_left = self._turns.seconds_left()
-        if turn_left == 0:
-            self._turns.pass_on()
-            turn_left = self._turns.seconds_left()
+        turn_left_s = self._turns.seconds_left()
+        if turn_left_s == 0:
+            self._turns.next_turn()
+            turn_left_s = self._turns.seconds_left()
         now = time.monotonic()
         if now >= self._next_check:
-            # Sessions that are between cells only in turn: there can be hundreds.
-            self._in_turn += 1
+            # There can be hundreds of sessions between cells, so each check includes only one of these.
+            self._check_count += 1
             for number, child in enumerate(list(self._children.values())):
-                in_turn = number == self._in_turn % len(self._children)
-                if in_turn or not child.session or not child.cell_is_over:
+                has_turn = number == self._check_count % len(self._children)
+                if has_turn or not child.session or not child.cell_is_over:
                     self._check(child)
             took = time.monotonic() - now
             now += took
             self._next_check = now + max(_check_interval_s(), _CHECK_SHARE * took)
-        check_left = self._next_check - now
-        return 1000 * (check_left if turn_left is None else min(check_left, turn_left))
+        check_left_s = self._next_check - now
+        return 1000 * (check_left_s if turn_left_s is None else min(check_left_s, turn_left_s))
 
     def _check(self, child: _Child) -> None:
-        """Bound a program's share of the processors, and end it if it has filled the disk or the memory."""
+        """Limit a program's CPU share, and kill it if it uses too much disk space or memory."""
         pids = child.all_processes()
         if child.processes.is_stopped:
-            # Nothing is known that could continue it, but to look again costs little.
+            # They are stopped again as a precaution, because that is cheap.
             child.processes.stop()
         else:
             processes.bound_share(pids)
@@ -395,36 +410,36 @@ class Zygote:
                 self._kill(child)
 
     def _exceeded_limit(self, child: _Child, pids: list[int]) -> str:
-        """The outcome for a limit that a program has exceeded and that the kernel does not enforce here, or nothing."""
-        most_memory = self._memory + child.most_memory if child.most_memory else 0
-        # In the strict tier the file system has a quota.
+        """Returns the outcome for an exceeded limit that the kernel does not enforce here, or an empty string."""
+        max_memory_bytes = self._memory + child.max_memory_bytes if child.max_memory_bytes else 0
+        # In the strict tier, the file system has a quota.
         folder = child.work_dir if self._own_pids < 0 else ""
-        if not (most_memory or folder):
+        if not (max_memory_bytes or folder):
             return ""
-        exceeded = self._cleaner.exceeded_limit(pids, most_memory, folder)
+        exceeded = self._cleaner.exceeded_limit(pids, max_memory_bytes, folder)
         if exceeded is None:
-            # A program that moves its folders all the time must stand still to be counted.
+            # The program is stopped for a second measurement, because it may be moving its folders all the time.
             os.kill(child.pid, _SIGSTOP)
-            exceeded = self._cleaner.exceeded_limit(pids, most_memory, folder)
-            if not child.processes.is_told_to_stop:
+            exceeded = self._cleaner.exceeded_limit(pids, max_memory_bytes, folder)
+            if not child.processes.is_stopping:
                 os.kill(child.pid, _SIGCONT)
         return exceeded or ""
 
     def _kill(self, child: _Child) -> None:
-        """Kill a program and all it started. Its end is reported like any other."""
-        # The kernel forgets the times of what dies with its namespace; a control group does not.
+        """Kill a program and all processes that it started. Its end is reported as usual."""
+        # Without a control group, the CPU times of processes that die with their namespace would be lost.
         if self._usage < 0 or child.session:
-            child.left_s = processes.cpu_seconds(processes.descendants(child.roots()))
+            child.unreaped_cpu_s = processes.cpu_seconds(processes.descendants(child.roots()))
         os.kill(child.init.pid if child.init is not None else child.pid, _SIGKILL)
 
     def _reap(self, child: _Child) -> None:
-        """Reap an ended program, end its namespace, report, and then remove what it wrote."""
+        """Reap an ended program, end its namespace, report its end, and then remove its files."""
         _, status, usage = os.wait4(child.pid, 0)
         cpu = usage.ru_utime + usage.ru_stime
         if child.init is not None:
             if self._usage < 0 or child.session:
-                left = processes.cpu_seconds(processes.descendants([child.init.pid]))
-                cpu += max(left, child.left_s)
+                unreaped_cpu_s = processes.cpu_seconds(processes.descendants([child.init.pid]))
+                cpu += max(unreaped_cpu_s, child.unreaped_cpu_s)
             child.init.end()
         self._events.unregister(child.pidfd)
         os.close(child.pidfd)
@@ -435,7 +450,7 @@ class Zygote:
         if self._own_pids < 0:
             cpu += self._kill_orphans({other.pid for other in self._children.values()})
         if not child.session:
-            # This also has what the others lack: children whose end the program told the kernel to ignore.
+            # Only the control group counts children that the kernel reaped because the program ignores their end.
             cpu = max(cpu, self._group_cpu_seconds() - child.others_s)
         report = {"key": child.key, "status": status, "cpu_s": cpu, "exceeded": child.exceeded}
         self._scratch.restore_attributes()
@@ -444,13 +459,13 @@ class Zygote:
         if child.session and child.control.fileno() not in self._sessions:
             child.control.close()
         if cleaning:
-            # After the report: removing what it left must delay the next program only, not this one's result.
+            # Cleaning comes after the report, so that it delays only the next program and not this program's result.
             wire.send(self._control, {"key": child.key, "clean": self._cleaner.clean()})
 
     def _is_scratch_clean(self) -> bool:
-        """Whether the last program left nothing, but the source that was written there for its traceback.
+        """Returns whether the scratch space is empty, after removing the source file that a traceback needed.
 
-        For speed only: most programs that leave anything leave that, and the cleaner need not be asked.
+        For speed only: most programs that leave any file leave only this one. The cleaner is then not needed.
         """
         if self._scratch.is_clean():
             return True
@@ -461,7 +476,7 @@ class Zygote:
         return self._scratch.is_clean()
 
     def _replace_scratch(self, key: int, *, mount: bool) -> None:
-        """Use a new scratch space, which one zygote has to mount, for all."""
+        """Use a new scratch space. Exactly one zygote has to mount it; `mount` says whether this one does."""
         answer: dict[str, Any] = {"key": key}
         try:
             if mount:
@@ -474,23 +489,28 @@ class Zygote:
         wire.send(self._control, answer)
 
     def _kill_orphans(self, spared: set[int]) -> float:
-        """Without a PID namespace: kill what an ended program left, which by now are children of this process.
+        """Kill the orphaned processes of ended programs, in the tiers without PID namespaces.
+
+        They have become children of this process.
+
+        Args:
+            spared: processes of running programs.
 
         Returns:
-            The CPU seconds that they used.
+            The CPU seconds of the killed processes.
         """
         cpu = 0.0
-        while left := processes.children(os.getpid()) - spared - self._zygotes - {self._cleaner.pid}:
-            for pid in left:
+        while orphans := processes.children(os.getpid()) - spared - self._zygotes - {self._cleaner.pid}:
+            for pid in orphans:
                 os.kill(pid, _SIGKILL)
                 _, _, usage = os.wait4(pid, 0)
                 cpu += usage.ru_utime + usage.ru_stime
         return cpu
 
     def _fork_delayed_zygotes(self) -> _socket.socket | None:
-        """Fork the zygotes that were asked for. Returns only in a new one its socket.
+        """Fork the requested zygotes. Returns None in this process, and the new zygote's socket in the fork.
 
-        While a program of another zygote has every process that the jail may have, they have to wait for its end.
+        If a program of another zygote uses up all processes that the jail may have, they must wait for its end.
         """
         while self._delayed:
             try:
@@ -505,11 +525,14 @@ class Zygote:
     def _fork_zygote(
         self, kind: str, fd: int, groups: list[int], preload_groups: int
     ) -> _socket.socket | None:
-        """Fork a zygote with more libraries, which answers on `fd` when it has loaded them.
+        """Fork a zygote with more libraries. Returns None in this process, and the new zygote's socket in the fork.
 
         Args:
-            groups: process lists of the control groups to be in while loading (the first `preload_groups`), and
-                afterwards.
+            kind: the kind of the new zygote.
+            fd: descriptor of its control socket, on which it reports when it has loaded its libraries.
+            groups: descriptors of process lists of control groups. The new zygote joins the first `preload_groups` of
+                them while it loads libraries, and then joins the others.
+            preload_groups: how many of `groups` to join first.
         """
         if pid := os.fork():
             self._zygotes.add(pid)
@@ -542,7 +565,7 @@ class Zygote:
 
 
 def _report(child: _Child, report: dict[str, Any]) -> None:
-    """Report on a program, unless the worker has closed a session's socket."""
+    """Send a report about a program. If the worker has closed a session's socket, send nothing."""
     try:
         wire.send(child.control, {"key": child.key, **report})
     except wire.Closed:
