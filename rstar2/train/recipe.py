@@ -108,18 +108,18 @@ class Hardware(Strict):
     def _gpus_divide(self) -> Hardware:
         if self.device == "cpu" and self.nodes > 1:
             raise ValueError(
-                f'hardware.nodes = {self.nodes}, but hardware.device = "cpu" trains on one machine'
+                f'hardware.nodes = {self.nodes}, but hardware.device = "cpu" trains on one machine: set it to 1'
             )
         if self.device == "cuda" and self.attention == "padded":
             raise ValueError(
                 'hardware.attention = "padded" is for a CPU only: on GPUs VERL counts tokens without padding, so '
-                "nothing would limit the memory of a micro-batch"
+                'nothing would limit the memory of a micro-batch; set it to "torch" or "flash_attn"'
             )
         if self.gpus_per_node % self.tensor_parallel:
             # Ray places all GPUs of an engine on one node.
             raise ValueError(
                 f"the hardware.gpus_per_node = {self.gpus_per_node} GPUs of a node cannot be split into engines of "
-                f"hardware.tensor_parallel = {self.tensor_parallel}"
+                f"hardware.tensor_parallel = {self.tensor_parallel}: choose a number that divides them evenly"
             )
         if self.ranks % self.sequence_parallel:
             raise ValueError(
@@ -261,7 +261,7 @@ class CheckpointSettings(Strict):
         if self.export_every % self.every:
             raise ValueError(
                 f"export_every = {self.export_every} is not a multiple of every = {self.every}, but only a saved step "
-                "can be exported"
+                "can be exported: set it to such a multiple"
             )
         return self
 
@@ -538,7 +538,8 @@ class StageRecipe(Strict):
             if tokens * split < self.longest:
                 raise ValueError(
                     f"hardware.{key} = {tokens} times hardware.sequence_parallel = {split} is less than the longest "
-                    f"rollout with its prompt: rollout.prompt_tokens + rollout.tokens = {self.longest}"
+                    f"rollout with its prompt (rollout.prompt_tokens + rollout.tokens = {self.longest}): raise "
+                    f"hardware.{key}"
                 )
         return self
 
@@ -602,7 +603,8 @@ class StageRecipe(Strict):
     def _group_fits(self) -> StageRecipe:
         if self.groups.keep > self.rollout.rollouts:
             raise ValueError(
-                f"groups.keep = {self.groups.keep} is more than rollout.rollouts = {self.rollout.rollouts}"
+                f"groups.keep = {self.groups.keep} is more than rollout.rollouts = {self.rollout.rollouts}: lower "
+                "groups.keep, or raise rollout.rollouts"
             )
         return self
 
@@ -754,7 +756,8 @@ class SftRecipe(Strict):
         if self.micro_batch_rows is None and tokens * split < self.max_tokens:
             raise ValueError(
                 f"hardware.update_tokens = {tokens} times hardware.sequence_parallel = {split} is less than the "
-                f"longest conversation: max_tokens = {self.max_tokens}"
+                f"longest conversation (max_tokens = {self.max_tokens}): raise hardware.update_tokens, or lower "
+                "max_tokens"
             )
         return self
 

@@ -99,7 +99,7 @@ def traces_of(run: Path) -> RunTraces:
     files = tuple(file for file in all_files if file not in left_out)
     if not files:
         raise UserError(
-            f"{run} has only traces of {first_few([*dict.fromkeys(left_out.values())])}, which a model is measured on",
+            f"{run} has only traces of {first_few([*dict.fromkeys(left_out.values())])}, which models are evaluated on",
             "Give an evaluation of training problems (`rstar2 eval data/rl/data.parquet …`), or a training run that "
             f"keeps traces (traces_per_step). To use them anyway, name their folder, such as "
             f"{next(iter(left_out)).parent}.",

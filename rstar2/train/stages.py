@@ -430,10 +430,14 @@ def _final_checkpoint(start: Start) -> Path:
     """The checkpoint that a phase ends with. Raises Failure if it is missing or damaged."""
     last, end = last_checkpoint(start.checkpoints), start.end
     if last is None:
-        raise Failure(f"the trainer left no checkpoint in {start.checkpoints}", f"Its log: {start.log}")
+        raise Failure(
+            f"the trainer left no checkpoint in {start.checkpoints}",
+            f"Look for the reason in its log: {start.log}",
+        )
     if end is None:
         raise Failure(
-            f"the trainer ended with {last.name}, before step {start.steps}", f"Its log: {start.log}"
+            f"the trainer ended with {last.name}, before step {start.steps}",
+            f"Look for the reason in its log: {start.log}",
         )
     checkpoint = start.checkpoints / f"global_step_{end}"
     if checkpoint != last and (damage := fault(checkpoint)):
