@@ -110,7 +110,10 @@ def test_a_wrong_value_of_the_file_is_the_files() -> None:
             "rl.select=x",
             "select must be one of 'all_failed', 'random', 'release', 'roc', 'void_turn', or 'module:object', not 'x'",
         ),
-        ("rl.groups.keep=99", "groups.keep = 99 is more than rollout.rollouts = 8"),
+        (
+            "rl.groups.keep=99",
+            "groups.keep = 99 is more than rollout.rollouts = 8: lower groups.keep, or raise rollout.rollouts",
+        ),
         ("traces.flaws.wrong=0.9", "the shares add up to 1.53, more than 1"),
     ],
 )

@@ -53,12 +53,12 @@ NOT_OFFERED: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """How advantages and loss are computed."""
+    """A method that computes advantages and loss, by VERL's keys."""
 
     use: str
-    """When to use it, and what it does."""
+    """A text that says when to use it, and what it does."""
     source: str
-    """Where it was published."""
+    """The publication."""
     keys: dict[str, Any] = field(default_factory=dict)
     """VERL's keys, in addition to those of GRPO."""
     clip: tuple[float, float] = (0.2, 0.28)
@@ -218,7 +218,7 @@ class Correction:
     """A correction of the loss. In it, a ratio is the trainer's probability of a token divided by the engine's."""
 
     use: str
-    """When to use it, and what it does."""
+    """A text that says when to use it, and what it does."""
     source: str
     limit: float = 2.0
     """The default of `algorithm.correction_limit`."""
@@ -275,15 +275,15 @@ CORRECTIONS: dict[CorrectionName, Correction] = {
 
 
 class AlgorithmSettings(Strict):
-    """How advantages and loss are computed from the rollouts that `select` has chosen."""
+    """The computation of advantages and loss from the rollouts that `select` has chosen."""
 
     objective: ObjectiveName = "grpo"
     """The method that computes advantages and loss. The paper uses grpo. The table of objectives says when to use
     another one."""
     loss_weights: Literal["tokens", "problems"] = "tokens"
-    """What has equal weight in the loss of a step. tokens: each token, as in VERL's loss of DAPO, so a problem with
-    longer rollouts has more weight. problems: each problem, as in the paper's formula; its tokens share its weight.
-    problems works only with `objective` = "grpo"."""
+    """The unit that has equal weight in the loss of a step. tokens: each token, as in VERL's loss of DAPO, so a problem
+    with longer rollouts has more weight. problems: each problem, as in the paper's formula; its tokens share its
+    weight. problems works only with `objective` = "grpo"."""
     correction: CorrectionName = "none"
     """Correction for the difference between the probabilities of engine and trainer. The table of corrections says when
     to use one."""

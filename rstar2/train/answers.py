@@ -1,4 +1,4 @@
-"""Leaves out problems that no output can be graded correct against: their rollouts could never earn a reward."""
+"""Leaves out problems whose answer no output can be graded correct against, so that no rollout could earn a reward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class UnreadableAnswer:
     """A row whose gold answer no output can be graded correct against."""
 
     row: int
-    """Its place in the file, from 1."""
+    """The row's number in the file, from 1."""
     answer: str
     why: str
 
@@ -29,9 +29,13 @@ class UnreadableAnswer:
 
 
 def readable_rows(path: Path, rollouts: int) -> tuple[list[dict[str, Any]], list[UnreadableAnswer]]:
-    """Splits the rows of `stage_rows` into those that can be trained or measured on and the unreadable ones.
+    """Reads the rows of a file with `stage_rows`, and splits them by whether their answer can be graded.
 
-    Raises UserError if `stage_rows` does, or if all rows are unreadable.
+    Returns:
+        The rows whose answers can be graded, and the answers of all other rows.
+
+    Raises:
+        UserError: `stage_rows` raises it, or no answer can be graded.
     """
     readable, unreadable = [], []
     for number, row in enumerate(stage_rows(path, rollouts), 1):
@@ -49,7 +53,7 @@ def readable_rows(path: Path, rollouts: int) -> tuple[list[dict[str, Any]], list
 
 
 def write_left_out(folder: Path, unreadable: Mapping[Path, Sequence[UnreadableAnswer]]) -> None:
-    """Write `left_out.json` to a run's folder: by file, the row, answer and reason of each problem left out."""
+    """Writes `left_out.json` to a run's folder: by file, the row, answer and reason of each problem left out."""
     write_json(
         folder / LEFT_OUT_FILE,
         {str(file): [asdict(each) for each in answers] for file, answers in unreadable.items()},

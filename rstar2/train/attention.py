@@ -1,4 +1,4 @@
-"""How the trainer computes attention: VERL's keys for each choice, and the check that a machine and a model have it."""
+"""The trainer's implementations of attention: VERL's keys for each, and a check that machine and model support it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rstar2.errors import UserError
 
 Attention = Literal["torch", "flash_attn", "padded"]
 PACKED_ATTENTION = "rstar2_packed"
-"""The name under which transformers finds the attention of `rstar2.train.verl.torch_kernels`."""
+"""The name under which `rstar2.train.verl.torch_kernels` registers its attention with transformers."""
 _IMPORT_S = 300.0
-"""How long an import may take; it loads torch, which takes a minute from a slow disk."""
+"""Limit for an import. It loads torch, which takes a minute from a slow disk."""
 _IMPLEMENTATIONS: dict[Attention, str] = {
     "torch": PACKED_ATTENTION,
     "flash_attn": "flash_attention_2",
@@ -25,63 +25,72 @@ _IMPLEMENTATIONS: dict[Attention, str] = {
 
 
 def verl_keys(attention: Attention, model: str) -> dict[str, Any]:
-    """VERL's keys below `model`, the prefix of its model config."""
+    """VERL's keys for an attention. `model` is the prefix of the keys for VERL's model config."""
     return {
         f"+{model}.override_config.attn_implementation": _IMPLEMENTATIONS[attention],
-        # Without this table VERL writes attn_implementation into the config.json of every model that it saves.
+        # Without this table, VERL would write attn_implementation into the config.json of every model it saves.
         f"+{model}.override_config.model_config": {},
         f"{model}.use_remove_padding": attention != "padded",
     }
 
 
 def verl_modules(attention: Attention) -> tuple[str, ...]:
-    """What every VERL process loads for it."""
+    """Modules that every VERL process must load for an attention."""
     return ("rstar2.train.verl.torch_kernels",) if attention == "torch" else ()
 
 
 def ignored_keys(verl: dict[str, Any]) -> list[str]:
-    """A recipe's keys of the model's config that VERL would not read, because `verl_keys` adds the table for them."""
-    read = ("attn_implementation", "model_config")
+    """Returns the keys in a recipe's `[verl]` table that VERL would ignore.
+
+    They are keys of `override_config` outside `model_config`. VERL ignores them as soon as the table `model_config`
+    exists, which `verl_keys` adds.
+    """
+    still_read = ("attn_implementation", "model_config")
     parts = {key: key.partition("model.override_config.")[2] for key in dotted(verl)}
-    return [key for key, name in parts.items() if name and name.partition(".")[0] not in read]
+    return [key for key, name in parts.items() if name and name.partition(".")[0] not in still_read]
 
 
 def check_attention(attention: Attention, model: Path) -> None:
-    """Refuse to start if a GPU machine or a model lacks what the recipe's attention needs.
+    """Checks that this machine and a model support the recipe's attention.
 
     Raises:
-        UserError: flash-attn is asked for and cannot be imported, or the model limits how far back a token attends.
+        UserError: `flash_attn` is set and the package cannot be imported, or `torch` is set and the model has a sliding
+            window, which limits how far back a token attends.
     """
     if attention == "flash_attn" and (why := _import_error("flash_attn")):
         raise UserError(
             f'hardware.attention = "flash_attn", but the package flash-attn cannot be imported: {why}',
-            "Leave it out (--set hardware.attention=torch), or install it for this version of torch, as "
-            "docs/training.md shows.",
+            "Use another attention (--set hardware.attention=torch), or install flash-attn for this version of torch; "
+            "the documentation on training shows how.",
         )
     window = _window(json.loads((model / "config.json").read_text(encoding="utf-8")))
     if attention == "torch" and window is not None:
         raise UserError(
-            f'hardware.attention = "torch" attends to whole sequences, but {model} attends to {window} tokens back',
+            f'hardware.attention = "torch" attends to whole sequences, but {model} attends only to the last {window} '
+            "tokens",
             "Use --set hardware.attention=flash_attn.",
         )
 
 
 @functools.cache
 def _import_error(module: str) -> str:
-    """Why a process of its own cannot import a module; empty if it can. A build for another torch may even crash."""
+    """Says why a module cannot be imported; empty if it can.
+
+    The import happens in a separate process, because a build for another version of torch may crash.
+    """
     command = [sys.executable, "-c", f"import {module}"]
     try:
-        imported = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_S, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_S, check=False)
     except subprocess.TimeoutExpired:
         return f"the import did not finish within {_IMPORT_S:.0f} s"
-    if imported.returncode == 0:
+    if process.returncode == 0:
         return ""
-    lines = [line.strip() for line in imported.stderr.splitlines() if line.strip()]
-    return (lines or [f"exit code {imported.returncode}"])[-1][:300]
+    lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
+    return (lines or [f"exit code {process.returncode}"])[-1][:300]
 
 
 def _window(config: dict[str, Any]) -> int | None:
-    """How many tokens back a model of this config.json attends; None if that is not limited."""
+    """The number of tokens back to which a model with this config.json attends; None if there is no limit."""
     if not config.get("use_sliding_window", True):
         return None
     window = config.get("sliding_window")

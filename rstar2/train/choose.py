@@ -1,10 +1,10 @@
-"""What was measured of an SFT's steps while it ran, and which step's model it returns.
+"""Collects the measurements of an SFT's steps, and chooses the step whose model SFT returns.
 
 ```
 RUN/
-  metrics-1.jsonl …          `val/loss` of the steps whose validation loss was measured
-  held_out/step-500/ …       what the model of a step makes of the held-out problems, see `rstar2.eval.run`
-  models/step-500/ …         models of sampled steps; of other steps there are checkpoints at most
+  metrics-1.jsonl …          `val/loss` of each step whose validation loss was measured
+  held_out/step-500/ …       evaluation of a step's model on the held-out problems, see `rstar2.eval.run`
+  models/step-500/ …         models of evaluated steps; other steps have a checkpoint or nothing
   chosen.json                the chosen step, the reason, and all measurements
 ```
 """
@@ -28,28 +28,28 @@ HELD_OUT = "held_out"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What is known of the model of one step; None for what was not measured."""
+class Measurement:
+    """The measurements of one step's model. A value that was not measured is None."""
 
     step: int
     validation_loss: float | None = None
-    """Nats per taught token."""
+    """The loss on the validation conversations, in nats per token that is trained on."""
     accuracy: float | None = None
-    """On the held-out problems, as are the next two."""
+    """The accuracy on the held-out problems."""
     pass_at_k: dict[str, float] | None = None
-    """By k."""
+    """pass@k on the held-out problems, by k."""
     mean_tokens: float | None = None
-    """The mean number of tokens of a sample, without its prompt."""
+    """The mean number of tokens per sample of the held-out problems, without the prompt."""
 
     def text(self) -> str:
-        """For people."""
+        """The measurements in words."""
         parts = []
         if self.validation_loss is not None:
             parts.append(f"validation loss {self.validation_loss:.4g}")
         if self.accuracy is not None:
             parts.append(f"accuracy {self.accuracy:.1%}")
-        if (pass_at_most := _most(self.pass_at_k)) is not None:
-            parts.append(f"pass@{max(map(int, self.pass_at_k or ()))} {pass_at_most:.1%}")
+        if (pass_rate := _at_largest_k(self.pass_at_k)) is not None:
+            parts.append(f"pass@{max(map(int, self.pass_at_k or ()))} {pass_rate:.1%}")
         if self.mean_tokens is not None:
             parts.append(f"{self.mean_tokens:.0f} tokens")
         return ", ".join(parts)
@@ -57,36 +57,36 @@ class Measured:
 
 @dataclass(frozen=True)
 class Choice:
-    """The step whose model an SFT returns."""
+    """The step whose model an SFT returns, and the reason."""
 
     step: int
     by: Choose
     reason: str
-    measured: list[Measured]
-    """All measurements, by step."""
+    measured: list[Measurement]
+    """All measurements, in the order of steps."""
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The step and the reason in words."""
         return f"step {self.step}: {self.reason}"
 
 
-def measurements(folder: Path) -> list[Measured]:
-    """What was measured of the steps of an SFT, by step."""
+def measurements(folder: Path) -> list[Measurement]:
+    """Returns the measurements of an SFT's steps, in the order of steps."""
     losses = validation_losses(folder)
     sampled = {step: results_of(folder, step) for step in _sampled_steps(folder)}
     return [
-        Measured(step, losses.get(step), **_numbers(sampled.get(step)))
+        Measurement(step, losses.get(step), **_numbers(sampled.get(step)))
         for step in sorted({*losses, *(step for step, results in sampled.items() if results)})
     ]
 
 
-def measured_curves(measured: Sequence[Measured]) -> list[tuple[str, list[tuple[int, float]]]]:
-    """The name of each measure, and its points (step, value); a measure without a point is left out."""
-    values: dict[str, Callable[[Measured], float | None]] = {
+def measured_curves(measured: Sequence[Measurement]) -> list[tuple[str, list[tuple[int, float]]]]:
+    """Returns the name and the points (step, value) of each measure that has been measured."""
+    values: dict[str, Callable[[Measurement], float | None]] = {
         "validation loss": lambda each: each.validation_loss,
         "accuracy on held-out problems": lambda each: each.accuracy,
-        "pass@k on held-out problems, largest k": lambda each: _most(each.pass_at_k),
+        "pass@k on held-out problems, largest k": lambda each: _at_largest_k(each.pass_at_k),
         "mean tokens on held-out problems": lambda each: each.mean_tokens,
     }
     curves = [
@@ -95,21 +95,21 @@ def measured_curves(measured: Sequence[Measured]) -> list[tuple[str, list[tuple[
             [
                 (each.step, value)
                 for each in measured
-                if (value := of(each)) is not None and math.isfinite(value)
+                if (value := value_of(each)) is not None and math.isfinite(value)
             ],
         )
-        for name, of in values.items()
+        for name, value_of in values.items()
     ]
     return [(name, points) for name, points in curves if points]
 
 
-def _most(by_k: dict[str, float] | None) -> float | None:
+def _at_largest_k(by_k: dict[str, float] | None) -> float | None:
     return by_k[max(by_k, key=int)] if by_k and len(by_k) > 1 else None
 
 
-def measured_at(folder: Path, step: int) -> Measured:
-    """What was measured of one step."""
-    return next((each for each in measurements(folder) if each.step == step), Measured(step))
+def measured_at(folder: Path, step: int) -> Measurement:
+    """Returns the measurements of one step."""
+    return next((each for each in measurements(folder) if each.step == step), Measurement(step))
 
 
 def held_out_folder(folder: Path, step: int) -> Path:
@@ -117,7 +117,7 @@ def held_out_folder(folder: Path, step: int) -> Path:
 
 
 def results_of(folder: Path, step: int) -> dict[str, Any] | None:
-    """The numbers of a step's model on the held-out problems; None if it was not evaluated, or not to the end."""
+    """Returns the summary of a step's evaluation, or None if there is no complete evaluation."""
     results = read_json(held_out_folder(folder, step) / "results.json")
     return results["summary"] if results and results["complete"] else None
 
@@ -138,14 +138,14 @@ def _numbers(summary: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def held_out_steps(recipe: SftRecipe, steps: int) -> list[int]:
-    """The steps whose model is sampled on the held-out problems, in order."""
+    """Returns the steps whose models are evaluated on the held-out problems, in order."""
     if not recipe.held_out.data:
         return []
     return [*range(recipe.held_out.every, steps, recipe.held_out.every), steps]
 
 
 def may_be_chosen(recipe: SftRecipe, steps: int) -> list[int]:
-    """The steps whose model may be returned, in order. They do not depend on when a run was killed."""
+    """Returns the steps whose models may be returned, in order. A kill of the run does not change them."""
     match recipe.chosen_by:
         case "held_out":
             return held_out_steps(recipe, steps)
@@ -156,46 +156,49 @@ def may_be_chosen(recipe: SftRecipe, steps: int) -> list[int]:
 
 
 def best_so_far(recipe: SftRecipe, folder: Path, steps: int) -> int | None:
-    """The best step of those that were measured and have a model or a checkpoint; None before the first."""
+    """Returns the best measured step that has a model or a checkpoint, or None if there is none yet."""
     ranked = _ranked(recipe, measurements(folder), steps)
     return next((each.step for each in ranked if _can_be_returned(folder, each.step)), None)
 
 
 def choose(recipe: SftRecipe, folder: Path, steps: int) -> Choice:
-    """Choose the step whose model is returned, and keep the choice in the run's folder.
+    """Chooses the step whose model is returned, and writes the choice to the run's folder.
 
-    A step that has neither a model nor a whole checkpoint cannot be chosen: the recipe may have said at an earlier
-    start that fewer steps are saved, or that others may be chosen. The reason names those that would have been better.
+    A step without a model and without an intact checkpoint cannot be chosen. There may be such steps if the recipe's
+    `checkpoint_every` or `choose` changed when the run was resumed. The reason names those that would have been better.
     """
     measured, by = measurements(folder), recipe.chosen_by
     ranked = _ranked(recipe, measured, steps)
-    there = [each for each in ranked if _can_be_returned(folder, each.step)]
-    gone = [f"{each.step} ({each.text()})" for each in ranked[: ranked.index(there[0]) if there else None]]
-    if not there:
+    available = [each for each in ranked if _can_be_returned(folder, each.step)]
+    best_place = ranked.index(available[0]) if available else None
+    missing = [f"{each.step} ({each.text()})" for each in ranked[:best_place]]
+    if not available:
         why = {"held_out": ": no step was sampled", "validation": ": no validation loss was measured"}
-        reason = f"the last step{'' if gone else why.get(by, '')}"
+        reason = f"the last step{'' if missing else why.get(by, '')}"
     else:
         what = "highest accuracy on the held-out problems" if by == "held_out" else "lowest validation loss"
-        others = f"of the {len(there)} steps that could be chosen" if len(there) > 1 else "the only one"
-        reason = f"{what} ({there[0].text()}), {others}"
-    if gone:
-        better, have = ("better steps", "have") if len(gone) > 1 else ("a better step", "has")
-        reason += f"; {better} {have} no checkpoint: {first_few(gone)}"
-    choice = Choice(there[0].step if there else steps, by, reason, measured)
+        others = (
+            f"of the {len(available)} steps that could be chosen" if len(available) > 1 else "the only one"
+        )
+        reason = f"{what} ({available[0].text()}), {others}"
+    if missing:
+        better, have = ("better steps", "have") if len(missing) > 1 else ("a better step", "has")
+        reason += f"; {better} {have} no checkpoint: {first_few(missing)}"
+    choice = Choice(available[0].step if available else steps, by, reason, measured)
     write_json(folder / CHOSEN, asdict(choice))
     return choice
 
 
 def read_choice(folder: Path) -> Choice | None:
-    """The choice that a run's folder holds; None before the end of training, and of earlier versions."""
-    held = read_json(folder / CHOSEN)
-    if held is None:
+    """Returns the choice in a run's folder, or None before the end of training. Runs of earlier versions have none."""
+    stored = read_json(folder / CHOSEN)
+    if stored is None:
         return None
-    return Choice(**{**held, "measured": [Measured(**each) for each in held["measured"]]})
+    return Choice(**{**stored, "measured": [Measurement(**each) for each in stored["measured"]]})
 
 
-def _ranked(recipe: SftRecipe, measured: Sequence[Measured], steps: int) -> list[Measured]:
-    """What was measured of the steps that may be chosen, the best first, of equal ones the earliest."""
+def _ranked(recipe: SftRecipe, measured: Sequence[Measurement], steps: int) -> list[Measurement]:
+    """The measurements of the steps that may be chosen, from best to worst. Of equal steps, the earliest is first."""
     may_be = set(may_be_chosen(recipe, steps))
     costs = [(_cost(recipe.chosen_by, each), each) for each in measured if each.step in may_be]
     ranked = sorted((cost, each.step, each) for cost, each in costs if cost is not None)
@@ -203,18 +206,18 @@ def _ranked(recipe: SftRecipe, measured: Sequence[Measured], steps: int) -> list
 
 
 def step_model(folder: Path, step: int) -> Path:
-    """The folder for the model of a step before the choice, or of an earlier step of RL."""
+    """Returns the folder for the model of a step that is not, or not yet, the result of its stage."""
     return folder / "models" / f"step-{step}"
 
 
 def _can_be_returned(folder: Path, step: int) -> bool:
-    """Whether a step has a model, or a checkpoint to make one of."""
+    """Whether a step has a model, or an intact checkpoint to export one from."""
     checkpoints = folder / "checkpoints"
     saved = step in finished_steps(checkpoints) and fault(checkpoints / f"global_step_{step}") is None
     return saved or step_model(folder, step).is_dir()
 
 
-def _cost(by: Choose, measured: Measured) -> float | None:
+def _cost(by: Choose, measured: Measurement) -> float | None:
     if by == "held_out":
         return None if measured.accuracy is None else -measured.accuracy
     if by == "validation":

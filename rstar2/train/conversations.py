@@ -1,4 +1,4 @@
-"""Reads the conversations of SFT, and encodes them as rollouts will: the same prompts, the same replies of tools."""
+"""Reads the conversations of SFT, and encodes them so that prompts and tool replies have the same tokens as in RL."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 
 def read_conversations(path: Path) -> Iterator[dict[str, Any]]:
-    """Reads SFT conversations from parquet or JSON lines, one at a time.
+    """Reads SFT conversations from a Parquet or JSON Lines file, one at a time.
 
-    Raises UserError if a row is not a conversation. The error names the row and what is wrong with it.
+    Raises UserError if a row is not a conversation, or if the file is empty. The message names the row and its fault.
     """
     hint = HOW_A_ROW_LOOKS
     is_parquet = path.suffix == ".parquet"
@@ -40,7 +40,7 @@ def read_conversations(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def conversation_fault(row: dict[str, Any]) -> str:
-    """What is wrong with a row of conversations; empty if nothing is."""
+    """Says what is wrong with a row of conversations; empty if nothing is."""
     fault = _fault(row.get("messages")) or ("" if _are_tools(row) else "tools is not a list of schemas")
     if not isinstance(row.get(ANSWER_FORM), bool | None):
         fault = fault or f"{ANSWER_FORM} is {row[ANSWER_FORM]!r}, not true or false"
@@ -48,10 +48,10 @@ def conversation_fault(row: dict[str, Any]) -> str:
 
 
 def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
-    """Encode a row of `read_conversations` as SFT teaches it, see `as_taught` and `ChatCodec.training_sample`.
+    """Encodes a row of `read_conversations` for SFT, see `as_taught` and `ChatCodec.training_sample`.
 
-    A row that a model of the same tokenizer and format wrote has its token ids (`rstar2.data.rows.TOKENS`), which are
-    taken as they are: to encode its text again could give others.
+    A row from a trace may contain the token ids that the model wrote (`rstar2.data.rows.TOKENS`). If they belong to the
+    same tokenizer and format, they are used unchanged, because encoding the text again could give other ids.
     """
     tokens = row.get("tokens")
     if tokens and tokens["codec"] == codec.digest:
@@ -61,14 +61,17 @@ def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
 
 
 def question_of(messages: Sequence[Message], around: tuple[str, str]) -> str:
-    """What a conversation asks at first: what stands before the assistant's first message, system texts left out.
+    """Returns the first question of a conversation: all text before the assistant's first message.
 
-    `around` is the text that a format puts around a problem, which is left out too.
+    System texts are left out.
+
+    Args:
+        around: the texts that a format puts before and after a problem. They are left out too.
     """
     before = takewhile(lambda message: message["role"] != "assistant", messages)
-    asked = [message.get("content") or "" for message in before if message["role"] != "system"]
+    texts = [message.get("content") or "" for message in before if message["role"] != "system"]
     first, last = around
-    return "\n".join(text.removeprefix(first).removesuffix(last) for text in asked)
+    return "\n".join(text.removeprefix(first).removesuffix(last) for text in texts)
 
 
 def _are_tools(row: dict[str, Any]) -> bool:
@@ -80,7 +83,7 @@ def _are_tools(row: dict[str, Any]) -> bool:
 
 
 def _can_be_encoded(row: dict[str, Any]) -> bool:
-    """Whether the texts that a row of messages and tools comes to are such that a tokenizer takes them."""
+    """Whether a tokenizer accepts all texts of a row. It rejects half a surrogate pair."""
     texts = [[message_text(message), message.get("reasoning_content")] for message in row["messages"]]
     try:
         json.dumps([texts, tools_of(row)], ensure_ascii=False).encode()
@@ -90,7 +93,7 @@ def _can_be_encoded(row: dict[str, Any]) -> bool:
 
 
 def _are_calls(calls: Any) -> bool:
-    """Whether they are calls as OpenAI's API writes them; `arguments` is JSON, as text or not."""
+    """Whether the value is a list of calls in the form of OpenAI's API. `arguments` may be JSON text or an object."""
     try:
         return isinstance(calls, list | tuple) and bool(message_text({"tool_calls": calls}) or not calls)
     except (KeyError, TypeError, ValueError):
@@ -98,7 +101,7 @@ def _are_calls(calls: Any) -> bool:
 
 
 def _fault(messages: Any) -> str | None:
-    """What is wrong with a row's messages, if anything is."""
+    """Says what is wrong with a row's messages; None if nothing is."""
     if not isinstance(messages, list) or not messages:
         return "no messages"
     for place, message in enumerate(messages, 1):

@@ -10,9 +10,9 @@ from rstar2.files import read_json, write_json
 
 DECISION_FILE = "decision.json"
 Action = Literal["advance", "stop", "back"]
-"""What a rule does. advance: the stage ends with the model of its last step, and the next stage begins. stop: the stage
-ends in the same way, and no further stage runs. back: the stage ends with the model of the checkpoint that was best on
-the held-out problems, and the next stage begins from it."""
+"""The action of a rule. advance: the stage ends with the model of its last step, and the next stage begins. stop: the
+stage ends in the same way, and no further stage runs. back: the stage ends with the model of the checkpoint that was
+best on the held-out problems, and the next stage begins from it."""
 
 
 @dataclass(frozen=True)

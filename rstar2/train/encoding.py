@@ -1,20 +1,20 @@
-"""Encodes the conversations of SFT once, in all of the machine's processes, and keeps them for later runs.
+"""Encodes the conversations of SFT once, on all cores of the machine, and stores the result for later runs.
 
 ```
-data/sft/.rstar2-encoded/           beside the data; in the user's cache if that folder cannot be written to
-  data.parquet-0f3a…/               of one tokenizer and format
-    data.arrow                      token ids and loss masks: an Arrow file, 5 bytes a token
-    index.npz                       of each conversation: its tokens, and where its first taught token is
-    questions.arrow                 what each conversation asks, to tell which are near duplicates
-    groups-….npy                    which conversations ask nearly the same, once that was computed
-    record.json                     the data's name and SHA-256, and how many turns keep the form they are asked for
+data/sft/.rstar2-encoded/           beside the data, or in the user's cache if that folder is read-only
+  data.parquet-0f3a…/               the encoding for one tokenizer and format
+    data.arrow                      token ids and loss masks: an Arrow file with 5 bytes per token
+    index.npz                       for each conversation: number of tokens, position of the first trained token
+    questions.arrow                 the question of each conversation, to find near duplicates
+    groups-….npy                    groups of conversations with nearly the same question, if already computed
+    record.json                     name and SHA-256 of the data, and the form check of its turns
 ```
-A folder appears by rename when it is whole. A process that waits for another's encoding uses its result. Everything
-that decides the token ids is in the folder's name, the code that makes them included.
+A folder is complete when it appears, because it is renamed into place. A process that waits for another's encoding uses
+its result. The folder's name contains a digest of everything that decides the token ids, including the code.
 
-A process holds a shared lock on the `record.json` of each encoding that it uses. Whoever looks for an encoding removes
-those that nobody can use any more and no process holds: of another version of the code, or of a file that was changed
-or removed.
+A process holds a shared lock on the `record.json` of each encoding that it uses. When a process looks for an encoding,
+it removes old ones that no process holds: those by another version of the code, and those of a file that has changed or
+is gone.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ from rstar2.train.conversations import (
 from rstar2.train.form_check import FormCheck, check_form
 
 STORE = ".rstar2-encoded"
-"""The folder beside the data."""
+"""The name of the folder for encodings beside the data."""
 DATA = "data.arrow"
 PIECE_ROWS = 128
-"""Conversations that a process encodes at a time."""
+"""Number of conversations that a process encodes at a time."""
 _INDEX = "index.npz"
 _QUESTIONS = "questions.arrow"
 _RECORD = "record.json"
 
 Numbers = npt.NDArray[np.int64]
 OnRows = Callable[[int], None]
-"""Called with the number of conversations that were encoded in all."""
+"""Called with the total number of conversations encoded so far."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class EncodedData:
 
     folder: Path
     digest: str
-    """SHA-256 of the file that was encoded."""
+    """SHA-256 of the file with the conversations."""
 
     @cached_property
     def _index(self) -> dict[str, Numbers]:
@@ -92,53 +92,57 @@ class EncodedData:
 
     @property
     def lengths(self) -> Numbers:
-        """The tokens of each conversation."""
+        """The number of tokens of each conversation, of shape (conversations,)."""
         return self._index["lengths"]
 
     @property
     def first_taught(self) -> Numbers:
-        """The place of each conversation's first taught token."""
+        """The index of the first token that is trained on, of shape (conversations,)."""
         return self._index["first_taught"]
 
     @cached_property
     def form(self) -> FormCheck:
-        """Whether the conversations agree with the system texts that they are shown with, and with what RL rewards."""
+        """The check of the conversations against their system texts, and against the form that RL rewards."""
         record: dict[str, Any] = read_json(self.folder / _RECORD) or {}
         return FormCheck.of_json(record["form"])
 
     def copy_to(self, file: Path) -> None:
-        """Have the conversations in a run's folder too, by a hard link if both are on one disk."""
+        """Puts the conversations into a run's folder, by a hard link if both are on one disk."""
         if file.exists():
             return
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_path(file) as part:
             try:
                 os.link(self.folder / DATA, part)
-            except OSError:  # another disk, or one without hard links
+            except OSError:  # on another disk, or on one without hard links
                 shutil.copyfile(self.folder / DATA, part)
 
 
 def taught_codec(named: str | None, model: Path) -> ChatCodec:
-    """The codec of the format that SFT teaches a model: the one that is named, else of its format file, else ours."""
+    """Returns the codec of the format that SFT teaches a model.
+
+    Args:
+        named: the recipe's `format`. If empty, it is the format of the model's format file, or else rstar2's default.
+    """
     tokenizer = load_tokenizer(model)
-    own, source = model_format(model, tokenizer)
+    current, source = model_format(model, tokenizer)
     if named:
-        return codec_for(tokenizer, named_format(named, own, source), named)
-    return codec_for(tokenizer, own, source) if source == FORMAT_FILE else codec_for(tokenizer)
+        return codec_for(tokenizer, named_format(named, current, source), named)
+    return codec_for(tokenizer, current, source) if source == FORMAT_FILE else codec_for(tokenizer)
 
 
 @dataclass(frozen=True)
 class CodecOf:
-    """A codec of `taught_codec`, for processes that load it themselves."""
+    """The arguments of `taught_codec`, which can be sent to processes that load the codec themselves."""
 
     named: str | None
-    """The format that the recipe names."""
+    """The recipe's `format`."""
     model: Path
     digest: str
-    """`ChatCodec.digest`."""
+    """The digest of the codec (`ChatCodec.digest`)."""
 
     def load(self) -> ChatCodec:
-        """The codec; each process loads it once."""
+        """Returns the codec. Each process loads it once."""
         return _loaded(self)
 
 
@@ -148,7 +152,10 @@ def _loaded(codec: CodecOf) -> ChatCodec:
 
 
 def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: None) -> EncodedData:
-    """The encoded conversations of a file: those of an earlier run, or encoded now.
+    """Returns the encoded conversations of a file. Encodes them if no earlier run has done so.
+
+    Args:
+        on_rows: called with the number of conversations encoded so far.
 
     Raises:
         UserError: a row is not a conversation.
@@ -174,19 +181,19 @@ def encoded_data(data: Path, codec: CodecOf, on_rows: OnRows = lambda count: Non
 
 
 def known_encoding(data: Path, codec: CodecOf) -> EncodedData | None:
-    """The encoded conversations of a file if an earlier run has encoded them."""
+    """Returns the encoded conversations of a file if an earlier run has encoded them, else None."""
     content = sha256(data)
     folder = _store_of(data) / _name(data, _about(content, codec))
     try:
         encoded = _in_use(folder, content)
     except FileNotFoundError:
         return None
-    # It may have been removed before it was locked.
+    # Another process may have removed the folder before the lock was taken.
     return encoded if (folder / _RECORD).exists() else None
 
 
 def _about(content: str, codec: CodecOf) -> dict[str, str]:
-    """What decides the token ids of a file."""
+    """The digests of everything that decides the token ids of a file."""
     return {"data": content, "codec": codec.digest, "code": _code_digest()}
 
 
@@ -195,7 +202,7 @@ def _name(data: Path, about: dict[str, str]) -> str:
 
 
 def _in_use(folder: Path, content: str) -> EncodedData:
-    """An encoding that is not removed as long as the object lives."""
+    """Returns an encoding, locked so that it is not removed while the object exists."""
     encoded = EncodedData(folder, content)
     record = os.open(folder / _RECORD, os.O_RDONLY)
     weakref.finalize(encoded, os.close, record)
@@ -204,9 +211,11 @@ def _in_use(folder: Path, content: str) -> EncodedData:
 
 
 def _remove_unusable(store: Path, data: Path, content: str) -> None:
-    """Remove what a killed process left, and encodings that cannot be used any more. Called under the store's lock.
+    """Removes leftovers of killed processes, and encodings that can no longer be used. Needs the store's lock.
 
-    `content` is the SHA-256 of the file `data`; the store is that of all files in its folder.
+    Args:
+        store: the folder for the encodings of all files beside `data`.
+        content: the SHA-256 of `data`.
     """
     code = _code_digest()
     for folder in store.iterdir():
@@ -229,11 +238,17 @@ def _remove_unless_in_use(folder: Path) -> None:
 
 
 def groups_of(parts: list[EncodedData]) -> Numbers:
-    """Which conversations of some files ask nearly the same: of each, the number of the first one of its group.
+    """Groups conversations that ask nearly the same question.
 
-    Conversations are numbered through all files. Two ask nearly the same by the stricter rule of the filter
-    `near-duplicates` (`rstar2.data.filters.near`) over their first questions, which compares sets of words: to hold out
-    one that is different costs less than to measure on one that is trained on.
+    Questions are compared by the stricter rule of the filter `near-duplicates` (`rstar2.data.filters.near`), which
+    compares sets of words. It may join conversations that differ. That is less harmful than a validation set with
+    questions that are also trained on.
+
+    Args:
+        parts: the encodings of one or more files. Conversations are numbered through all of them.
+
+    Returns:
+        For each conversation, the number of the first conversation of its group, of shape (conversations,).
     """
     names = [part.folder.name for part in parts]
     file = parts[0].folder / f"groups-{json_digest(names, 16)}.npy"
@@ -262,13 +277,13 @@ def _store_of(data: Path) -> Path:
 
 @contextmanager
 def _store(data: Path) -> Iterator[Path]:
-    """The folder for the encodings of a file, locked: another process that encodes is waited for."""
+    """Locks the folder for the encodings of a file, and yields it. Waits while another process holds the lock."""
     store = _store_of(data)
     try:
         store.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot make {store}, which is for the encoded conversations: {error.strerror}",
+            f"cannot make the folder {store} for encoded conversations: {error.strerror}",
             "Set XDG_CACHE_HOME to a folder that you may write to.",
         ) from error
     with locked(store, wait_s=math.inf):
@@ -276,7 +291,7 @@ def _store(data: Path) -> Iterator[Path]:
 
 
 def _code_digest() -> str:
-    """A digest of the code that makes token ids of conversations, and of the version of the tokenizers' library."""
+    """A digest of the code that encodes conversations, and of the version of the library tokenizers."""
     import tokenizers
 
     digest = hashlib.sha256(f"{rstar2.__version__} {tokenizers.__version__}".encode())
@@ -289,18 +304,18 @@ def _code_digest() -> str:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Conversations of a file that follow each other."""
+    """Consecutive conversations of a file."""
 
     file: Path
     first: int
-    """The number of its first row, from 1."""
+    """The number of the first row in the file, from 1."""
     rows: Any
-    """A record batch, or a list of rows that were checked."""
+    """A record batch, or a list of rows that are already checked."""
 
 
 @dataclass(frozen=True)
 class _EncodedPiece:
-    """What becomes of a piece in the process that encodes it; `rstar2.data.candidates.encoded` writes the bytes."""
+    """The encoding of a piece. `rstar2.data.candidates.encoded` makes its bytes."""
 
     conversations: bytes
     questions: bytes
@@ -309,7 +324,7 @@ class _EncodedPiece:
 
 @dataclass(frozen=True)
 class _Encoder:
-    """Encodes a piece; raises a UserError that names the row which is not a conversation."""
+    """Encodes a piece. Raises UserError if a row is not a conversation; the message names the row."""
 
     codec: CodecOf
     content: str
@@ -319,7 +334,7 @@ class _Encoder:
         codec = self.codec.load()
         rows = piece.rows if isinstance(piece.rows, list) else _checked(piece)
         around = codec.format.around_problem
-        asked = [
+        question_rows = [
             {
                 "id": f"{self.content}:{number}",
                 "messages": [{"role": "user", "content": question_of(row["messages"], around)}],
@@ -327,7 +342,7 @@ class _Encoder:
             }
             for number, row in enumerate(rows, piece.first - 1)
         ]
-        questions = pa.RecordBatch.from_pylist(asked, schema=schema_of("conversations"))
+        questions = pa.RecordBatch.from_pylist(question_rows, schema=schema_of("conversations"))
         samples = batch_of([self._sample(row, piece, number) for number, row in enumerate(rows, piece.first)])
         form = check_form(rows, codec.wording, piece.first)
         return _EncodedPiece(encoded(samples), encoded(questions), form)
@@ -338,12 +353,12 @@ class _Encoder:
         except UserError as error:
             raise UserError(
                 f"{piece.file}, row {number}: {error.message}",
-                "Take the row out, or teach a format that can write it (--set format=…).",
+                "Remove the row, or teach a format that can write it (--set format=…).",
             ) from error
 
 
 def _checked(piece: _Piece) -> list[dict[str, Any]]:
-    """The rows of a record batch; a UserError for one that is not a conversation."""
+    """Returns the rows of a record batch. Raises UserError if one is not a conversation."""
     rows: list[dict[str, Any]] = piece.rows.to_pylist()
     for number, row in enumerate(rows, piece.first):
         if fault := conversation_fault(row):
@@ -369,9 +384,9 @@ def _pieces(data: Path) -> Iterator[_Piece]:
 
 
 def _encode(data: Path, content: str, codec: CodecOf, folder: Path, on_rows: OnRows) -> FormCheck:
-    """Write the encoding of a file to `folder`, and return what its turns teach.
+    """Writes the encoding of a file to `folder`. Returns the form check of its conversations.
 
-    What is in memory does not grow with the file's texts.
+    The texts of only a few pieces are in memory at the same time.
     """
     encoder, form = _Encoder(codec, content), FormCheck()
     lengths, first_taught = array("i"), array("i")
@@ -401,7 +416,7 @@ _SCHEMA = pa.schema([(name, pa.list_(kind)) for name, kind in _COLUMNS.items()])
 
 
 def batch_of(samples: Sequence[Encoded]) -> Any:
-    """A record batch with the token ids and masks of some conversations."""
+    """Returns a record batch with the token ids and loss masks of some conversations."""
     ends = accumulate((len(each.input_ids) for each in samples), initial=0)
     offsets = pa.array(list(ends), type=pa.int32())
     lists = [
@@ -412,14 +427,14 @@ def batch_of(samples: Sequence[Encoded]) -> Any:
 
 
 def write_batches(file: Path, batches: Iterable[Any]) -> None:
-    """Write record batches of `batch_of` to a file that `rstar2.train.verl.sft_dataset` reads."""
+    """Writes record batches of `batch_of` to a file for `rstar2.train.verl.sft_dataset`."""
     with pa.OSFile(str(file), "wb") as opened, pa.ipc.new_file(opened, _SCHEMA) as writer:
         for batch in batches:
             writer.write_batch(batch)
 
 
 def _joined(parts: list[array[int]], kind: Any) -> Any:
-    """An Arrow array of all parts, one after another."""
+    """Concatenates arrays to one Arrow array."""
     values = array(parts[0].typecode)
     for part in parts:
         values.extend(part)

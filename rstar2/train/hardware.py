@@ -1,4 +1,4 @@
-"""Checks that a recipe's GPUs are here before anything starts, and takes the laptop profile where that fits."""
+"""Checks before the start that the GPUs of a recipe exist, and chooses the laptop profile for tiny models."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from rstar2.train.recipe import Hardware
 
 LAPTOP = "laptop"
 TINY_BYTES = 100 * 2**20
-"""Weights up to this size, 25 million parameters in fp32, are trained on a CPU in sensible time."""
+"""Limit for the weights of a model that a CPU can train in reasonable time: 25 million parameters in fp32."""
 CLUSTER_S = 60.0
-"""How long a Ray cluster may take to say what it has."""
+"""Limit for a Ray cluster's answer about its nodes."""
 _REFUSED = re.compile(
     r"AuthenticationError|Unauthenticated|Invalid address|Version mismatch|ModuleNotFoundError|ImportError"
 )
-"""What Ray and Python say if asking a cluster again is in vain."""
+"""Messages of Ray and Python for errors that do not pass by themselves."""
 
 
 def default_profile(model: Path) -> str | None:
-    """The laptop profile for a tiny model on a machine without GPUs and without a Ray cluster; None otherwise."""
+    """Returns the laptop profile for a tiny model on a machine without GPUs and without a Ray cluster, else None."""
     return LAPTOP if 0 < weight_bytes(model) <= TINY_BYTES and not _cluster() and not gpu_names() else None
 
 
-def check_hardware(wanted: Iterable[Hardware]) -> None:
-    """Refuse to start without the GPUs and nodes that a recipe asks of this machine, or of the Ray cluster.
+def check_hardware(required: Iterable[Hardware]) -> None:
+    """Checks that this machine, or the Ray cluster, has the GPUs and nodes that recipes require.
 
     Raises:
-        UserError: this machine has fewer, or several nodes are asked for and no cluster is named.
-        Unavailable: the cluster does not answer, or has fewer at the moment.
+        UserError: this machine has fewer GPUs, or a recipe requires several nodes and RAY_ADDRESS is not set.
+        Unavailable: the cluster does not answer, or has fewer GPUs or nodes at the moment.
     """
-    wanted = [each for each in wanted if each.device == "cuda"]
+    required = [each for each in required if each.device == "cuda"]
     if _cluster():
-        if shortage := cluster_shortage(wanted):
+        if shortage := cluster_shortage(required):
             raise Unavailable(
                 shortage,
                 "Wait until all nodes have joined, add nodes to it, or set hardware.nodes, hardware.gpus_per_node and "
                 "asynchronous.rollout_nodes to what the cluster has.",
             )
         return
-    nodes = max((each.nodes for each in wanted), default=1)
+    nodes = max((each.nodes for each in required), default=1)
     if nodes > 1:
         raise UserError(
             f"the recipe needs {nodes} nodes, but RAY_ADDRESS names no Ray cluster",
             "Start one on the nodes (examples/cluster/), and set RAY_ADDRESS to its address.",
         )
-    needed = max((each.gpus_per_node for each in wanted), default=0)
+    needed = max((each.gpus_per_node for each in required), default=0)
     here = len(gpu_names()) if needed else 0
     if here >= needed:
         return
@@ -69,19 +69,22 @@ def check_hardware(wanted: Iterable[Hardware]) -> None:
     raise UserError(f"the recipe needs {needed} GPUs on this machine, but {has}", hint)
 
 
-def cluster_shortage(wanted: Iterable[Hardware]) -> str | None:
-    """What a recipe asks for that the Ray cluster of RAY_ADDRESS lacks; None where nothing, or where there is none.
+def cluster_shortage(required: Iterable[Hardware]) -> str | None:
+    """Says which nodes or GPUs the Ray cluster of RAY_ADDRESS lacks.
+
+    Returns:
+        A sentence, or None if the cluster has everything, or if there is no cluster.
 
     Raises:
         Unavailable: the cluster does not answer.
-        UserError: it refuses, or Ray is not installed.
+        UserError: the cluster refuses the connection, or Ray is not installed.
     """
-    wanted = [each for each in wanted if each.device == "cuda"]
+    required = [each for each in required if each.device == "cuda"]
     address = _cluster()
-    if not address or not wanted:
+    if not address or not required:
         return None
     gpus = _gpus_by_node(address)
-    for each in wanted:
+    for each in required:
         large = sum(count >= each.gpus_per_node for count in gpus)
         if large < each.nodes:
             has = ", ".join(f"{count:g}" for count in sorted(gpus, reverse=True))
@@ -93,7 +96,7 @@ def cluster_shortage(wanted: Iterable[Hardware]) -> str | None:
 
 
 def _gpus_by_node(address: str) -> list[float]:
-    """The GPUs of each live node of a Ray cluster, asked for in a process of its own, which can be ended."""
+    """The number of GPUs of each live node of a Ray cluster. The query runs in a separate process."""
     if find_spec("ray") is None:
         raise UserError(
             "RAY_ADDRESS names a Ray cluster, but Ray is not installed",
@@ -101,11 +104,11 @@ def _gpus_by_node(address: str) -> list[float]:
         )
     command = [sys.executable, "-m", "rstar2.train.verl.cluster", address]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=CLUSTER_S, check=True)
-        return [float(count) for count in json.loads(asked.stdout.splitlines()[-1])]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=CLUSTER_S, check=True)
+        return [float(count) for count in json.loads(process.stdout.splitlines()[-1])]
     except (subprocess.SubprocessError, LookupError, ValueError) as error:
-        said = getattr(error, "stderr", None) or b""
-        text = said if isinstance(said, str) else said.decode(errors="replace")
+        stderr = getattr(error, "stderr", None) or b""
+        text = stderr if isinstance(stderr, str) else stderr.decode(errors="replace")
         lines = text.strip().splitlines()
         why = f": {lines[-1][:200]}" if lines else ""
         raise cluster_error(text)(
@@ -114,12 +117,12 @@ def _gpus_by_node(address: str) -> list[float]:
         ) from error
 
 
-def cluster_error(said: str) -> type[RStarError]:
-    """The kind of error for what Ray said of a cluster: Unavailable if it may pass, else UserError."""
-    return UserError if _REFUSED.search(said) else Unavailable
+def cluster_error(stderr: str) -> type[RStarError]:
+    """Returns the class of error for Ray's error output: Unavailable if the problem may pass, else UserError."""
+    return UserError if _REFUSED.search(stderr) else Unavailable
 
 
 def _cluster() -> str:
-    """The address of the Ray cluster that training runs on, whose GPUs this machine does not see; empty where none."""
+    """The address of the Ray cluster that training runs on; empty if it runs on this machine."""
     address = os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address

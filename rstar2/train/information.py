@@ -1,19 +1,19 @@
-"""How much the rollouts of a step depend on their problems, estimated from their tokens without a forward pass.
+"""Estimates from tokens alone, without a forward pass, how much the rollouts of a step depend on their problems.
 
-A policy can keep its entropy and yet write the same template for every problem. RAGEN-2 (arXiv 2604.06268) calls that
-template collapse and measures I(X; Z), the mutual information of prompt X and reasoning Z. Its estimate ("Mutual
-Information" and "Matched vs Marginal Log-Probabilities", sections 4.3 and 5.2 of the authors' reference of their
-metrics) is the mean over rollouts z of problem i, among N problems, of
+A policy can keep its entropy and still write the same template for every problem. RAGEN-2 (arXiv 2604.06268) calls this
+template collapse. It measures I(X; Z), the mutual information of prompt X and reasoning Z. Its estimate is the mean,
+over all rollouts z, of
 
     log p(z | x_i) - log (1/N * sum_j p(z | x_j)),
 
-with each log p divided by the length of z; and its retrieval accuracy (section 7.1) is the share of rollouts for which
-x_i has the largest p(z | x_j). There p(z | x_j) is the policy itself, which has to read every rollout once more under
-every prompt: N forward passes over the rollouts.
+where i is the problem of z and N is the number of problems. Each log p is divided by the length of z. A second measure
+is the retrieval accuracy: the share of rollouts for which x_i has the largest p(z | x_j). Source: sections 4.3, 5.2 and
+7.1 of the authors' reference of their metrics. In RAGEN-2, p(z | x_j) is the policy's probability, so the policy reads
+every rollout under every prompt: N forward passes over the rollouts.
 
-Here p(z | x_j) is a distribution of pairs of adjacent tokens, counted in the other rollouts of problem j and smoothed
-with those of all problems. z itself is never counted, so the estimate is about 0, not above it, if the rollouts of
-different problems are alike.
+Here p(z | x_j) is a distribution over pairs of adjacent tokens. It is counted in the other rollouts of problem j and
+smoothed with the pairs of all problems. z itself is not counted. If the rollouts of different problems are alike,
+the estimate is therefore about 0; with z it would be above 0.
 """
 
 from __future__ import annotations
@@ -26,31 +26,38 @@ import numpy as np
 import numpy.typing as npt
 
 OPENING_TOKENS = 256
-"""The tokens at the start of a rollout's own text that are compared. RAGEN-2 compares the first turn's reasoning."""
+"""The number of tokens at the start of the model's text that are compared. RAGEN-2 compares the first turn's
+reasoning."""
 MOST_PROBLEMS = 32
+"""Limit for the problems that are compared."""
 MOST_ROLLOUTS = 8
-"""Rollouts of each problem that are compared. More would take more time than the estimate gains."""
+"""Limit for the rollouts per problem that are compared. More would take time and hardly improve the estimate."""
 SMOOTHING = 0.5
-"""The weight of the distribution of all problems in that of one problem."""
+"""The weight of the distribution of all problems in the smoothed distribution of one problem."""
 _Pairs = npt.NDArray[np.int64]
 _Table = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Information:
-    """What the tokens of rollouts say about which problem they belong to."""
+    """Two measures of how much the tokens of rollouts reveal about their problem."""
 
     nats: float
-    """The estimate of I(X; Z) in nats per token, at most the logarithm of the number of problems."""
+    """The estimate of I(X; Z) in nats per token. Its maximum is the logarithm of the number of problems."""
     retrieved: float
-    """The share of the rollouts that fit the other rollouts of their own problem best."""
+    """The share of rollouts that are most similar to the other rollouts of their own problem."""
 
 
 def prompt_information(problems: Sequence[Sequence[Sequence[int]]]) -> Information | None:
-    """Estimate the dependence from the opening tokens of each rollout of each problem.
+    """Estimates how much rollouts depend on their problems.
 
-    Compares at most `MOST_ROLLOUTS` rollouts of at most `MOST_PROBLEMS` problems, the first of each. Returns None if
-    fewer than two problems have at least two rollouts with tokens.
+    The first `MOST_ROLLOUTS` rollouts of the first `MOST_PROBLEMS` problems are compared.
+
+    Args:
+        problems: for each problem, the opening tokens of each of its rollouts.
+
+    Returns:
+        The estimate, or None if fewer than two problems have at least two rollouts with tokens.
     """
     written = [[_pairs(tokens) for tokens in rollouts if tokens][:MOST_ROLLOUTS] for rollouts in problems]
     compared = [rollouts for rollouts in written if len(rollouts) > 1][:MOST_PROBLEMS]
@@ -74,23 +81,23 @@ def prompt_information(problems: Sequence[Sequence[Sequence[int]]]) -> Informati
 
 
 def _pairs(tokens: Sequence[int]) -> _Pairs:
-    """Each opening token with the one before it, as one number; the first token follows none."""
+    """Returns each opening token and the token before it as one number. The first token follows -1."""
     opening = np.array([-1, *tokens[:OPENING_TOKENS]], dtype=np.int64)
     return (opening[:-1] << 32) + opening[1:]
 
 
 def _rounds(problems: Sequence[Sequence[_Pairs]]) -> list[dict[int, _Pairs]]:
-    """The first rollout of every problem, by the problem's index; then the second of those that have one; and so on.
+    """Returns rounds of rollouts: the first rollout of each problem, then the second of each, and so on.
 
-    A round is scored with the distributions of the other rounds, so that no problem is counted on more rollouts than
-    the rollout's own one.
+    A round maps a problem's index to its rollout. It is scored with distributions from the other rounds. The
+    distribution of the rollout's own problem then has as many rollouts as those of the other problems.
     """
     most = max(map(len, problems))
     return [{i: each[k] for i, each in enumerate(problems) if k < len(each)} for k in range(most)]
 
 
 def _counts(codes: Mapping[int, _Pairs], problems: int, kinds: int) -> _Table:
-    """How often each pair stands in a round, of shape (problems, kinds)."""
+    """Counts each pair in a round. Returns an array of shape (problems, kinds)."""
     counts = np.zeros((problems, kinds))
     for problem, code in codes.items():
         counts[problem] = np.bincount(code, minlength=kinds)
@@ -98,7 +105,7 @@ def _counts(codes: Mapping[int, _Pairs], problems: int, kinds: int) -> _Table:
 
 
 def _log_probabilities(counts: _Table) -> _Table:
-    """The logarithm of each problem's distribution of pairs, smoothed with that of all problems."""
+    """Returns the logarithm of each problem's distribution of pairs, smoothed with that of all problems."""
     everywhere = counts.sum(axis=0) + 1
     shares = counts / counts.sum(axis=1, keepdims=True)
     mixed = (1 - SMOOTHING) * shares + SMOOTHING * everywhere / everywhere.sum()

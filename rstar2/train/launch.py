@@ -1,4 +1,4 @@
-"""Starts a trainer and stays with it: a log, an end for every wait, no orphans, a cause when it fails."""
+"""Runs a trainer process: writes its log, limits every wait, leaves no orphans, and finds the cause of a failure."""
 
 from __future__ import annotations
 
@@ -28,34 +28,35 @@ from rstar2.train.verl import fork_client
 
 POLL_S = 0.25
 SAVING_POLL_S = 10.0
-"""How often the size of a checkpoint that is being written is looked at; it can have hundreds of files."""
+"""Seconds between two looks at the size of a checkpoint that is being written. It can have hundreds of files."""
 STOP_S = 20.0
-"""How long a trainer may take to end once asked to."""
+"""Limit for a trainer to end after it was asked to."""
 RAY_STARTS = 10
+"""Limit for the starts of a trainer if Ray times out."""
 _RAY_TIMED_OUT = "The current node timed out during startup"
-"""Ray gives its own processes 30 s to start, and of these its agents 15 s, which no setting changes and a busy machine
-exceeds."""
+"""Ray's message if its own processes take more than 30 s to start, or its agents more than 15 s. No setting changes
+these limits, and a busy machine exceeds them."""
 
 
 @dataclass(frozen=True)
 class SignsOfLife:
-    """Signs that a trainer works. Its log is not one, because VERL prints every minute, whatever happens."""
+    """Signs that a trainer works. Its log is no such sign, because VERL prints to it every minute in any case."""
 
     metrics: Path
-    """The JSON lines the trainer writes, one a step."""
+    """The file to which the trainer writes a line of JSON per step."""
     folder: Path
-    """The stage's. Its files say how far the step is, see `rstar2.train.records.progress`; checkpoints grow in it."""
+    """The stage's folder. It contains the progress files (`rstar2.train.records.progress`) and the checkpoints."""
     hung_after_s: float
-    """Seconds without any sign of life after which the trainer counts as hung."""
+    """Seconds without a sign of life after which the trainer counts as hung."""
     on_rollouts: Callable[[], None] = lambda: None
     """Called when the count of finished rollouts has changed."""
 
     def working(self) -> tuple[int, ...]:
-        """Changes while the trainer makes rollouts, updates or sends weights."""
+        """Returns a value that changes while the trainer makes rollouts, makes updates or sends weights."""
         return tuple(changed_at(self.folder / name) for name in (PROGRESS_FILE, ACTIVITY_FILE))
 
     def saving(self) -> tuple[int, int]:
-        """Changes while the trainer writes a checkpoint."""
+        """Returns a value that changes while the trainer writes a checkpoint."""
         return newest_size(self.folder / "checkpoints")
 
 
@@ -66,18 +67,19 @@ def run_trainer(
     on_step: Callable[[dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Run a trainer to its end; everything it prints goes to `log`. Call it from the main thread.
+    """Runs a trainer to its end. It must be called from the main thread, because it handles signals.
 
-    If Ray did not start in time, it is tried again, at most `RAY_STARTS` times in all.
+    If Ray does not start in time, the trainer is started again, up to `RAY_STARTS` times in all.
 
     Args:
+        log: the file to which the trainer's output is appended.
         on_step: called with each new line of the metrics, `{"step": …, "data": {…}}`.
-        warn: tells the user that a signal was received, and what it leads to; see `rstar2.train.stopping`.
+        warn: called with a message to the user if a signal arrives, see `rstar2.train.stopping`.
 
     Raises:
-        Failure: the trainer failed or hung; it names the cause that the log has, and what helps.
-        KeyboardInterrupt: Ctrl-C; the step that was under way is saved.
-        SystemExit: another signal, likewise.
+        Failure: the trainer failed or hung. The message names the cause in the log, and what helps.
+        KeyboardInterrupt: Ctrl-C was pressed. The current step has been saved.
+        SystemExit: another signal arrived. The current step has been saved.
     """
     with StopAfterStep(signs.folder, warn) as stop:
         _run_started(command, log, signs, on_step, stop)
@@ -91,7 +93,7 @@ def _run_started(
     on_step: Callable[[dict[str, Any]], None],
     stop: StopAfterStep,
 ) -> None:
-    """Run a trainer to its end, if need be after several starts of Ray; a Failure as of `run_trainer`."""
+    """Runs a trainer to its end, if necessary with several starts. Raises Failure as `run_trainer` does."""
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
     if command.nodes > 1:
@@ -101,11 +103,11 @@ def _run_started(
         code = _run_once(command, log, signs, on_step, stop)
         if code == 0:
             return
-        found = find_cause(log, begun_at, code)
-        if _RAY_TIMED_OUT not in found.line or start == RAY_STARTS:
+        cause = find_cause(log, begun_at, code)
+        if _RAY_TIMED_OUT not in cause.line or start == RAY_STARTS:
             raise Failure(
-                f"the trainer ended with exit code {code}: {found.line}",
-                f"{found.remedy}\nThe whole log: {log}".lstrip(),
+                f"the trainer ended with exit code {code}: {cause.line}",
+                f"{cause.remedy}\nThe whole log: {log}".lstrip(),
             )
         stop.end()
 
@@ -117,7 +119,7 @@ def _run_once(
     on_step: Callable[[dict[str, Any]], None],
     stop: StopAfterStep,
 ) -> int:
-    """→ the trainer's exit code."""
+    """Starts a trainer once. Returns its exit code."""
     begun_at = log.stat().st_size if log.exists() else 0
     process = start_bound(command.argv, log, env=command.env)
     position, working, saving = 0, signs.working(), signs.saving()
@@ -134,7 +136,7 @@ def _run_once(
             stop.end_if_discarded()
             if ended:
                 return process.wait()
-            stop.tell()
+            stop.report()
             if (now_working := signs.working()) != working:
                 if now_working[0] != working[0]:
                     signs.on_rollouts()
@@ -153,7 +155,10 @@ def _run_once(
 
 
 def run_export(command: Command, log: Path, timeout_s: float) -> None:
-    """Run what makes a model of a checkpoint; a Failure where it fails or takes longer than `timeout_s`."""
+    """Runs the command that exports a checkpoint as a model.
+
+    Raises Failure if it fails, or takes longer than `timeout_s` seconds.
+    """
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
     begun_at = log.stat().st_size if log.exists() else 0
@@ -163,43 +168,48 @@ def run_export(command: Command, log: Path, timeout_s: float) -> None:
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired as error:
         raise Failure(
-            f"making the model of a checkpoint took longer than hardware.export_timeout_s = {timeout_s:g}",
-            again,
+            f"exporting a checkpoint as a model took longer than hardware.export_timeout_s = {timeout_s:g}",
+            f"Raise the limit. {again}",
         ) from error
     finally:
         stop_group(process, STOP_S)
     if code:
-        found = find_cause(log, begun_at, code)
+        cause = find_cause(log, begun_at, code)
         raise Failure(
-            f"making the model of a checkpoint ended with exit code {code}: {found.line}",
-            f"{found.remedy}\n{again}".lstrip(),
+            f"exporting a checkpoint as a model ended with exit code {code}: {cause.line}",
+            f"{cause.remedy}\n{again}".lstrip(),
         )
 
 
 def _hung(signs: SignsOfLife, log: Path, begun_at: int) -> Failure:
-    """What is said of a trainer that was stopped because nothing came of it."""
-    found = find_cause(log, begun_at)
-    at = f"; {text}" if (text := describe(signs.folder)) else ""
+    """The error for a trainer that was stopped because it gave no sign of life."""
+    cause = find_cause(log, begun_at)
+    activity = f"; {text}" if (text := describe(signs.folder)) else ""
     return Failure(
         f"the trainer was stopped: for {signs.hung_after_s:g} s it gave no sign of life, such as a finished rollout or "
-        f"micro-batch{at}. Its log says: {found.line}",
-        f"{found.remedy or 'If a part of its work does take that long, raise hardware.hung_after_s.'}\n"
+        f"micro-batch{activity}. Its log says: {cause.line}",
+        f"{cause.remedy or 'If a part of its work does take that long, raise hardware.hung_after_s.'}\n"
         f"The same command continues from the last checkpoint. The whole log: {log}",
     )
 
 
 @contextlib.contextmanager
 def fork_server(log: Path) -> Iterator[dict[str, str]]:
-    """A process that forks the trainers' processes, so that not each has to import VERL; for the CPU profile only.
+    """Starts a server that forks the trainers' processes, so that they need not import VERL each. For CPUs only.
 
-    Yields environment variables that have a `Command`'s processes forked. Where the server, which prints to `log`,
-    has ended they start by themselves.
+    If the server has ended, the processes start in the usual way.
+
+    Args:
+        log: the file to which the server's output is appended.
+
+    Yields:
+        Environment variables for a `Command`, so that its processes are forked by the server.
     """
-    # In the abstract namespace, so that a killed run leaves no file; the server asks who connects.
+    # The socket is in the abstract namespace, so that a killed run leaves no file. The server checks who connects.
     name = f"rstar2-fork-server-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
-        # From here on connections wait until the server has imported everything.
+        # From now on, connections wait until the server has imported everything.
         listener.listen(64)
         descriptor = listener.fileno()
         command = [sys.executable, "-m", "rstar2.train.verl.fork_server", str(descriptor), str(log)]
@@ -211,7 +221,7 @@ def fork_server(log: Path) -> Iterator[dict[str, str]]:
 
 
 def _forked(command: Command) -> Command:
-    """The same command, and Ray's workers with it, by way of the fork server."""
+    """Returns a command whose process, and whose Ray workers, are forked by the fork server."""
     client = [sys.executable, "-I", "-S", fork_client.__file__]
     argv = [*client, *command.argv[1:]]
     if "verl.trainer.main_ppo" in argv:
@@ -220,15 +230,15 @@ def _forked(command: Command) -> Command:
 
 
 def _on_every_node(command: Command) -> Command:
-    """The same command, on each of its nodes."""
-    where = [str(command.nodes), str(command.gpus_per_node), ",".join(command.env)]
+    """Returns a command that runs the given command on each of its nodes."""
+    arguments = [str(command.nodes), str(command.gpus_per_node), ",".join(command.env)]
     return Command(
-        [sys.executable, "-m", "rstar2.train.verl.every_node", *where, *command.argv[1:]], command.env
+        [sys.executable, "-m", "rstar2.train.verl.every_node", *arguments, *command.argv[1:]], command.env
     )
 
 
 def _whole_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole JSON lines of a file from a position on, and the position after them."""
+    """Reads the complete JSON lines of a file from a position on. Returns them, and the position after them."""
     if not path.exists():
         return [], position
     with path.open("rb") as file:

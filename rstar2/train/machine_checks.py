@@ -1,7 +1,8 @@
-"""Tries what training will use, before it starts: the GPUs, the run's folder, W&B's key, the nodes of a Ray cluster.
+"""Tests the machine before training starts: the GPUs, the run's folder, W&B's key, the nodes of a Ray cluster.
 
-Each is used for a moment, since being there does not mean that it works. What is missing, wrong or refused is a
-UserError. What does not answer is Unavailable, because it may pass: a script that carries a run starts again then.
+Each check uses the thing for a moment, because a thing that exists may still not work. A check raises UserError if
+something is missing, wrong or refused. It raises Unavailable if something does not answer, because this may pass: a
+script can then start the same command again.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from rstar2.train.hardware import cluster_error
 from rstar2.train.recipe import Hardware
 from rstar2.train.trainer.tracking import WANDB_OFFLINE, TraceTracker, Tracker, check_trackers
 
-if TYPE_CHECKING:  # what it imports takes seconds
+if TYPE_CHECKING:  # this import takes seconds
     from rstar2.train.sampling import JudgeAddress
 
 GPUS_S = 300.0
-"""How long PyTorch may take to compute something on each GPU; importing it from a slow disk takes a minute."""
+"""Limit for PyTorch to compute something on each GPU. The import alone takes a minute from a slow disk."""
 LOGIN_S = 90.0
 NODES_S = 300.0
-"""How long the nodes of a cluster may take, beyond `hardware.worker_start_s` and the GPUs."""
+"""Limit for the check of a cluster's nodes, in addition to `hardware.worker_start_s` and `GPUS_S`."""
 _MULTIPLY = """
 import torch
 for number in range(torch.cuda.device_count()):
@@ -41,17 +42,19 @@ _LOGIN = "import wandb\nwandb.login(verify=True)"
 _WANDB_AWAY = re.compile(
     r"did not respond in time|process is not running|An error occurred while|time[d ]*out|onnect|HTTP (429|5\d\d)"
 )
-"""What W&B's client says if it was not answered; a refusal has the server's own words."""
+"""Messages of W&B's client if the server did not answer. If the server refuses, the message is the server's."""
 _NODE_CHECK = "rstar2.train.verl.node_check"
 
 
 def check_gpus(wanted: Iterable[Hardware]) -> None:
-    """Compute something on the GPUs of this machine; a UserError if PyTorch can use fewer than a recipe needs.
+    """Computes something on each GPU of this machine, if recipes need GPUs and no Ray cluster is used.
 
-    Unavailable if PyTorch does not end.
+    The list of `nvidia-smi` would not be enough: it has GPUs that PyTorch cannot use because it is built for CPUs or
+    for another driver. The GPUs of a Ray cluster are tested by `check_nodes`.
 
-    `nvidia-smi` lists GPUs also if PyTorch is built for CPUs, or for another driver. With a Ray cluster the GPUs are on
-    its nodes, which need not include this machine: `check_nodes` tries them.
+    Raises:
+        UserError: PyTorch can use fewer GPUs than a recipe needs.
+        Unavailable: PyTorch does not finish in time.
     """
     needed = max((each.gpus_per_node for each in wanted if each.device == "cuda"), default=0)
     if not needed or os.environ.get("RAY_ADDRESS", "local") not in ("", "local"):
@@ -59,10 +62,10 @@ def check_gpus(wanted: Iterable[Hardware]) -> None:
     tried = _tried([sys.executable, "-c", _MULTIPLY], GPUS_S)
     if tried.timed_out:
         raise Unavailable(
-            f"the GPUs of this machine could not be tried: {tried.why}",
-            "`rstar2 doctor` and `nvidia-smi` show what the GPUs do; another program may use them.",
+            f"the GPUs of this machine could not be tested: {tried.why}",
+            "Look at the GPUs with `rstar2 doctor` and `nvidia-smi`; another program may be using them.",
         )
-    usable = len(tried.printed.split())
+    usable = len(tried.stdout.split())
     if usable >= needed:
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -76,18 +79,18 @@ def check_gpus(wanted: Iterable[Hardware]) -> None:
 
 
 def check_folder(run: Path) -> None:
-    """Write a file where a run's folder is, or will be made; a UserError if that cannot be done."""
-    there = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.exists())
-    if not there.is_dir():
-        return  # `open_run` says what it is
+    """Writes a file in a run's folder, or in the folder in which it will be made. Raises UserError if this fails."""
+    existing = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.exists())
+    if not existing.is_dir():
+        return  # `open_run` reports this
     try:
-        with tempfile.NamedTemporaryFile(dir=there, prefix=".rstar2-") as file:
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".rstar2-") as file:
             file.write(bytes(4096))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise UserError(
-            f"cannot write to {there}: {error.strerror or error}",
+            f"cannot write to {existing}: {error.strerror or error}",
             "Give another folder with --run, or make room.",
         ) from error
 
@@ -97,9 +100,11 @@ def check_login(
     traces: Sequence[TraceTracker] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Log in to W&B if a recipe reports to it or sends traces to Weave.
+    """Logs in to W&B if a recipe reports to it or sends traces to Weave.
 
-    A UserError if a tracker lacks something or the key is refused; Unavailable if no server answers.
+    Raises:
+        UserError: a tracker lacks a package or a setting, or the server refuses the key.
+        Unavailable: the server does not answer.
     """
     check_trackers(trackers, traces, environ=environ)
     online = "wandb" in trackers and environ.get("WANDB_MODE", "online") not in WANDB_OFFLINE
@@ -120,19 +125,22 @@ def check_login(
 
 
 def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress | None) -> None:
-    """Run a task on each node of the Ray cluster; a UserError if a node differs from this machine or lacks something.
+    """Runs a test on each node of the Ray cluster, if one is used.
 
-    Each must have the same packages as this machine, compute something on each of its GPUs, read and write the run's
-    folder, and run a program on the judge.
-    Unavailable if the cluster does not answer, or a node gets no answer from the judge.
+    Each node must have the same packages as this machine, compute something on each of its GPUs, read and write the
+    run's folder, and run a program on the judge.
+
+    Raises:
+        UserError: a node fails the test.
+        Unavailable: the cluster does not answer, or a node gets no answer from the judge.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "local") or all(each.device == "cpu" for each in hardware):
         return
-    there = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.is_dir())
-    marker = there / f".rstar2-node-check-{secrets.token_hex(8)}"
+    existing = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.is_dir())
+    marker = existing / f".rstar2-node-check-{secrets.token_hex(8)}"
     limit_s = NODES_S + GPUS_S + max(each.worker_start_s for each in hardware)
-    asked = {
+    task = {
         "address": address,
         "marker": str(marker),
         "judge": judge,
@@ -142,31 +150,32 @@ def check_nodes(hardware: Collection[Hardware], run: Path, judge: JudgeAddress |
     }
     try:
         marker.write_text(marker.name, encoding="utf-8")
-        # On standard input, since other users see the words of a command: there is the judge's token.
-        tried = _tried([sys.executable, "-m", _NODE_CHECK], limit_s + 60, given=json.dumps(asked))
+        # The task contains the judge's token. It goes to standard input, because other users can see a command line.
+        tried = _tried([sys.executable, "-m", _NODE_CHECK], limit_s + 60, stdin=json.dumps(task))
     except OSError as error:
         raise UserError(
-            f"cannot write to {there}: {error.strerror}", "Give another folder with --run."
+            f"cannot write to {existing}: {error.strerror}", "Give another folder with --run."
         ) from error
     finally:
-        for left in (marker, *there.glob(f"{marker.name}.*")):
-            left.unlink(missing_ok=True)
+        for file in (marker, *existing.glob(f"{marker.name}.*")):
+            file.unlink(missing_ok=True)
     try:
-        here, *nodes = json.loads(tried.printed.splitlines()[-1])
+        here, *nodes = json.loads(tried.stdout.splitlines()[-1])
     except (LookupError, ValueError) as error:
-        raise cluster_error(tried.said)(
-            f"the nodes of the Ray cluster at {address} could not be checked: {tried.why or 'no answer'}",
+        raise cluster_error(tried.stderr)(
+            f"the nodes of the Ray cluster at {address} could not be tested: {tried.why or 'no answer'}",
             "Start the cluster with the Python environment of this machine on every node (examples/cluster/).",
         ) from error
     if faults := [f"node {node['node']}: {fault}" for node in nodes for fault in node_faults(here, node)]:
         raise UserError(
             _first_four(faults),
             "Every node needs the same Python environment as this machine, GPUs that work, the run's folder at the "
-            "same path, and the judge.",
+            "same path, and access to the judge.",
         )
     if away := [f"node {node['node']}: {fault}" for node in nodes for fault in node["away"]]:
         raise Unavailable(
-            _first_four(away), "Every node needs the judge: see whether it runs and can be reached."
+            _first_four(away),
+            "Every node must reach the judge: check that it runs, and that the node can connect to it.",
         )
 
 
@@ -175,13 +184,18 @@ def _first_four(faults: list[str]) -> str:
 
 
 def node_faults(here: dict[str, Any], node: dict[str, Any]) -> list[str]:
-    """What is wrong with a node for good, as `rstar2.train.verl.node_check` reports it, compared with this machine."""
+    """Returns what is permanently wrong with a node, as texts.
+
+    Args:
+        here: the report of `rstar2.train.verl.node_check` for this machine.
+        node: the report for the node.
+    """
     faults = []
     for package, version in here["versions"].items():
-        found = node["versions"].get(package)
-        if found != version:
+        node_version = node["versions"].get(package)
+        if node_version != version:
             faults.append(
-                f"has {package} {found or '(not installed)'}, but this machine has {version or 'none'}"
+                f"has {package} {node_version or '(not installed)'}, but this machine has {version or 'none'}"
             )
     if node["versions"] == here["versions"] and node["sources"] != here["sources"]:
         faults.append("has another copy of rstar2's source than this machine")
@@ -189,19 +203,19 @@ def node_faults(here: dict[str, Any], node: dict[str, Any]) -> list[str]:
 
 
 class _Tried(NamedTuple):
-    """What came of a command."""
+    """The result of a command."""
 
-    printed: str
+    stdout: str
     why: str
-    """The last line of why it failed; empty if it did not."""
-    said: str = ""
-    """All that it wrote to standard error."""
+    """The last line of the error output if the command failed; empty if it did not."""
+    stderr: str = ""
     timed_out: bool = False
 
 
 def _tried(
-    command: list[str], limit_s: float, environ: Mapping[str, str] = os.environ, given: str = ""
+    command: list[str], limit_s: float, environ: Mapping[str, str] = os.environ, stdin: str = ""
 ) -> _Tried:
+    """Runs a command for at most `limit_s` seconds."""
     try:
         ran = subprocess.run(
             command,
@@ -210,10 +224,10 @@ def _tried(
             timeout=limit_s,
             check=False,
             env=dict(environ),
-            input=given,
+            input=stdin,
         )
     except subprocess.TimeoutExpired:
-        return _Tried("", f"nothing came of it within {limit_s:.0f} s", timed_out=True)
+        return _Tried("", f"no result within {limit_s:.0f} s", timed_out=True)
     lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
     why = "" if ran.returncode == 0 else (lines or [f"exit code {ran.returncode}"])[-1][:300]
     return _Tried(ran.stdout, why, ran.stderr)

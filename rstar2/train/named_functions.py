@@ -1,8 +1,8 @@
-"""Functions that a recipe names, each in a module of its own: those of a package, or a user's as `module:object`.
+"""Functions that recipes name: selections (`rstar2.train.select`) and curricula (`rstar2.train.curriculum`).
 
-A function's keyword-only parameters are its settings. A recipe writes them beside the name in one table, or the name
-alone: `select = "roc"`, or `[select]` with `name = "roc"` and `penalty_floor = 0.01`. Selections
-(`rstar2.train.select`) and curricula (`rstar2.train.curriculum`) are such functions.
+A shipped function has its own module in one of these packages. A user's function is named as `module:object`. The
+keyword-only parameters of a function are its settings. A recipe writes only the name, as in `select = "roc"`, or a
+table `[select]` with `name = "roc"` and settings such as `penalty_floor = 0.01`.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from rstar2.plugins import is_reference, load_function
 
 @dataclass(frozen=True)
 class NamedFunctions:
-    """The functions of one recipe key."""
+    """The functions that one recipe key can name."""
 
     package: str
-    """The package with one module for each function."""
+    """The package of the shipped functions, with one module per function."""
     key: str
-    """The recipe's key."""
+    """The recipe key."""
     role: str
-    """What a function is, as a noun phrase that starts a message: "the selection"."""
+    """A noun phrase for messages, such as "the selection"."""
     function: str
-    """The function's name in its module."""
+    """The name of the function in each module."""
     parameters: tuple[str, ...]
     """Names of the positional parameters."""
     default: str
-    """The name of the function of a recipe that names none."""
+    """The name of the function that is used if a recipe names none."""
 
     def shipped(self) -> list[str]:
-        """The names of the functions of the package."""
+        """Returns the names of the shipped functions."""
         return sorted(
             module.name for module in pkgutil.iter_modules(importlib.import_module(self.package).__path__)
         )
 
     def module(self, name: str) -> ModuleType | None:
-        """The module of a function of the package; None for a user's own."""
+        """Returns the module of a shipped function, or None for a user's own function."""
         return None if is_reference(name) else importlib.import_module(f"{self.package}.{name}")
 
     def load(self, name: str) -> Callable[..., Any]:
-        """The function `name`. Raises a UserError if it is a user's own and cannot be loaded."""
+        """Returns the function with this name. Raises UserError if it is a user's own and cannot be loaded."""
         module = self.module(name)
         if module is None:
             return load_function(name, self.role, self.parameters)
@@ -58,7 +58,7 @@ class NamedFunctions:
         return function
 
     def settings_of(self, name: str) -> type[Strict]:
-        """The model of the settings of the function `name`, which are its keyword-only parameters."""
+        """Returns a model for the settings of a function, made from its keyword-only parameters."""
         function = self.load(name)
         try:
             hints = get_type_hints(function, include_extras=True)
@@ -75,18 +75,22 @@ class NamedFunctions:
         return create_model("Settings", __base__=Strict, **fields)
 
     def completed(self, values: Any) -> Any:
-        """A recipe's value, also a name alone, as a table completed with the defaults of the function's settings.
+        """Returns a recipe's value as a table with a value for every setting of the function.
 
-        Raises a ValueError for a name that is not known, or for a wrong setting.
+        Args:
+            values: the recipe's value: a name, or a table.
+
+        Raises:
+            ValueError: the name is unknown, or a setting is wrong.
         """
         values = {"name": values} if isinstance(values, str) else values
         name = values.get("name", self.default) if isinstance(values, dict) else None
         if not isinstance(name, str):
             return values
-        if not is_reference(name) and name not in (known := self.shipped()):
+        if not is_reference(name) and name not in (names := self.shipped()):
             raise ValueError(
-                f"{self.key} must be one of {', '.join(map(repr, known))}, or 'module:object', "
-                f"not {name!r}{did_you_mean(name, known)}"
+                f"{self.key} must be one of {', '.join(map(repr, names))}, or 'module:object', "
+                f"not {name!r}{did_you_mean(name, names)}"
             )
         settings = {key: value for key, value in values.items() if key != "name"}
         fields: dict[str, Any] = {self.key: (self.settings_of(name), ...)}
@@ -94,6 +98,6 @@ class NamedFunctions:
         try:
             checked = resolve(table, {self.key: settings}, [], self.role)
         except UserError as error:
-            # Whoever validates the recipe names what gave the value.
+            # The caller, which validates the whole recipe, adds the origin of the value to the message.
             raise ValueError(error.message.removeprefix(f"{self.role}: ")) from error
         return {"name": name, **checked.model_dump()[self.key]}

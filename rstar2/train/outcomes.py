@@ -1,7 +1,7 @@
-"""What a curriculum (`rstar2.train.curriculum`) knows of a stage's problems: how their rollouts ended so far.
+"""Outcomes of a stage's problems, from which a curriculum (`rstar2.train.curriculum`) chooses the next problems.
 
-An outcome is that of one problem's group of rollouts in one step: how many have a verdict, and how many of these are
-correct. Rollouts that failed, that lost a tool call or that the grader could not decide are in none.
+An outcome belongs to one problem in one step. It is the number of rollouts with a verdict, and the number of correct
+rollouts among them. Rollouts that failed, that lost a tool call or that the grader could not decide do not count.
 """
 
 from __future__ import annotations
@@ -20,36 +20,37 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Discount = Annotated[float, Field(gt=0, le=1)]
 DISCOUNT = 0.995
-"""By this factor an outcome counts less with every step, because the policy moves: half after 138 steps. In a stage of
-the paper's size a problem is asked every 80 steps or so; with a lower factor little is known of it by then."""
+"""The weight of an outcome is multiplied by this factor in every step, because the policy changes. It is halved after
+138 steps. In a stage of the paper's size, a problem is used about every 80 steps; with a lower factor, too little would
+be known about it by then."""
 PRIOR = 0.5
-"""Both parameters of the Beta distribution of a problem without outcomes: Jeffreys' prior. As they are below 1, pass
-rates near 0 and near 1 are taken to be more frequent than those between."""
+"""Both parameters of the Beta distribution of a problem without outcomes: Jeffreys' prior. Because they are below 1,
+pass rates near 0 and near 1 are assumed to be more frequent than those in between."""
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Outcomes in the order in which they became known; arrays of equal length, of shape (outcomes,)."""
+    """Outcomes in the order in which they became known. All arrays have the shape (outcomes,)."""
 
     problem: Ints
     """Index of the problem."""
     step: Ints
-    """The step of the stage, from 1. Those of the stage before are at 0 and below."""
+    """The step of the stage, from 1. Outcomes of the stage before have steps of 0 and below."""
     correct: Ints
-    """Rollouts with the verdict correct."""
+    """Number of correct rollouts."""
     rollouts: Ints
-    """Rollouts with a verdict."""
+    """Number of rollouts with a verdict."""
 
     @classmethod
     def of(cls, rows: Sequence[tuple[int, int, int, int]]) -> Outcomes:
-        """The outcomes of rows (problem, step, correct, rollouts)."""
+        """Returns the outcomes of rows (problem, step, correct, rollouts)."""
         table = np.array(rows, dtype=np.int64).reshape(-1, 4)
         return cls(*table.T)
 
 
 @dataclass(frozen=True)
 class Belief:
-    """What is believed of the pass rates of problems: a Beta distribution each. Arrays are of shape (problems,)."""
+    """A Beta distribution for the pass rate of each problem. Arrays have the shape (problems,)."""
 
     alpha: Floats
     beta: Floats
@@ -68,7 +69,7 @@ class Belief:
         return np.asarray(np.exp(betaln(self.alpha, self.beta + rollouts) - betaln(self.alpha, self.beta)))
 
     def solved(self, rollouts: int) -> Bools:
-        """Whether all of this many further rollouts are more likely correct than not."""
+        """Whether it is more likely than not that all of this many further rollouts are correct."""
         return self.all_correct(rollouts) > 0.5
 
     def hopeless(self, rollouts: int) -> Bools:
@@ -78,15 +79,15 @@ class Belief:
 
 @dataclass(frozen=True)
 class Problems:
-    """The problems that a curriculum chooses from, and their outcomes. Arrays are of shape (problems,)."""
+    """The problems that a curriculum chooses from, and their outcomes. Arrays have the shape (problems,)."""
 
     ids: tuple[str, ...]
     step: int
-    """The step that problems are chosen for, from 1: that after the last with outcomes."""
+    """The step that problems are chosen for, from 1. It is the step after the last one with outcomes."""
     steps: int
     """Number of steps of the stage."""
     rollouts: int
-    """Rollouts of a problem in a step."""
+    """Number of rollouts per problem in a step."""
     outcomes: Outcomes
 
     def __len__(self) -> int:
@@ -94,24 +95,25 @@ class Problems:
 
     @property
     def times_asked(self) -> Ints:
-        """How many outcomes each problem has."""
+        """The number of outcomes of each problem."""
         return np.bincount(self.outcomes.problem, minlength=len(self))
 
     @property
     def last_asked(self) -> Ints:
-        """The step of each problem's last outcome; -1,000,000 if it has none."""
+        """The step of the last outcome of each problem; -1,000,000 if there is none."""
         last = np.full(len(self), -1_000_000)
         np.maximum.at(last, self.outcomes.problem, self.outcomes.step)
         return last
 
     def belief(self, discount: float = DISCOUNT, prior: float = PRIOR) -> Belief:
-        """The posterior of each problem's pass rate, in which an outcome counts `discount` to the power of its age.
+        """Returns the posterior of each problem's pass rate. The weight of an outcome is `discount` ** age.
 
-        An outcome of the last step has age 0. Source: MoPPS, arXiv 2507.04632, recursive Bayesian update with temporal
-        discounting: alpha' = discount * alpha + (1 - discount) * prior + correct, and the same for beta with the
-        rollouts that are not correct. MoPPS applies this to a problem whenever it is asked, and its prior is 1. Here
-        it is applied in every step, because the policy moves in every step: what is known of a problem that is not
-        asked for long fades.
+        The age of an outcome is in steps; an outcome of the last step has age 0.
+
+        Source: MoPPS, arXiv 2507.04632, recursive Bayesian update with temporal discounting: alpha' = discount * alpha
+        + (1 - discount) * prior + correct, and the same for beta with the number of wrong rollouts. MoPPS makes this
+        update for a problem only when it is used, and its prior is 1. Here the update is made for all problems in every
+        step, because the policy changes in every step. Knowledge about a problem that is not used fades.
         """
         outcomes, size = self.outcomes, len(self)
         weight = discount ** np.maximum(0, self.step - 1 - outcomes.step)
@@ -123,7 +125,7 @@ class Problems:
         return Belief(prior + correct_sum, prior + wrong_sum)
 
     def only(self, indices: Sequence[int]) -> Problems:
-        """The problems at these indices, in this order."""
+        """Returns only the problems at these indices, in this order."""
         place = np.full(len(self), -1)
         place[np.asarray(indices, dtype=np.int64)] = np.arange(len(indices))
         outcomes = self.outcomes

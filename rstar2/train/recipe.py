@@ -54,9 +54,9 @@ class Hardware(Strict):
     """Number of GPUs among which the update divides the tokens of a micro-batch (Ulysses). Raise it if long rollouts do
     not fit into one GPU's memory. Values above 1 need `attention` = "flash_attn"."""
     attention: Attention = "torch"
-    """How the trainer computes attention. torch: PyTorch's own kernels, one sequence after another without padding. It
-    needs no further package. flash_attn: the package flash-attn, which you have to install. padded: PyTorch's kernels
-    over a batch that is padded to its longest sequence; for a CPU only."""
+    """The trainer's implementation of attention. torch: PyTorch's own kernels, one sequence after another without
+    padding. It needs no further package. flash_attn: the package flash-attn, which you have to install. padded:
+    PyTorch's kernels over a batch that is padded to its longest sequence; for a CPU only."""
     engine_memory_share: float = Field(0.85, gt=0, lt=1)
     """Share of each GPU's memory that a rollout engine uses while it generates, for weights, KV cache and workspace.
     Lower it if the engine runs out of memory at its start."""
@@ -64,9 +64,9 @@ class Hardware(Strict):
     """Rollouts that one engine generates at the same time. Further rollouts wait. If the KV cache holds far fewer
     rollouts than this, the engine preempts some of them and computes them again, which takes time."""
     router: Literal["sessions", "verl"] = "sessions"
-    """How rollouts are assigned to engines if there are several. sessions: our scheduler (`rstar2.train.scheduler`). A
-    rollout waits until an engine has room for its KV cache, and its later turns go to the same engine. verl: VERL's
-    router, which picks the engine with the fewest requests."""
+    """The method that assigns rollouts to engines if there are several. sessions: our scheduler
+    (`rstar2.train.scheduler`). A rollout waits until an engine has room for its KV cache, and its later turns go to the
+    same engine. verl: VERL's router, which picks the engine with the fewest requests."""
     update_tokens: int | None = Field(None, ge=1)
     """Tokens per GPU in a micro-batch of the update. Lower it to save memory, raise it for speed. On a CPU, padding
     counts too. The default in RL is the longest possible rollout with its prompt, divided by `sequence_parallel`. The
@@ -75,8 +75,9 @@ class Hardware(Strict):
     """Tokens per GPU in a micro-batch that only computes log-probabilities. This takes less memory than the update, so
     the value can be larger than `update_tokens`. The default is `update_tokens`."""
     offload: Literal["none", "optimizer", "all"] = "all"
-    """What the trainer moves to host memory while the engines generate. none: nothing. optimizer: AdamW's moments.
-    all: the moments and the weights. Offload less if the GPUs have memory to spare, because moving takes time."""
+    """The state that the trainer moves to host memory while the engines generate. none: nothing. optimizer: AdamW's
+    moments. all: the moments and the weights. Offload less if the GPUs have memory to spare, because moving takes
+    time."""
     gradient_checkpointing: bool = True
     """Store only the input of each layer, and recompute the other activations in the backward pass. It saves memory and
     costs about one more forward pass."""
@@ -107,18 +108,18 @@ class Hardware(Strict):
     def _gpus_divide(self) -> Hardware:
         if self.device == "cpu" and self.nodes > 1:
             raise ValueError(
-                f'hardware.nodes = {self.nodes}, but hardware.device = "cpu" trains on one machine'
+                f'hardware.nodes = {self.nodes}, but hardware.device = "cpu" trains on one machine: set it to 1'
             )
         if self.device == "cuda" and self.attention == "padded":
             raise ValueError(
                 'hardware.attention = "padded" is for a CPU only: on GPUs VERL counts tokens without padding, so '
-                "nothing would limit the memory of a micro-batch"
+                'nothing would limit the memory of a micro-batch; set it to "torch" or "flash_attn"'
             )
         if self.gpus_per_node % self.tensor_parallel:
             # Ray places all GPUs of an engine on one node.
             raise ValueError(
                 f"the hardware.gpus_per_node = {self.gpus_per_node} GPUs of a node cannot be split into engines of "
-                f"hardware.tensor_parallel = {self.tensor_parallel}"
+                f"hardware.tensor_parallel = {self.tensor_parallel}: choose a number that divides them evenly"
             )
         if self.ranks % self.sequence_parallel:
             raise ValueError(
@@ -156,7 +157,7 @@ class Hardware(Strict):
 
 
 class RolloutSettings(Strict):
-    """How many rollouts a step makes, and the limits of one rollout."""
+    """The number of rollouts per step, and the limits of one rollout."""
 
     prompts: int = Field(512, ge=1)
     """Problems per step."""
@@ -184,7 +185,7 @@ class RolloutSettings(Strict):
 
 
 class GroupSettings(Strict):
-    """How the group of rollouts of one problem is made, and when it is trained on. `select` chooses the rollouts."""
+    """Settings for the group of rollouts of one problem. `select` chooses the rollouts to train on from the group."""
 
     keep: int = Field(16, ge=2)
     """The number of rollouts per problem that are trained on, out of `rollout.rollouts`. The paper calls it G. A group
@@ -222,25 +223,25 @@ class OptimSettings(Strict):
     warmup_steps: int = Field(20, ge=0)
     """Steps in which the learning rate rises linearly to `lr`. The first step uses `lr` / `warmup_steps`."""
     state: Literal["fresh", "continued"] = "fresh"
-    """Where the optimizer begins. fresh: with empty moments and a new warm-up. continued: with AdamW's moments, and at
-    the place in the warm-up, of the stage that made the model."""
+    """The optimizer's initial state. fresh: empty moments and a new warm-up. continued: AdamW's moments and the place
+    in the warm-up of the stage that made the model."""
     epochs: int = Field(1, ge=1)
     """Passes over the rollouts of a step. Each pass is one update. A second pass learns more from each rollout, and
     makes the update take about twice as long. The clip range acts from the second pass on. The paper makes one pass."""
     weight_decay: float = Field(0.01, ge=0)
     """AdamW's weight decay. Neither the paper nor the authors' released code states a value."""
     clip_low: float | None = Field(None, gt=0)
-    """How far below 1 the ratio of new to old probability may go before it is clipped. The default depends on
+    """Lower clip range: the ratio of new to old probability is clipped at 1 minus this value. The default depends on
     `algorithm.objective`; for most objectives it is 0.2. For dppo-tv and dppo-kl this is instead the limit for the fall
     of a token's probability, as total variation or KL divergence."""
     clip_high: float | None = Field(None, gt=0)
-    """How far above 1 the ratio of new to old probability may go before it is clipped. The default depends on
+    """Upper clip range: the ratio of new to old probability is clipped at 1 plus this value. The default depends on
     `algorithm.objective`; for most objectives it is 0.28. For dppo-tv and dppo-kl this is instead the limit for the
     rise of a token's probability."""
 
 
 class CheckpointSettings(Strict):
-    """When the trainer saves checkpoints, and how many of them stay on disk."""
+    """Times at which the trainer saves checkpoints, and the number of checkpoints that stay on disk."""
 
     every: int = Field(10, ge=1)
     """Steps between checkpoints. The last step is always saved."""
@@ -249,8 +250,8 @@ class CheckpointSettings(Strict):
     work that is lost if the run is killed. If one step takes longer, every step is saved."""
     keep: int = Field(2, ge=1)
     """The number of most recent checkpoints that stay on disk. With 1 there is no other checkpoint if the last one is
-    damaged. Plan disk space for `keep` + 1: the next checkpoint is sometimes written before the oldest is removed
-    (always if `keep` is 1 or `export_every` is set, else in the first `keep` saves after a resume)."""
+    damaged. Plan disk space for one more than `keep`, because the next checkpoint may be written before the oldest is
+    removed."""
     export_every: int = Field(0, ge=0)
     """Steps between models that are exported to `models/step-N` in the stage's folder. It must be a multiple of
     `every`. 0: only one model, at the end of the stage."""
@@ -263,7 +264,7 @@ class CheckpointSettings(Strict):
         if self.export_every % self.every:
             raise ValueError(
                 f"export_every = {self.export_every} is not a multiple of every = {self.every}, but only a saved step "
-                "can be exported"
+                "can be exported: set it to such a multiple"
             )
         return self
 
@@ -282,7 +283,7 @@ class HeldOutSettings(Strict):
 
 
 class JudgeSettings(Strict):
-    """What training requires from the judge, and what it does if the judge is unavailable or loses tool calls."""
+    """Requirements that training has of the judge, and its reaction if the judge is unavailable or loses tool calls."""
 
     packages: tuple[str, ...] = PACKAGES
     """Packages that programs must be able to import. Training checks them on the judge before it starts."""
@@ -290,7 +291,7 @@ class JudgeSettings(Strict):
     """The weakest isolation of the judge's programs that training accepts. If unset, it accepts any."""
 
     wait_s: float = Field(600.0, gt=0)
-    """How long a tool call waits for its result, in addition to the program's own time limit. After that the call is
+    """Limit for the time that a tool call waits, in addition to the program's own time limit. After that the call is
     lost. Raise it if the judge has long queues."""
     max_lost_share: float = Field(0.05, ge=0, lt=1)
     """Limit for the share of a step's rollouts that lost a tool call. Up to the limit, these rollouts are left out
@@ -359,10 +360,10 @@ class StageRecipe(Strict):
     """Number of training steps. Each step makes rollouts for `rollout.prompts` problems, and then `optim.epochs`
     updates (one by default)."""
     mode: Mode = "sync"
-    """When rollouts are made. sync: a step waits for all of its rollouts and then makes its update, as in the paper.
-    colocate_async: a step takes the groups that finish first. The engines pause during the update, and unfinished
-    rollouts continue with the new weights. separate_async: the engines have GPUs of their own and also generate during
-    the update. Use an asynchronous mode if most of a step is spent waiting for a few long rollouts."""
+    """The order of rollouts and updates. sync: a step waits for all of its rollouts and then makes its update, as in
+    the paper. colocate_async: a step takes the groups that finish first. The engines pause during the update, and
+    unfinished rollouts continue with the new weights. separate_async: the engines have GPUs of their own and also
+    generate during the update. Use an asynchronous mode if most of a step is spent waiting for a few long rollouts."""
     rollout: RolloutSettings = RolloutSettings()
     asynchronous: AsyncSettings = AsyncSettings()
     curriculum: CurriculumSettings = CurriculumSettings()
@@ -390,8 +391,8 @@ class StageRecipe(Strict):
     """Leave out a problem if the policy that the stage starts from solves it in each of this many samples, by the rule
     of `reward`. 0 keeps all problems."""
     solved_by: Literal["samples", "outcomes"] = "samples"
-    """How `drop_solved` decides which problems are solved. samples: by sampling them with the policy that the stage
-    starts from, as in the paper. outcomes: from the rollouts of the stage before, without sampling. A problem then
+    """The source from which `drop_solved` knows that a problem is solved. samples: new samples by the policy that the
+    stage starts from, as in the paper. outcomes: the rollouts of the stage before, without sampling. A problem then
     counts as solved if it is more likely than not that `drop_solved` samples would all be correct. Problems without
     rollouts are kept."""
     keep_filter_traces: bool = False
@@ -403,12 +404,12 @@ class StageRecipe(Strict):
     seed: int = Field(1, ge=0)
     """Seed for the order of problems, for the random draws of the selection and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
-    """Where VERL reports the metrics of each step, in addition to the file that `rstar2 watch` reads. console: the
+    """Trackers that receive the metrics of each step, in addition to the file that `rstar2 watch` reads. console: the
     trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
     run's folder without a server; the documentation has a table of them."""
     trace_trackers: tuple[TraceTracker, ...] = ()
-    """Where the traces that `traces_per_step` stores are also sent. Each is sent with its reward, its verdict and
-    whether it was trained on."""
+    """Trackers that also receive the traces that `traces_per_step` stores. Each trace is sent with its reward, its
+    verdict and whether it was trained on."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """Keys of VERL's own config, dotted, for settings that have no recipe key. They override what the recipe sets."""
 
@@ -541,7 +542,8 @@ class StageRecipe(Strict):
             if tokens * split < self.longest:
                 raise ValueError(
                     f"hardware.{key} = {tokens} times hardware.sequence_parallel = {split} is less than the longest "
-                    f"rollout with its prompt: rollout.prompt_tokens + rollout.tokens = {self.longest}"
+                    f"rollout with its prompt (rollout.prompt_tokens + rollout.tokens = {self.longest}): raise "
+                    f"hardware.{key}"
                 )
         return self
 
@@ -605,7 +607,8 @@ class StageRecipe(Strict):
     def _group_fits(self) -> StageRecipe:
         if self.groups.keep > self.rollout.rollouts:
             raise ValueError(
-                f"groups.keep = {self.groups.keep} is more than rollout.rollouts = {self.rollout.rollouts}"
+                f"groups.keep = {self.groups.keep} is more than rollout.rollouts = {self.rollout.rollouts}: lower "
+                "groups.keep, or raise rollout.rollouts"
             )
         return self
 
@@ -686,7 +689,7 @@ class SftRecipe(Strict):
     max_tokens: int = Field(16384, ge=1)
     """Limit for the tokens of a conversation, including the system text and the tools."""
     too_long: Literal["drop", "cut"] = "drop"
-    """What happens to a conversation with more than `max_tokens`. drop: it is left out. cut: its end is cut off.
+    """Treatment of a conversation with more than `max_tokens` tokens. drop: it is left out. cut: its end is cut off.
     `rstar2 sft` reports the number of such conversations."""
     validation: ValidationSettings = ValidationSettings()
     held_out: SftHeldOutSettings = SftHeldOutSettings()
@@ -703,7 +706,7 @@ class SftRecipe(Strict):
     seed: int = Field(1, ge=0)
     """Seed for the order of conversations, and for the draws of `validation.share` and of the evaluation's samples."""
     trackers: tuple[Tracker, ...] = ("console",)
-    """Where VERL reports the metrics of each step, in addition to the file that `rstar2 watch` reads. console: the
+    """Trackers that receive the metrics of each step, in addition to the file that `rstar2 watch` reads. console: the
     trainer's log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several trackers can also write into the
     run's folder without a server; the documentation has a table of them."""
     verl: dict[str, Any] = Field(default_factory=dict)
@@ -713,7 +716,7 @@ class SftRecipe(Strict):
     def chosen_by(self) -> Choose:
         """The value of `choose`, with `auto` resolved.
 
-        A split that draws no conversations measures no validation loss, although this property is `validation`.
+        It can be `validation` although the split holds out no conversation. Then no validation loss is measured.
         """
         if self.choose != "auto":
             return self.choose
@@ -757,7 +760,8 @@ class SftRecipe(Strict):
         if self.micro_batch_rows is None and tokens * split < self.max_tokens:
             raise ValueError(
                 f"hardware.update_tokens = {tokens} times hardware.sequence_parallel = {split} is less than the "
-                f"longest conversation: max_tokens = {self.max_tokens}"
+                f"longest conversation (max_tokens = {self.max_tokens}): raise hardware.update_tokens, or lower "
+                "max_tokens"
             )
         return self
 

@@ -137,12 +137,12 @@ def stage_recipes(
 ) -> dict[int, StageRecipe]:
     """Assembles the recipes of several stages with `stage_recipe`, and checks that they can follow each other.
 
-    An override of the form `stage2.a.b=c` changes stage 2 only.
+    An override of the form `stage2.a.b=c` changes stage 2 only. A stage starts from the model of the stage before, so
+    it must have the same format. If it continues the optimizer, it must also have the same learning rate, weight decay
+    and number of ranks, because VERL cannot change them.
 
     Raises:
-        UserError: `stage_recipe` raises it; an override names a stage that is not run; a stage has another format than
-            the stage before, whose model it starts from; or a stage is to continue the optimizer of the stage before
-            with another learning rate, weight decay or number of ranks, which VERL cannot do.
+        UserError: `stage_recipe` raises it, an override names a stage that is not run, or two stages do not match.
     """
     recipes = {}
     for stage in stages:

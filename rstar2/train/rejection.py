@@ -1,12 +1,11 @@
-"""Makes conversations for SFT of a run's traces: those that are correct and clean (rejection sampling).
+"""Rejection sampling: makes SFT conversations from the correct and clean traces of a run.
 
-A trace is read as a source's row (`rstar2.data.source`), so that what is left out is counted by reason on the data
-card, and the rest is filtered, compared with benchmarks and written as every other set is. Which traces of a problem
-are taken is decided before, over all of them: those that RoC's penalty likes best.
+Traces are read like the rows of any other data source (`rstar2.data.source`). They are filtered, compared with
+benchmarks and written in the same way, and the data card counts the traces that are left out by reason. A first pass
+over all traces chooses the best ones of each problem: those with the lowest penalty of Resampling on Correct (RoC).
 
-Of a run, only traces are taken from which a model may learn: a training run's own rollouts, and an evaluation's traces
-of the user's own problems. Traces of held-out problems and of benchmarks are left out, unless their folder or file is
-named.
+Only traces that a model may learn from are used: rollouts of a training run, and traces of an evaluation on the user's
+own problems. Traces of held-out problems and of benchmarks are left out, unless the user names their folder or file.
 """
 
 from __future__ import annotations
@@ -45,70 +44,75 @@ from rstar2.train.select.roc import penalty
 _NEEDED = ("problem_id", "prompt_ids", "response_ids", "response_mask", "turns", "finish")
 _TRAINING = ("sft", "train", "demo")
 """Kinds of runs that train a model."""
-_OTHERS = tuple(name for name in Trace.model_fields if name not in (*_NEEDED, "logprobs"))
+_OPTIONAL = tuple(name for name in Trace.model_fields if name not in (*_NEEDED, "logprobs"))
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which traces become conversations."""
+    """The limits that decide which traces become conversations."""
 
     per_problem: int = 4
-    """At most this many traces of a problem: those with the least penalty (`rstar2.train.select.roc`), of equal ones
-    the shortest."""
+    """Limit for the traces per problem. The traces with the lowest penalty are used (`rstar2.train.select.roc`), and of
+    equal ones the shortest."""
     failed_calls: int = 0
-    """At most this many failed calls in a trace."""
+    """Limit for the failed calls in a trace."""
 
 
 @dataclass(frozen=True)
 class RunTraces:
-    """The files of traces below a folder, or one file."""
+    """The trace files of a run."""
 
     files: tuple[Path, ...]
-    """Those that are read."""
+    """The files that are read."""
     measured: dict[Path, str]
-    """Files with traces of problems that a model is measured on, and which these are. They are left out, or among
-    `files` because they were named."""
+    """Files with traces of problems that models are evaluated on, each with the name of these problems. Such a file is
+    also in `files` if the user named it; otherwise it is left out."""
 
     def warnings(self) -> Iterator[str]:
-        """What is left out, and what is taken although a model is measured on it."""
-        for what in dict.fromkeys(self.measured.values()):
-            folders = [str(file.parent) for file, of in self.measured.items() if of == what]
-            if set(self.files) & {file for file, of in self.measured.items() if of == what}:
-                yield f"these are traces of {what}: a model that learns from them cannot be measured on it"
+        """Yields a warning for each set of problems that models are evaluated on."""
+        for problems in dict.fromkeys(self.measured.values()):
+            files = [file for file, name in self.measured.items() if name == problems]
+            if set(self.files) & set(files):
+                yield f"these are traces of {problems}: a model that learns from them cannot be measured on it"
             else:
-                yield f"left out are the traces of {what}: {first_few(folders)}"
+                yield f"traces of {problems} are left out: {first_few([str(file.parent) for file in files])}"
 
 
 def traces_of(run: Path) -> RunTraces:
-    """The traces of an evaluation or a training run, of a folder in one, or in a file.
+    """Finds the trace files of a run.
 
-    Raises UserError if there are none, or only such as are left out.
+    Args:
+        run: the folder of an evaluation or a training run, a folder in it, or a trace file.
+
+    Raises:
+        UserError: there are no traces, or all of them are left out.
     """
     if run.is_file():
-        return RunTraces((run,), {run: what} if (what := _measured_by(run)) else {})
-    everything = [*sorted(run.glob("**/traces.jsonl")), *sorted(run.glob("**/traces/step-*.jsonl"))]
-    if not everything:
+        return RunTraces((run,), {run: problems} if (problems := _measured_by(run)) else {})
+    all_files = [*sorted(run.glob("**/traces.jsonl")), *sorted(run.glob("**/traces/step-*.jsonl"))]
+    if not all_files:
         raise UserError(
             f"{run} has no traces",
             "Give the folder of an evaluation, or of a training run that keeps traces (traces_per_step).",
         )
-    left_out = {file: what for file in everything if (what := _measured_by(file, below=run))}
-    files = tuple(file for file in everything if file not in left_out)
+    left_out = {file: problems for file in all_files if (problems := _measured_by(file, below=run))}
+    files = tuple(file for file in all_files if file not in left_out)
     if not files:
         raise UserError(
-            f"{run} has only traces of {first_few([*dict.fromkeys(left_out.values())])}, which a model is measured on",
+            f"{run} has only traces of {first_few([*dict.fromkeys(left_out.values())])}, which models are evaluated on",
             "Give an evaluation of training problems (`rstar2 eval data/rl/data.parquet …`), or a training run that "
-            f"keeps traces (traces_per_step). To take them all the same, name their folder, such as "
+            f"keeps traces (traces_per_step). To use them anyway, name their folder, such as "
             f"{next(iter(left_out)).parent}.",
         )
-    named = {file: what for file in files if (what := _measured_by(file))}
+    named = {file: problems for file in files if (problems := _measured_by(file))}
     return RunTraces(files, {**left_out, **named})
 
 
 def _measured_by(file: Path, below: Path | None = None) -> str:
-    """The problems of a file of traces if a model is measured on them, for people; empty otherwise.
+    """Returns a name for the problems of a trace file if models are evaluated on them; empty otherwise.
 
-    With `below`, only runs count that are in this folder, or are it.
+    Args:
+        below: if given, only a run in this folder, or this folder itself, decides.
     """
     absolute = file.resolve()
     for folder in absolute.parents:
@@ -131,32 +135,32 @@ def plan_traces(
     against: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> MixturePlan:
-    """What to prepare from the traces of an evaluation, an SFT or a training run.
+    """Plans the preparation of SFT conversations from the traces of an evaluation or a training run.
 
     Args:
-        run: its folder, a folder in it, or a file of traces.
-        model: the model that wrote them, whose tokenizer and format they have. By default the one that the run names.
-        against: benchmarks, by name or file, that no conversation may share words with.
-        overrides: `a.b=c`, keys of the mixture's recipe.
+        run: the folder of the run, a folder in it, or a trace file.
+        model: the model that wrote the traces. Its tokenizer and format are used. By default the run names it.
+        against: benchmarks, by name or file. A conversation that shares words with their problems is left out.
+        overrides: texts of the form `a.b=c` that change keys of the mixture's recipe.
 
     Raises:
-        UserError: there are no traces, they are damaged, or the model's tokenizer is not here.
+        UserError: there are no traces, they are damaged, or the model's tokenizer cannot be found.
     """
     files = traces_of(run).files
-    codec_of = find_model(model) if model is not None else _model_of(run, files)
-    if codec_of is None:
+    model_folder = find_model(model) if model is not None else _model_of(run, files)
+    if model_folder is None:
         raise UserError(f"no model at {model}", "Give the folder of the model that wrote the traces.")
     name = run.resolve().stem.replace(".", "-")
     values = {"sources": {name: {}}, "filters": DEFAULT_FILTERS["conversations"], "against": tuple(against)}
     recipe = resolve(MixtureRecipe, values, list(overrides), "the traces' mixture")
-    codec = load_codec(codec_of)
-    reader = _TraceReader(codec_of, codec.digest, selection, frozenset(_chosen(files, selection)))
+    codec = load_codec(model_folder)
+    reader = _TraceReader(model_folder, codec.digest, selection, frozenset(_chosen(files, selection)))
     source = Source(
         kind="conversations",
         family="own traces",
         licence="the model's, and that of its problems",
         columns=(_NEEDED,),
-        more=_OTHERS,
+        more=_OPTIONAL,
         read=reader,
         token_ids=True,
     )
@@ -167,7 +171,7 @@ def plan_traces(
 
 @dataclass(frozen=True)
 class _TraceOrigin(Origin):
-    """Traces and how they are selected, which decides what is read of them."""
+    """The origin of conversations from traces. Its identity includes the selection, which decides what is read."""
 
     selection: dict[str, Any] = field(default_factory=dict)
 
@@ -176,7 +180,7 @@ class _TraceOrigin(Origin):
 
 
 def _model_of(run: Path, files: Sequence[Path]) -> Path:
-    """The model that wrote a run's traces: that of the results beside them, or the one that the run trains."""
+    """The model that wrote a run's traces: the one in the results beside them, or the one that the run trains."""
     hint = "Name it with --model: the folder of the model that wrote the traces."
     folder = run if run.is_dir() else run.parent
     for results in (file.with_name("results.json") for file in files):
@@ -191,11 +195,13 @@ def _model_of(run: Path, files: Sequence[Path]) -> Path:
             if kind in ("sft", "train", "demo") and (each / "config.json").is_file():
                 return each
         break
-    raise UserError(f"{run} does not name the model that wrote its traces, or it is not here any more", hint)
+    raise UserError(
+        f"{run} does not name the model that wrote its traces, or that model does not exist", hint
+    )
 
 
 def _chosen(files: Sequence[Path], selection: Selection) -> Iterator[str]:
-    """The keys of the traces that are taken, of those that may be."""
+    """Yields the keys of the traces that become conversations."""
     ranked: dict[str, list[tuple[float, int, int, str]]] = defaultdict(list)
     seen: set[tuple[str, bytes]] = set()
     for file in files:
@@ -214,13 +220,16 @@ def _chosen(files: Sequence[Path], selection: Selection) -> Iterator[str]:
 
 
 def key_of_trace(trace: Trace) -> str:
-    """A name for a trace among all of a run, whose steps may sample a problem under the same numbers."""
+    """Returns a name for a trace that is unique in its run.
+
+    It depends on the trace's tokens, because several steps may sample a problem under the same numbers.
+    """
     written = hashlib.sha256(array("q", trace.response_ids).tobytes()).hexdigest()
     return f"{trace.problem_id}-{trace.sample}-{written[:8]}"
 
 
 def _fault(trace: Trace, selection: Selection) -> tuple[str, str] | None:
-    """Why a trace is not learnt from, as reason and detail; None if it may be."""
+    """Returns the reason why a trace is left out, and a detail; None if the trace can be used."""
     if not trace.correct:
         return "not correct", f"verdict {trace.verdict}"
     if trace.finish != "answer":
@@ -238,7 +247,7 @@ def _fault(trace: Trace, selection: Selection) -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class _TraceReader:
-    """Reads a trace as a conversation, in whatever process."""
+    """Reads a trace as a conversation. It can be sent to other processes."""
 
     model: Path
     codec: str
@@ -252,8 +261,8 @@ class _TraceReader:
             raise Refused(*fault)
         key = key_of_trace(trace)
         if key not in self.chosen:
-            most = self.selection.per_problem
-            raise Refused("others of its problem are taken", f"the same text, or {most} with less penalty")
+            limit = self.selection.per_problem
+            raise Refused("others of its problem are taken", f"the same text, or {limit} with less penalty")
         return {"id": key, **conversation_columns(trace, _loaded(self.model))}
 
 
@@ -263,10 +272,10 @@ def _loaded(model: Path) -> ChatCodec:
 
 
 def conversation_columns(trace: Trace, codec: ChatCodec) -> dict[str, Any]:
-    """The columns of a conversation that a model wrote: texts as it wrote them, and its own token ids.
+    """Returns the columns of a conversation with the texts and the token ids that a model wrote.
 
-    The question is the problem alone: every format puts its own text around it (`rstar2.data.taught`). Refused if the
-    trace was written in another format than the codec's.
+    The question is only the problem, because every format puts its own text around it (`rstar2.data.taught`). Raises
+    Refused if the format of the trace is not that of the codec.
     """
     if codec.prompt(codec.format.messages(trace.problem)) != trace.prompt_ids:
         raise Refused("another format", "its prompt is not what the model's format makes of the problem")
@@ -277,7 +286,7 @@ def conversation_columns(trace: Trace, codec: ChatCodec) -> dict[str, Any]:
     for turn in trace.turns:
         messages.append(_message(turn, trace, codec, tools))
         messages += [{"role": "tool", "content": call.output} for call in turn.calls]
-    if ids[-1] not in codec.stop_ids:  # a server may leave it out
+    if ids[-1] not in codec.stop_ids:  # a server may leave out the end token
         ids.append(codec.end_id)
         mask.append(1)
     return {

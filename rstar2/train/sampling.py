@@ -1,4 +1,4 @@
-"""Measures a model on problems, and leaves out those it solves every time, as stage 3 does (arXiv 2508.20722)."""
+"""Samples a model on problems, and leaves out problems that it always solves, as in stage 3 (arXiv 2508.20722)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from rstar2.retry import RetryPolicy
 JudgeAddress = tuple[str, str | None]
 """A judge's URL and token."""
 Rows = list[dict[str, Any]]
-"""Training problems, as `rstar2.data.parquet.rl_rows` makes them."""
+"""Training problems in the form of `rstar2.data.parquet.rl_rows`."""
 OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Problems, and how a model is measured on them."""
+    """Problems, and the settings for sampling a model on them."""
 
     problems: list[Problem]
     settings: EvalSettings
@@ -47,10 +47,16 @@ def sample(
     out: Path,
     on_progress: OnProgress,
 ) -> EvalResult:
-    """Sample every problem `settings.samples` times with engines of one model, and close them.
+    """Samples every problem `settings.samples` times.
 
-    Traces and results are written to `out`, from which a killed call resumes. A Failure where the engine or judge no
-    longer answers; finished samples are kept.
+    A killed call can be repeated: it continues with the samples in `out`.
+
+    Args:
+        engines: engines of one model. They are closed at the end.
+        out: the folder for traces and results.
+
+    Raises:
+        Failure: an engine or the judge does not answer any more. Finished samples stay in `out`.
     """
 
     settings = evaluation.settings
@@ -74,7 +80,7 @@ def sample(
 
 
 def problems_of(rows: Rows) -> list[Problem]:
-    """The problems of RL rows; a UserError for a row that does not hold its problem's id and text."""
+    """Returns the problems of RL rows. Raises UserError if a row does not contain the id and text of its problem."""
     problems = []
     for number, row in enumerate(rows, 1):
         about = row.get("extra_info") or {}
@@ -88,15 +94,20 @@ def problems_of(rows: Rows) -> list[Problem]:
 
 
 def drop_solved(rows: Rows, samples: Iterable[tuple[str, bool]], times: int, fill: int) -> Rows:
-    """Leave out the problems that were solved every time; where fewer than `fill` are left, solved ones fill up.
+    """Leaves out the problems that were solved in every sample.
 
     Args:
-        samples: by the policy that the stage starts from: the problem, and whether it was solved.
-        times: samples per problem that count; a UserError where one has fewer.
+        samples: the problem id of each sample, and whether the sample solved the problem. The samples are by the policy
+            that the stage starts from.
+        times: the number of samples per problem that count.
+        fill: the number of problems that a step needs, see `leave_out`.
+
+    Raises:
+        UserError: a problem has fewer than `times` samples.
     """
     outcomes: dict[str, list[bool]] = defaultdict(list)
-    for problem, right in samples:
-        outcomes[problem].append(right)
+    for problem, is_solved in samples:
+        outcomes[problem].append(is_solved)
     solved = []
     for row in rows:
         name = row["extra_info"]["id"]
@@ -106,7 +117,7 @@ def drop_solved(rows: Rows, samples: Iterable[tuple[str, bool]], times: int, fil
 
 
 def leave_out(rows: Rows, solved: Iterable[bool], fill: int) -> Rows:
-    """Leave out the rows that are solved; if fewer than `fill` are left, the first solved ones fill up."""
+    """Leaves out the rows that are solved. If fewer than `fill` rows remain, the first solved ones are added again."""
     unsolved: Rows = []
     others: Rows = []
     for row, is_solved in zip(rows, solved, strict=True):
@@ -115,7 +126,7 @@ def leave_out(rows: Rows, solved: Iterable[bool], fill: int) -> Rows:
 
 
 def check_samples(problem: str, samples: int, times: int) -> None:
-    """Raise a UserError where a problem has fewer samples than decide whether it is solved."""
+    """Raises UserError if a problem has too few samples to decide whether it is solved."""
     if samples < times:
         raise UserError(
             f"problem {problem} has {samples} samples, but {times} are needed to decide whether it is solved",

@@ -1,7 +1,6 @@
-"""Decides which encoded conversations SFT trains on, and on which it measures the loss.
+"""Splits encoded conversations into those that SFT trains on and those that it measures the loss on.
 
-The two are kept apart: no conversation of one asks nearly the same as one of the other, by
-`rstar2.train.encoding.groups_of`.
+No conversation of one part asks nearly the same question as one of the other part (`rstar2.train.encoding.groups_of`).
 """
 
 from __future__ import annotations
@@ -17,38 +16,41 @@ from rstar2.train.encoding import EncodedData, Numbers, groups_of
 from rstar2.train.recipe import SftRecipe
 
 TRAIN = "train.npy"
-"""In a run's folder: the numbers of the conversations to train on; `train.arrow` beside it holds all of them."""
+"""A file in a run's folder with the numbers of the conversations to train on. `train.arrow` contains the conversations,
+and others too."""
 VALIDATION = "validation.npy"
-"""Likewise of the conversations on which the loss is measured, with `validation.arrow`."""
+"""A file in a run's folder with the numbers of the conversations to measure the loss on. They are in
+`validation.arrow`."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The conversations of an SFT, as numbers of encoded ones."""
+    """The training part and the validation part of SFT's conversations."""
 
     data: EncodedData
     train: Numbers
+    """Indices into `data`."""
     held_out: EncodedData
-    """The file that `validation` numbers: `data` itself, or another one."""
+    """The conversations for validation: `data` itself, or those of another file."""
     validation: Numbers
-    """Empty if the loss is not measured."""
+    """Indices into `held_out`; empty if no validation loss is measured."""
     too_long: int
-    """How many conversations of `data` have more tokens than the recipe allows."""
+    """Number of conversations in `data` with more tokens than `max_tokens`."""
     cut_to_nothing: int
-    """How many of them were cut before their first answer, and are left out."""
+    """Number of these conversations that are left out, because the cut leaves no token to train on."""
     repeated: int = 0
-    """How many conversations of a validation file are left out, because training conversations ask nearly the same."""
+    """Number of conversations of a validation file that are left out because the training data asks nearly the same."""
     max_tokens: int = 0
-    """Where longer conversations are cut."""
+    """The recipe's `max_tokens`. Longer conversations are cut here, if they are not left out."""
 
     @property
     def lengths(self) -> Numbers:
-        """The tokens of each conversation that is trained on."""
+        """The number of tokens of each training conversation, of shape (conversations,)."""
         lengths: Numbers = np.minimum(self.data.lengths[self.train], self.max_tokens)
         return lengths
 
     def write(self, folder: Path) -> None:
-        """Write what the trainer reads to a run's folder."""
+        """Writes the files that the trainer reads to a run's folder."""
         for name, numbers, data in (
             (TRAIN, self.train, self.data),
             (VALIDATION, self.validation, self.held_out),
@@ -62,27 +64,35 @@ class Split:
 
 
 def split(recipe: SftRecipe, data: EncodedData, held_out: EncodedData | None) -> Split:
-    """Split the conversations of `data`, or take those of the file `held_out` to measure on.
+    """Splits conversations into a training part and a validation part.
 
-    With `validation.share`, whole groups of conversations that ask nearly the same are drawn at random.
+    Args:
+        data: the training data.
+        held_out: the conversations of `validation.data`. If None, `validation.share` of `data` is drawn at random.
+            Conversations that ask nearly the same are drawn together.
     """
     usable, too_long, cut_to_nothing = _usable(recipe, data)
     counts = {"too_long": too_long, "cut_to_nothing": cut_to_nothing, "max_tokens": recipe.max_tokens}
     if held_out is not None:
         groups = groups_of([data, held_out])
-        measured = _usable(recipe, held_out)[0]
-        apart = ~np.isin(groups[len(data.lengths) :][measured], groups[: len(data.lengths)][usable])
-        repeated = int((~apart).sum())
-        return Split(data, usable, held_out, measured[apart], **counts, repeated=repeated)
-    wanted = min(int(recipe.validation.share * len(usable)), recipe.validation.most)
-    if not wanted:
+        candidates = _usable(recipe, held_out)[0]
+        distinct = ~np.isin(groups[len(data.lengths) :][candidates], groups[: len(data.lengths)][usable])
+        repeated = int((~distinct).sum())
+        return Split(data, usable, held_out, candidates[distinct], **counts, repeated=repeated)
+    count = min(int(recipe.validation.share * len(usable)), recipe.validation.most)
+    if not count:
         return Split(data, usable, data, usable[:0], **counts)
-    validation = np.isin(usable, _drawn(usable, groups_of([data])[usable], wanted, recipe.seed))
+    validation = np.isin(usable, _draw_groups(usable, groups_of([data])[usable], count, recipe.seed))
     return Split(data, usable[~validation], data, usable[validation], **counts)
 
 
 def _usable(recipe: SftRecipe, data: EncodedData) -> tuple[Numbers, int, int]:
-    """The conversations that the recipe's limit leaves, how many are longer, and how many teach nothing once cut."""
+    """Applies the recipe's token limit.
+
+    Returns:
+        The indices of the conversations that can be used, the number of conversations that are too long, and the number
+        of those that have no token to train on after the cut.
+    """
     long = data.lengths > recipe.max_tokens
     if recipe.too_long == "drop":
         return np.flatnonzero(~long), int(long.sum()), 0
@@ -90,15 +100,19 @@ def _usable(recipe: SftRecipe, data: EncodedData) -> tuple[Numbers, int, int]:
     return np.flatnonzero(~empty), int(long.sum()), int(empty.sum())
 
 
-def _drawn(numbers: Numbers, groups: Numbers, wanted: int, seed: int) -> Numbers:
-    """At most `wanted` of the numbers: groups in random order, each whole, as long as they fit."""
-    _, place, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    taken = np.zeros(len(sizes), dtype=np.bool_)
-    left = wanted
+def _draw_groups(numbers: Numbers, groups: Numbers, limit: int, seed: int) -> Numbers:
+    """Draws whole groups in random order while they fit into `limit`. Returns the numbers of their members.
+
+    Args:
+        groups: the group of each number, of the same shape as `numbers`.
+    """
+    _, group_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    drawn = np.zeros(len(sizes), dtype=np.bool_)
+    room = limit
     for group in np.random.default_rng(seed).permutation(len(sizes)):
-        if sizes[group] <= left:
-            taken[group] = True
-            left -= int(sizes[group])
-        if not left:
+        if sizes[group] <= room:
+            drawn[group] = True
+            room -= int(sizes[group])
+        if not room:
             break
-    return numbers[taken[place]]
+    return numbers[drawn[group_of]]

@@ -211,9 +211,7 @@ def run_sft(
         return folder / "model"
 
     def on_step(step: int, metrics: dict[str, float]) -> None:
-        validation_loss = metrics.get(VALIDATION_METRIC)
-        validation = "" if validation_loss is None else f", validation loss {validation_loss:.3f}"
-        progress.update("sft", step, f"loss {metrics['train/loss']:.3f}{validation}")
+        progress.update("sft", step, _losses(metrics))
 
     log = logs / "sft.log"
     warn = warner(progress, log)
@@ -233,17 +231,9 @@ def run_sft(
         if trainer_env:
             command.env.update(trainer_env(recipe.hardware))
         return Start(
-            command,
-            folder,
-            step,
-            inputs.model,
-            log,
-            recipe.hardware,
-            saved,
-            timer,
-            warn,
+            command, folder, step, inputs.model, log, recipe.hardware, saved, timer, warn,
             needed_steps=needed_steps,
-        )
+        )  # fmt: skip
 
     with _disk_failures(folder):
         for step in held_out_steps(recipe, steps) if evaluate else ():
@@ -262,6 +252,12 @@ def run_sft(
         "sft", f"{inputs.conversations} conversations, {steps} steps; the model is that of {choice.text}"
     )
     return folder / "model"
+
+
+def _losses(metrics: dict[str, float]) -> str:
+    validation_loss = metrics.get(VALIDATION_METRIC)
+    validation = "" if validation_loss is None else f", validation loss {validation_loss:.3f}"
+    return f"loss {metrics['train/loss']:.3f}{validation}"
 
 
 def _keep_best_model(recipe: SftRecipe, folder: Path, steps: int) -> None:
@@ -434,10 +430,14 @@ def _final_checkpoint(start: Start) -> Path:
     """The checkpoint that a phase ends with. Raises Failure if it is missing or damaged."""
     last, end = last_checkpoint(start.checkpoints), start.end
     if last is None:
-        raise Failure(f"the trainer left no checkpoint in {start.checkpoints}", f"Its log: {start.log}")
+        raise Failure(
+            f"the trainer left no checkpoint in {start.checkpoints}",
+            f"Look for the reason in its log: {start.log}",
+        )
     if end is None:
         raise Failure(
-            f"the trainer ended with {last.name}, before step {start.steps}", f"Its log: {start.log}"
+            f"the trainer ended with {last.name}, before step {start.steps}",
+            f"Look for the reason in its log: {start.log}",
         )
     checkpoint = start.checkpoints / f"global_step_{end}"
     if checkpoint != last and (damage := fault(checkpoint)):
@@ -523,7 +523,7 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
 
     Raises:
         UserError: the model's folder does not belong to a stage, or that stage had another number of ranks, learning
-            rate or weight decay. VERL would keep using its learning rate and weight decay, whatever the recipe says.
+            rate or weight decay. VERL would keep the earlier values, whatever the recipe says.
     """
     checkpoints, hardware = model.parent / "checkpoints", recipe.hardware
     hint = "Give the model of an earlier stage, or begin with a new optimizer: --set optim.state=fresh."

@@ -1,4 +1,4 @@
-"""What `rstar2 train` and `rstar2 sft` are asked to do and start from, checked before a run folder is made."""
+"""Checks the inputs of `rstar2 train` and `rstar2 sft` before a run folder is made, and returns them as a plan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rstar2.train.trainer.tracking import check_trackers
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """The stages to run and what they start from."""
+    """The stages to run, and their inputs."""
 
     recipes: dict[int, StageRecipe]
     model: Path
@@ -43,17 +43,17 @@ class TrainPlan:
     format: Format
     rows: list[dict[str, Any]]
     solved: Path | None
-    """The filter's folder or `rstar2 eval` run that counts how often the training problems are solved."""
+    """A folder of the filter, or a run of `rstar2 eval`, that counts how often each training problem was solved."""
     judge: JudgeChoice
     too_long: dict[int, int]
-    """By stage, how many problems are left out because their prompt has more than `rollout.prompt_tokens` tokens."""
+    """By stage, the number of training problems that are left out because of `rollout.prompt_tokens`."""
     held_out_too_long: dict[int, int]
-    """Likewise of the problems that the stage is measured on."""
+    """By stage, the number of held-out problems that are left out because of `rollout.prompt_tokens`."""
     unreadable: dict[Path, list[UnreadableAnswer]] = field(default_factory=dict)
     """By file, the problems that are left out because no output can be graded correct against their answer."""
 
     def config(self) -> dict[str, Any]:
-        """What the run's folder keeps, so that nothing else resumes it; see `compared`."""
+        """The config that is stored in the run's folder. A later start must match it, see `compared`."""
         recipes = {str(number): recipe.model_dump(mode="json") for number, recipe in self.recipes.items()}
         return {
             "recipes": recipes,
@@ -64,14 +64,14 @@ class TrainPlan:
 
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
-        """What of a run's config must be the same at every start, see `rstar2.train.changeable`."""
+        """The part of a config that must be the same when a run is resumed, see `rstar2.train.changeable`."""
         recipes = {number: compared(recipe, StageRecipe) for number, recipe in config["recipes"].items()}
         return {**config, "recipes": recipes}
 
 
 @dataclass(frozen=True)
 class SftPlan:
-    """Conversations to fine-tune a model on."""
+    """The inputs of SFT."""
 
     recipe: SftRecipe
     model: Path
@@ -79,12 +79,12 @@ class SftPlan:
     format: Format
     split: Split
     problems: list[Problem] = field(default_factory=list)
-    """On which the model is sampled while it is trained; none if the recipe names none."""
+    """Held-out problems on which the model is evaluated during training; empty if the recipe names none."""
     judge: JudgeChoice = field(default_factory=JudgeChoice)
-    """Which judge runs the programs of these samples."""
+    """The judge for these evaluations."""
 
     def config(self) -> dict[str, Any]:
-        """What the run's folder keeps, so that nothing else resumes it; see `compared`."""
+        """The config that is stored in the run's folder. A later start must match it, see `compared`."""
         held_out = {"validation_sha256": self.split.held_out.digest} if self.recipe.validation.data else {}
         if self.problems:
             held_out["problems"] = fingerprint(self.problems)
@@ -97,7 +97,7 @@ class SftPlan:
 
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
-        """The part of `config` in which a resumed run may not differ."""
+        """The part of a config that must be the same when a run is resumed, see `rstar2.train.changeable`."""
         return {**config, "recipe": compared(config["recipe"], SftRecipe)}
 
 
@@ -110,10 +110,14 @@ def _source(model: Path, data: Path) -> dict[str, str]:
 def plan_training(
     recipes: dict[int, StageRecipe], model: Path, data: Path, solved: Path | None, judge: JudgeChoice
 ) -> TrainPlan:
-    """Check everything that can be checked before the first stage.
+    """Checks everything that can be checked before the first stage, and returns the plan.
 
-    A UserError where model, data or `solved` cannot be used, `solved` does not decide on each problem that a stage may
-    leave out, the data is too small, also without prompts that are too long, or no judge can be started.
+    Args:
+        solved: see `TrainPlan.solved`.
+
+    Raises:
+        UserError: the model, the data or `solved` cannot be used; `solved` has too few samples of a problem; too few
+            problems have a prompt within the token limit; or no judge can be started.
     """
     check_model(model)
     for recipe in recipes.values():
@@ -136,17 +140,17 @@ def plan_training(
     if solved is not None:
         for recipe in filter(lambda each: each.drop_solved, recipes.values()):
             limit = recipe.rollout.prompt_tokens
-            left = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
-            check_counted(solved, left, recipe)
+            short_enough = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
+            check_counted(solved, short_enough, recipe)
     held_out_too_long = {
-        number: _too_long(prompt_lengths(held, codec), recipes[number], 1, str(recipes[number].held_out.data))
-        for number, held in held_out.items()
+        number: _too_long(prompt_lengths(each, codec), recipes[number], 1, str(recipes[number].held_out.data))
+        for number, each in held_out.items()
     }
     return TrainPlan(recipes, model, data, fmt, rows, solved, judge, too_long, held_out_too_long, unreadable)
 
 
 def check_judge_place(recipes: dict[int, StageRecipe], judge: JudgeChoice) -> None:
-    """Raise a UserError if training has several nodes, and those without the judge cannot reach it."""
+    """Raises UserError if training has several nodes and the judge cannot be reached from all of them."""
     if all(recipe.machines.nodes == 1 for recipe in recipes.values()):
         return
     hint = "Start one (rstar2 judge up --host … --token …) and give its URL with --judge."
@@ -154,18 +158,20 @@ def check_judge_place(recipes: dict[int, StageRecipe], judge: JudgeChoice) -> No
         raise UserError("training on several nodes needs a judge that all of them can reach", hint)
     if is_loopback(judge.url):
         raise UserError(
-            f"training on several nodes needs a judge that all of them can reach, but {judge.url} means each node "
-            "itself",
-            "Give the judge's URL with its host name or address in the network.",
+            f"training on several nodes needs a judge that all of them can reach, but on each node {judge.url} is "
+            "that node itself",
+            "Give the judge's URL with its host name or its network address.",
         )
 
 
 def check_programs(recipes: dict[int, StageRecipe], address: JudgeAddress, fmt: Format) -> None:
-    """Run programs on the judge as rollouts will; a UserError if it refuses them or lacks what a recipe needs.
+    """Runs programs on the judge in the same way as rollouts will.
 
-    A JudgeError if the judge does not answer.
+    The judge must have the packages of `judge.packages` and the isolation of `judge.isolation` of all stages.
 
-    Needed are the packages of `judge.packages` and the isolation of `judge.isolation`, of all stages together.
+    Raises:
+        UserError: the judge rejects the programs, or does not have the packages or the isolation.
+        JudgeError: the judge does not answer.
     """
     url, token = address
     packages = dict.fromkeys(name for recipe in recipes.values() for name in recipe.judge.packages)
@@ -177,10 +183,14 @@ def check_programs(recipes: dict[int, StageRecipe], address: JudgeAddress, fmt: 
 def check_data(
     recipes: dict[int, StageRecipe], data: Path, solved: Path | None
 ) -> tuple[Rows, dict[int, Rows], dict[Path, list[UnreadableAnswer]]]:
-    """The rows to train on, and by stage those it is measured on, as far as they can be checked without a model.
+    """Reads the training data and the held-out data, and checks them as far as this is possible without a model.
 
-    Rows that no output can be graded correct against are left out, and returned by file. Raises UserError if the data
-    or `solved` cannot be used, or if the data is too small.
+    Returns:
+        The rows to train on; by stage, the held-out rows; and by file, the rows that are left out because no output can
+        be graded correct against their answer.
+
+    Raises:
+        UserError: the data or `solved` cannot be used, or the data is too small.
     """
     rows, left_out = readable_rows(data, recipes[min(recipes)].rollout.rollouts)
     unreadable = {prepared_file(data): left_out}
@@ -210,7 +220,7 @@ def check_data(
 
 
 def _too_long(lengths: list[int], recipe: StageRecipe, needed: int, data: str) -> int:
-    """How many of the prompts of these lengths a stage leaves out; a UserError where fewer than `needed` are left."""
+    """Returns how many prompts of these lengths a stage leaves out. Raises UserError if fewer than `needed` remain."""
     limit = recipe.rollout.prompt_tokens
     too_long = sum(length > limit for length in lengths)
     check_enough(len(lengths) - too_long, needed, limit, data)
@@ -218,9 +228,9 @@ def _too_long(lengths: list[int], recipe: StageRecipe, needed: int, data: str) -
 
 
 def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
-    """The format in which the first stage trains a model.
+    """Returns the format in which the first stage trains the model.
 
-    A UserError where it is not the model's, or that stage cannot continue the optimizer of the one that made the model.
+    Raises UserError if it is not the model's format, or if the first stage is to continue an optimizer and cannot.
     """
     first = recipes[min(recipes)]
     fmt = rl_format(first.format, model)
@@ -230,10 +240,10 @@ def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
 
 
 def check_outcomes(recipes: dict[int, StageRecipe], model: Path) -> None:
-    """Raise a UserError if a stage is to leave out problems by outcomes that will not be there.
+    """Raises UserError if a stage has `solved_by` = "outcomes", but will not have usable outcomes.
 
-    Those of the first stage are in the folder of the stage that made its model. Those of a later stage are decided by
-    the reward of the stage before.
+    The first stage needs the outcomes in the folder of the stage that made its model. A later stage needs a stage
+    before it with the same reward, because the reward decides what counts as correct.
     """
     before: StageRecipe | None = None
     for number, recipe in recipes.items():
@@ -244,7 +254,7 @@ def check_outcomes(recipes: dict[int, StageRecipe], model: Path) -> None:
                 raise UserError(
                     f'stage {number} has solved_by = "outcomes" and reward = {recipe.reward}, but the stage before has '
                     f"reward = {before.reward}",
-                    'Use one reward, or set solved_by = "samples".',
+                    'Use the same reward in both, or set solved_by = "samples".',
                 )
         before = recipe
 
@@ -256,14 +266,16 @@ def plan_sft(
     judge: JudgeChoice | None = None,
     on_rows: OnRows = lambda count: None,
 ) -> SftPlan:
-    """Check what can be checked before SFT, and encode the conversations unless an earlier run has done so.
+    """Checks everything that can be checked before SFT, encodes the conversations, and returns the plan.
+
+    If an earlier run has encoded the same conversations, its result is used.
 
     Args:
-        judge: runs the programs of the samples of held-out problems; None for one that is started for the run.
-        on_rows: called with the number of conversations that were encoded.
+        judge: the judge for the evaluations during training; None starts one for the run.
+        on_rows: called with the number of conversations encoded so far.
 
     Raises:
-        UserError: model, format or data cannot be used, or the data has too few conversations.
+        UserError: the model, the format or the data cannot be used, or there are too few conversations.
         Failure: the disk is full, or a process died.
     """
     check_model(model)
@@ -272,30 +284,31 @@ def plan_sft(
     problems = _problems(recipe, judge or JudgeChoice())
     codec = taught_codec(recipe.format, model)
     data = prepared_file(data)
-    how = CodecOf(recipe.format, model, codec.digest)
-    encoded = encoded_data(data, how, on_rows)
+    codec_source = CodecOf(recipe.format, model, codec.digest)
+    encoded = encoded_data(data, codec_source, on_rows)
     held_out = None
     if recipe.validation.data:
         file = prepared_file(Path(recipe.validation.data))
-        held_out = encoded_data(file, how, on_rows)
+        held_out = encoded_data(file, codec_source, on_rows)
         if held_out.digest == encoded.digest:
             raise UserError(
                 f"validation.data = {recipe.validation.data} is the training data",
-                "Name another file, or leave it out: validation.share then holds out a part of the training data.",
+                "Name another file, or leave validation.data out: validation.share then holds out a part of the "
+                "training data.",
             )
-    found = split(recipe, encoded, held_out)
-    check_batch(recipe, data, found)
-    if recipe.validation.data and not len(found.validation):
+    parts = split(recipe, encoded, held_out)
+    check_batch(recipe, data, parts)
+    if recipe.validation.data and not len(parts.validation):
         raise UserError(
-            f"validation.data = {recipe.validation.data} has no conversation that can be measured: "
-            f"{found.repeated} ask nearly the same as one of the training data",
-            "Name other conversations, or leave it out.",
+            f"validation.data = {recipe.validation.data} has no conversation to measure the loss on: "
+            f"{parts.repeated} ask nearly the same as one of the training data",
+            "Name other conversations, or leave validation.data out.",
         )
-    return SftPlan(recipe, model, data, codec.format, found, problems, judge or JudgeChoice())
+    return SftPlan(recipe, model, data, codec.format, parts, problems, judge or JudgeChoice())
 
 
 def _problems(recipe: SftRecipe, judge: JudgeChoice) -> list[Problem]:
-    """The problems that SFT samples; a UserError if they cannot be used, or no judge can be started."""
+    """The held-out problems of SFT. Raises UserError if they cannot be used, or if no judge can be started."""
     if not recipe.held_out.data:
         return []
     if judge.url is None:
@@ -304,23 +317,23 @@ def _problems(recipe: SftRecipe, judge: JudgeChoice) -> list[Problem]:
     return problems_of(rows)
 
 
-def check_batch(recipe: SftRecipe, data: Path, found: Split) -> None:
-    """Raise a UserError if fewer conversations are left than a batch has."""
-    left = len(found.train)
-    if left >= recipe.batch:
+def check_batch(recipe: SftRecipe, data: Path, parts: Split) -> None:
+    """Raises UserError if the split leaves fewer training conversations than a batch needs."""
+    count = len(parts.train)
+    if count >= recipe.batch:
         return
-    held_out = len(found.validation) if not recipe.validation.data else 0
-    limit = f" of at most {recipe.max_tokens} tokens" if found.too_long and recipe.too_long == "drop" else ""
-    beside = f" beside the {held_out} that validation.share holds out" if held_out else ""
-    check_count(recipe, data, left, f"{limit}{beside}", bool(limit))
+    held_out = len(parts.validation) if not recipe.validation.data else 0
+    limit = f" of at most {recipe.max_tokens} tokens" if parts.too_long and recipe.too_long == "drop" else ""
+    without = f" without the {held_out} that validation.share holds out" if held_out else ""
+    check_count(recipe, data, count, f"{limit}{without}", bool(limit))
 
 
 def check_count(recipe: SftRecipe, data: Path, count: int, which: str = "", too_long: bool = False) -> None:
-    """Raise a UserError if a file has fewer conversations than a batch.
+    """Raises UserError if a file has fewer conversations than a batch needs.
 
     Args:
-        which: which conversations are counted, if not all.
-        too_long: whether a greater limit of tokens would leave more.
+        which: words for the message that say which conversations are counted, if not all.
+        too_long: whether a higher `max_tokens` would leave more conversations.
     """
     if count < recipe.batch:
         raise UserError(
@@ -330,27 +343,31 @@ def check_count(recipe: SftRecipe, data: Path, count: int, which: str = "", too_
 
 
 def rl_format(named: str | None, model: Path) -> Format:
-    """The format of the model that RL starts from.
+    """Returns the format for RL on a model.
 
-    A format may be named for a model without a format file, whose own chat template is taken otherwise. A UserError
-    where the model has another one.
+    Args:
+        named: the recipe's `format`. A model without a format file can be trained in any format; its own chat template
+            is used if none is named.
+
+    Raises:
+        UserError: the model has a format file with another format.
     """
     tokenizer = load_tokenizer(model)
-    own, source = model_format(model, tokenizer)
+    current, source = model_format(model, tokenizer)
     if not named:
-        return codec_for(tokenizer, own, source).format
-    wanted = codec_for(tokenizer, named_format(named, own, source), named).format
-    differing = differences(own, wanted, source) if source == FORMAT_FILE else []
+        return codec_for(tokenizer, current, source).format
+    recipe_format = codec_for(tokenizer, named_format(named, current, source), named).format
+    differing = differences(current, recipe_format, source) if source == FORMAT_FILE else []
     if differing:
         raise UserError(
             f"the recipe's format {named} is not the format of {model}; these differ: {', '.join(differing)}",
             f"Teach the model this format (rstar2 sft --set format={named}), or use its own: --set format=''",
         )
-    return wanted
+    return recipe_format
 
 
 def check_model(model: Path) -> None:
-    """Raises UserError if a folder has no config.json or no weights."""
+    """Raises UserError if a model's folder has no config.json or no weights."""
     if not (model / "config.json").is_file():
         raise UserError(f"{model} has no config.json", "Give the folder of a Hugging Face model.")
     if not weight_files(model):
@@ -358,18 +375,19 @@ def check_model(model: Path) -> None:
 
 
 def with_format(model: Path, fmt: Format, folder: Path) -> Path:
-    """A model's folder with the format: itself where it has it, else `folder`, a copy by links.
+    """Returns a model's folder that contains the format, so that VERL, vLLM and rstar2 all find it there.
 
-    VERL, vLLM and our own loaders then all find the format with the model.
+    If the model has the format already, this is its own folder. Otherwise it is `folder`, which gets links to the
+    model's files.
     """
     tokenizer = load_tokenizer(model)
-    own, source = model_format(model, tokenizer)
-    if folder.is_dir() or (source == FORMAT_FILE and own == fmt):
+    current, source = model_format(model, tokenizer)
+    if folder.is_dir() or (source == FORMAT_FILE and current == fmt):
         return folder if folder.is_dir() else model
     with whole_folder(folder) as part:
         write_format(codec_for(tokenizer, fmt), model, part)
         for file in model.iterdir():
-            # The tokens in the legacy file would replace those of tokenizer_config.json.
+            # The tokens in this legacy file would override those in tokenizer_config.json.
             if file.is_file() and file.name != "special_tokens_map.json" and not (part / file.name).exists():
                 (part / file.name).symlink_to(file.resolve())
     return folder

@@ -1,9 +1,9 @@
-"""What a signal does to a run: it ends at once, or, while a trainer works, after the present step is saved.
+"""Handles signals that end a run. While a trainer works, the run ends after the current step is saved, else at once.
 
 | signal | exit code |
 |---|---|
 | SIGINT (Ctrl-C) | 130 |
-| SIGTERM, SIGUSR1: a scheduler's | 75, `EX_TEMPFAIL` of sysexits.h: the same command continues |
+| SIGTERM, SIGUSR1 (sent by a scheduler) | 75 (`EX_TEMPFAIL` in sysexits.h); the same command continues the run |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SCHEDULERS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def end_resumably() -> None:
-    """From now on SIGTERM and SIGUSR1 end this process at once with `TEMPORARY_FAILURE`, children stopped."""
+    """Makes SIGTERM and SIGUSR1 end this process at once, with its children and with exit code `TEMPORARY_FAILURE`."""
     for number in _SCHEDULERS:
         signal.signal(number, lambda number, _frame: _end(number))
 
@@ -35,22 +35,22 @@ def _end(number: int) -> NoReturn:
 
 
 class StopAfterStep:
-    """While the block runs, a first signal asks the trainer to save after the present step and to end.
+    """A block in which a first signal asks the trainer to save after the current step and to end.
 
-    A second signal ends at once. So does the first if the trainer has begun no step yet, or its step's rollouts are
-    discarded and it waits before it makes others. The signals are SIGINT, SIGTERM and SIGUSR1; one that is ignored, as
-    SIGINT is in a script's background jobs, stays ignored.
+    The signals are SIGINT, SIGTERM and SIGUSR1. A second signal ends this process at once. The first signal also ends
+    it at once if the trainer has not begun a step, or if the rollouts of its step are discarded and it waits before it
+    makes new ones. A signal that is ignored stays ignored, as SIGINT is in the background jobs of a script.
 
     Args:
-        folder: the stage's.
-        warn: tells the user what happens.
+        folder: the stage's folder.
+        warn: called with a message to the user.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
         self._folder = folder
         self._warn = warn
         self._number: int | None = None
-        self._told = False
+        self._reported = False
         self._step_began_at = time.monotonic()
         self._step_s: float | None = None
         self._before: Mapping[int, Any] = {}
@@ -69,12 +69,12 @@ class StopAfterStep:
         (self._folder / STOP_FILE).unlink(missing_ok=True)
 
     def step_ended(self) -> None:
-        """Note how long a step takes."""
+        """Records how long the step took."""
         now = time.monotonic()
         self._step_s, self._step_began_at = now - self._step_began_at, now
 
     def end_if_discarded(self) -> None:
-        """End this process if a signal asked for it and the present step has nothing that could be saved."""
+        """Ends this process if a signal has arrived and the current step has nothing to save."""
         progress = read_progress(self._folder / PROGRESS_FILE) if self._number is not None else None
         if self._number is not None and progress is not None and progress.discarded:
             self._warn(
@@ -83,15 +83,15 @@ class StopAfterStep:
             )
             _end(self._number)
 
-    def tell(self) -> None:
-        """Say once what a signal has led to; apart from the handler, which may come in the middle of a print."""
-        if self._number is not None and not self._told:
-            self._told = True
+    def report(self) -> None:
+        """Reports once what a signal has led to. The handler cannot do so, because it may interrupt a print."""
+        if self._number is not None and not self._reported:
+            self._reported = True
             self._warn(self._text(self._number))
 
     def end(self) -> None:
-        """End this process if a signal asked for it; called when the trainer has ended."""
-        self.tell()
+        """Ends this process if a signal has arrived. It is called when the trainer has ended."""
+        self.report()
         if self._number is not None:
             _end(self._number)
 
@@ -100,21 +100,21 @@ class StopAfterStep:
             _end(number)
         try:
             (self._folder / STOP_FILE).touch()
-        except OSError:  # the trainer cannot be asked
+        except OSError:  # the trainer cannot be notified
             _end(number)
         self._number = number
 
     def _step_begun(self) -> bool:
-        """Whether the trainer has done anything that ending now would lose."""
+        """Whether the trainer has begun a step, so that work would be lost by ending now."""
         activity = read_activity(self._folder / ACTIVITY_FILE)
         return (self._folder / PROGRESS_FILE).exists() or (activity is not None and activity.in_step)
 
     def _text(self, number: int) -> str:
         again = "Press Ctrl-C again" if number == signal.SIGINT else "Send another signal"
         began = f"it began {_duration(time.monotonic() - self._step_began_at)} ago"
-        last = f", the one before it took {_duration(self._step_s)}" if self._step_s is not None else ""
+        last = f", the one before took {_duration(self._step_s)}" if self._step_s is not None else ""
         return (
-            f"{_name(number)}: training saves at the end of the present step ({began}{last}) and then ends; the same "
+            f"{_name(number)}: training saves at the end of the current step ({began}{last}) and then ends; the same "
             f"command continues. {again} to end at once and lose this step."
         )
 
@@ -124,7 +124,7 @@ def _name(number: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """For people: 40 s, 34 min, 5.8 h."""
+    """A duration as text, such as 40 s, 34 min or 5.8 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

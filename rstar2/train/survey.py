@@ -1,4 +1,4 @@
-"""What a dry run of SFT says about its conversations: exactly if they are encoded already, else by an estimate."""
+"""Counts conversations for a dry run of SFT: exactly if they are encoded already, else as an estimate."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ from rstar2.train.split import Split, split
 from rstar2.train.start_checks import check_batch, check_count
 
 SAMPLED_CONVERSATIONS = 256
-"""At most this many conversations are encoded for an estimate, because all would take minutes."""
+"""Limit for the conversations that are encoded for an estimate. Encoding all of them would take minutes."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """How many conversations are left out, trained on and measured, by a sample of them."""
+    """Estimated numbers of conversations that are too long, trained on and held out."""
 
     sampled: int
+    """Number of conversations that the estimate is based on."""
     conversations: int
     too_long: int
     train: int
     held_out: int
-    """By `validation.share`; 0 if another file is measured on."""
+    """Number of conversations that `validation.share` holds out; 0 if the recipe has a validation file."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What is known of the conversations of an SFT before it starts."""
+    """Facts about the conversations of SFT before it starts."""
 
     conversations: int
     lengths: list[int] = field(default_factory=list)
-    """Tokens of those that are trained on, or of some of them; empty without a tokenizer."""
+    """Numbers of tokens of the training conversations, or of a sample of them; empty without a tokenizer."""
     form: list[str] = field(default_factory=list)
-    """What they would teach against their system texts or the reward; empty without a tokenizer."""
+    """Warnings of `FormCheck.warnings`; empty without a tokenizer."""
     split: Split | None = None
-    """If they are encoded already."""
+    """The exact split; None if the conversations are not encoded yet."""
     estimate: Estimate | None = None
-    """If they are not."""
+    """The estimate; None if there is an exact split, or no tokenizer."""
     unknown: str = ""
-    """Why there is no tokenizer."""
+    """The reason why there is no tokenizer."""
 
 
 def survey(recipe: SftRecipe, model: Path, data: Path) -> Survey:
-    """Look at the conversations to train on, of which few are in memory at a time.
+    """Counts the conversations to train on, and their tokens. Only a few are in memory at the same time.
 
-    Raises UserError if they cannot be used, or are too few.
+    Raises UserError if the conversations cannot be used, or if there are too few of them.
     """
     file = prepared_file(data)
     try:
@@ -65,20 +66,20 @@ def survey(recipe: SftRecipe, model: Path, data: Path) -> Survey:
     return _encoded(recipe, file, CodecOf(recipe.format, model, codec.digest)) or _read(recipe, file, codec)
 
 
-def _encoded(recipe: SftRecipe, file: Path, how: CodecOf) -> Survey | None:
-    """What the encodings of an earlier start say; None if one is missing."""
-    data = known_encoding(file, how)
+def _encoded(recipe: SftRecipe, file: Path, codec: CodecOf) -> Survey | None:
+    """Counts with the encodings of an earlier start; None if one is missing."""
+    data = known_encoding(file, codec)
     other = recipe.validation.data
-    held_out = known_encoding(prepared_file(Path(other)), how) if other else None
+    held_out = known_encoding(prepared_file(Path(other)), codec) if other else None
     if data is None or (other and held_out is None):
         return None
-    found = split(recipe, data, held_out)
-    check_batch(recipe, file, found)
-    return Survey(len(data.lengths), found.lengths.tolist(), list(data.form.warnings()), found)
+    parts = split(recipe, data, held_out)
+    check_batch(recipe, file, parts)
+    return Survey(len(data.lengths), parts.lengths.tolist(), list(data.form.warnings()), parts)
 
 
 def _read(recipe: SftRecipe, file: Path, codec: ChatCodec) -> Survey:
-    """What the conversations say, of which some are encoded."""
+    """Reads all conversations, and encodes a sample of them for an estimate."""
     sample = _SpreadSample()
     form = check_form(sample.of(read_conversations(file)), codec.wording)
     check_count(recipe, file, sample.rows)
@@ -86,24 +87,24 @@ def _read(recipe: SftRecipe, file: Path, codec: ChatCodec) -> Survey:
     limit = recipe.max_tokens
     usable = [min(each, limit) for each in tokens if each <= limit or recipe.too_long == "cut"]
     too_long = round(sample.rows * sum(each > limit for each in tokens) / len(tokens))
-    left = sample.rows - too_long if recipe.too_long == "drop" else sample.rows
+    remaining = sample.rows - too_long if recipe.too_long == "drop" else sample.rows
     validation = recipe.validation
-    held_out = 0 if validation.data else min(int(validation.share * left), validation.most)
-    estimate = Estimate(len(tokens), sample.rows, too_long, left - held_out, held_out)
+    held_out = 0 if validation.data else min(int(validation.share * remaining), validation.most)
+    estimate = Estimate(len(tokens), sample.rows, too_long, remaining - held_out, held_out)
     return Survey(sample.rows, usable, list(form.warnings()), estimate=estimate)
 
 
 class _SpreadSample:
-    """At most `SAMPLED_CONVERSATIONS` rows of a stream, spread evenly over it."""
+    """Samples up to `SAMPLED_CONVERSATIONS` rows of a stream, spread evenly over it."""
 
     def __init__(self) -> None:
         self.rows = 0
-        """How many there were."""
+        """The number of rows of the stream."""
         self.sampled: list[dict[str, Any]] = []
         self._every = 1
 
     def of(self, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The rows themselves, of which some are kept."""
+        """Passes the rows through, and adds some of them to the sample."""
         for row in rows:
             if self.rows % self._every == 0:
                 self.sampled.append(row)

@@ -11,7 +11,7 @@ from typing import Any
 
 from rstar2.errors import UserError
 from rstar2.runs import load_config, load_status
-from rstar2.train.choose import Measured, measurements, read_choice
+from rstar2.train.choose import Measurement, measurements, read_choice
 from rstar2.train.decision import read_decision
 from rstar2.train.filter.progress import SamplesDone, samples_done
 from rstar2.train.records.alarms import read_alarms
@@ -55,7 +55,7 @@ class Snapshot:
     """All finished steps of all stages."""
     losses: list[float]
     """Of SFT's steps, where that is the phase."""
-    measured: list[Measured]
+    measured: list[Measurement]
     """What was measured of SFT's steps, where that is the phase."""
     chosen: str
     """The step whose model SFT returned, and why; empty before that, and in another phase."""
@@ -224,7 +224,7 @@ def _whole_run(run: Path, arm: Path | None = None) -> Snapshot:
     )
 
 
-def _sft_measures(folder: Path | None) -> tuple[list[Measured], str]:
+def _sft_measures(folder: Path | None) -> tuple[list[Measurement], str]:
     """What was measured of the steps of an SFT, and which was chosen; nothing without a folder."""
     choice = read_choice(folder) if folder is not None else None
     return measurements(folder) if folder is not None else [], choice.text if choice else ""

@@ -146,5 +146,5 @@ def test_what_a_recipes_attention_needs_is_missed_before_anything_starts(
     check_attention("torch", tmp_path)
     config(sliding_window=4096)
     check_attention("padded", tmp_path)
-    with pytest.raises(UserError, match="attends to 4096 tokens back"):
+    with pytest.raises(UserError, match="attends only to the last 4096 tokens"):
         check_attention("torch", tmp_path)

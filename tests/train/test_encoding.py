@@ -247,4 +247,4 @@ def test_a_row_that_the_format_cannot_write_is_named(tmp_path: Path) -> None:
             UserError, match=r"x.jsonl, row 14: .*System message must be at the beginning"
         ) as named:
             encoder(encoding._Piece(Path("x.jsonl"), 11, rows))
-    assert "Take the row out" in named.value.hint
+    assert "Remove the row" in named.value.hint

@@ -129,7 +129,7 @@ def test_the_stages_end_without_anybody_and_train_on_no_fault(slurm: StandIns, r
     assert stopped.count("update") == 1, told
     assert set(stopped) <= {"update", "loading the model"}, told
     assert told.count("it is started again") == 3 + len(stopped), "three kills, and those that were stopped"
-    assert told.count("USR1: training saves at the end of the present step") == 2
+    assert told.count("USR1: training saves at the end of the current step") == 2
 
 
 @pytest.mark.parametrize(

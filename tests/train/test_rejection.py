@@ -179,7 +179,7 @@ def test_of_a_training_run_its_own_rollouts_are_taken_and_no_held_out_problems(t
         traces = traces_of(place)
         assert {str(file.relative_to(run)) for file in traces.files} == set(own)
         [warning] = traces.warnings()
-        assert warning.startswith("left out are the traces of the held-out problems of demo: ")
+        assert warning.startswith("traces of the held-out problems of demo are left out: ")
         assert str(run / "eval" / "sft") in warning
     assert not list(traces_of(run / "stage1").warnings())
 
@@ -202,7 +202,7 @@ def test_of_an_evaluation_the_users_own_problems_are_taken_and_no_benchmark(tmp_
     run = laid_out(tmp_path / "eval", "eval", "data/traces.jsonl", "aime24/traces.jsonl")
     traces = traces_of(run)
     assert traces.files == (run / "data" / "traces.jsonl",)
-    assert list(traces.warnings()) == [f"left out are the traces of the benchmark aime24: {run / 'aime24'}"]
+    assert list(traces.warnings()) == [f"traces of the benchmark aime24 are left out: {run / 'aime24'}"]
     [warning] = traces_of(run / "aime24").warnings()
     assert warning.startswith("these are traces of the benchmark aime24: ")
     only = laid_out(tmp_path / "only", "eval", "math500/traces.jsonl")

@@ -67,7 +67,7 @@ def test_what_is_held_out_is_bounded_and_may_be_nothing(model: Path) -> None:
     assert len(planned(model, rows, "validation.share=0.5", "validation.most=31").split.validation) == 30
     assert not len(planned(model, rows[:99]).split.validation), "one percent of 99 is none"
     assert not len(planned(model, rows, "validation.share=0").split.validation)
-    with pytest.raises(UserError, match="has 150 conversations beside the 150 that validation"):
+    with pytest.raises(UserError, match="has 150 conversations without the 150 that validation"):
         planned(model, rows, "validation.share=0.5", "batch=151")
 
 
@@ -87,7 +87,7 @@ def test_of_a_validation_file_what_is_trained_on_is_left_out(model: Path) -> Non
     file.write_text(json.dumps(new[0]) + "\n")
     assert planned(model, questions(2), *changes).config() != before, "another file resumes no run"
     file.write_text("".join(f"{json.dumps(each)}\n" for each in questions(1)[:5]))
-    with pytest.raises(UserError, match="no conversation that can be measured: 5 ask nearly the same"):
+    with pytest.raises(UserError, match="no conversation to measure the loss on: 5 ask nearly the same"):
         planned(model, questions(2), *changes)
 
 

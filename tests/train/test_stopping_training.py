@@ -108,7 +108,7 @@ def test_a_schedulers_signal_saves_the_step_of_an_rl_stage_and_the_same_command_
     seen = training.after_step(1, stage / "metrics-1.jsonl")
     training.process.send_signal(signal.SIGUSR1)
     said = training.ends_with(75)
-    assert "SIGUSR1: training saves at the end of the present step" in said
+    assert "SIGUSR1: training saves at the end of the current step" in said
     assert not (stage / STOP_FILE).exists()
     assert {"loading the model", "log-probabilities", "update", "weights to the engines"} <= {
         activity.phase for activity in seen
@@ -143,7 +143,7 @@ def test_a_signal_saves_the_step_of_an_sft_on_two_ranks_and_the_same_command_con
     training = Training(out, *words)
     seen = training.after_step(2, run / "metrics-1.jsonl")
     training.process.send_signal(signal.SIGTERM)
-    assert "SIGTERM: training saves at the end of the present step" in training.ends_with(75)
+    assert "SIGTERM: training saves at the end of the current step" in training.ends_with(75)
     assert "update" in {activity.phase for activity in seen}
     first = logged_steps(run / "metrics-1.jsonl")
     assert first == list(range(1, first[-1] + 1))
