@@ -93,7 +93,7 @@ def last_box(text: str) -> Box | None:
         if not starts:
             return empty
         content, end, closed = _braced(text, starts[-1].end())
-    noun = _counted(text[end : end + _GAP_CHARS] + "\n", _NOUN_AFTER)
+    noun = _noun_in(text[end : end + _GAP_CHARS] + "\n", _NOUN_AFTER)
     contents, last, left = [content.strip()], "", starts[-1].start()
     closed = closed and text[left] == "\\"
     for match in reversed(starts[:-1]):
@@ -101,10 +101,10 @@ def last_box(text: str) -> Box | None:
         gap = text[stop:left] if stop <= left else None
         if gap is None or len(gap) > _GAP_CHARS:
             break
-        counted = _counted(gap, _NOUN_AND) if noun else ""
-        if counted:
+        earlier_noun = _noun_in(gap, _NOUN_AND) if noun else ""
+        if earlier_noun:
             last = last or rf"{contents.pop()}\text{{ {noun}}}"
-            content = rf"{content.strip()}\text{{ {counted}}}"
+            content = rf"{content.strip()}\text{{ {earlier_noun}}}"
         elif not _side_by_side(gap):
             break
         contents.insert(0, content.strip())
@@ -129,7 +129,7 @@ def _is_part_of_a_formula(turn: str, start: int, end: int) -> bool:
     return in_formula and bool(_OPERATOR_BEFORE.search(before) or _OPERATOR_AFTER.match(turn, end))
 
 
-def _counted(gap: str, pattern: re.Pattern[str]) -> str:
+def _noun_in(gap: str, pattern: re.Pattern[str]) -> str:
     """The noun after a box, as in \\boxed{1} papers and \\boxed{2} bins; empty if there is none."""
     noun = pattern.match(_IN_TEXT.sub(r"\1", gap))
     return noun[1] if noun and _NO_NOUN.isdisjoint(noun[1].lower().split()) else ""

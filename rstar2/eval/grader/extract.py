@@ -70,7 +70,7 @@ _LAST_WORD = re.compile(
     r"[\s,]+(?:now|again|indeed|finally|overall|exactly|here|too|instead)$", re.IGNORECASE
 )
 """A word at the end of a sentence that does not change the answer before it."""
-_CHOSEN = re.compile(
+_NAMED_OPTION = re.compile(
     r"\b(?:option|choice)\s*\**\(?([A-J])\)?\**(?=\s+is\b)|\b(?:option|choice)\s+is\s*:?\s*\**\(?([A-J])\)?\**(?=[\s.,]|$)",
     re.IGNORECASE,
 )
@@ -133,11 +133,11 @@ def _find(turn: str) -> str | None:
         return turn
     if _QUANTITY.fullmatch(turn):
         return turn
-    chosen = _last_match(_CHOSEN, turn)
-    if chosen is not None and not (
-        is_denied(turn, *chosen.span()) or _OR_BEFORE.search(turn[: chosen.start()][-REMARK_CHARS:])
+    option = _last_match(_NAMED_OPTION, turn)
+    if option is not None and not (
+        is_denied(turn, *option.span()) or _OR_BEFORE.search(turn[: option.start()][-REMARK_CHARS:])
     ):
-        return chosen[1] or chosen[2]
+        return option[1] or option[2]
     answer = _stated(_STATED, turn) or _last_formula_or_number(turn)
     if answer is None and len(turn) <= BARE_CHARS and "\n" not in turn:
         return turn

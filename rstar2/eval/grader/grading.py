@@ -275,10 +275,12 @@ def _by_type(gold_text: str, extracted: str, golds: list[Node], preds: list[Node
             return Verdict("wrong", extracted, "choice")
         return _correct(extracted, Fact("choice", gold_letter, pred_letter))
     if pred_letter and _LETTER.fullmatch(extracted) is None:
-        return Verdict("unparsed", extracted, "not verified: an option where none is asked for")
+        return Verdict(
+            "unparsed", extracted, "not verified: an option's letter, but the gold answer is not an option"
+        )
     small = _SMALL_LETTER.fullmatch(extracted) if gold_letter else None
     if small and small[1].upper() == gold_letter:
-        return Verdict("unparsed", extracted, "not verified: an option in a small letter")
+        return Verdict("unparsed", extracted, "not verified: an option's letter in lower case")
     both_ambiguous = golds[0] != golds[-1] and preds[0] != preds[-1]
     for gold, pred in product(golds, preds):
         if pred is not preds[0] and not _has_several_values(gold):

@@ -298,8 +298,8 @@ class _Fact:
                 return True
         if not _letters(a) or a[2] != b[2] or a[2] not in {("=",), ("!=",)} or "Residue" in f"{a}{b}":
             return False
-        here = _Point({name: sympy.Symbol(name) for name in _letters(a, b)})
-        zeros = [here.value(left) - here.value(right) for left, right in (a[1], b[1])]
+        symbolic = _Point({name: sympy.Symbol(name) for name in _letters(a, b)})
+        zeros = [symbolic.value(left) - symbolic.value(right) for left, right in (a[1], b[1])]
         if min(len(zero.free_symbols) for zero in zeros) > 1:  # denominators of curves do not matter
             zeros = [sympy.fraction(sympy.together(zero))[0] for zero in zeros]
         points = [{name: _random_value(name.name) for name in zeros[0].free_symbols} for _ in range(_POINTS)]

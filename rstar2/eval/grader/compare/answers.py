@@ -73,7 +73,7 @@ def compare(gold: Node, pred: Node) -> Outcome:
                 and _is_integer(gold)
                 and _Comparison().same(gold, candidate)
             ):
-                raise NoValue("a percentage, or the number before its sign")
+                raise NoValue("it is unclear whether a percentage or the number before its sign is meant")
         except NoValue as error:
             doubt = error
         if outcome.equal:
@@ -96,7 +96,7 @@ def _whole_answers(gold: Node, pred: Node) -> Outcome:
     if not outcome.equal:
         _refuse_undecided(gold, pred, gold_open or pred_open)
     if (outcome.equal or (variables(gold) and variables(pred))) and not same_numbers(gold, renamed_pred):
-        raise NoValue("the numbers that a letter may be")
+        raise NoValue("answers that differ in the kind of numbers of a letter")
     if outcome.fact is not None and names:
         letters = tuple((old, nodes.Symbol(new)) for old, new in names.items())
         return Outcome(True, outcome.rule, Fact("letters", gold, pred, (outcome.fact,), letters=letters))
@@ -106,13 +106,13 @@ def _whole_answers(gold: Node, pred: Node) -> Outcome:
 def _refuse_undecided(gold: Node, pred: Node, open_signs: bool) -> None:
     """Raises NoValue if two answers that differ in form may still mean the same."""
     if has_condition(gold) or has_condition(pred):
-        raise NoValue("a condition")
+        raise NoValue("a condition that cannot be compared")
     if states_kinds(gold) or states_kinds(pred):
         raise NoValue("letters that stand for many numbers")
     if are_parts_of_a_sum(gold) or are_parts_of_a_sum(pred):
-        raise NoValue("a quantity in several units")
+        raise NoValue("a list that may be one quantity in several units")
     if open_signs:
-        raise NoValue("several ± that may belong together")
+        raise NoValue("several ± in a tuple, whose signs may depend on each other")
 
 
 class _Comparison:
@@ -206,14 +206,14 @@ class _Comparison:
         one, other = _items(a), _items(b)
         if any(part == nodes.Symbol("dots") for item in (*one, *other) for part in walk(item)):
             if len(one) != len(other):
-                raise NoValue("members that are left out")
+                raise NoValue("lists of different lengths with dots in them")
             return in_order(one, other, self.same)
         titles, other_titles = _titles(one), _titles(other)
         if titles and other_titles and nodes.Brackets not in kinds:
             return self._same_titled_lists(one, titles, other, other_titles)
         names = titles or other_titles
         if not (titles and other_titles) and not assignments.in_usual_order(names):
-            raise NoValue("which value is which")
+            raise NoValue("it is unclear which value is which")
         if nodes.Brackets in kinds:
             return not assignments.is_one_variable(names) and in_order(one, other, self.same)
         if not names or assignments.is_one_variable(names):
@@ -228,7 +228,7 @@ class _Comparison:
         if in_order(one, other, self.same):
             return True
         if unordered(one, other, self.same):
-            raise NoValue("which value is which")
+            raise NoValue("it is unclear which value is which")
         return False
 
     def _same_titled_lists(self, one: Items, titles: Items, other: Items, other_titles: Items) -> bool:
@@ -267,7 +267,7 @@ class _Comparison:
             )
         table, other_node = (one, b) if one is not None else (other, a)
         if table is None:
-            raise NoValue("not a matrix")
+            raise NoValue("an expression that is not a matrix")
         entries = matrices.vector(table)
         if entries is None:
             return False
@@ -285,7 +285,7 @@ class _Comparison:
             if is_backwards(pair):
                 # All empty sets are equal, but (5, 2) is a point and not an empty set.
                 if is_backwards(other) or not region_of(other)[1]:
-                    raise NoValue("a pair that is no interval")
+                    raise NoValue("a pair that is not an interval")
                 return False
         try:
             (name, region), (other_name, other_region) = region_of(a), region_of(b)
@@ -302,7 +302,7 @@ class _Comparison:
             isinstance(b, nodes.Relation) and b.operators == ("in",)
         )
         if may_be_point(a) and not is_written_as_interval:
-            raise NoValue("a point or an interval")
+            raise NoValue("it is unclear whether a point or an interval is meant")
         return True
 
     def _same_sets_with_letters(self, a: Node, b: Node) -> bool:
@@ -327,7 +327,7 @@ class _Comparison:
                 )
             case nodes.Listing(), nodes.Listing():
                 if (a.together and b.alternatives) or (a.alternatives and b.together):
-                    raise NoValue("bounds that hold together, or one of them")
+                    raise NoValue("it is unclear whether all bounds hold or only one of them")
                 return unordered(a.items, b.items, self.same)
             case nodes.NumberSet(), nodes.NumberSet():
                 return a == b
@@ -353,7 +353,7 @@ class _Comparison:
             raise NoValue("an equation that is not solved")
         names = getattr(name or other_name, "items", ())
         if not assignments.in_usual_order(names):
-            raise NoValue("which value is which")
+            raise NoValue("it is unclear which value is which")
         solutions = assignments.names_of(plain.items) if isinstance(plain, nodes.Listing) else []
         if solutions and not names and variables(value if name is not None else other_value):
             raise NoValue("an equation that is not solved")
@@ -418,9 +418,9 @@ def _same_numerals(a: Node, b: Node) -> bool:
     numeral, plain = (a, b) if isinstance(a, nodes.Based) else (b, a)
     assert isinstance(numeral, nodes.Based)
     if isinstance(plain, nodes.Number) and str(plain.value) == numeral.digits:
-        raise NoValue("the base is not stated")
+        raise NoValue("a numeral without its base")
     if any(map(nodes.is_unknown, walk(plain))):
-        raise NoValue("a numeral that may have letters")
+        raise NoValue("a numeral whose digits may be letters")
     return False
 
 
@@ -439,8 +439,8 @@ def _words_of(title: Node) -> str:
 
 def _titles(items: Items) -> Items:
     """The names of the members if all have one, or the members themselves if all have different units. Else empty."""
-    counted = [item for item in items if isinstance(item, nodes.Quantity)]
-    if len(counted) == len(items) > 1 and len({item.unit for item in counted}) == len(items):
+    quantities = [item for item in items if isinstance(item, nodes.Quantity)]
+    if len(quantities) == len(items) > 1 and len({item.unit for item in quantities}) == len(items):
         return items
     return tuple(assignments.names_of(items))
 

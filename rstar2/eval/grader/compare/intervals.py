@@ -94,7 +94,7 @@ def region_of(node: Node) -> tuple[Node | None, Region]:
         case nodes.Brackets(opening="(" | "[", closing=")" | "]", items=(_, _)):
             piece = _between(node)
             if piece.empty:
-                raise NoValue("a pair that is no interval")
+                raise NoValue("a pair that is not an interval")
             return None, _normal([piece])
         case nodes.NumberSet(name="R"):
             return None, _normal([_piece(negative(INFINITY), INFINITY, False, False)])
@@ -146,7 +146,7 @@ def _inequality(node: nodes.Relation) -> tuple[Node | None, Region]:
         name, first = _solved(sides[1], FLIPPED.get(operators[0], "?"), sides[0])
         _, second = _solved(sides[1], operators[1], sides[2])
         return name, _combined("intersection", first, second)
-    raise NoValue("not a bound on one variable")
+    raise NoValue("an inequality that does not bound one variable")
 
 
 def as_interval(node: Node) -> nodes.Brackets | None:
@@ -249,5 +249,5 @@ def _close(a: Any, b: Any) -> bool:
     """Whether two ends, computed to 40 digits, are the same. Raises NoValue if they are too large to tell."""
     size = max(abs(a), abs(b))
     if size < a.context.inf and size > _LARGEST_END:
-        raise NoValue("ends too large to be told apart")
+        raise NoValue("ends of intervals that are too large to compare")
     return bool(a == b or (size < a.context.inf and abs(a - b) <= size * a.context.mpf(10) ** -36))

@@ -160,7 +160,7 @@ def family_letter(gold: Node, pred: Node) -> str | None:
 
 
 def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
-    """Returns the expression to replace a letter by, if two families then have the same members in the same order.
+    """Returns the expression that replaces a letter so that two families have the same members in the same order.
 
     -π/2 + kπ with k + 1 in place of k is π/2 + kπ. Empty if no shift, with or without a change of sign, is needed or
     fits.
@@ -234,7 +234,10 @@ def _is_family(value: Node, letter: str) -> bool:
 
 
 def _is_angle(node: Node) -> bool:
-    """Whether a constant is a rational multiple of π or, with degree signs, a rational number of degrees; not zero."""
+    """Whether a constant is a rational multiple of π or, with degree signs, a rational number of degrees.
+
+    False for zero.
+    """
     unit = number(1) if "degree" in functions(node) else nodes.Symbol("pi")
     value = real_value(nodes.Quotient(node, unit))
     multiple = Fraction(str(value)).limit_denominator(_MAX_DENOMINATOR)
@@ -250,5 +253,5 @@ def _start_and_step(family: Node, letter: str) -> tuple[Node, Node]:
     start, second = (_member(family, letter, number(place)) for place in (0, 1))
     step = nodes.Sum((second, negative(start)))
     if not equal(family, nodes.Sum((start, nodes.Product((nodes.Symbol(letter), step))))):
-        raise NoValue("a family without a step")
+        raise NoValue("a family of values without a constant step")
     return start, step

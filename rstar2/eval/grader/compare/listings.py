@@ -44,18 +44,20 @@ def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
 
     Raises NoValue if that cannot be verified.
     """
-    rest, other_rest = (_without(members, others) for members, others in ((one, other), (other, one)))
-    if max(len(rest), len(other_rest)) > MAX_ITEMS:
+    unmatched, other_unmatched = (
+        _without(members, others) for members, others in ((one, other), (other, one))
+    )
+    if max(len(unmatched), len(other_unmatched)) > MAX_ITEMS:
         if in_order(one, other, same):
             return True
-        raise NoValue("lists too long to compare in any order")
-    return _all_among(rest, other, same) and _all_among(other_rest, one, same)
+        raise NoValue("lists that are too long to compare in any order")
+    return _all_among(unmatched, other, same) and _all_among(other_unmatched, one, same)
 
 
 def _without(members: Sequence[Node], others: Sequence[Node]) -> list[Node]:
     """The members that do not occur in the same form among the others."""
-    known_forms = set(others)
-    return [member for member in members if member not in known_forms]
+    other_forms = set(others)
+    return [member for member in members if member not in other_forms]
 
 
 def _all_among(members: Sequence[Node], others: Sequence[Node], same: Same) -> bool:
@@ -129,7 +131,7 @@ def _with_each_sign(node: Node) -> list[Node]:
     if isinstance(node, nodes.Brackets):
         same_sign = same_sign or any(part.left != number(0) for part in signed)
     if not same_sign and len(signed) > MAX_SIGNS:
-        raise NoValue("too many signs")
+        raise NoValue("too many ± in one answer")
     # A single sign is repeated for all ±. Signs beyond the number of ± are not used.
     choices = product((1, -1), repeat=1 if same_sign else len(signed))
     return [_with_signs(node, list(choice) * len(signed)) for choice in choices]

@@ -93,7 +93,7 @@ def _product(factors: list[tuple[Node, Table | None]]) -> Table | None:
 
 def _times(a: Table, b: Table) -> Table:
     if len(a[0]) != len(b):
-        raise NoValue("sizes do not fit")
+        raise NoValue("matrices whose sizes do not fit")
     columns = tuple(zip(*b, strict=True))
     return tuple(
         tuple(Sum(tuple(Product(pair) for pair in zip(row, column, strict=True))) for column in columns)
@@ -106,7 +106,7 @@ def _sum(tables: list[Table | None]) -> Table | None:
         return None
     matrices = [table for table in tables if table is not None]
     if len(matrices) != len(tables) or len({(len(table), len(table[0])) for table in matrices}) != 1:
-        raise NoValue("sizes do not fit")
+        raise NoValue("matrices whose sizes do not fit")
     return tuple(
         tuple(Sum(cells) for cells in zip(*rows, strict=True)) for rows in zip(*matrices, strict=True)
     )

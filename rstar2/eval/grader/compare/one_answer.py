@@ -72,7 +72,7 @@ def _reduced(chain: nodes.Relation, same: Same, rounded: bool) -> Node:
     ]
     values = [_common_value(group, same) for group in groups if group]
     if len(values) > 2:
-        raise NoValue("several values")
+        raise NoValue("several values in one answer")
     if len(values) < 2:
         return nodes.Relation(chain.sides, ("=",) * len(chain.operators))
     value = _options(values[0], values[1])[-1 if rounded else 0]
@@ -135,7 +135,7 @@ def _options(exact: Node, other: Node) -> list[Node]:
         return [other]
     if all(abs(_difference(one, two)) * _CLOSE <= abs(constant_value(one)) for one, two in pairs):
         return [exact]
-    raise NoValue("several values")
+    raise NoValue("several values in one answer")
 
 
 def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]]:

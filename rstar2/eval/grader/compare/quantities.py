@@ -25,22 +25,22 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
                 return units.measure(unit) == units.measure("radian") and same(value, radians)
     values = [node.value if isinstance(node, nodes.Quantity) else node for node in (a, b)]
     unit_texts = [node.unit for node in (a, b) if isinstance(node, nodes.Quantity)]
-    known_units = [unit for unit in unit_texts if not units.no_unit(unit)]
-    if len(known_units) < 2 or units.same_words(*known_units):
+    stated_units = [unit for unit in unit_texts if not units.no_unit(unit)]
+    if len(stated_units) < 2 or units.same_words(*stated_units):
         if same(values[0], values[1]):
             if unit_texts == ["K"]:
-                raise NoValue("kelvins, or thousands")
+                raise NoValue("it is unclear whether K means kelvins or thousands")
             return True
         if len(unit_texts) == 1 and any(map(variables, values)) and _may_hold_units(values, same):
             raise NoValue("letters that may be a unit")
         return False
-    one, other = (units.measure(unit) for unit in known_units)
+    one, other = (units.measure(unit) for unit in stated_units)
     if one is None or other is None:
         if not same(values[0], values[1]):
             return False
         raise NoValue("units that are not known")
     if one[1] != other[1]:
-        if all(unit in units.TEMPERATURES for unit in known_units):
+        if all(unit in units.TEMPERATURES for unit in stated_units):
             raise NoValue("temperatures on different scales")
         return False
     return same(
@@ -113,7 +113,7 @@ def same_ratios(a: Node, b: Node, same: Same) -> bool:
     `3 to 4` and a number, since the words may mean a range or odds.
     """
     if any(isinstance(node, nodes.Ratio) and node.worded for node in (a, b)) and type(a) is not type(b):
-        raise NoValue("a ratio in words")
+        raise NoValue("a ratio in words against a number")
     one, other = (node.parts if isinstance(node, nodes.Ratio) else (node, number(1)) for node in (a, b))
     clocks = [isinstance(node, nodes.Ratio) and node.clock for node in (a, b)]
     if len(one) != len(other):
@@ -126,7 +126,7 @@ def same_ratios(a: Node, b: Node, same: Same) -> bool:
             for left, right in zip(one, other, strict=True)
         )
     if agree and any(clocks) and not all(clocks):
-        raise NoValue("a ratio or a time of day")
+        raise NoValue("it is unclear whether a ratio or a time of day is meant")
     return agree
 
 
@@ -157,14 +157,14 @@ def same_residues(a: Node, b: Node, same: Same) -> bool:
     assert isinstance(residue, nodes.Residue)
     if not residue.is_remainder:
         if variables(residue):
-            raise NoValue("numbers up to multiples of another")
+            raise NoValue("a class of congruent numbers against one number")
         if same(residue.value, plain) and not equal(
             nodes.Residue(residue.value, residue.modulus, True), plain
         ):
-            raise NoValue("a number that is no remainder")
+            raise NoValue("a number that is not a remainder of its modulus")
         return same(residue.value, plain)
     if equal(residue, plain):
         return True
     if same(residue.value, plain):
-        raise NoValue("a remainder, or a number with the modulus it is meant for")
+        raise NoValue("it is unclear whether a remainder or a number with its modulus is meant")
     return False

@@ -40,7 +40,7 @@ def same_relations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
             if same(left, right):
                 return True
         elif not (assignments.is_name(name) or assignments.is_name(other)):
-            raise NoValue("the value of something else")
+            raise NoValue("equations with different names")
     a, b = _ascending(a), _ascending(b)
     if a.operators != b.operators and set(a.operators) | set(b.operators) != assignments.EQUALS:
         return False
@@ -61,7 +61,7 @@ def _same_names(a: Node, b: Node, same: Same) -> bool:
 
 
 def same_congruences(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
-    """Whether two congruences are the same. Raises NoValue if they are not residues of one name, and so in other forms.
+    """Whether two congruences are the same. Raises NoValue if they are not residues of one name.
 
     They are not compared as equations: x = 2 (mod 5) is not x = 2, and dividing a congruence may change its modulus.
     """

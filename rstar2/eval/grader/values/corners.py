@@ -90,5 +90,5 @@ def _real(value: Node, point: Mapping[str, Fraction]) -> float:
     setting = Setting(point, mpmath_context(40), real=True)
     number = float(setting.as_real(evaluate(value, setting)))
     if not math.isfinite(number):
-        raise NoValue("too large")
+        raise NoValue("a number that is too large")
     return number

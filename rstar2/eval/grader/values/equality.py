@@ -80,8 +80,8 @@ FIRST_TRIES, TRIES_PER_POINT = 40, 8
 MAX_ONE_SIDED, MAX_ONE_SIDED_ALONE, MAX_UNDEFINED = 6, 3, 0.25
 """The number of points, for each point of agreement, at which only one of the expressions may have a value. The second
 number applies if only integers are compared. The third applies if one expression is piecewise or a letter is an
-integer, and the other expression is undefined: e^(ln(x - 3)) has values only where it equals |x - 3|, and
-2n/(1 + (-1)^n) only where it equals (-1)^n n."""
+integer, and the other expression is undefined: e^(ln(x - 3)) has values only if it equals |x - 3|, and
+2n/(1 + (-1)^n) only if it equals (-1)^n n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def identity(a: Node, b: Node) -> Identity | None:
         return Identity(()) if ends[0] == ends[1] else None
     names = sorted(variables(a) | variables(b))
     if "dots" in names:
-        return Identity(()) if _same_written_parts(a, b) else None
+        return Identity(()) if _same_visible_parts(a, b) else None
     doubt: NoValue | None = None
     with limited_work():
         for setting in _readings(a, b):
@@ -146,11 +146,11 @@ def identity(a: Node, b: Node) -> Identity | None:
         raise doubt
     # If only one side has an unknown part, its true value may make the two equal.
     if _unknown_names(a) != _unknown_names(b):
-        raise NoValue("a function or command that is not known")
+        raise NoValue("an unknown function or command")
     return None
 
 
-def _same_written_parts(a: Node, b: Node) -> bool:
+def _same_visible_parts(a: Node, b: Node) -> bool:
     """Whether sums or products with dots, such as 1 + 2 + … + n, have equal parts in the same or the reverse order.
 
     Raises NoValue if they do not, because the parts that the dots leave out are not known.
@@ -160,7 +160,7 @@ def _same_written_parts(a: Node, b: Node) -> bool:
             for order in (other, other[::-1]):
                 if len(one) == len(order) and all(map(equal, one, order)):
                     return True
-    raise NoValue("parts that are left out")
+    raise NoValue("a sum or product with dots in it")
 
 
 def _unknown_names(node: Node) -> set[str]:
@@ -178,7 +178,7 @@ def proportional(a: Node, b: Node) -> Fraction | None:
     """
     names = sorted(variables(a) | variables(b))
     with limited_work():
-        # `plan` counts π and e as letters, but here c may be a multiple of π.
+        # `plan` counts π and e as letters, but point_setting c may be a multiple of π.
         rational = None if {Symbol("pi"), Symbol("e")} & {*walk(a), *walk(b)} else plan(a, b)
         if rational is not None:
             return _ratio_of_fractions(a, b, names, rational)
@@ -202,7 +202,7 @@ def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> F
         ratios.append(top / bottom)
         if len(ratios) == rational.points + 1:
             return Fraction(1 if ratios[0] > 0 else -1)
-    raise NoValue("not defined where it was tried")
+    raise NoValue("an expression without a value at the points that were tried")
 
 
 def _ratio_of_values(a: Node, b: Node, names: list[str]) -> Fraction | None:
@@ -242,11 +242,11 @@ def _ratio_of_values(a: Node, b: Node, names: list[str]) -> Fraction | None:
         if len(ratios) == needed:
             break
     if len(ratios) < (LEAST_EDGED_POINTS if edged else LEAST_POINTS):
-        raise NoValue("not defined where it was tried")
+        raise NoValue("an expression without a value at the points that were tried")
     if undefined > (MAX_UNDEFINED if is_piecewise(a, b) else MAX_ONE_SIDED) * len(ratios):
-        raise NoValue("an expression that has a value where the other one has none")
+        raise NoValue("an expression that has values where the other one has none")
     if any(_vanishes(node, tuple(points), Setting({}, context)) for node in (a, b)):
-        raise NoValue("formulas that are zero wherever they were tried")
+        raise NoValue("formulas that are zero at all points that were tried")
     if context.im(ratios[0]) != 0:
         return None
     return Fraction(1 if context.re(ratios[0]) > 0 else -1)
@@ -295,7 +295,7 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> tuple[Po
         points = _at_whole_points(a, b, names, whole, setting)
     if points and variables(a) != variables(b) and (whole or has_kinks(a, b) or has_steps(a, b)):
         # Letters cancel in no real answer, but they may in a text that is meant to fit several gold answers.
-        raise NoValue("a letter that only one of the answers has")
+        raise NoValue("a letter that is in only one of the answers")
     return points
 
 
@@ -315,9 +315,9 @@ def _identical_fractions(
     points: list[Point] = []
     source = rational_points(point_source(a, b, "rational"), names, rational.bits)
     for point in islice(source, rational.points * TRIES_PER_POINT):
-        here = replace(setting, symbols=point, notes=Notes())
+        point_setting = replace(setting, symbols=point, notes=Notes())
         try:
-            left, right = evaluate(a, here), evaluate(b, here)
+            left, right = evaluate(a, point_setting), evaluate(b, point_setting)
         except TooMuchWork:
             raise
         except NoValue:
@@ -327,7 +327,7 @@ def _identical_fractions(
         points.append(point)
         if len(points) == rational.points:
             return tuple(points)
-    raise NoValue("not defined where it was tried")
+    raise NoValue("an expression without a value at the points that were tried")
 
 
 def _at_whole_points(
@@ -355,12 +355,12 @@ def _at_whole_points(
     enough = len(points) >= (LEAST_EDGED_POINTS if edged else LEAST_POINTS)
     if enough and alone:
         if any(_vanishes(node, points, setting) for node in (a, b)):
-            raise NoValue("formulas that are zero wherever they were tried")
+            raise NoValue("formulas that are zero at all points that were tried")
         return points
     others = _at_real_points(a, b, names, whole, setting, few=enough)
     if others is None:
         if enough:
-            raise NoValue("expressions that agree only at whole numbers")
+            raise NoValue("expressions that agree only at integers")
         return None
     return (*points, *others)
 
@@ -413,12 +413,12 @@ def _at_real_points(
         if len(points) >= least:
             break
     else:
-        raise NoValue("not defined where it was tried")
+        raise NoValue("an expression without a value at the points that were tried")
     free = complex_points(point_source(a, b, "complex"), a, b, names)
     others = _points_of_agreement(((point, False) for point in free), a, b, setting, confirming)
     if others is None:
         if not (functions(a) | functions(b)) & (STEPS | COMPLEX_FUNCTIONS - LENGTHS):
-            raise NoValue("a letter that may stand for a complex number")
+            raise NoValue("a letter that may be a complex number")
         return None
     return (*points, *others)
 
@@ -443,16 +443,16 @@ def _points_of_agreement(
             break
         if tuple(point.values()) in points:
             continue
-        here = replace(setting, symbols=point, real=real)
+        point_setting = replace(setting, symbols=point, real=real)
         try:
-            if not agree(a, b, here, briefly=len(points) >= SMOOTH_POINTS):
+            if not agree(a, b, point_setting, briefly=len(points) >= SMOOTH_POINTS):
                 return None
         except TooMuchWork:
             raise
         except SeveralValues as error:
             doubt = error
         except NoValue:
-            reasons = [_reason_for_no_value(node, here) for node in (a, b)]
+            reasons = [_reason_for_no_value(node, point_setting) for node in (a, b)]
             if None in reasons and (has_work or len(points) < SMOOTH_POINTS):
                 # Once there is little work left, points with large values are skipped.
                 reason = reasons[0] or reasons[1]
@@ -464,7 +464,7 @@ def _points_of_agreement(
     if doubt:
         raise doubt
     if undefined > test.undefined * len(points) or beyond > test.beyond * len(points):
-        raise NoValue("an expression that has a value where the other one has none")
+        raise NoValue("an expression that has values where the other one has none")
     return tuple(points.values())
 
 

@@ -109,7 +109,7 @@ def _fold(parts: tuple[nodes.Node, ...], setting: Setting, join: Callable[[Value
 def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
     """The determinant by elimination. It is exact if the entries are."""
     if not isinstance(matrix, nodes.Matrix) or not len(matrix.rows) == len(matrix.rows[0]) <= 12:
-        raise NoValue("not a square matrix")
+        raise NoValue("a determinant of a matrix that is not square or too large")
     rows = [[evaluate(cell, setting) for cell in row] for row in matrix.rows]
     total: Value = Fraction(1)
     for column in range(len(rows)):

@@ -51,20 +51,20 @@ def call(name: str, values: list[Value], setting: Setting) -> Value:
 def _plain(name: str, value: Value, setting: Setting) -> Value:
     argument = setting.inexact(value)
     if setting.real and name in {"ln", "log10"} and setting.as_real(value) < 0:
-        raise NoValue("not real")
+        raise NoValue("a value that is not real")
     if abs(setting.context.mag(argument)) > (16 if name in _EXPONENTIAL else 4 * MAX_LOG10) and argument:
-        raise BeyondGuards("too large")
+        raise BeyondGuards("a number that is too large")
     if name in _EXPONENTIAL:
         setting.notes.note(3 * int(abs(argument)))  # tanh x differs from 1 by about 2e^-2x
     if name in ANGLES and setting.context.mag(argument) > 300:
-        raise BeyondGuards("too large")
+        raise BeyondGuards("a number that is too large")
     result = setting.library(getattr(setting.context, name), argument, cost=12)
     if name in ANGLES and abs(argument) > 0.1 and not setting.context.im(argument):
         noise = setting.context.mpf(10) ** (8 - setting.context.dps) * max(1, abs(argument))
         if abs(result) < noise:
             return Fraction(0)  # as sin π, which is not exactly zero because π is rounded
         if abs(result) * noise > 1:
-            raise NoValue("a pole")
+            raise NoValue("a value that is infinite")
     return result
 
 
@@ -74,7 +74,7 @@ def _root(setting: Setting, value: Value, index: Value) -> Value:
         return setting.power(value, setting.divide(Fraction(1), index))
     order = abs(int(index))
     if setting.real and order % 2 == 0 and setting.as_real(value) < 0:
-        raise NoValue("not real")
+        raise NoValue("a value that is not real")
     if isinstance(value, Fraction):
         over, under = _whole_root(value.numerator, order), _whole_root(value.denominator, order)
         if over is not None and under:
@@ -106,7 +106,7 @@ def _factorial(setting: Setting, value: Value) -> Value:
         if value < 0:
             raise NotACount("a factorial of a negative number")
         if value > MAX_ARGUMENT or math.lgamma(int(value) + 1) > MAX_BITS * math.log(2):
-            raise BeyondGuards("too large")
+            raise BeyondGuards("a number that is too large")
         setting.budget.spend(float(value / 10))
         return Fraction(math.factorial(int(value)))
     return _gamma(setting, setting.context.factorial, value)
@@ -116,9 +116,9 @@ def _gamma(setting: Setting, function: Callable[..., Value], *values: Value) -> 
     """A factorial or binomial coefficient of numbers that are not integers."""
     arguments = [setting.inexact(value) for value in values]
     if any(abs(argument) > MAX_ARGUMENT for argument in arguments):
-        raise BeyondGuards("too large")
+        raise BeyondGuards("a number that is too large")
     if setting.context.dps > MAX_GAMMA_DIGITS:
-        raise BeyondGuards("too many digits of a factorial")
+        raise BeyondGuards("a factorial of a fraction to too many digits")
     return setting.library(function, *arguments, cost=40 * len(arguments))
 
 
@@ -128,7 +128,7 @@ def _double_factorial(setting: Setting, value: Value) -> Value:
     if number < 0:
         raise NotACount("a factorial of a negative number")
     if number > MAX_ARGUMENT:
-        raise BeyondGuards("too large")
+        raise BeyondGuards("a number that is too large")
     setting.budget.spend(number)
     return Fraction(math.prod(range(number, 0, -2)))
 
@@ -157,7 +157,7 @@ def _floor(setting: Setting, value: Value) -> Fraction:
         return Fraction(math.floor(value))
     nearest, noise = setting.context.nint(value), setting.context.mpf(10) ** (10 - setting.context.dps)
     if abs(value) * noise > 1:
-        raise NoValue("too large to be rounded")
+        raise NoValue("a number that is too large to round")
     is_noise = abs(value - nearest) <= max(abs(value), 1) * noise
     return Fraction(int(nearest if is_noise else setting.context.floor(value)))
 

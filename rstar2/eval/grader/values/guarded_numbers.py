@@ -1,4 +1,4 @@
-"""Arithmetic under guards: on exact fractions where possible and mpmath numbers otherwise, with limited work."""
+"""Arithmetic under guards: on exact fractions if possible and else on mpmath numbers, with limited work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SeveralValues(NoValue):
 
 
 class BeyondGuards(NoValue):
-    """The expression may have a value, but computing it needs too large numbers or too many terms."""
+    """The expression may have a value, but computing it needs numbers that are too large, or too many terms."""
 
 
 class NotACount(NoValue):
@@ -176,11 +176,11 @@ class Setting:
         if isinstance(value, Fraction):
             self._pay(value, reduced=value.denominator != 1)
         elif not self.context.isfinite(value):
-            raise NoValue("not finite")
+            raise NoValue("a value that is not finite")
         elif value:
             size = self.context.mag(value)
             if abs(size) > MAX_LOG10 * 4:
-                raise BeyondGuards("too large")
+                raise BeyondGuards("a number that is too large")
             self.notes.note(abs(size))
             self.notes.largest = max(self.notes.largest, size)
         return value
@@ -189,7 +189,7 @@ class Setting:
         """Pays for an exact number by the square of its size, and more if the fraction has to be reduced."""
         bits = value.numerator.bit_length() + value.denominator.bit_length()
         if bits > MAX_BITS:
-            raise BeyondGuards("too large")
+            raise BeyondGuards("a number that is too large")
         if bits > _EXACT_BITS:
             self.budget.spend((bits / 1000) ** 2 * (0.5 if reduced else 0.06))
 
@@ -198,7 +198,7 @@ class Setting:
         if not isinstance(a, Fraction) and a and b:
             spread = self.context.mag(a) - self.context.mag(b)
             if abs(spread) > MAX_SPREAD_BITS:
-                raise BeyondGuards("too far apart to add")
+                raise BeyondGuards("numbers whose sizes differ too much to add")
         return a + b
 
     def multiply(self, a: Value, b: Value) -> Value:
@@ -221,7 +221,7 @@ class Setting:
         a, b = self.inexact(base), self.inexact(exponent)
         if a == 0:
             if self.context.re(b) <= 0:
-                raise NoValue("a power of zero")
+                raise NoValue("a negative or zero power of zero")
             return Fraction(0)
         context = self.context
         # A large fraction would be an integer after rounding to the digits in use.
@@ -229,9 +229,9 @@ class Setting:
         if context.im(a) == 0 and context.re(a) < 0 and not is_whole:
             self.notes.several_values = True
         if self.real and context.re(a) < 0 and not is_whole:
-            raise NoValue("not real")
+            raise NoValue("a value that is not real")
         if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:
-            raise BeyondGuards("too large")
+            raise BeyondGuards("a number that is too large")
         return self.library(context.power, a, b, cost=12)
 
     def as_real(self, value: Value) -> Value:
@@ -239,7 +239,7 @@ class Setting:
         if isinstance(value, Fraction):
             return value
         if self.context.im(value) != 0:
-            raise NoValue("not real")
+            raise NoValue("a value that is not real")
         return self.context.re(value)
 
 
@@ -249,25 +249,25 @@ def remainder(value: Value, modulus: Value) -> Value:
     Raises NoValue if one of the values is inexact or the modulus is 0.
     """
     if not isinstance(value, Fraction) or not isinstance(modulus, Fraction) or modulus == 0:
-        raise NoValue("a remainder of something else than numbers")
+        raise NoValue("a remainder of values that are not rational")
     return value % modulus
 
 
 def _exact_power(base: Fraction, exponent: int) -> Fraction:
     if base == 0:
         if exponent <= 0:
-            raise NoValue("a power of zero")
+            raise NoValue("a negative or zero power of zero")
         return base
     if abs(base) == 1:
         return base if exponent % 2 else Fraction(1)
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if bits * abs(exponent) > MAX_BITS:
-        raise BeyondGuards("too large")
+        raise BeyondGuards("a number that is too large")
     return base**exponent
 
 
 def integers(values: tuple[Value, ...]) -> list[int]:
     """Returns values as integers. Raises NoValue if one is not an integer."""
     if any(not isinstance(value, Fraction) or value.denominator != 1 for value in values):
-        raise NoValue("not whole numbers")
+        raise NoValue("values that are not integers")
     return [int(value) for value in values]

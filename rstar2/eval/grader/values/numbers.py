@@ -60,7 +60,7 @@ def real_value(node: Node) -> Any:
     """Returns a constant as an mpmath real or infinity. Raises NoValue if it has letters, is complex or too large."""
     value, context = constant_value(node), mpmath_context(LOW_DIGITS)
     if abs(context.im(value)) > context.mpf(10) ** -30:
-        raise NoValue("not real")
+        raise NoValue("a value that is not real")
     return context.re(value)
 
 
@@ -71,7 +71,7 @@ def constant_value(node: Node) -> Any:
     if sign:
         return sign * context.inf
     if any(isinstance(part, Apply) for part in walk(node)):
-        raise NoValue("not a known number")
+        raise NoValue("an expression with unknown parts")
     setting = Setting({}, context)
     return +setting.inexact(evaluate(node, setting))
 
@@ -83,7 +83,7 @@ def whole_number(node: Node) -> int | None:
     """
     value = real_value(node)
     if not value.context.isfinite(value):
-        raise NoValue("not finite")
+        raise NoValue("a value that is not finite")
     nearest = value.context.nint(value)
     return int(nearest) if abs(value - nearest) <= abs(value) * value.context.mpf(10) ** -30 else None
 
@@ -111,13 +111,13 @@ def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
         return first
     low, scale, is_real = first
     if setting.real and not is_real:
-        raise NoValue("not real here")
+        raise NoValue("a value that is not real")
     if briefly and notes.bits <= _SMALL_BITS and low <= scale * context.mpf(10) ** -25:
         return True
     noise_of_largest = context.mpf(2) ** notes.largest * context.mpf(10) ** (15 - LOW_DIGITS)
     same = bool(low <= max(context.mpf(10) ** -15 * max(scale, 1), noise_of_largest))
     if same and briefly and not affords_large_values(setting.budget):
-        raise NoValue("too much work to tell large values apart here")
+        raise NoValue("too much work to compare large values")
     if same:
         lost = notes.bits * 3 // 10 if notes.bits > _SMALL_BITS else 0
         more = _more_digits(3 * lost)
@@ -143,7 +143,7 @@ def affords_large_values(budget: Budget) -> bool:
 def _more_digits(needed: int) -> int:
     """The smallest of `_MORE_DIGITS` that is at least `needed`. Raises NoValue if there is none."""
     if needed > _MORE_DIGITS[-1]:
-        raise NoValue("too large to be told apart")
+        raise NoValue("numbers that are too large to compare")
     return next(more for more in _MORE_DIGITS if more >= needed)
 
 
@@ -163,7 +163,7 @@ def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bo
     left, right = setting.inexact(left), setting.inexact(right)
     scale = max(abs(left), abs(right))
     if any(is_exact) and context.mag(scale) > MAX_SPREAD_BITS:
-        raise NoValue("too large to compare with a value that is not exact")
+        raise NoValue("a number that is too large to compare with an inexact value")
     imaginary = max(abs(context.im(left)), abs(context.im(right)))
     return abs(left - right), scale, imaginary <= scale * context.mpf(10) ** (5 - context.dps)
 
