@@ -88,7 +88,7 @@ WORKER_ENDED = "not verified: the worker ended twice"
 WORKER_STUCK = "not verified: the worker did not answer"
 INTERNAL_ERROR = "not verified: internal error"
 PREVENTED = (POOL_CLOSED, WORKER_STUCK)
-"""Rules of verdicts whose cause was not the answer."""
+"""Rules of verdicts that the answer did not cause."""
 
 AnswerValue = str | int | float | None
 """A gold answer or a model's output. A number is graded as its text; None means that there is none."""

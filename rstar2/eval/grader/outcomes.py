@@ -1,7 +1,8 @@
 """Reasons why an answer is not correct: wrong, missing, not understood, or not decided by the grader.
 
 Training and evaluations count these reasons separately. An answer that the grader could not decide earns no reward,
-because a model could provoke that on purpose. It may still be right: the reason is a limit or a fault of the grader.
+because a model could provoke that on purpose. Such an answer may be right: the reason is a limit or a fault of the
+grader.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ WALL_FACTOR = 30.0
 LEAST_WALL_S = 300.0
 """The shortest limit of wall time. It includes the start of the worker, which is slow on a busy machine."""
 _END_S = 60.0
-"""How long to wait for the end of a process that was killed or has closed its output."""
+"""The time to wait for the end of a process that was killed or has closed its output."""
 _PIPE_BYTES = 1 << 16
 _WORKER_MODULES = ("mpmath", "sympy")
 """Modules that workers import when a grading needs them."""

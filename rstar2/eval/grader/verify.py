@@ -353,9 +353,9 @@ class _Fact:
         return (alike and self.same(one, other)) or _identical(a, b, (), (1, 0, 1))
 
     def by_letters(self, a: Node, b: Node) -> bool:
-        """Letters of integers or arguments of a function, renamed one to one. An integer k may become k + 1 or -k."""
+        """Letters of integers, or arguments of a function, renamed one to one. An integer k may become k + 1 or 1 - k."""
         (fact,), new = self.because, {name: _frozen(node) for name, node in self.data["replaced"]}
-        whole = {*"klmn", *(name for said in self.data.get("letters", ()) for name in said)}
+        whole = {*"klmn", *(name for kinds in self.data.get("letters", ()) for name in kinds)}
         arguments = _letters(b[1][0], fact.pred[1][0]) if b[0] == fact.pred[0] == "Relation" else []
         for name, node in new.items():
             letter = sympy.Symbol(*_letters(node))

@@ -67,7 +67,7 @@ from rstar2.eval.grader.values.points import (
 from rstar2.eval.grader.values.rational import Plan, plan
 
 PRECISE_DIGITS = 230
-"""The digits of the first ratios of two equations. With 40 digits, y = 10^40 x + √2 would be y = 10^40 x + √3."""
+"""The digits of the first ratios of two equations. With 40 digits, y = 10^40 x + √2 and 10^40 x + √3 would be equal."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
 """The number of points at which expressions have to agree: smooth ones, and those with corners, jumps or divisors."""
 MANY_POINTS = 500

@@ -167,7 +167,10 @@ def _series(node: nodes.Series, setting: Setting) -> Value:
 
 
 def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
-    """The value of a series as an unknown part: of its bounds, and its terms at one positive and one negative index."""
+    """The value of a series that is not computed.
+
+    It depends on the bounds, and on the terms at one positive and one negative index.
+    """
     parts: list[Value] = []
     for sign in (1, -1):
         index = sign * (2 + sign) * _fraction_of("index")

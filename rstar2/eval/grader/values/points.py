@@ -99,8 +99,8 @@ def _fingerprint(node: Node) -> str:
 def whole_letters(a: Node, b: Node) -> set[str]:
     """Returns the letters that are integers: j, k, m, n, and the letters by which the expressions count.
 
-    Both expressions have to count by a letter, unless the other one is rational. gcd(x, x) does not make x an integer
-    in the other expression, which may be |x|.
+    Both expressions have to count by a letter, unless the other one is rational. If gcd(x, x) is compared with |x|, x
+    is not an integer.
     """
     counting = [_counting_letters(node) for node in (a, b)]
     letters = counting[0] & counting[1]
@@ -313,7 +313,10 @@ def real_points(
 
 
 def complex_points(random: Random, a: Node, b: Node, names: list[str]) -> Iterator[Point]:
-    """Yields points without end at which all letters that may be complex are complex; none without such letters."""
+    """Yields points without end at which the letters that may be complex are complex.
+
+    Yields nothing if no letter may be complex.
+    """
     used = functions(a) | functions(b)
     letters = _complex_letters(a) | _complex_letters(b) if used & COMPLEX_FUNCTIONS else set()
     while letters:
@@ -378,7 +381,7 @@ def _is_kinked(part: Node) -> bool:
 
 
 def _has_unknown_parts(a: Node, b: Node) -> bool:
-    """Whether one of two expressions has unknown parts such as f(x). Their values depend on their arguments as text."""
+    """Whether one of two expressions has unknown parts such as f(x), whose values depend on the text of arguments."""
     return any(isinstance(part, Apply | Series) for node in (a, b) for part in walk(node))
 
 

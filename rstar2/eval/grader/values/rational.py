@@ -32,10 +32,10 @@ class Plan:
 
 
 def degree(node: Node) -> int | None:
-    """Returns an upper bound on the degrees of the numerator and the denominator of an expression as one fraction.
+    """Returns an upper bound on the degrees of an expression's numerator and denominator.
 
-    π and e count as letters: π is transcendental, and no rational relation between π and e is known. Returns None if
-    the expression is not a quotient of polynomials.
+    The expression is taken as one fraction. π and e count as letters: π is transcendental, and no rational relation
+    between π and e is known. Returns None if the expression is not a quotient of polynomials.
     """
     match node:
         case Number() | Based():
