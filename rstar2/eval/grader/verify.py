@@ -353,7 +353,7 @@ class _Fact:
         return (alike and self.same(one, other)) or _identical(a, b, (), (1, 0, 1))
 
     def by_letters(self, a: Node, b: Node) -> bool:
-        """Letters of integers, or arguments of a function, renamed one to one. An integer k may become k + 1 or 1 - k."""
+        """Letters of integers or arguments of a function, renamed one to one. The integer k may become k + 1 or -k."""
         (fact,), new = self.because, {name: _frozen(node) for name, node in self.data["replaced"]}
         whole = {*"klmn", *(name for kinds in self.data.get("letters", ()) for name in kinds)}
         arguments = _letters(b[1][0], fact.pred[1][0]) if b[0] == fact.pred[0] == "Relation" else []

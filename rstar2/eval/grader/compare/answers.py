@@ -120,7 +120,7 @@ class _Comparison:
 
     def __init__(self, family: str | None = None) -> None:
         self._family = family
-        """The letter that stands for every integer in both answers, so that k + 1 may replace k. None for no letter."""
+        """The letter that stands for every integer in both answers, so that k + 1 may replace k; or None."""
         self._facts: list[Fact] = []
         """The facts established so far by the comparison in progress."""
 

@@ -177,7 +177,7 @@ def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
 
 
 def _whole_letter(node: Node) -> str | None:
-    """The letter that stands for every integer: the answer says so, or is a family of angles. None for no letter."""
+    """The letter that stands for every integer: the answer says so, or is a family of angles. None if there is none."""
     whole_letters = {
         part.name
         for part in walk(node)

@@ -1,7 +1,7 @@
 """Random points at which two expressions are compared.
 
-The points come from a keyed hash of both expressions. The same pair is therefore always compared at the same points,
-and only with the secret of the run could a formula be chosen that agrees with another one at them.
+The points come from a keyed hash of both expressions, so the same pair is always compared at the same points. Without
+the secret of the run, nobody can choose a formula that agrees with another one at just these points.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def _place_of(target: int, arg: Node, name: str, point: Mapping[str, Constant]) 
 def real_points(
     random: Random, a: Node, b: Node, names: list[str], positive: set[str]
 ) -> Iterator[tuple[Point, bool]]:
-    """Yields points of fractions without end, each with whether only real values count there.
+    """Yields points of fractions without end. A flag with each says whether only real values count there.
 
     Every third point has negative letters, except those in `positive`. If an expression has corners, points between
     the corners come first. If it has corners or jumps, every second point has a letter near or at a constant of the
