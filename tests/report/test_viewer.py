@@ -279,7 +279,7 @@ def test_verdicts_that_are_called_the_same_are_chosen_together(browser: Browser,
             (
                 ("timeout", "deadline"),
                 ("unparsed", "not verified: not understood"),
-                ("unparsed", "not verified: an option where none is asked for"),
+                ("unparsed", "not verified: an option's letter, but the gold answer is not an option"),
             ),
             1,
         ):

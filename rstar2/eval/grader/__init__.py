@@ -1,8 +1,8 @@
-"""Does the model's answer equal the gold answer?
+"""Grades whether a model's answer equals the gold answer.
 
-`extract_answer` finds the answer in the model's final turn, `grade` compares it with the gold answer in this
-process, and `GraderPool` does the same in killable processes with a deadline; evaluation and training use the
-pool. Nothing here evaluates text as code.
+`extract_answer` extracts the answer from the model's final turn. `grade` extracts it and compares it with the gold
+answer, in this process. `GraderPool` does the same in killable processes with a deadline; evaluation and training use
+it. No text is ever evaluated as code.
 """
 
 from rstar2.eval.grader.extract import extract_answer

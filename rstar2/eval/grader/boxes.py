@@ -1,6 +1,6 @@
-r"""Finds the boxed answer of a turn: its last `\boxed{}` that the words around it do not deny.
+r"""Finds the boxed answer of a turn: the last `\boxed{}` that is not denied by the words around it.
 
-Boxes side by side, as in `\boxed{1}, \boxed{2}`, are one answer.
+Several boxes in a row, as in `\boxed{1}, \boxed{2}`, are one answer.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from rstar2.eval.grader.parse.vocabulary import name_set
 from rstar2.loop.turns.tags import BOX
 
 MAX_ANSWER = 20_000
-"""A longer answer is cut, and will not be understood."""
+"""The number of characters to which an answer is cut. An answer that long is not parsed."""
 REMARK_CHARS = 80
-"""Characters beside an answer in which a remark about it is looked for."""
+"""The number of characters beside an answer that are searched for a remark about it."""
 _BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BETWEEN_BOXES = re.compile(
@@ -26,31 +26,31 @@ _HEDGE_BETWEEN = re.compile(
     r"|[^.;\n]*?\b(?:or|versus|vs\.?)(?:\s+(?:also|else|maybe|perhaps|possibly|rather|even|the|other|one)\b)*[\s$\\(]*",
     re.IGNORECASE,
 )
-"""Between two boxes: words that offer both, or a sign that divides them."""
-_POWER_BEHIND = re.compile(r" ?\^ ?\{? ?[-\d]")
+"""Words between two boxes that offer both as answers, or a slash."""
+_POWER_AFTER = re.compile(r" ?\^ ?\{? ?[-\d]")
 _FORMULA_BEFORE = re.compile(
     r"\\(?:sqrt(?:\[[^\[\]]*\])?|[dt]?frac(?:\s*\{[^{}]*\}|\d)?|ln|log|exp|sin|cos|tan)\s*\{\s*$|\^\s*\{?\s*$"
     r"|(?:^|[$(\[>])\s*[-\u2212]$|=\s*[-\u2212]\s*$|(?<![\w.])\d+(?:\.\d+)?$|[\d)}][-+*/]$|\\(?:cdot|times|div|pm|sqrt)\s*$"
 )
-"""In front of a box: what applies to it, so that it holds only part of a formula."""
-_FORMULA_BEHIND = re.compile(
+"""A formula before a box that continues in the box, so that the box holds only part of the formula."""
+_FORMULA_AFTER = re.compile(
     r"[-+*/](?:\d|\\(?!text|boxed)[A-Za-z]|\(|[A-Za-z](?![A-Za-z]))|[xyznkie](?![A-Za-z])|_ ?\{? ?\d|\.\d"
     r"| ?\\(?:cdot|times|div|pi|sqrt|[dt]?frac|binom|pm)(?![A-Za-z])"
 )
 _DELIMITER = re.compile(r"(?<!\\)\$\$?|\\[()\[\]]")
-_OPERATOR_BEFORE, _OPERATOR_BEHIND = re.compile(r"[-+*/] ?$"), re.compile(r" ?[-+*/] ?(?!\\text)[^\s$]")
-"""Signs between a box and what stands beside it, where both are in one formula."""
+_OPERATOR_BEFORE, _OPERATOR_AFTER = re.compile(r"[-+*/] ?$"), re.compile(r" ?[-+*/] ?(?!\\text)[^\s$]")
+"""Operators directly before and after a box. They count if box and operator are in one formula."""
 _GAP_CHARS = 60
 _IN_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|[$~]|\\(?=[ ,;:])")
 _NOUN_AND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*(?:,|,?\s+and)\s*$")
-_NOUN_BEHIND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*[.,!\n]")
+_NOUN_AFTER = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*[.,!\n]")
 _NO_NOUN = name_set("""
     was were are not but wrong right correct incorrect too first then later before now finally instead again last so
     hence thus therefore because since initially earlier afterwards maybe perhaps also respectively else wait sorry
     actually rather either neither nor and yes again once twice only just still here there that this which what
     because when where while good bad true false
 """)
-"""Words behind a box that do not say what it counts."""
+"""Words after a box that are not a noun that it counts."""
 _NEGATED = re.compile(
     r"(?:\bnot|n't|\bnever|\brather than|\binstead of|\bother than)[\s}]+(?:equal(?:\s+to)?\s+|exactly\s+)?[$({\\]*$",
     re.IGNORECASE,
@@ -62,37 +62,38 @@ _DENIED = re.compile(
     r"|\s+(?:the|my|our|a|an)\s+(?:\w+\s+)?(?:answer|solution|result)\b|\s+(?:right|correct|true|valid|it)\b)))",
     re.IGNORECASE,
 )
-"""Words behind an answer that deny it."""
+"""Words after an answer that deny it."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """A box, or a row of boxes that is one answer."""
+    """A box, or a row of boxes that together are one answer."""
 
     content: str
-    """What is boxed; empty if there are only empty boxes, or boxes that are denied."""
+    """The answer in the box; empty if all boxes are empty or denied."""
     start: int
-    """Where it begins in its text."""
+    """The index of its first character in the text."""
     end: int
+    """The index after its last character."""
     closed: bool = True
-    """Whether it is written as LaTeX asks: with its backslash, and its last brace closed."""
+    """Whether it is valid LaTeX: it has its backslash, and its last brace is closed."""
     whole: bool = True
-    """False if the box is raised to a power, negated, added to something and so on: it is no answer by itself."""
+    """Whether it is an answer by itself, rather than part of a formula such as \\boxed{3}^2 or -\\boxed{3}."""
 
 
 def last_box(text: str) -> Box | None:
-    """Returns the last box, or the row of boxes that ends with it; None if there is no box at all."""
+    """Returns the last box, or the row of boxes that ends with it. Returns None if there is no box at all."""
     starts = list(BOX.finditer(text))[-20:]
-    nothing = Box("", len(text), len(text))
+    empty = Box("", len(text), len(text))
     if not starts:
-        return nothing if _EMPTY_BOX.search(text) else None
+        return empty if _EMPTY_BOX.search(text) else None
     content, end, closed = _braced(text, starts[-1].end())
     while is_denied(text, starts[-1].start(), end):
         starts.pop()
         if not starts:
-            return nothing
+            return empty
         content, end, closed = _braced(text, starts[-1].end())
-    noun = _counted(text[end : end + _GAP_CHARS] + "\n", _NOUN_BEHIND)
+    noun = _noun_in(text[end : end + _GAP_CHARS] + "\n", _NOUN_AFTER)
     contents, last, left = [content.strip()], "", starts[-1].start()
     closed = closed and text[left] == "\\"
     for match in reversed(starts[:-1]):
@@ -100,10 +101,10 @@ def last_box(text: str) -> Box | None:
         gap = text[stop:left] if stop <= left else None
         if gap is None or len(gap) > _GAP_CHARS:
             break
-        counted = _counted(gap, _NOUN_AND) if noun else ""
-        if counted:
+        earlier_noun = _noun_in(gap, _NOUN_AND) if noun else ""
+        if earlier_noun:
             last = last or rf"{contents.pop()}\text{{ {noun}}}"
-            content = rf"{content.strip()}\text{{ {counted}}}"
+            content = rf"{content.strip()}\text{{ {earlier_noun}}}"
         elif not _side_by_side(gap):
             break
         contents.insert(0, content.strip())
@@ -113,29 +114,29 @@ def last_box(text: str) -> Box | None:
 
 
 def is_denied(text: str, start: int, end: int) -> bool:
-    """Whether words around an answer say that it is none: `not 42`, `42 is wrong`."""
+    """Whether the words around an answer at text[start:end] deny it: `not 42`, `42 is wrong`."""
     before = text[max(0, start - REMARK_CHARS) : start]
     return _NEGATED.search(before) is not None or _DENIED.match(text[end : end + REMARK_CHARS]) is not None
 
 
 def _is_part_of_a_formula(turn: str, start: int, end: int) -> bool:
-    """Whether a box is raised to a power, negated, added to something and so on, and is no answer by itself."""
+    """Whether a box continues in the text around it, as in \\boxed{3}^2 or 2 + \\boxed{3}."""
     before = turn[max(0, start - _GAP_CHARS) : start]
-    if _POWER_BEHIND.match(turn, end) or _FORMULA_BEHIND.match(turn, end) or _FORMULA_BEFORE.search(before):
+    if _POWER_AFTER.match(turn, end) or _FORMULA_AFTER.match(turn, end) or _FORMULA_BEFORE.search(before):
         return True
     left, right = before.rpartition("\n")[2], turn[end : end + _GAP_CHARS].partition("\n")[0]
     in_formula = all(len(_DELIMITER.findall(side)) % 2 for side in (left, right))
-    return in_formula and bool(_OPERATOR_BEFORE.search(before) or _OPERATOR_BEHIND.match(turn, end))
+    return in_formula and bool(_OPERATOR_BEFORE.search(before) or _OPERATOR_AFTER.match(turn, end))
 
 
-def _counted(gap: str, pattern: re.Pattern[str]) -> str:
-    """The noun that stands behind a box, as in \\boxed{1} papers and \\boxed{2} bins; empty if there is none."""
+def _noun_in(gap: str, pattern: re.Pattern[str]) -> str:
+    """The noun after a box, as in \\boxed{1} papers and \\boxed{2} bins; empty if there is none."""
     noun = pattern.match(_IN_TEXT.sub(r"\1", gap))
     return noun[1] if noun and _NO_NOUN.isdisjoint(noun[1].lower().split()) else ""
 
 
 def _side_by_side(gap: str) -> bool:
-    """Whether what stands between two boxes only lists them."""
+    """Whether the text between two boxes only separates them."""
     if _HEDGE_BETWEEN.fullmatch(gap):
         return True
     listed = "\n" not in gap or re.search(r"[,;]|\band\b|\bor\b", gap) is not None
@@ -143,7 +144,7 @@ def _side_by_side(gap: str) -> bool:
 
 
 def _braced(text: str, start: int) -> tuple[str, int, bool]:
-    """What the braces that open at `start` hold, where they end, and whether they are closed.
+    """The content of the braces that open at `start`, the place after them, and whether they are closed.
 
     Braces that are never closed end with the line.
     """

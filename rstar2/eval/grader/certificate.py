@@ -1,4 +1,4 @@
-"""Certificates: how it was decided that two answers are equal, as data that `verify` checks again."""
+"""Certificates: why two answers are equal, as data that `verify` can check independently."""
 
 from __future__ import annotations
 
@@ -33,15 +33,19 @@ from rstar2.eval.grader.values.functions import ANGLES
 from rstar2.eval.grader.values.points import Point
 
 Certificate: TypeAlias = dict[str, Any]
-"""A fact as JSON-serialisable data: `rule`, `gold` and `pred`, and `because`, the facts that it follows from.
+"""A fact as JSON-serialisable data, with these keys:
 
-Values that are equal have `points`, at which they agree, and `reading`: whether degree signs are π/180, percent signs
-are hundredths, and a `logarithm` without a base is natural. If letters were replaced, `replaced` says by what. If the
-name before a value was dropped, `name` is that name, with the numbers that dots in it leave out. The first fact has
-`letters`: what each answer says that its letters stand for.
+- `rule`, `gold` and `pred`: the rule and the two answers, or parts of them, that it finds equal.
+- `because`: the facts that this one follows from.
+- `points`: for equal values, points at which they agree.
+- `reading`: for equal values, whether a degree sign is π/180, a percent sign is 1/100, and a `logarithm` without a base
+  is natural.
+- `replaced`: the expressions that replaced letters of the prediction, if any.
+- `name`: the name before a value, if it was dropped. Numbers that dots in it leave out are filled in.
+- `letters`: only in the first fact: the kinds of numbers that each answer states for its letters.
 """
 _INFINITY = Symbol("infinity")
-_TURNED = {">": "<", ">=": "<="}
+_MIRRORED = {">": "<", ">=": "<="}
 _SYMPY_NAMES = {
     "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "norm": "Abs", "abs": "Abs", "max": "Max",
     "min": "Min", "ceil": "ceiling", "binom": "binomial", "double_factorial": "factorial2", "Re": "re", "Im": "im",
@@ -49,31 +53,31 @@ _SYMPY_NAMES = {
     "log": "logarithm",
 }  # fmt: skip
 _UNIT_LETTERS = {"metre": "m", "second": "s", "gram": "g", "litre": "l", "am": "am", "pm": "pm"}
-"""What units are called in products of letters such as 5m and 9pm, which are not read as quantities."""
+"""The letters of units in products such as 5m and 9pm, which are not parsed as quantities."""
 MAX_POINTS = 8
-"""A certificate names no more points at which two expressions agree."""
+"""The most points that a certificate lists for two equal expressions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """That two answers, or two parts of them, are equal, and why."""
+    """A statement that two answers, or parts of them, are equal, with the reason."""
 
     rule: str
     gold: Node | str
-    """What was read, or text that needs no reading."""
+    """The parsed answer or part, or text that needs no parsing."""
     pred: Node | str
     because: tuple[Fact, ...] = ()
-    """Facts about parts of the two, or about what they were rewritten as."""
+    """The facts that this one follows from: about parts of the two, or about rewritten forms of them."""
     identity: Identity | None = None
-    """How the values of two expressions are known to be equal."""
+    """The evidence that the values of two expressions are equal."""
     letters: tuple[tuple[str, Node], ...] = ()
-    """What stands for letters of the prediction in the fact that this one follows from."""
+    """The expressions that replace letters of the prediction in the fact that this one follows from."""
     name: Node | None = None
     """The name before a value, if it was dropped."""
 
     def certificate(self) -> Certificate:
-        """Returns the fact about whole answers, with all that it follows from, as plain data."""
-        return self._data() | {"letters": [said_of_letters(self.gold), said_of_letters(self.pred)]}
+        """Returns a fact about whole answers as plain data, with all facts that it follows from."""
+        return self._data() | {"letters": [letter_kinds(self.gold), letter_kinds(self.pred)]}
 
     def _data(self) -> Certificate:
         data: Certificate = {
@@ -94,12 +98,17 @@ class Fact:
 
 
 def plain(part: Any) -> Any:
-    """Returns a node as a list of its kind and its fields, as ["Number", "1/2", 0, 0]; tuples as lists.
+    """Returns a node as a list of its kind and its fields, such as ["Number", "1/2", 0, 0], and a tuple as a list.
 
-    What is the same to the checker is written alike. A relation that says what is greater is turned round. Brackets are
-    one field behind their items. Vectors in angle brackets, and lists of three or more, are tuples; the only tuple in a
-    set is a point. A quantity has the size of its unit and the powers of the basic units in it, as letters. A time of
-    day is a quantity of hours. Functions are called as in sympy. Series that cannot be added up are `Unsolved`.
+    Nodes that mean the same to the checker get one form:
+
+    - A relation with > or >= is reversed, so that it has < or <=.
+    - The two brackets are one field, after the items.
+    - Vectors in angle brackets, and lists of three or more, are tuples. A set of a single tuple is that tuple.
+    - A quantity has the size of its unit, and the powers of the basic units in it, as letters.
+    - A time of day is a quantity of hours.
+    - Functions have their names in sympy.
+    - A series that cannot be added up is `Unsolved`.
     """
     match part:
         case Symbol(name=name):
@@ -135,8 +144,8 @@ def plain(part: Any) -> Any:
             return plain(point)
         case Quantity(value=value, unit=unit):
             return _plain_quantity(value, unit)
-        case Relation(sides=sides, operators=operators) if set(operators) <= _TURNED.keys():
-            return ["Relation", plain(sides[::-1]), [_TURNED[operator] for operator in operators[::-1]]]
+        case Relation(sides=sides, operators=operators) if set(operators) <= _MIRRORED.keys():
+            return ["Relation", plain(sides[::-1]), [_MIRRORED[operator] for operator in operators[::-1]]]
         case Node():
             return [type(part).__name__, *[plain(getattr(part, name)) for name in part.__slots__]]
         case tuple():
@@ -161,7 +170,7 @@ def _plain_quantity(value: Node, unit: str) -> list[Any]:
 
 
 def _plain_time(time: Ratio) -> list[Any]:
-    """A time of day; 15:30 is 3:30 pm."""
+    """A time of day as a quantity. 15:30 is the same as 3:30 pm."""
     hours = _hours(time)
     if 1 <= hours < 13:
         return ["Quantity", plain(Number(hours)), "", "1", [["clock", 1]]]
@@ -177,20 +186,20 @@ def _hours(time: Ratio) -> Fraction:
 
 
 def _in_radians(node: Node) -> Node:
-    """The argument of a sine or the like, in which degree signs have one reading."""
+    """The argument of a trigonometric function, in which a degree sign is always π/180."""
     changed = with_parts(node, _in_radians)
     return (
         Call("radians", changed.args) if isinstance(changed, Call) and changed.name == "degree" else changed
     )
 
 
-def said_of_letters(answer: Node | str) -> dict[str, str]:
-    """Returns what an answer says that its letters stand for, as {"k": "integer"}."""
+def letter_kinds(answer: Node | str) -> dict[str, str]:
+    """Returns the kinds of numbers that an answer states for its letters, such as {"k": "integer"}."""
     parts = walk(answer) if isinstance(answer, Node) else ()
     return {part.name: part.numbers for part in parts if isinstance(part, Symbol) and part.numbers}
 
 
 def _plain_point(point: Point) -> dict[str, list[str]]:
-    """The values of letters, each with its real and its imaginary part."""
+    """The values of letters, each as its real and its imaginary part."""
     parts = {name: value if isinstance(value, tuple) else (value, 0) for name, value in point.items()}
     return {name: [str(real), str(imaginary)] for name, (real, imaginary) in parts.items()}

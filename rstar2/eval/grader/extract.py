@@ -1,10 +1,18 @@
-r"""Finding the answer in a model's final turn.
+r"""Extracts the answer from a model's final turn.
 
-In order: the last `\boxed{}` inside the last `<answer>`; the whole of the last `<answer>`; the last `\boxed{}` of
-the turn, unless a later `final answer` phrase states another; the whole text if it reads as mathematics; what follows
-the last `answer is`, `Answer:` or `####`; the last formula; the last number; the whole text if it is one short line.
-What the words beside an answer deny (`not 42`, `42 is wrong`) is no answer. Every step is linear in the length of the
-text.
+If the turn has an `<answer>` with content, only the last one is searched, otherwise the whole turn. The first of these
+that exists is the answer:
+
+1. the last `\boxed{}`, unless a later `final answer` phrase states another answer;
+2. the whole text, if it is short and reads as mathematics or as a number with a few words;
+3. the letter in the last phrase such as `option B is`;
+4. the text after the last `answer is`, `Answer:` or `####`;
+5. the last formula;
+6. the last number;
+7. the whole text, if it is one short line.
+
+A value that the words beside it deny is not an answer (`not 42`, `42 is wrong`). Every step takes time linear in the
+length of the text.
 """
 
 from __future__ import annotations
@@ -19,12 +27,12 @@ from rstar2.eval.grader.parse.reader import understood
 from rstar2.loop.turns.tags import BOX
 
 BARE_CHARS = 200
-"""A text up to this length may itself be the answer."""
+"""A text of up to this many characters may itself be the answer."""
 _LABEL = re.compile(
     r"\s*\\(?:text\w*|mathrm|mbox)\s*\{(?![^{}]*\b(?:not|no|or|wrong|plus|minus|times|less|squared|[Oo]ption|[Cc]hoice)\b)[^{}]*(?:\b(?:is|are|USD)|[:=])\s*\}"
     r"|(?!.*\b(?:not|no|or|[Oo]ption|[Cc]hoice)\b)[A-Za-z][A-Za-z ]{2,40}:(?=\s*[-\d\\$(])"
 )
-"""Words in front of a boxed value, as in \\text{The probability is } 1/2."""
+"""Words before a boxed value, as in \\text{The probability is } 1/2."""
 _WHOLE_TEXT = re.compile(r"\s*\\text\w*\s*\{([^{}]*)\}\s*")
 _FINAL = re.compile(r"final\s+answer\b\**\s*(?:(?:is|are|would be|should be)\b|[:=\uff1a\n])", re.IGNORECASE)
 _STATED = re.compile(
@@ -36,24 +44,24 @@ _STATED_IN_BOX = re.compile(
     r"(?:^|[,;.])[^\d=<>/^+]{0,60}?\bans(?:wers?)?\b\s*\}?\s*(?:(?:is|are|equals)\b|[:=]|(?=\(?[A-J]\)?\W{0,3}$))",
     re.IGNORECASE,
 )
-"""Words before an answer in a box, as in \\text{The answer is } 42. With a number or a sign in front of them, they
-may name another value, as in \\text{1/answer}."""
+"""Words before an answer in a box, as in \\text{The answer is } 42. After a number or an operator, they may name
+another value, as in \\text{1/answer}."""
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
 _PROSE = re.compile(
     r"(?<![\\A-Za-z{])(?:[A-Za-z]{3,}|(?:[Ss]o|[Ii]s|[Ii]t|[Ww]e)\b)|\d\s*[.,]?\s+\S*\$|\$\s|[:=#]"
 )
-"""What distinguishes sentences from a formula by itself."""
+"""Signs and words that occur in sentences but not in a single formula."""
 _LEAD = re.compile(r"^(?:so|thus|hence|therefore|solution|result)\b[,:=]? +", re.IGNORECASE)
 _GOLD_IN_A_SENTENCE = re.compile(r"[^$\\=<>]*\b(?:is|are|equals)\b:? +(\$[^$]+\$|[-+]?\d[\d.,/]*?)\s*\.?")
 """A gold answer at the end of a sentence, as in `The probability is $1/2$.`"""
 _FIRST_WORDS = re.compile(r"^(?:so|thus|hence|then|it is|we (?:get|have))[,:]? (?=\S)", re.IGNORECASE)
-"""Words with which a sentence leads to its formula, and which could be read as products of letters."""
+"""Words before the formula of a sentence, which could be read as products of letters."""
 _PROSE_FIRST = re.compile(r"[^$\\]*\b[A-Za-z]{2,}\b[^$\\]*(?:\$|\\\(|\\\[)")
 _QUANTITY = re.compile(
     r"[-+$]?\d[\d.,/]*(?:st|nd|rd|th)?\s*(?!(?:is|are|was|were|because|since|as|so|if|when|and|or)\b)"
     r"\(?[A-Za-z]+(?:[ -][A-Za-z]+){0,3}\)?[.!]?"
 )
-"""A number and a few words behind it, which are a whole answer: `54 quadrillion` is not 54."""
+"""A number and a few words after it. Together they are the answer: `54 quadrillion` is not 54."""
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
 _TOTAL = re.compile(rf"(?<![!<>])=\s*({NUMBER.pattern})")
@@ -61,8 +69,8 @@ _SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z$])!|(?<=\\\))!)(?=[\s\"*]|$)|\n
 _LAST_WORD = re.compile(
     r"[\s,]+(?:now|again|indeed|finally|overall|exactly|here|too|instead)$", re.IGNORECASE
 )
-"""A word at the end of a sentence that says nothing of the answer in front of it."""
-_CHOSEN = re.compile(
+"""A word at the end of a sentence that does not change the answer before it."""
+_NAMED_OPTION = re.compile(
     r"\b(?:option|choice)\s*\**\(?([A-J])\)?\**(?=\s+is\b)|\b(?:option|choice)\s+is\s*:?\s*\**\(?([A-J])\)?\**(?=[\s.,]|$)",
     re.IGNORECASE,
 )
@@ -73,32 +81,36 @@ _ALTERNATIVE = re.compile(
     rf"(?:\$([^$]+)\$|\\\(((?:(?!\\\().)+)\\\)|(?<!\S)(\d[\d.,/]*))\s+or\s+(?:{_HEDGE}\s+)?(?:\$|\\\()?$",
     re.IGNORECASE,
 )
-"""Another answer, and `or`, in front of one."""
+"""Another answer and `or`, before an answer."""
 _CODE = re.compile(r"__|\blambda\b|\bimport\b|\w\(['\"]")
 _GIVES_UP = re.compile(
     r"\b(?:(?:can(?:no|')t|can not|could not|couldn't|unable to|(?:do not|don't) know how to)"
     r" (?:solve|answer|find|determine|figure|compute|do)|I (?:do not|don't) know|no idea|gave up|give up)\b",
     re.IGNORECASE,
 )
-"""Words with which a model states no answer, so that a number in front of them is none."""
+"""Words that give up. A number before them is not an answer."""
 _ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
 
 
 def extract_answer(text: str) -> str | None:
-    """Returns the answer that the final turn of an output states; None if it states none.
+    """Returns the answer that the final turn of an output states, or None if it states none.
 
-    A bare answer comes back as it is.
+    A bare answer is returned as it is.
     """
     turn = final_turn(text)
     _, opening, rest = turn.rpartition("<answer>")
-    inner = rest.partition("</answer>")[0]
-    return _clean(_find(inner if opening and inner.strip() else turn))
+    block = rest.partition("</answer>")[0]
+    return _clean(_find(block if opening and block.strip() else turn))
 
 
 def gold_answer(text: str) -> str:
-    """The answer in the text of a gold answer: what is boxed or marked in a worked solution, otherwise the whole."""
-    marked = BOX.search(text) or "<answer>" in text or _STATED.search(text)
-    if marked:
+    """Returns the answer in the text of a gold answer.
+
+    In a worked solution, that is the answer in a box, in `<answer>` or after `answer is`. Any other text is the answer
+    itself.
+    """
+    is_solution = BOX.search(text) or "<answer>" in text or _STATED.search(text)
+    if is_solution:
         return extract_answer(text) or text.strip()
     stated = _GOLD_IN_A_SENTENCE.fullmatch(_LEAD.sub("", text.strip()))
     return _clean(stated[1] if stated else _LEAD.sub("", text.strip())) or text.strip()
@@ -110,7 +122,7 @@ def _find(turn: str) -> str | None:
         if not box.whole:
             return ""
         stated = _stated(_FINAL, turn[box.end :])
-        # A remark about the final answer is not one.
+        # A remark about the final answer does not state another one.
         return stated if stated is not None and understood(stated) else _from_box(box.content)
     if len(turn) <= BARE_CHARS:
         rest = _FIRST_WORDS.sub("", turn)
@@ -121,11 +133,11 @@ def _find(turn: str) -> str | None:
         return turn
     if _QUANTITY.fullmatch(turn):
         return turn
-    chosen = _last_match(_CHOSEN, turn)
-    if chosen is not None and not (
-        is_denied(turn, *chosen.span()) or _OR_BEFORE.search(turn[: chosen.start()][-REMARK_CHARS:])
+    option = _last_match(_NAMED_OPTION, turn)
+    if option is not None and not (
+        is_denied(turn, *option.span()) or _OR_BEFORE.search(turn[: option.start()][-REMARK_CHARS:])
     ):
-        return chosen[1] or chosen[2]
+        return option[1] or option[2]
     answer = _stated(_STATED, turn) or _last_formula_or_number(turn)
     if answer is None and len(turn) <= BARE_CHARS and "\n" not in turn:
         return turn
@@ -133,7 +145,7 @@ def _find(turn: str) -> str | None:
 
 
 def _from_box(content: str) -> str:
-    """A box's content, less a phrase such as `the answer is` inside it."""
+    """The content of a box, without a phrase such as `the answer is` at its beginning."""
     if understood(content):
         return content
     whole = _WHOLE_TEXT.fullmatch(content)
@@ -151,19 +163,19 @@ def _last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match
 
 
 def _with_alternative(text: str, start: int, answer: str) -> str:
-    """The answer with the one offered beside it, as in `41 or 42`."""
+    """The answer together with the alternative before it, as in `41 or 42`."""
     other = _ALTERNATIVE.search(text[max(0, start - REMARK_CHARS) : start])
     return f"{other[1] or other[2] or other[3]} or {answer}" if other else answer
 
 
 def _stated(pattern: re.Pattern[str], text: str) -> str | None:
-    """The answer behind the last words that announce one."""
+    """The answer after the last words that announce one. None if no words do."""
     last = _last_match(pattern, text)
     return None if last is None else _from_sentence(text[last.end() :])
 
 
 def _from_sentence(text: str) -> str | None:
-    """The answer in the sentence that `text` starts with."""
+    """The answer in the first sentence of a text that follows words such as `the answer is`."""
     start = re.sub(
         r"^(?:[\s:=*\"'}]|is\b|the answer is\b|either\b|between\b)+", "", text[:2000], flags=re.IGNORECASE
     )
@@ -184,7 +196,7 @@ def _from_sentence(text: str) -> str | None:
 
 
 def _formula_at(text: str) -> int:
-    """Where the formula that `text` starts with ends; 0 if it starts with none."""
+    """The end of the formula that a text begins with; 0 if it does not begin with one."""
     opening = _OPENING.match(text)
     if opening is None:
         return 0
@@ -193,12 +205,12 @@ def _formula_at(text: str) -> int:
 
 
 def _last_formula(text: str) -> tuple[str, int, int] | None:
-    """The content of the last formula between delimiters, where that begins, and where the formula ends."""
+    """The last formula between delimiters: its content, the start of the content, and the end of the formula."""
     formula, position, unclosed = None, 0, set[str]()
     while (opening := _OPENING.search(text, position)) is not None:
         sign, position = opening.group(), opening.end()
         if opening.start() and text[opening.start() - 1] == "\\" and sign.startswith("$"):
-            continue  # an escaped dollar is money
+            continue  # an escaped dollar sign is a currency sign
         end = -1 if sign in unclosed else text.find(_CLOSING[sign], position)
         if sign == "$" and _is_money(text, position, end):
             continue
@@ -243,7 +255,7 @@ def _last_formula_or_number(text: str) -> str | None:
 
 
 def _without_punctuation(text: str) -> str:
-    """The text without what ends a clause; an ellipsis and a LaTeX space such as `\\,` stay."""
+    """The text without punctuation at its end. An ellipsis and a LaTeX space such as `\\,` are kept."""
     bare = text.rstrip(",;:")
     if bare.endswith("\\"):
         bare = text[: len(bare) + 1]
@@ -259,7 +271,7 @@ def _clean(answer: str | None) -> str | None:
     if len(cleaned) > 2 and cleaned[0] == cleaned[-1] == "'":
         cleaned = cleaned[1:-1]
     cleaned = _without_punctuation(cleaned).strip()
-    inside = _ONE_FORMULA.fullmatch(cleaned)
-    if inside:
-        cleaned = next(part for part in inside.groups() if part is not None).strip()
+    formula = _ONE_FORMULA.fullmatch(cleaned)
+    if formula:
+        cleaned = next(part for part in formula.groups() if part is not None).strip()
     return cleaned[:MAX_ANSWER] or None

@@ -1,8 +1,8 @@
-r"""The final turn of an output: the only text in which an answer is looked for.
+r"""Cuts the final turn out of an output. Answers are extracted from the final turn only.
 
-`final_turn` cuts it out of what a model wrote, or out of a whole conversation as a chat template writes it. It leaves
-out the prompt, tool output, tool calls, reasoning that has ended, and whatever follows the end of the turn. Every
-reading rule and every search for an answer starts from it. All steps are linear in the length of the text.
+The output is the text of a model, or a whole conversation in the format of a chat template. `final_turn` removes the
+prompt, tool output, tool calls, completed reasoning, and everything after the end of the turn. All steps take time
+linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rstar2.eval.grader.boxes import last_box
 from rstar2.loop.turns.tags import BOX, after_reasoning, without_calls
 
 MAX_TEXT = 100_000
-"""Only this many characters at the end of an output are read."""
+"""The number of characters at the end of an output that are read."""
 
 _HEADER = re.compile(
     r"<\|im_start\|>\s*(?P<chatml>[\w.]+)"  # Qwen, Hermes, rStar2
@@ -26,16 +26,16 @@ _HEADER = re.compile(
     r"|<\uff5c(?P<deepseek>User|Assistant)\uff5c>"
     r"|(?P<mistral>\[/INST\])"
 )
-"""What begins a turn in the chat templates of common models, with the role that writes it."""
+"""The beginning of a turn in the chat templates of common models, with the role of its author."""
 _MODEL = frozenset(("assistant", "model", "Assistant", "[/INST]"))
 """The roles of the model itself."""
 _END_OF_TURN = re.compile(
     r"<\|(?:im_end|im_start|eot_id|eom_id|end_of_text|endoftext|end|return|call)\|>|<eos>|<(?:start|end)_of_turn>"
-    # In the templates of Mistral and DeepSeek tool output, and then the same turn, goes on behind it.
+    # In the templates of Mistral and DeepSeek, the turn may go on after tool output.
     r"|</s>(?!\s*\[TOOL_RESULTS\])|<\uff5cend[^<>]{1,40}\uff5c>(?!\s*<\uff5ctool)"
 )
 _MARK = re.compile(f"{_HEADER.pattern}|{_END_OF_TURN.pattern}")
-"""What begins or ends a turn."""
+"""The beginning or the end of a turn."""
 _OUTPUT_TAG = (
     r"(?i:(?:tool|function|code|execution|python)_?(?:response|output|result)s?"
     r"|interpreter|observation|stdout|stderr)"
@@ -48,16 +48,16 @@ _OUTPUT_MARK = re.compile(
 _OUTPUT_LABELS = frozenset(("output", "outputs", "tool_output", "tool_outputs", "stdout", "stderr"))
 _FENCE, _MISTRAL = "```", "[TOOL_RESULTS]"
 _BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\d(\[*])")
-"""Markdown's bold, whose stars are no powers."""
+"""Bold text in Markdown. Its stars are not powers."""
 _BULLET = re.compile(r"^(?:> *|[-\u2013*\u2022] +(?=[A-Za-z]))")
-"""What begins a quote or a list in Markdown."""
+"""The beginning of a quote or a list item in Markdown."""
 
 
 def final_turn(output: str) -> str:
-    """The model's last turn without tool output, tool calls and reasoning that has ended.
+    """Returns the model's last turn without tool output, tool calls and completed reasoning.
 
-    If nothing follows reasoning that holds a box, the reasoning is the turn. Stars of bold text and the sign of a quote
-    or a list at the beginning are left out.
+    If the reasoning holds a box and nothing follows it, the reasoning is the final turn. Stars of bold text, and the
+    sign of a quote or a list item at the beginning, are removed.
     """
     turn = without_calls(last_turn(output), "\n")
     rest = after_reasoning(turn)
@@ -67,7 +67,7 @@ def final_turn(output: str) -> str:
 
 
 def last_turn(output: str) -> str:
-    """The model's last turn, with its tool calls and its reasoning, but without tool output."""
+    """Returns the model's last turn with its tool calls and its reasoning, but without tool output."""
     text = output[-MAX_TEXT:]
     start, end = 0, len(text)
     for header in _HEADER.finditer(text):
@@ -79,11 +79,11 @@ def last_turn(output: str) -> str:
 
 
 def ended_by_server(output: str) -> str:
-    """A turn of a server that gives only text, in which no mark between turns hides a box that follows it.
+    """Returns a turn from a server that returns only text, with its last box readable by `last_turn`.
 
-    Such a server has cut the turns itself, so the characters of a mark are text that the model wrote. Some servers
-    leave marks at the end of a turn, or between channels. Those are read as in every other output, so the text is
-    returned as it is unless its last box follows an end-of-turn mark and would not be read.
+    Such a server has split the turns itself, so an end-of-turn mark inside the text was written by the model. If such a
+    mark would hide the last box, the marks are removed. Otherwise the text is returned as it is: some servers leave
+    marks at the end of a turn or between channels, and those are read as in any other output.
     """
     mark = _END_OF_TURN.search(output)
     box = last_box(output[mark.end() :]) if mark else None
@@ -94,7 +94,7 @@ def ended_by_server(output: str) -> str:
 
 
 def _up_to_its_end(turn: str) -> str:
-    """A turn up to its end-of-turn token; such tokens in front of all text do not count."""
+    """A turn up to its end-of-turn token. Such tokens before any text are skipped."""
     end = _END_OF_TURN.search(turn)
     while end is not None and not turn[: end.start()].strip():
         turn = turn[end.end() :]
@@ -103,9 +103,9 @@ def _up_to_its_end(turn: str) -> str:
 
 
 def _without_tool_output(turn: str) -> str:
-    """What the model wrote after the last tool output; if that is nothing, what it wrote before the first.
+    """The text of the model after the last tool output or, if there is none, before the first one.
 
-    Text between two outputs is left out, since an output may hold the marks of outputs itself.
+    Text between two outputs is dropped, because an output may itself contain such marks.
     """
     outputs = list(_tool_outputs(turn))
     if not outputs:
@@ -115,7 +115,7 @@ def _without_tool_output(turn: str) -> str:
 
 
 def _after_cut_group(text: str) -> str:
-    """The text behind the last brace that closes what was opened before the text, such as a box around tool output."""
+    """The text after the last closing brace without an opening one, such as that of a box around tool output."""
     depth, start = 0, 0
     for brace in re.finditer(r"(?<!\\)[{}]", text):
         depth += 1 if brace[0] == "{" else -1
@@ -125,11 +125,11 @@ def _after_cut_group(text: str) -> str:
 
 
 def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
-    """Where the tool outputs of a turn begin and end.
+    """The start and the end of each tool output of a turn.
 
-    An output that is never closed lasts to the end of the turn. A closing mark without an opening one ends an output
-    that began before it: the one before, whose text held a closing mark, or one that began before the turn. If outputs
-    of one kind are nested, each has to be closed.
+    An output that is never closed extends to the end of the turn. A closing mark without an opening one also ends an
+    output: either the previous one, whose text held a closing mark, or one that began before the turn. Nested outputs
+    of one kind have to be closed one by one.
     """
     kind, start, depth = "", 0, 0
     fenced, in_code = False, False
@@ -143,7 +143,7 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
         elif opening:
             kind, start, depth, in_code = opening, mark.start(), 1, False
         elif closing == _FENCE:
-            # After a fenced output, a bare fence that closes no program's code may be the end of that output.
+            # After a fenced output, a bare fence that does not close code may be the end of that output.
             if fenced and not in_code:
                 yield start, mark.end()
             in_code = False
@@ -156,7 +156,7 @@ def _tool_outputs(turn: str) -> Iterator[tuple[int, int]]:
 
 
 def _sides(mark: re.Match[str]) -> tuple[str | None, str | None]:
-    """The kind of output that a mark opens, and the kind that it closes; neither for a fence around code."""
+    """The kind of output that a mark opens, and the kind that it closes. Both are None for a fence around code."""
     if mark["fence"]:
         return (_FENCE if mark["label"] in _OUTPUT_LABELS else None), (None if mark["label"] else _FENCE)
     if mark["deepseek"]:

@@ -1,4 +1,4 @@
-"""From a gold answer and a model's output to a verdict."""
+"""Grades a model's output against a gold answer, in the calling process."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from rstar2.eval.grader.values.evaluate import unsolved
 from rstar2.eval.grader.values.guarded_numbers import NoValue, limited_work
 
 QUICK_CHARS = 20_000
-"""Longer outputs are searched by a worker, not in the caller's process."""
+"""The length in characters above which an output is searched by a worker, not in the caller's process."""
 SAME_CHARS = 100
-"""An output that is longer than the gold answer by more than this is not compared with it as a whole."""
+"""An output more than this many characters longer than the gold answer is not compared with it as a whole."""
 SIMPLE_CHARS = 100
-"""Answers up to this length that need only a few additions and multiplications are compared in the caller's process."""
+"""Answers up to this many characters are compared in the caller's process, if that takes only basic arithmetic."""
 _SIMPLE = (
     nodes.Number | nodes.Symbol | nodes.Text | nodes.Sum | nodes.Product | nodes.Quotient | nodes.Brackets
     | nodes.SetOf | nodes.Listing | nodes.Relation | nodes.Quantity
 )  # fmt: skip
 MAX_WHOLE = 10**30
-"""`whole_number` returns smaller numbers only: it computes values to 40 digits."""
+"""`whole_number` returns only smaller numbers, because it computes values to 40 digits."""
 _IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
-_WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
+_TEXT_COMMAND = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
 _SPACING = re.compile(r"\\(?:[ ,;:]|q?quad(?![A-Za-z]))|~")
 _SMALL_LETTER = re.compile(r"(?:\\text\w*\{)?\(?([a-j])\)?\}?")
 _CHOICE = re.compile(
     r"(?:(?:option|choice)\s*)?\(?([A-J])(?:[).:]\s+|(?<=\([A-J])\)(?=\d))(\S.*)|(?:option|choice)\s*\(?([A-J])\)?",
     re.I | re.S,
 )
-"""An option quoted with its text, such as `(C) 15` or `Option C`."""
-_NO_OPTION = re.compile(
+"""An option with its text, or named as an option, such as `(C) 15` or `Option C`."""
+_NOT_OPTION_TEXT = re.compile(
     r"^(?:or|and|nor|isn't|but|maybe|perhaps)\b"
     r"|^(?:is|are|was)\b(?!\s+(?:the\s+|a\s+)?(?:correct|right|true|best|answer)\b)"
     r"|^not(?:\s+(?:the|my|it|correct|right|true|valid)\b|\W*$)"
@@ -49,9 +49,9 @@ _NO_OPTION = re.compile(
     r".*?(?:(?<![A-Za-z])\(?[A-J]\)|\b(?:or|and|nor|not)\s+(?:option\s+)?\(?[A-J]\b)",
     re.S,
 )
-"""What is no option's text: a remark about it, or further options."""
+"""Text after an option's letter that is not the text of the option: a remark about it, or further options."""
 _SIGNS = frozenset("∞∅")
-"""Signs that are an answer by themselves."""
+"""Signs that can be an answer by themselves."""
 _INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
 
 VerdictName = Literal["correct", "wrong", "unparsed", "timeout", "invalid"]
@@ -59,27 +59,27 @@ VerdictName = Literal["correct", "wrong", "unparsed", "timeout", "invalid"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What grading one answer came to, and why."""
+    """The result of grading one answer, and the reason for it."""
 
     verdict: VerdictName
-    """`correct`, or `wrong`: an answer was understood and differs. `unparsed`: no answer was found, or it
-    could not be understood, so nothing was verified. `timeout`: the deadline passed. `invalid`: the gold
-    answer itself is missing or cannot be used."""
+    """The result. `correct`: the answer equals the gold answer. `wrong`: the answer was understood and differs.
+    `unparsed`: the output has no answer, or the two could not be compared. `timeout`: the deadline passed. `invalid`:
+    the gold answer is missing or unusable."""
     extracted: str | None
-    """The answer found in the model's output, or None if there is none."""
+    """The answer in the model's output; None if there is none."""
     rule: str
     """The name of the rule that decided, such as `integer`, `text`, `number`, `interval`."""
     certificate: Certificate | None = field(default=None, compare=False, repr=False)
-    """How it was decided that a correct answer is correct, for `verify.verify`; None for other verdicts."""
+    """Why a correct answer is correct, as data for `verify.verify`. None for other verdicts."""
 
     @property
     def correct(self) -> bool:
-        """Whether the answer is verified to equal the gold answer; the reward is 1.0 exactly then."""
+        """Whether the answer equals the gold answer. Only then is the reward 1.0."""
         return self.verdict == "correct"
 
     @property
     def grader_failed(self) -> bool:
-        """Whether grading was prevented by something that no answer can cause."""
+        """Whether grading was prevented by something that the answer cannot have caused."""
         return self.rule in PREVENTED
 
 
@@ -88,22 +88,30 @@ WORKER_ENDED = "not verified: the worker ended twice"
 WORKER_STUCK = "not verified: the worker did not answer"
 INTERNAL_ERROR = "not verified: internal error"
 PREVENTED = (POOL_CLOSED, WORKER_STUCK)
-"""Rules of verdicts that were not reached whatever the answer is."""
+"""Rules of verdicts that the answer did not cause."""
 
 AnswerValue = str | int | float | None
-"""A gold answer or a model's output as a caller may have it."""
+"""A gold answer or a model's output. A number is graded as its text; None means that there is none."""
 
 
 def as_text(value: AnswerValue) -> str | None:
-    """A number as Python prints it; text and None as they are."""
+    """Returns a number as Python prints it, and text and None unchanged."""
     return value if value is None or isinstance(value, str) else str(value)
 
 
 def grade(gold: AnswerValue, pred: AnswerValue) -> Verdict:
-    """Compare a model's output, or a bare answer, with the gold answer.
+    """Grades a model's output, or a bare answer, against the gold answer.
 
-    Pure: no process and no deadline. It never raises, and one budget bounds all the work that it takes. Limits,
-    integrals, and sums that are too long to add up are only compared part by part.
+    Runs in this process, without a deadline; its work is limited by a budget instead. Never raises an exception.
+    Limits, integrals, and sums that are too long to add up are not computed. They count as
+    equal only if all of their parts are equal.
+
+    Args:
+        gold: The gold answer, alone or in a worked solution.
+        pred: The model's output, with or without reasoning; or a bare answer.
+
+    Returns:
+        The verdict, with the extracted answer and the rule that decided.
     """
     answers = _answers(as_text(gold), as_text(pred))
     if isinstance(answers, Verdict):
@@ -120,7 +128,10 @@ def grade(gold: AnswerValue, pred: AnswerValue) -> Verdict:
 
 
 def gold_fault(gold: AnswerValue) -> str | None:
-    """Returns why no output can be graded correct against a gold answer; None if the answer itself, boxed, is."""
+    """Returns why no output can be graded correct against a gold answer.
+
+    Returns None if the gold answer is usable: put into a box, it is graded correct against itself.
+    """
     text = as_text(gold)
     if text is None or not text.strip():
         return "it is empty"
@@ -130,26 +141,26 @@ def gold_fault(gold: AnswerValue) -> str | None:
     if len(gold_text) > MAX_CHARS:
         return f"it has {len(gold_text)} characters, more than {MAX_CHARS}"
     if not any(character.isalnum() or character in _SIGNS for character in gold_text):
-        read_as = (
+        subject = (
             "it" if gold_text == text.strip() else f"the part that counts as the answer, {gold_text!r:.60},"
         )
-        return f"{read_as} has no letters, digits or mathematical signs"
+        return f"{subject} has no letters, digits or mathematical signs"
     verdict = grade(text, f"\\boxed{{{text}}}")
     return None if verdict.correct else verdict.rule
 
 
 def same_answer(one: str, other: str) -> bool:
-    """Whether either of two gold answers would be graded correct against the other."""
+    """Whether one of two gold answers is graded correct against the other."""
     return one == other or grade(one, other).correct or grade(other, one).correct
 
 
 def whole_number(gold: str) -> int | None:
-    """Returns the integer that a gold answer states, as in 2.0, 10^3, x = 5, 12^\\circ; None if it states none.
+    """Returns the integer that a gold answer states, as in 2.0, 10^3, x = 5 or 12^\\circ.
 
-    The integer and the answer are graded correct against each other. Quantities with a unit, percentages and residues
-    are not numbers.
+    The integer and the gold answer are graded correct against each other. Returns None if the answer states no
+    integer. Quantities with a unit, percentages and residues are not integers.
     """
-    value = _stated(read(gold_answer(gold))[0])
+    value = _value_in(read(gold_answer(gold))[0])
     if any(isinstance(part, nodes.Quantity | nodes.Residue) or _is_percent(part) for part in walk(value)):
         return None
     try:
@@ -162,11 +173,11 @@ def whole_number(gold: str) -> int | None:
     return number if grade(gold, str(number)).correct and grade(str(number), gold).correct else None
 
 
-def _stated(node: Node) -> Node:
-    """The value in an answer that names it, as x = 5, or that counts degrees."""
+def _value_in(node: Node) -> Node:
+    """The value of an answer without its name, as in x = 5, and without a degree sign."""
     match node:
         case nodes.Relation(sides=(*_, value), operators=operators) if set(operators) == {"="}:
-            return _stated(value)
+            return _value_in(value)
         case nodes.Call(name="degree", args=(value,)):
             return value
     return node
@@ -177,7 +188,10 @@ def _is_percent(node: Node) -> bool:
 
 
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
-    """`grade`'s verdict if it takes only a moment: nothing to compare, integers, the same text, words, short sums."""
+    """Returns the verdict of `grade` if it takes well under a millisecond, else None.
+
+    Quick are a missing answer, integers, the same text twice, words, and short sums.
+    """
     if gold and pred and max(len(gold), len(pred)) > QUICK_CHARS:
         return None
     answers = _answers(gold, pred)
@@ -188,16 +202,19 @@ def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
         return None
     nouns = plural_nouns(gold_text)
     golds, preds = read(gold_text, nouns), read(extracted, nouns)
-    simple = all(
+    is_simple = all(
         isinstance(part, _SIMPLE) and part not in _IRRATIONAL
         for node in (*golds, *preds)
         for part in walk(node)
     )
-    return _by_type(gold_text, extracted, golds, preds) if simple else None
+    return _by_type(gold_text, extracted, golds, preds) if is_simple else None
 
 
 def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
-    """The two answers to compare; a verdict if one is missing, both are integers or the texts are the same."""
+    """The gold answer and the extracted answer, to be compared.
+
+    A verdict instead if one of them is missing, if both are integers, or if their texts are the same.
+    """
     if gold is None or not gold.strip():
         return Verdict("invalid", None, "no gold answer")
     gold_text, extracted = gold_answer(gold), extract_answer(pred or "")
@@ -221,8 +238,7 @@ def _correct(extracted: str, fact: Fact, rule: str = "") -> Verdict:
     return Verdict("correct", extracted, rule or fact.rule, fact.certificate())
 
 
-def _has_members(node: Node) -> bool:
-    """Whether an answer has several values."""
+def _has_several_values(node: Node) -> bool:
     several = nodes.Listing | nodes.SetOf | nodes.Brackets
     return any(
         isinstance(part, nodes.Matrix) or (isinstance(part, several) and len(part.items) > 1)
@@ -230,41 +246,46 @@ def _has_members(node: Node) -> bool:
     )
 
 
-def _chosen(text: str) -> str | None:
-    """The letter of a choice: B, (B), Option B, or the option with its text, as \\textbf{(B)}\\ 15."""
-    bare = _SPACING.sub(" ", _WRAPPED.sub(r"\1", text)).strip()
+def _choice_letter(text: str) -> str | None:
+    """The letter of a multiple-choice answer: B, (B), Option B, or an option with its text, as in \\textbf{(B)}\\ 15.
+
+    None for any other answer.
+    """
+    bare = _SPACING.sub(" ", _TEXT_COMMAND.sub(r"\1", text)).strip()
     letter = _LETTER.fullmatch(bare)
     if letter:
         return letter[1]
     choice = _CHOICE.fullmatch(bare)
-    if choice is None or _NO_OPTION.search(choice[2] or ""):
+    if choice is None or _NOT_OPTION_TEXT.search(choice[2] or ""):
         return None
     return choice[1] or choice[3]
 
 
 def _by_type(gold_text: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
-    """The best outcome over the readings of both; `wrong` only if every pair of readings is known to differ."""
+    """The best verdict over all pairs of readings. It is `wrong` only if every pair is known to differ."""
     rule, doubt = "", ""
     readable = max(len(gold_text), len(extracted)) <= MAX_CHARS
     if readable and any(isinstance(node, nodes.Text) for node in golds):
         gold_words, pred_words = (nodes.Text(words(text), plain=True) for text in (gold_text, extracted))
         if gold_words.words and gold_words == pred_words:
             return _correct(extracted, Fact("text", gold_words, pred_words))
-    letters = _chosen(gold_text), _chosen(extracted)
-    if letters[0] and letters[1]:
-        if letters[0] != letters[1]:
+    gold_letter, pred_letter = _choice_letter(gold_text), _choice_letter(extracted)
+    if gold_letter and pred_letter:
+        if gold_letter != pred_letter:
             return Verdict("wrong", extracted, "choice")
-        return _correct(extracted, Fact("choice", letters[0], letters[1]))
-    if letters[1] and _LETTER.fullmatch(extracted) is None:
-        return Verdict("unparsed", extracted, "not verified: an option where none is asked for")
-    small = _SMALL_LETTER.fullmatch(extracted) if letters[0] else None
-    if small and small[1].upper() == letters[0]:
-        return Verdict("unparsed", extracted, "not verified: an option in a small letter")
-    both_grouped = golds[0] != golds[-1] and preds[0] != preds[-1]
+        return _correct(extracted, Fact("choice", gold_letter, pred_letter))
+    if pred_letter and _LETTER.fullmatch(extracted) is None:
+        return Verdict(
+            "unparsed", extracted, "not verified: an option's letter, but the gold answer is not an option"
+        )
+    small = _SMALL_LETTER.fullmatch(extracted) if gold_letter else None
+    if small and small[1].upper() == gold_letter:
+        return Verdict("unparsed", extracted, "not verified: an option's letter in lower case")
+    both_ambiguous = golds[0] != golds[-1] and preds[0] != preds[-1]
     for gold, pred in product(golds, preds):
-        if pred is not preds[0] and not _has_members(gold):
-            continue  # a list, and a number whose digits are grouped, would be two answers
-        if both_grouped and gold is golds[-1] and pred is preds[-1]:
+        if pred is not preds[0] and not _has_several_values(gold):
+            continue  # with two readings, 1,234 would be two answers: a list and a number
+        if both_ambiguous and gold is golds[-1] and pred is preds[-1]:
             continue  # 5,555 and 5,555,555 would both be the set {5, 555}
         try:
             outcome = compare(gold, pred)

@@ -1,7 +1,8 @@
-"""Why an answer is not correct: it is wrong, there is none, it is not understood, or the grader could not decide.
+"""Reasons why an answer is not correct: wrong, missing, not understood, or not decided by the grader.
 
-Training and evaluations count these apart. An answer that the grader could not decide earns no reward, as a model could
-provoke it on purpose, but it says nothing about the answer: it is a limit or a fault of the grader.
+Training and evaluations count these reasons separately. An answer that the grader could not decide earns no reward,
+because a model could provoke that on purpose. Such an answer may be right: the reason is a limit or a fault of the
+grader.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Literal, Protocol
 from rstar2.eval.grader.grading import INTERNAL_ERROR, PREVENTED, WORKER_ENDED
 
 Missed = Literal["wrong", "no_answer", "not_understood", "deadline", "work", "fault", "invalid"]
-"""wrong: it differs from the gold answer. no_answer: nothing was found. not_understood: it was found, but not
-understood, or there is no rule that compares it. deadline: grading used up its CPU time. work: comparing the answers
-takes more work than the grader allows. fault: an error of the grader's own. invalid: the gold answer cannot be used, or
-a benchmark's own scorer gave no verdict."""
+"""Why an answer is not correct. wrong: it differs from the gold answer. no_answer: the output has no answer.
+not_understood: the answer could not be parsed, or no rule compares it. deadline: grading used up its CPU time. work:
+comparing the answers takes more work than the grader allows. fault: an error in the grader. invalid: the gold answer
+cannot be used, or the scorer of a benchmark gave no verdict."""
 UNDECIDED: tuple[Missed, ...] = ("deadline", "work", "fault")
-"""What the grader could not decide although it found the answer and may have understood it."""
+"""Reasons for which the grader could not decide, although the output has an answer."""
 LABELS: dict[Missed, str] = {
     "wrong": "wrong",
     "no_answer": "no answer",
@@ -27,7 +28,7 @@ LABELS: dict[Missed, str] = {
     "fault": "fault of the grader",
     "invalid": "gold answer or scorer",
 }
-"""How people are told of each."""
+"""The text that reports show for each reason."""
 
 _TOO_MUCH_WORK = re.compile(r"not verified: (?:.*\btoo much work|maximum recursion depth exceeded)")
 _PROGRAMMING_ERROR = re.compile(
@@ -36,7 +37,7 @@ _PROGRAMMING_ERROR = re.compile(
 
 
 class Graded(Protocol):
-    """A verdict with its reason: a `Verdict`, or a trace."""
+    """A graded answer with its verdict and rule: a `Verdict` or a trace."""
 
     @property
     def verdict(self) -> str | None: ...
@@ -47,12 +48,12 @@ class Graded(Protocol):
 
 
 def is_defect(rule: str) -> bool:
-    """Whether a verdict's rule tells of an exception that is no judgement, but an error in the grader's code."""
+    """Whether the rule of a verdict names an exception that means an error in the grader's code."""
     return rule == INTERNAL_ERROR or _PROGRAMMING_ERROR.match(rule) is not None
 
 
 def missed(graded: Graded) -> Missed | None:
-    """Returns why an answer is not correct; None if it is."""
+    """Returns why an answer is not correct, or None if it is correct."""
     match graded.verdict:
         case "correct":
             return None

@@ -1,7 +1,7 @@
-"""Grading in processes that can be killed, from any thread.
+"""A pool of grading processes that can be killed. It may be used from any thread.
 
-Most gradings compare two plain integers, the same text twice or a few short fractions; those are decided in this
-process, in well under a millisecond, by the same rules. The rest go to a worker whose CPU time is limited, so that no
+Most gradings compare two integers, the same text twice or a few short fractions. Those are decided in the caller's
+process, in well under a millisecond, by the same rules. All others go to a worker with limited CPU time, so that no
 model output can hang or exhaust the caller.
 """
 
@@ -38,19 +38,19 @@ from rstar2.eval.grader.grading import (
 from rstar2.eval.grader.values.secret import secret
 
 WALL_FACTOR = 30.0
-"""A worker that has not answered after this many CPU deadlines of wall time is stuck, not merely waiting."""
+"""A worker is stuck if it has not answered after this many times its CPU deadline, in wall time."""
 LEAST_WALL_S = 300.0
-"""Its own start is in that time, which on a busy machine takes long."""
+"""The shortest limit of wall time. It includes the start of the worker, which is slow on a busy machine."""
 _END_S = 60.0
-"""How long a process may take to end that was killed, or has closed its output."""
+"""The time to wait for the end of a process that was killed or has closed its output."""
 _PIPE_BYTES = 1 << 16
-_NEEDED = ("mpmath", "sympy")
-"""What workers import once a grading needs it."""
+_WORKER_MODULES = ("mpmath", "sympy")
+"""Modules that workers import when a grading needs them."""
 log = logging.getLogger(__name__)
 
 
 def _graded_quickly(gold: str | None, pred: str | None) -> Verdict | None:
-    """`grade_quickly`; an error in the grader's code costs one verdict, as in a worker, and not the caller's work."""
+    """The verdict of `grade_quickly`. An error in its code is logged and becomes a verdict, as in a worker."""
     try:
         return grade_quickly(gold, pred)
     except Exception:
@@ -70,7 +70,7 @@ class _Stopped(Exception):
 
 
 class _Worker:
-    """One child process and its two pipes; used by one thread at a time."""
+    """A child process and its two pipes. Only one thread at a time uses it."""
 
     def __init__(self, timeout_s: float) -> None:
         self._wall_s = max(WALL_FACTOR * timeout_s, LEAST_WALL_S)
@@ -84,22 +84,22 @@ class _Worker:
             stdout=subprocess.PIPE,
             bufsize=0,
             env=env,
-            process_group=0,  # Ctrl-C is the caller's; the worker ends with its standard input
+            process_group=0,  # so Ctrl-C reaches only the caller; the worker ends when its standard input closes
         )
         assert self._process.stdin is not None
-        # A worker that has stopped reading fills the pipe; writing must not wait for it.
+        # If a worker has stopped reading, the pipe is full, and writing must not block.
         os.set_blocking(self._process.stdin.fileno(), False)
         self.pid = self._process.pid
 
     def grade(self, gold: str | None, pred: str | None) -> Verdict:
-        """Send one pair and wait for its verdict. Raises _Stopped if the process ends first."""
+        """Sends one pair and waits for its verdict. Raises _Stopped if the process ends first or is stuck."""
         request = json.dumps([gold, pred]).encode() + b"\n"
         with self._busy:
             verdict, extracted, rule, certificate = json.loads(self._exchange(request))
         return Verdict(verdict, extracted, rule, certificate)
 
     def stop(self) -> None:
-        """Kill the process; a thread that waits for its answer is told that it stopped."""
+        """Kills the process. A thread that waits for its answer gets _Stopped."""
         self._process.kill()
         with self._busy:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -109,7 +109,7 @@ class _Worker:
                 pipe.close()
 
     def _exchange(self, request: bytes) -> bytes:
-        """Write a request and read its answer, both under one limit of wall time."""
+        """Writes a request and reads the answer, both within one limit of wall time."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         if self._process.stdin.closed:
@@ -119,7 +119,7 @@ class _Worker:
         poll = select.poll()
         poll.register(source, select.POLLIN)
         poll.register(sink, select.POLLOUT)
-        rest, received = memoryview(request), b""
+        unsent, received = memoryview(request), b""
         while not received.endswith(b"\n"):
             left_ms = (deadline - time.monotonic()) * 1000
             ready = poll.poll(left_ms) if left_ms > 0 else []
@@ -129,9 +129,9 @@ class _Worker:
                 for descriptor, _ in ready:
                     if descriptor == source:
                         received += self._read(source)
-                    elif rest:
-                        rest = rest[os.write(sink, rest[:_PIPE_BYTES]) :]
-                        if not rest:
+                    elif unsent:
+                        unsent = unsent[os.write(sink, unsent[:_PIPE_BYTES]) :]
+                        if not unsent:
                             poll.unregister(sink)
             except BrokenPipeError:
                 raise _Stopped(deadline=self._ended_by_deadline()) from None
@@ -150,17 +150,21 @@ class _Worker:
 
 
 class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
-    """Grades from any thread, with `workers` processes and a hard deadline for each grading.
+    """Grades answers in worker processes, with a hard deadline for each grading. It may be used from any thread.
+
+    Use it as a context manager; the processes end with it. A grading that passes its deadline gets the verdict
+    `timeout`. If a worker is killed from outside, its answer is graded again by a new worker. `outcomes.missed`
+    distinguishes such verdicts from wrong answers.
 
     Args:
-        workers: processes, and so gradings that run at once.
-        timeout_s: seconds of the worker's own CPU time one grading may use. A far larger bound on wall time
-            stands behind it, so the verdict does not depend on how busy the machine is.
+        workers: The number of processes, and so of gradings that run at once.
+        timeout_s: The CPU time that one grading may use, in seconds. It is measured in the worker, so the verdict does
+            not depend on how busy the machine is. A far larger limit of wall time catches workers that are stuck.
 
-    Use as a context manager; the processes end with it. A grading that passes its deadline comes back as
-    `timeout`; one whose worker was killed from outside is graded again on a fresh worker. `outcomes.missed` tells
-    such verdicts from wrong answers. ValueError for sizes that mean nothing; UserError if the environment holds a
-    secret of the run that is none; ModuleNotFoundError if a package that workers need is not installed.
+    Raises:
+        ValueError: If `workers` or `timeout_s` is too small.
+        UserError: If the environment variable with the secret of the run holds no valid secret.
+        ModuleNotFoundError: If a package that workers need is not installed.
     """
 
     def __init__(self, workers: int = 1, timeout_s: float = 1.5) -> None:
@@ -168,11 +172,11 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
             raise ValueError(
                 f"a grader pool needs workers >= 1 and timeout_s > 0, not {workers} and {timeout_s}"
             )
-        for module in _NEEDED:
-            # Otherwise each worker would end at its first formula, and a missing package become a verdict.
+        for module in _WORKER_MODULES:
+            # Otherwise each worker would fail at its first formula, and a missing package would become a verdict.
             if find_spec(module) is None:
                 raise ModuleNotFoundError(f"No module named {module!r}", name=module)
-        secret()  # made here if there is none, so that all workers have this process's
+        secret()  # created here if there is none, so that all workers share it
         self._timeout_s = timeout_s
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
@@ -186,7 +190,7 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         self.close()
 
     def close(self) -> None:
-        """End the processes. Gradings still under way in other threads come back as `unparsed`."""
+        """Ends the processes. Gradings that other threads still wait for get the verdict `unparsed`."""
         with self._lock:
             self._closed = True
             workers, self._all = list(self._all), set()
@@ -195,16 +199,16 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         self._threads.shutdown()
 
     def grade(self, gold: AnswerValue, pred: AnswerValue) -> Verdict:
-        """Grade one answer; if the quick rules do not decide, waits for a worker, which has a deadline itself."""
+        """Grades one answer, as `grading.grade` does. If the quick rules do not decide, this waits for a worker."""
         gold, pred = as_text(gold), as_text(pred)
         return _graded_quickly(gold, pred) or self._grade_in_worker(gold, pred)
 
     def grade_many(self, pairs: Iterable[tuple[AnswerValue, AnswerValue]]) -> list[Verdict]:
-        """Grade (gold, pred) pairs on all workers; the verdicts come in the order of the pairs."""
+        """Grades (gold, pred) pairs on all workers. Returns the verdicts in the order of the pairs."""
         return list(self._threads.map(lambda pair: self.grade(*pair), list(pairs)))
 
     async def agrade(self, gold: AnswerValue, pred: AnswerValue) -> Verdict:
-        """Grade one answer without blocking the event loop."""
+        """Grades one answer without blocking the event loop."""
         gold, pred = as_text(gold), as_text(pred)
         loop = asyncio.get_running_loop()
         quick = _graded_quickly(gold, pred)

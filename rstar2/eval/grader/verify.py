@@ -1,7 +1,8 @@
-"""An independent check of certificates, which shares no code with the grader and reads nothing but the certificate.
+"""An independent check of certificates. It shares no code with the grader, and reads nothing but the certificate.
 
-A certificate is a fact: `rule`, `gold` and `pred` as they were read, and `because`, the facts that it follows from.
-Each fact is derived again: values by sympy, at the certificate's points and at random ones; all else by structure.
+A certificate is a fact: `rule`, the parsed `gold` and `pred`, and `because`, the facts that it follows from. Each fact
+is derived again. Values are computed by sympy, at the points of the certificate and at random ones. All other facts are
+checked by the structure of the nodes. See `rstar2.eval.grader.certificate.Certificate` for the keys.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sympy
 from sympy import I, Integer, Intersection, Rational, S, Union, oo
 
 Node = Any
-"""A tuple of a kind, which begins with a capital letter, and its fields, as ("Number", "1/2", 0, 0)."""
+"""A tuple of a kind, which begins with a capital letter, and its fields, such as ("Number", "1/2", 0, 0)."""
 _POINTS, _LEAST_POINTS, _TRIES, _MAX_TERMS, _MAX_BITS = 10, 3, 200, 2000, 300_000
 _DRAW = random.SystemRandom()
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": I, "infinity": oo, "none": Rational(7, 3)}
@@ -32,17 +33,17 @@ _BUILT: dict[str, Callable[..., Any]] = {
     "Listing": lambda sets, either: (Union if either or Intersection(*sets) is S.EmptySet else Intersection)(*sets),
     "Relation": lambda sides, signs: _solutions(sides, signs),
 }  # fmt: skip
-"""What the values of the fields of a node come to; intervals and inequalities are sets of real numbers."""
+"""The value of a node by its kind, from the values of its fields. Intervals and inequalities are sets of reals."""
 _SAME_MONEY = [{"sterling", name} for name in ("pound", "pound sterling", "british pound")]
 _SAME_MONEY += [{"yensign", name} for name in ("yen", "jpy", "yuan", "renminbi", "rmb", "cny")]
 _USUAL = {"integer", "real", "natural number", "positive integer", "nonnegative integer"}
 _ASKED_FOR = {"sin", "cos", "tan", "cot", "sec", "csc", "det", "re", "im", "arg", "floor", "ceiling"}
 _NO_VALUE = (ArithmeticError, NotImplementedError, TypeError, ValueError)
-"""What sympy raises if an expression has no value, or a set of numbers cannot be solved for."""
+"""Exceptions of sympy if an expression has no value, or an inequality cannot be solved."""
 
 
 def verify(certificate: Any) -> str | None:
-    """Returns why a certificate does not show that two answers are equal; None if it does."""
+    """Returns why a certificate does not show that two answers are equal, or None if it does show it."""
     try:
         one, other = certificate["letters"]
         agree = one | other == other | one and {*one.values()} ^ {*other.values()} <= _USUAL
@@ -85,7 +86,7 @@ def _replaced(node: Node, new: dict[Node, Node]) -> Node:
 
 
 class _Point:
-    """Exact values of expressions at a point. What is unknown gets a value that its arguments and the salt decide."""
+    """Exact values of expressions at a point. Unknown parts get values that depend on their arguments and the salt."""
 
     def __init__(self, letters: dict[str, Any], reading: Any = (0, 0, 1), real: bool = False) -> None:
         degree, percent, natural = map(int, reading)
@@ -94,7 +95,7 @@ class _Point:
         self.signs = {"radians": angle, "degree": angle**degree, "percent": Rational(1, 100) ** percent}
 
     def value(self, part: Any) -> Any:
-        """The value of a node, those of several in a list, or anything else as it is."""
+        """Returns the value of a node, the values of several nodes as a list, or any other field as it is."""
         if not _is_node(part):
             return [self.value(each) for each in part] if isinstance(part, tuple) else part
         value = self._value(*part)
@@ -132,13 +133,13 @@ class _Point:
         return one * self.signs[name] if name in self.signs else getattr(sympy, name)(one, *rest)
 
     def agree(self, a: Node, b: Node) -> bool | None:
-        """Whether two expressions have the same value; None if one of them has none."""
+        """Whether two expressions have the same value. Returns None if one of them has no value."""
         with suppress(*_NO_VALUE):
             one, other = self.value(a), self.value(b)
             if one == other or _rounds(a, other) or _rounds(b, one):
-                # Sets are compared by `by_interval`: at one point, x = 5 and x = 6 are both empty.
+                # At one point, x = 5 and x = 6 are both the empty set, so only `by_interval` compares sets.
                 return None if one in (sympy.nan, sympy.zoo) or isinstance(one, sympy.Set) else True
-            # sympy computes as many digits as it takes; a part of which it finds hardly any is zero.
+            # sympy computes as many digits as it needs. A part for which it finds hardly any digits is zero.
             cells = [cell.evalf(30, maxn=500) for cell in sympy.flatten([one - other])]
             if not all(cell.is_finite for cell in cells):
                 return False if {oo, -oo} & {one, other} else None
@@ -147,13 +148,13 @@ class _Point:
 
 
 def _end(value: Any) -> Any:
-    """The end of an interval as a fraction, so that ends can be compared."""
+    """The end of an interval as a fraction, so that ends can be compared exactly."""
     is_number = not value.free_symbols and value.is_finite
     return Rational(round(value.evalf(60) * 10**40), 10**40) if is_number else value
 
 
 def _solutions(sides: list[Any], signs: list[str]) -> Any:
-    """The real numbers for which a chain such as a < x <= b holds."""
+    """The real numbers that satisfy a chain such as a < x <= b."""
     if signs == ["in"]:
         return sides[1]
     ends = list(map(_end, sides))
@@ -162,19 +163,22 @@ def _solutions(sides: list[Any], signs: list[str]) -> Any:
 
 
 def _rounds(node: Node, value: Any) -> bool:
-    """Whether a decimal of seven digits or more is the rounding of a value that has no exact decimal."""
+    """Whether a node is a decimal of at least seven digits that rounds a value without an exact decimal."""
     if node[0] != "Number" or len(node) < 4 or node[2] < 7 or not value.is_real:
         return False
-    written, unit = Rational(node[1]), Rational(1, 10 ** node[3])
-    if value * written < 0 or (value.is_Rational and pow(10, value.q.bit_length(), value.q) == 0):
+    decimal, unit = Rational(node[1]), Rational(1, 10 ** node[3])
+    if value * decimal < 0 or (value.is_Rational and pow(10, value.q.bit_length(), value.q) == 0):
         return False
-    is_float = node[2] >= 15 and Fraction(repr(float(written))) == Fraction(node[1])
-    near = bool(node[3] and -unit / 2 <= abs(value) - abs(written) < unit)
-    return near or (is_float and float(value) == float(written))
+    is_float = node[2] >= 15 and Fraction(repr(float(decimal))) == Fraction(node[1])
+    near = bool(node[3] and -unit / 2 <= abs(value) - abs(decimal) < unit)
+    return near or (is_float and float(value) == float(decimal))
 
 
-def _drawn(name: str, points: Any = (), turn: int = 0) -> Any:
-    """A random value for a letter: whole if it may have to be, else any real number, negative at every third turn."""
+def _random_value(name: str, points: Any = (), turn: int = 0) -> Any:
+    """A random value for a letter: an integer for j, k, m and n unless a point has another value, else a fraction.
+
+    The fraction is negative at every third turn.
+    """
     size = _DRAW.choice((6, 20, 99))
     if name in {*"jkmn"} and all(point[name].is_integer for point in points if name in point):
         return Integer(_DRAW.randint(0, size))
@@ -183,7 +187,7 @@ def _drawn(name: str, points: Any = (), turn: int = 0) -> Any:
 
 
 def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> bool:
-    """Whether two expressions agree at some points, and at random ones of our own."""
+    """Whether two expressions agree at the points of a certificate, and at other random points."""
     units = {unit for part in _walk((a, b)) if part[0] == "Quantity" for unit, _ in part[4]}
     names = sorted({*_letters(a, b)} | units)
     if a == b or "dots" in names:
@@ -193,7 +197,7 @@ def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> 
     agreed = [_Point(point, reading).agree(a, b) for point in claimed]
     real, least = bool(names) and ("Symbol", "i") not in {*_walk((a, b))}, _LEAST_POINTS if names else 1
     for turn in range((_TRIES if names else 1) if all(agreed) else 0):
-        point = {name: _drawn(name, claimed, turn) for name in names}
+        point = {name: _random_value(name, claimed, turn) for name in names}
         agreed.append(_Point(point, reading, real).agree(a, b))
         if agreed[-1] is False or agreed.count(True) >= len(claimed) + _POINTS:
             break
@@ -201,7 +205,7 @@ def _identical(a: Node, b: Node, points: Any = (), reading: Any = (0, 0, 1)) -> 
 
 
 def _names(side: Node, is_gold: bool) -> bool:
-    """Whether a side of an equation only names a quantity: a letter, f(2), or what gives no letter if it is solved."""
+    """Whether a side of an equation only names a quantity: a letter, f(2), or an expression that gives no letter."""
     kind, parts, *_ = side
     letters = _letters(side)
     unknowns = {each for each in _walk(side) if each[0] in {"Apply", "Symbol"} and each[1] not in _CONSTANTS}
@@ -216,13 +220,16 @@ def _names(side: Node, is_gold: bool) -> bool:
 
 
 def _table(node: Node) -> Node:
-    """The rows of a matrix or of nested brackets; a tuple is a column, and an entry is a matrix by itself."""
+    """The rows of a matrix or of nested brackets. A tuple is a column, and a single entry is a matrix of one row."""
     rows = node[1] if node[0] in {"Matrix", "Brackets"} else (node,)
     return tuple(row if node[0] == "Matrix" else row[1] if row[0] == "Brackets" else (row,) for row in rows)
 
 
 class _Fact:
-    """A fact that follows from the facts below it; raises ValueError if it does not. Each rule has a method."""
+    """A fact and the facts that it follows from. Each rule has a method that checks it.
+
+    Raises ValueError if the fact does not follow.
+    """
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.data, self.gold, self.pred = data, _frozen(data["gold"]), _frozen(data["pred"])
@@ -232,7 +239,7 @@ class _Fact:
         _need(confirmed, f"{data['rule']!r} does not show that {self.gold!r:.200} is {self.pred!r:.200}")
 
     def same(self, a: Node, b: Node) -> bool:
-        """Whether two nodes, or lists of nodes, are the same but for parts that are proven equal."""
+        """Whether two nodes, or lists of nodes, are the same except for parts that are proven equal."""
         both = isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b)
         return a == b or frozenset((a, b)) in self.proven or (both and all(map(self.same, a, b)))
 
@@ -247,7 +254,7 @@ class _Fact:
     by_expression = by_percent = by_number
 
     def by_list(self, a: Node, b: Node) -> bool:
-        """In order if one of the two is a tuple, leaves out members, or alone has names; else by a matching."""
+        """Equal members: in order if a list is a tuple, has dots or is the only one with names, else in any order."""
         if self.same(a, b):
             return True
         kinds, lists = {a[0], b[0]}, {"Listing", "SetOf", "Brackets"}
@@ -269,14 +276,14 @@ class _Fact:
 
     def by_matrix(self, a: Node, b: Node) -> bool:
         one, other = _table(a), _table(b)
-        turned = tuple(zip(*one, strict=True)) if "Brackets" in {a[0], b[0]} else one
-        return self.same(one, other) or self.same(turned, other) or _identical(a, b)
+        transposed = tuple(zip(*one, strict=True)) if "Brackets" in {a[0], b[0]} else one
+        return self.same(one, other) or self.same(transposed, other) or _identical(a, b)
 
     def by_ratio(self, a: Node, b: Node) -> bool:
         return self.same(a, b) or _identical(a, b)
 
     def by_relation(self, a: Node, b: Node) -> bool:
-        """Written alike, one name with one value, or multiples of each other."""
+        """Relations of the same form, one name with one value, or multiples of each other."""
         if self.same(a[1:], b[1:]) or ({*a[2], *b[2]} <= {"!="} and self.same(a[1], b[1][::-1])):
             return True
         for (x, *_, value), (y, *_, other) in product((a[1], a[1][::-1]), (b[1], b[1][::-1])):
@@ -291,28 +298,28 @@ class _Fact:
                 return True
         if not _letters(a) or a[2] != b[2] or a[2] not in {("=",), ("!=",)} or "Residue" in f"{a}{b}":
             return False
-        here = _Point({name: sympy.Symbol(name) for name in _letters(a, b)})
-        zeros = [here.value(left) - here.value(right) for left, right in (a[1], b[1])]
-        if min(len(zero.free_symbols) for zero in zeros) > 1:  # curves, whose denominators do not matter
+        symbolic = _Point({name: sympy.Symbol(name) for name in _letters(a, b)})
+        zeros = [symbolic.value(left) - symbolic.value(right) for left, right in (a[1], b[1])]
+        if min(len(zero.free_symbols) for zero in zeros) > 1:  # denominators of curves do not matter
             zeros = [sympy.fraction(sympy.together(zero))[0] for zero in zeros]
-        points = [{name: _drawn(name.name) for name in zeros[0].free_symbols} for _ in range(_POINTS)]
+        points = [{name: _random_value(name.name) for name in zeros[0].free_symbols} for _ in range(_POINTS)]
         ratios = [(zeros[0] / zeros[1]).subs(point).evalf(30) for point in points]
         return ratios[0] != 0 and all(abs(ratio / ratios[0] - 1) < 1e-20 for ratio in ratios)
 
     def by_residue(self, a: Node, b: Node) -> bool:
-        """The same remainders, by the same number; a number may stand for its class."""
+        """The same remainders modulo the same number. A number may stand for its class."""
         residue, plain = (a, b) if a[0] == "Residue" else (b, a)
         is_class = plain[0] != "Residue" and not _letters(residue) and not residue[3]
         return _identical(a, b) or (is_class and self.same(residue[1], plain))
 
     def by_interval(self, a: Node, b: Node) -> bool:
-        """The same set of numbers, whatever the values of other letters are."""
+        """The same set of numbers, for all values of other letters."""
         names = {each: ("Symbol", str(each)) for each in _walk((a, b)) if each[0] == "Apply"}
         a, b, equal = _replaced(a, names), _replaced(b, names), 0
         letters = _letters(a, b)
         bounded = letters if letters and "Relation" in f"{a}{b}" else [""]
         for free, _ in product(bounded, range(8)):
-            point = {name: _drawn(name) for name in letters} | {free: sympy.Symbol("x", real=True)}
+            point = {name: _random_value(name) for name in letters} | {free: sympy.Symbol("x", real=True)}
             with suppress(*_NO_VALUE):
                 one, other = _Point(point).value((a, b))
                 _need(not one.free_symbols and one is not S.EmptySet, "no set of numbers")
@@ -322,7 +329,7 @@ class _Fact:
         return equal > 0
 
     def by_name(self, a: Node, b: Node) -> bool:
-        """The certificate's name is one side of an equation, or equal to the other one, which is the other answer."""
+        """One answer is an equation: one of its sides is the dropped name, and another one is the other answer."""
         (_, sides, signs), plain = (a, b) if a[0] == "Relation" else (b, a)
         if "~" in signs and sides in a:
             return any(self.same(side, plain) for side in sides)
@@ -338,7 +345,7 @@ class _Fact:
         return False
 
     def by_unit(self, a: Node, b: Node) -> bool:
-        """Equal in basic units or in the same unit, or only one has a unit."""
+        """Quantities that are equal in one unit or in basic units, or of which only one has a unit."""
         values = [side[2][0] if side[:2] == ("Call", "degree") else side for side in (a, b)]
         sides = [side if side[0] == "Quantity" else ("Quantity", side, "", "1", ()) for side in values]
         (_, one, words, *size), (_, other, other_words, *other_size) = sides
@@ -346,9 +353,9 @@ class _Fact:
         return (alike and self.same(one, other)) or _identical(a, b, (), (1, 0, 1))
 
     def by_letters(self, a: Node, b: Node) -> bool:
-        """Whole numbers' letters, or a function's arguments, were renamed one to one; k may be shifted or turned."""
+        """Letters of integers or arguments of a function, renamed one to one. The integer k may become k + 1 or -k."""
         (fact,), new = self.because, {name: _frozen(node) for name, node in self.data["replaced"]}
-        whole = {*"klmn", *(name for said in self.data.get("letters", ()) for name in said)}
+        whole = {*"klmn", *(name for kinds in self.data.get("letters", ()) for name in kinds)}
         arguments = _letters(b[1][0], fact.pred[1][0]) if b[0] == fact.pred[0] == "Relation" else []
         for name, node in new.items():
             letter = sympy.Symbol(*_letters(node))

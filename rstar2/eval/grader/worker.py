@@ -1,8 +1,9 @@
-"""One grading process: a JSON line in, a JSON line out, each under a CPU-time limit the kernel enforces.
+"""One grading process: it reads a JSON line per answer and writes a JSON line per verdict.
 
-Run as `python -m rstar2.eval.grader.worker TIMEOUT_S`. The interval timer counts this process's own CPU time,
-so a busy machine does not turn a right answer into a timeout, and its signal keeps the default action, which
-ends the process even inside a long C call. The pool learns of it from standard output, which closes.
+Run as `python -m rstar2.eval.grader.worker TIMEOUT_S`. The kernel limits the CPU time of each grading with an interval
+timer. The timer counts the CPU time of this process only, so a busy machine does not turn a right answer into a
+timeout. The timer's signal keeps its default action, which ends the process even inside a long C call. The pool then
+sees that standard output is closed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def main() -> None:
     timeout_s = float(sys.argv[1])
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    grade("\\frac{\\sqrt{3}}{3}", "1/sqrt(3)")  # loads what a real comparison needs
+    grade("\\frac{\\sqrt{3}}{3}", "1/sqrt(3)")  # loads the modules that a comparison needs
     for line in sys.stdin.buffer:
         gold, pred = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
@@ -39,7 +40,7 @@ def _graded(gold: str | None, pred: str | None) -> Verdict:
         return grade(gold, pred)
     except MemoryError:
         return Verdict("unparsed", None, OUT_OF_MEMORY)
-    except Exception:  # noqa: BLE001  a fault of ours costs one verdict, with its traceback in the log
+    except Exception:  # noqa: BLE001  an error of the grader costs one verdict, and is logged
         traceback.print_exc()
         return Verdict("unparsed", None, INTERNAL_ERROR)
 

@@ -23,7 +23,12 @@ pytestmark = pytest.mark.allows_grader_defects
         (Verdict("wrong", "1", "integer"), "wrong"),
         (Verdict("unparsed", None, "no answer"), "no_answer"),
         (Verdict("unparsed", "x!", "not verified: not understood"), "not_understood"),
-        (Verdict("unparsed", "1", "not verified: an option where none is asked for"), "not_understood"),
+        (
+            Verdict(
+                "unparsed", "1", "not verified: an option's letter, but the gold answer is not an option"
+            ),
+            "not_understood",
+        ),
         (Verdict("timeout", None, "deadline"), "deadline"),
         (Verdict("unparsed", "1", "not verified: too much work"), "work"),
         (Verdict("unparsed", "1", OUT_OF_MEMORY), "work"),

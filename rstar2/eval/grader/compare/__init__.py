@@ -1,1 +1,1 @@
-"""Comparing two answers that were read, by their kinds; values are compared in `rstar2.eval.grader.values`."""
+"""Compares two parsed answers by their kinds. `rstar2.eval.grader.values` compares their values."""

@@ -1,4 +1,4 @@
-"""Whether two answers are the same, by what they are: numbers, lists, sets, intervals, relations, units…"""
+"""Compares two answers by their kinds: numbers, lists, sets, intervals, relations, quantities and more."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rstar2.eval.grader.compare.letters import (
     other_arguments,
     other_letter,
     same_numbers,
-    says_numbers,
     shift,
+    states_kinds,
     with_letters,
 )
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
@@ -46,34 +46,34 @@ Items = tuple[Node, ...]
 _SETS = (
     nodes.Relation | nodes.Listing | nodes.Brackets | nodes.SetOf | nodes.SetOperation | nodes.NumberSet
 )  # fmt: skip
-"""What may describe a set of numbers."""
+"""Nodes that may describe a set of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What comparing two answers came to."""
+    """The result of comparing two answers."""
 
     equal: bool
     rule: str
-    """The rule that decided."""
+    """The name of the rule that decided."""
     fact: Fact | None = None
     """Why they are equal; None if they differ."""
 
 
 def compare(gold: Node, pred: Node) -> Outcome:
-    """Compare a prediction with the gold answer; NoValue if it is not decided whether they are equal."""
+    """Compares a prediction with the gold answer. Raises NoValue if it cannot be decided whether they are equal."""
     outcome, doubt = Outcome(False, ""), None
-    for either in one_answer(pred, lambda a, b: _Comparison().same(a, b)):
-        answer = either if "percent" in functions(gold) else as_share(either)
+    for candidate in one_answer(pred, lambda a, b: _Comparison().same(a, b)):
+        answer = candidate if "percent" in functions(gold) else as_share(candidate)
         try:
             outcome = _whole_answers(gold, answer)
             if (
                 not outcome.equal
-                and answer is not either
-                and _is_whole(gold)
-                and _Comparison().same(gold, either)
+                and answer is not candidate
+                and _is_integer(gold)
+                and _Comparison().same(gold, candidate)
             ):
-                raise NoValue("a percentage, or the number before its sign")
+                raise NoValue("it is unclear whether a percentage or the number before its sign is meant")
         except NoValue as error:
             doubt = error
         if outcome.equal:
@@ -83,8 +83,7 @@ def compare(gold: Node, pred: Node) -> Outcome:
     return outcome
 
 
-def _is_whole(node: Node) -> bool:
-    """Whether an answer is written as a whole number."""
+def _is_integer(node: Node) -> bool:
     return isinstance(node, nodes.Number) and node.value.denominator == 1
 
 
@@ -97,7 +96,7 @@ def _whole_answers(gold: Node, pred: Node) -> Outcome:
     if not outcome.equal:
         _refuse_undecided(gold, pred, gold_open or pred_open)
     if (outcome.equal or (variables(gold) and variables(pred))) and not same_numbers(gold, renamed_pred):
-        raise NoValue("the numbers that a letter may be")
+        raise NoValue("answers that differ in the kind of numbers of a letter")
     if outcome.fact is not None and names:
         letters = tuple((old, nodes.Symbol(new)) for old, new in names.items())
         return Outcome(True, outcome.rule, Fact("letters", gold, pred, (outcome.fact,), letters=letters))
@@ -105,42 +104,42 @@ def _whole_answers(gold: Node, pred: Node) -> Outcome:
 
 
 def _refuse_undecided(gold: Node, pred: Node, open_signs: bool) -> None:
-    """Raise NoValue if two answers that differ as they are written may still say the same."""
+    """Raises NoValue if two answers that differ in form may still mean the same."""
     if has_condition(gold) or has_condition(pred):
-        raise NoValue("a condition")
-    if says_numbers(gold) or says_numbers(pred):
+        raise NoValue("a condition that cannot be compared")
+    if states_kinds(gold) or states_kinds(pred):
         raise NoValue("letters that stand for many numbers")
     if are_parts_of_a_sum(gold) or are_parts_of_a_sum(pred):
-        raise NoValue("a quantity in several units")
+        raise NoValue("a list that may be one quantity in several units")
     if open_signs:
-        raise NoValue("several ± that may belong together")
+        raise NoValue("several ± in a tuple, whose signs may depend on each other")
 
 
 class _Comparison:
-    """Compares answers by their kinds, and records which comparisons of parts came out equal."""
+    """Compares answers by their kinds, and records the facts about equal parts."""
 
     def __init__(self, family: str | None = None) -> None:
         self._family = family
-        """The letter that stands for every integer in both answers, so that k may be shifted."""
+        """The letter that stands for every integer in both answers, so that k + 1 may replace k; or None."""
         self._facts: list[Fact] = []
-        """The facts that the comparison in progress has come to."""
+        """The facts established so far by the comparison in progress."""
 
     def same(self, a: Node, b: Node) -> bool:
-        """Whether two answers, or parts of answers, are equal; NoValue if that is not decided."""
+        """Whether two answers, or parts of answers, are equal. Raises NoValue if that cannot be decided."""
         return self.compared(a, b).equal
 
     def compared(self, a: Node, b: Node) -> Outcome:
-        """Compare two answers, or parts of answers."""
+        """Compares two answers, or parts of answers. Raises NoValue if it cannot be decided whether they are equal."""
         kind = _kind(a, b)
         letters = other_arguments(a, b) if kind == "relation" else {}
         if letters:
             return self._with_letters(a, b, letters)
         facts, self._facts = self._facts, []
         try:
-            decided = self._decided(kind, a, b)
-            outcome = decided if isinstance(decided, Outcome) else Outcome(bool(decided), kind)
-            how = decided if isinstance(decided, Identity) else None
-            fact = Fact(kind, a, b, tuple(self._facts), how) if outcome.equal else None
+            decision = self._decide(kind, a, b)
+            outcome = decision if isinstance(decision, Outcome) else Outcome(bool(decision), kind)
+            evidence = decision if isinstance(decision, Identity) else None
+            fact = Fact(kind, a, b, tuple(self._facts), evidence) if outcome.equal else None
             if fact is not None and kind == "name":
                 name = assignments.dropped_name(a if isinstance(a, nodes.Relation) else b)
                 fact = replace(fact, name=name)
@@ -153,7 +152,7 @@ class _Comparison:
         return self._with_letters(a, b, letters) if letters else outcome
 
     def _with_letters(self, a: Node, b: Node, letters: dict[str, Node]) -> Outcome:
-        """Compare two answers with letters of the second one replaced that may be chosen freely."""
+        """Compares two answers after replacing letters of the second one, whose choice is free."""
         facts, self._facts = self._facts, []
         try:
             outcome = self.compared(a, with_letters(b, letters))
@@ -165,7 +164,7 @@ class _Comparison:
         self._facts.append(fact)
         return Outcome(True, outcome.rule, fact)
 
-    def _decided(self, kind: str, a: Node, b: Node) -> bool | Outcome | Identity | None:
+    def _decide(self, kind: str, a: Node, b: Node) -> bool | Outcome | Identity | None:
         match kind:
             case "identical":
                 return True
@@ -207,14 +206,14 @@ class _Comparison:
         one, other = _items(a), _items(b)
         if any(part == nodes.Symbol("dots") for item in (*one, *other) for part in walk(item)):
             if len(one) != len(other):
-                raise NoValue("members that are left out")
+                raise NoValue("lists of different lengths with dots in them")
             return in_order(one, other, self.same)
         titles, other_titles = _titles(one), _titles(other)
         if titles and other_titles and nodes.Brackets not in kinds:
             return self._same_titled_lists(one, titles, other, other_titles)
         names = titles or other_titles
         if not (titles and other_titles) and not assignments.in_usual_order(names):
-            raise NoValue("which value is which")
+            raise NoValue("it is unclear which value is which")
         if nodes.Brackets in kinds:
             return not assignments.is_one_variable(names) and in_order(one, other, self.same)
         if not names or assignments.is_one_variable(names):
@@ -225,17 +224,17 @@ class _Comparison:
         return self._same_in_order_only(one, other)
 
     def _same_in_order_only(self, one: Items, other: Items) -> bool:
-        """Whether members are equal in order; NoValue if they are in another one."""
+        """Whether members are equal in order. Raises NoValue if they are equal in another order."""
         if in_order(one, other, self.same):
             return True
         if unordered(one, other, self.same):
-            raise NoValue("which value is which")
+            raise NoValue("it is unclear which value is which")
         return False
 
     def _same_titled_lists(self, one: Items, titles: Items, other: Items, other_titles: Items) -> bool:
-        """Whether lists whose members have names, or are counted, have the same members with the same titles.
+        """Whether two lists with titles have the same members with the same titles.
 
-        NoValue if the titles do not say which member belongs to which.
+        A title is the name of a member, or its unit. Raises NoValue if the titles do not show which members correspond.
         """
         if isinstance(one[0], nodes.Quantity) == isinstance(other[0], nodes.Quantity):
             return unordered(one, other, self.same)
@@ -261,21 +260,21 @@ class _Comparison:
         return in_order(a.items, b.items, self.same)
 
     def _same_matrices(self, a: Node, b: Node) -> bool:
-        one, other = (matrices.table_of(node) or matrices.written_table(node) for node in (a, b))
+        one, other = (matrices.table_of(node) or matrices.table_in_brackets(node) for node in (a, b))
         if one is not None and other is not None:
             return [len(row) for row in one] == [len(row) for row in other] and in_order(
                 sum(one, ()), sum(other, ()), self.same
             )
-        table, written = (one, b) if one is not None else (other, a)
+        table, other_node = (one, b) if one is not None else (other, a)
         if table is None:
-            raise NoValue("not a matrix")
+            raise NoValue("an expression that is not a matrix")
         entries = matrices.vector(table)
         if entries is None:
             return False
-        match written:
-            case nodes.Brackets(items=items) if written.opening + written.closing in {"()", "[]", "<>"}:
+        match other_node:
+            case nodes.Brackets(items=items) if other_node.opening + other_node.closing in {"()", "[]", "<>"}:
                 return in_order(entries, items, self.same)
-        return len(entries) == 1 and self.same(entries[0], written)
+        return len(entries) == 1 and self.same(entries[0], other_node)
 
     # --- sets of numbers ---
 
@@ -284,9 +283,9 @@ class _Comparison:
             raise NoValue("a congruence in an inequality")
         for pair, other in ((a, b), (b, a)):
             if is_backwards(pair):
-                # Empty sets are all equal, but the point (5, 2) is none of them.
+                # All empty sets are equal, but (5, 2) is a point and not an empty set.
                 if is_backwards(other) or not region_of(other)[1]:
-                    raise NoValue("a pair that is no interval")
+                    raise NoValue("a pair that is not an interval")
                 return False
         try:
             (name, region), (other_name, other_region) = region_of(a), region_of(b)
@@ -299,13 +298,15 @@ class _Comparison:
             return False
         if not same_region(region, other_region):
             return False
-        says_so = isinstance(b, nodes.Brackets) or (isinstance(b, nodes.Relation) and b.operators == ("in",))
-        if may_be_point(a) and not says_so:
-            raise NoValue("a point or an interval")
+        is_written_as_interval = isinstance(b, nodes.Brackets) or (
+            isinstance(b, nodes.Relation) and b.operators == ("in",)
+        )
+        if may_be_point(a) and not is_written_as_interval:
+            raise NoValue("it is unclear whether a point or an interval is meant")
         return True
 
     def _same_sets_with_letters(self, a: Node, b: Node) -> bool:
-        """Whether sets whose ends are expressions in variables are written alike; NoValue if they are not solved."""
+        """Whether sets with variables in their ends have the same form. Raises NoValue if they are not solved."""
         a, b = (
             node.sides[1] if isinstance(node, nodes.Relation) and node.operators == ("in",) else node
             for node in (a, b)
@@ -316,7 +317,7 @@ class _Comparison:
             raise NoValue("inequalities in another form")
         interval, other = as_interval(a), as_interval(b)
         if interval and other:
-            pairs = [(interval, other), *_turned(a, b, interval, other)]
+            pairs = [(interval, other), *_mirrored_bounds(a, b, interval, other)]
             return any(self._same_tuples(*pair) for pair in pairs)
         match a, b:
             case nodes.SetOperation(), nodes.SetOperation() if a.kind == b.kind:
@@ -326,7 +327,7 @@ class _Comparison:
                 )
             case nodes.Listing(), nodes.Listing():
                 if (a.together and b.alternatives) or (a.alternatives and b.together):
-                    raise NoValue("bounds that hold together, or one of them")
+                    raise NoValue("it is unclear whether all bounds hold or only one of them")
                 return unordered(a.items, b.items, self.same)
             case nodes.NumberSet(), nodes.NumberSet():
                 return a == b
@@ -335,9 +336,9 @@ class _Comparison:
     # --- a relation against a value ---
 
     def _value_against_relation(self, a: Node, b: Node) -> bool | Outcome:
-        """Compare a relation with something that is none: the name is dropped.
+        """Compares the value in a relation such as x = 5 with an answer that is not a relation.
 
-        Only a gold answer still has a chain with ≈, and any of its values may be the answer.
+        A chain with ≈ can only be a gold answer, and any of its values may be the answer.
         """
         (name, value), (other_name, other_value) = assignments.named(a), assignments.named(b)
         relation, plain = (a, b) if isinstance(a, nodes.Relation) else (b, a)
@@ -352,7 +353,7 @@ class _Comparison:
             raise NoValue("an equation that is not solved")
         names = getattr(name or other_name, "items", ())
         if not assignments.in_usual_order(names):
-            raise NoValue("which value is which")
+            raise NoValue("it is unclear which value is which")
         solutions = assignments.names_of(plain.items) if isinstance(plain, nodes.Listing) else []
         if solutions and not names and variables(value if name is not None else other_value):
             raise NoValue("an equation that is not solved")
@@ -360,7 +361,7 @@ class _Comparison:
 
 
 def _kind(a: Node, b: Node) -> str:
-    """What two answers are compared as; also the name of the rule that decides."""
+    """The kind as which two answers are compared. It is also the name of the rule that decides."""
     kinds = {type(a), type(b)}
     if nodes.Text in kinds:
         return "text"
@@ -376,7 +377,7 @@ def _kind(a: Node, b: Node) -> str:
         return "name"
     if nodes.SetOf in kinds or nodes.Listing in kinds:
         return "set" if nodes.SetOf in kinds else "list"
-    if matrices.written_table(a) or matrices.has_matrix(a) or matrices.has_matrix(b):
+    if matrices.table_in_brackets(a) or matrices.has_matrix(a) or matrices.has_matrix(b):
         return "matrix"
     for kind, rule in (
         (nodes.Quantity, "unit"),
@@ -394,32 +395,32 @@ def _kind(a: Node, b: Node) -> str:
 
 
 def _same_texts(a: Node, b: Node) -> bool:
-    """Whether words are the same. What was not understood is never called different.
+    """Whether two texts have the same words. Raises NoValue if one is not plain words and they may be the same.
 
-    A text that is too long to be read has no words; two of those need not be the same.
+    A text that is too long to be parsed has no words. Two such texts need not be the same.
     """
     if isinstance(a, nodes.Text) and isinstance(b, nodes.Text):
         if a.words and a.words == b.words:
             return True
-        # Without their commas, red, blue and blue, red may be lists.
+        # `words` drops commas: red, blue and blue, red may be the same list.
         if a.plain and b.plain and sorted(a.words) != sorted(b.words):
             return False
     raise NoValue("not understood")
 
 
 def _same_numerals(a: Node, b: Node) -> bool:
-    """Whether numerals are equal; a number whose base is not stated never equals one with a base.
+    """Whether numerals are equal. A number without a base never equals one with a base.
 
-    Letters may be digits: 1a_{16} is read as a product.
+    Raises NoValue if the number has the same digits or has letters, which may be digits as in 1a_{16}.
     """
     if isinstance(a, nodes.Based) and isinstance(b, nodes.Based):
         return a.value == b.value
     numeral, plain = (a, b) if isinstance(a, nodes.Based) else (b, a)
     assert isinstance(numeral, nodes.Based)
     if isinstance(plain, nodes.Number) and str(plain.value) == numeral.digits:
-        raise NoValue("the base is not stated")
+        raise NoValue("a numeral without its base")
     if any(map(nodes.is_unknown, walk(plain))):
-        raise NoValue("a numeral that may have letters")
+        raise NoValue("a numeral whose digits may be letters")
     return False
 
 
@@ -437,26 +438,26 @@ def _words_of(title: Node) -> str:
 
 
 def _titles(items: Items) -> Items:
-    """What the members are named or counted in, if all are named, or all are counted in different things."""
-    counted = [item for item in items if isinstance(item, nodes.Quantity)]
-    if len(counted) == len(items) > 1 and len({item.unit for item in counted}) == len(items):
+    """The names of the members if all have one, or the members themselves if all have different units. Else empty."""
+    quantities = [item for item in items if isinstance(item, nodes.Quantity)]
+    if len(quantities) == len(items) > 1 and len({item.unit for item in quantities}) == len(items):
         return items
     return tuple(assignments.names_of(items))
 
 
 def _items(node: Node) -> Items:
-    """The members of a list, set or tuple; a single value is a list of one."""
+    """The members of a list, set or tuple, or a single value as the only member."""
     if isinstance(node, nodes.Listing | nodes.SetOf | nodes.Brackets):
         return node.items
     return (node,)
 
 
-def _turned(
+def _mirrored_bounds(
     a: Node, b: Node, interval: nodes.Brackets, other: nodes.Brackets
 ) -> Iterator[tuple[nodes.Brackets, nodes.Brackets]]:
-    """The same pair with a < x read as a bound on the other of its two names."""
+    """The pair of intervals again, with a relation such as a < x read as a bound on its other name."""
     for node, against in ((a, other), (b, interval)):
         if isinstance(node, nodes.Relation) and len(node.sides) == 2:
-            turned = as_interval(nodes.Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))
-            if turned is not None:
-                yield turned, against
+            mirrored = as_interval(nodes.Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))
+            if mirrored is not None:
+                yield mirrored, against

@@ -1,4 +1,4 @@
-"""What names what in an answer: x in x = 5, (a, b) in (a, b) = (1, 2)."""
+"""Names of values in an answer: x in x = 5, (a, b) in (a, b) = (1, 2)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from rstar2.eval.grader.values.guarded_numbers import NoValue
 from rstar2.eval.grader.values.letters import variables
 
 EQUALS = frozenset({"=", "~"})
-_OF_VALUES = ANGLES | {"det", "Re", "Im", "arg"}
-"""Functions whose values are asked for, while a root or a logarithm is a step on the way to what it is of."""
+_ASKED_FOR = ANGLES | {"det", "Re", "Im", "arg"}
+"""Functions whose value a problem may ask for. The value of a root or a logarithm is only an intermediate step."""
 _DOTS = nodes.Symbol("dots")
 _MAX_PARTS = 1000
-"""Sums and products of which dots leave out more parts are not worked out."""
+"""The most terms or factors up to which a sum or product with dots is written out."""
 
 
 def named(node: Node) -> tuple[Node | None, Node]:
-    """The name and the value of an assignment such as x = 5, 5 = x or AB = 5; (None, node) for anything else."""
+    """Returns the name and the value of an assignment such as x = 5, 5 = x or AB = 5; (None, node) for anything else.
+
+    Raises NoValue for an equation of constants that is false.
+    """
     if not isinstance(node, nodes.Relation):
         return None, node
     if node.operators == ("in",):
@@ -37,16 +40,16 @@ def named(node: Node) -> tuple[Node | None, Node]:
     if is_name(last):
         return last, first
     if not variables(last) and not _open(first):
-        constant = not variables(first) and not any(isinstance(part, nodes.Apply) for part in walk(first))
-        if constant and node.operators == ("=",) and not _holds(first, last):
+        is_constant = not variables(first) and not any(isinstance(part, nodes.Apply) for part in walk(first))
+        if is_constant and node.operators == ("=",) and not _holds(first, last):
             raise NoValue("an equation that is false")
-        if constant or names_quantity(first):
+        if is_constant or names_quantity(first):
             return first, last
     return None, node
 
 
 def _holds(left: Node, right: Node) -> bool:
-    """Whether an equation of constants is true, or a congruence such as 17 = 2 (mod 5)."""
+    """Whether an equation or congruence of constants is true, such as 17 = 2 (mod 5)."""
     if isinstance(right, nodes.Residue):
         difference = nodes.Sum((left, negative(right.value)))
         return equal(nodes.Residue(difference, right.modulus, is_remainder=True), number(0))
@@ -54,7 +57,7 @@ def _holds(left: Node, right: Node) -> bool:
 
 
 def is_name(node: Node) -> bool:
-    """Whether a side only names what the other side gives: x, a_3, f(x), (p, q, r), AB, NO/BO."""
+    """Whether a side of an equation is only a name for the other side: x, a_3, f(x) or (p, q, r)."""
     if isinstance(node, nodes.Brackets):
         return bool(node.items) and all(isinstance(item, nodes.Symbol | nodes.Apply) for item in node.items)
     if isinstance(node, nodes.Symbol) and (OF_ANOTHER.match(node.name) or ANOTHER_VALUE.search(node.name)):
@@ -63,9 +66,9 @@ def is_name(node: Node) -> bool:
 
 
 def names_quantity(node: Node) -> bool:
-    """Whether a side only says which quantity is meant: x, AB, NO/BO, P(A), |AB|, sin A, AB + BC, 100m + n.
+    """Whether a side of an equation only names a quantity: x, AB, NO/BO, P(A), |AB|, sin A, AB + BC or 100m + n.
 
-    From 2AB, N - 1, AB^2 or √x the quantity that is asked for may have to be worked out still.
+    2AB, N - 1, AB^2 and √x do not: the problem may ask for AB, N or x, which must still be worked out.
     """
     match node:
         case nodes.Product(factors=parts):
@@ -96,14 +99,14 @@ def names_quantity(node: Node) -> bool:
         case nodes.Call(name="min" | "max" | "gcd" | "lcm", args=args):
             return all(map(names_quantity, args))
         case nodes.Call(name=name, args=args):
-            return bool(variables(node)) if name in _OF_VALUES else any(map(_has_several_letters, args))
+            return bool(variables(node)) if name in _ASKED_FOR else any(map(_has_several_letters, args))
     return is_name(node)
 
 
 def _joins_letters(node: Node) -> bool:
-    """Whether an expression joins several letters, and no number is added to it or is a factor of it: x^2 + y^2.
+    """Whether an expression combines several letters, without a number as a term or a factor: x^2 + y^2.
 
-    It cannot be solved for one letter, so that its value is what is asked for.
+    It cannot be solved for one letter, so the problem asks for its value.
     """
     letters = variables(node)
     if len(letters) < 2 or not all(len(name) == 1 or name in GREEK for name in letters):
@@ -119,7 +122,7 @@ def _joins_letters(node: Node) -> bool:
 
 
 def _is_squared_length(factors: tuple[Node, ...]) -> bool:
-    """Whether factors are the square of a length between two points: AB^2."""
+    """Whether the factors are the square of a length between two points: AB^2."""
     match factors:
         case (
             nodes.Symbol(name=one),
@@ -130,7 +133,7 @@ def _is_squared_length(factors: tuple[Node, ...]) -> bool:
 
 
 def dropped_name(relation: Node) -> Node | None:
-    """Returns the side of an equation that names a quantity, without dots in it; None if there is none."""
+    """Returns the side of an equation that names its value, with dots written out. Returns None if no side does."""
     name, _ = named(relation)
     if not isinstance(relation, nodes.Relation):
         return name
@@ -141,7 +144,7 @@ def dropped_name(relation: Node) -> Node | None:
 
 
 def _written_out(side: Node, value: Node) -> Node | None:
-    """A sum such as 1 + 2 + ... + 15 with what its dots leave out, if its steps are equal and it is `value`."""
+    """A sum or product such as 1 + 2 + ... + 15 without dots. None if its steps differ, or if it is not `value`."""
     match side:
         case nodes.Sum(terms=parts) | nodes.Product(factors=parts) if parts.count(_DOTS) == 1:
             place = parts.index(_DOTS)
@@ -155,17 +158,18 @@ def _written_out(side: Node, value: Node) -> Node | None:
     if numbers[0]:
         steps += _steps(numbers[0], numbers[-1], Fraction(0), numbers[1] / numbers[0])
     for row in filter(None, steps):
-        is_written = (
-            row[:place] == numbers[:place] and row[len(row) - len(numbers) + place :] == numbers[place:]
-        )
-        if is_written and equal(nodes.Number(Fraction(math.prod(row) if is_product else sum(row))), value):
+        fits = row[:place] == numbers[:place] and row[len(row) - len(numbers) + place :] == numbers[place:]
+        if fits and equal(nodes.Number(Fraction(math.prod(row) if is_product else sum(row))), value):
             members = tuple(map(nodes.Number, row))
             return nodes.Product(members) if is_product else nodes.Sum(members)
     return None
 
 
 def _steps(first: Fraction, last: Fraction, step: Fraction, ratio: Fraction | int) -> list[list[Fraction]]:
-    """The numbers from the first to the last, each the one before it times `ratio` plus `step`, if there are few."""
+    """The numbers from `first` to `last`, each `ratio` times the previous one plus `step`.
+
+    Empty if `last` is not among the first `_MAX_PARTS` of them.
+    """
     row = [first]
     while row[-1] != last and len(row) < _MAX_PARTS:
         row.append(row[-1] * ratio + step)
@@ -181,12 +185,12 @@ def _without_numbers(term: Node) -> Node:
 
 
 def _applied(node: Node) -> set[str]:
-    """The letters that are arguments of unknown functions."""
+    """The letters in arguments of unknown functions."""
     return {name for part in walk(node) if isinstance(part, nodes.Apply) for name in variables(part)}
 
 
 def _has_several_letters(node: Node) -> bool:
-    """Whether it is a sum that several letters are part of, and no number, as a^2 + b^2."""
+    """Whether it is a sum of several letters without a number as a term, such as a^2 + b^2."""
     if not isinstance(node, nodes.Sum) or any(isinstance(term, nodes.Number) for term in node.terms):
         return False
     return len(variables(node)) > 1
@@ -198,20 +202,20 @@ def _open(node: Node) -> bool:
 
 
 def _letters(node: Node) -> set[str]:
-    """The letters that are no arguments of unknown functions."""
+    """The letters that are not arguments of unknown functions."""
     inside = {arg for part in walk(node) if isinstance(part, nodes.Apply) for arg in part.args}
     names = {part.name for part in walk(node) if isinstance(part, nodes.Symbol) and part not in inside}
     return names & variables(node)
 
 
 def same_name(a: Node, b: Node) -> bool:
-    """Whether two names are the same, or those of one function: y and f(x), f(x) and f(t), not f(2) and f(5)."""
+    """Whether two names are the same or name one function, as y and f(x), or f(x) and f(t). f(2) is not f(5)."""
     heads = _function(a), _function(b)
     return a == b or (all(heads) and ("y" in heads or heads[0] == heads[1]))
 
 
 def _function(name: Node) -> str:
-    """The letter of a function of variables, as f in f(x); empty for other names."""
+    """The letter of a function of variables, such as f in f(x); empty for other names."""
     if name == nodes.Symbol("y"):
         return "y"
     if not isinstance(name, nodes.Apply) or len(name.name) != 1:
@@ -220,9 +224,9 @@ def _function(name: Node) -> str:
 
 
 def states_a_value(node: nodes.Relation) -> bool:
-    """Whether an equation says what an expression amounts to, as m + n = 33 does.
+    """Whether an equation gives the value of an expression, as m + n = 33 does.
 
-    2x = 42 is to be solved, unless it has several letters and is calculated, as in 2x + 2y = 9 + 16 = 25.
+    2x = 42 does not: it must still be solved. 2x + 2y = 9 + 16 = 25 does: it has several letters and is calculated.
     """
     value = node.sides[-1]
     if not set(node.operators) <= EQUALS or variables(value) or value == number(0):
@@ -230,12 +234,12 @@ def states_a_value(node: nodes.Relation) -> bool:
     match node.sides[0], value:
         case nodes.Power(base=nodes.Symbol(name=name)), nodes.Matrix():
             return name.isupper()
-    calculated = len(node.sides) > 2 and len(variables(node.sides[0])) > 1
-    return calculated or names_quantity(node.sides[0]) or _written_out(node.sides[0], value) is not None
+    is_calculated = len(node.sides) > 2 and len(variables(node.sides[0])) > 1
+    return is_calculated or names_quantity(node.sides[0]) or _written_out(node.sides[0], value) is not None
 
 
 def in_usual_order(names: Sequence[Node]) -> bool:
-    """Whether letters stand in the order in which a bare tuple gives their values: x before y, x_1 before x_2."""
+    """Whether letters are in alphabetical order, as a tuple of their values assumes: x before y, x_1 before x_2."""
     letters = [
         (
             name.name.lower(),
@@ -248,12 +252,12 @@ def in_usual_order(names: Sequence[Node]) -> bool:
 
 
 def names_of(items: Sequence[Node]) -> list[Node]:
-    """The names of the members, if all of them have one."""
+    """Returns the names of the members if all of them have one, else an empty list."""
     names = [named(item)[0] for item in items]
     return [name for name in names if name is not None] if all(names) else []
 
 
 def is_one_variable(names: Sequence[Node]) -> bool:
-    """Whether the names are one variable, as in x = 1, x = 2 or x_1 = 1, x_2 = 2."""
+    """Whether all names are one variable, as in x = 1, x = 2 or x_1 = 1, x_2 = 2."""
     letters = {name.name if isinstance(name, nodes.Apply | nodes.Symbol) else str(name) for name in names}
     return len(letters) == 1

@@ -1,4 +1,4 @@
-"""Sets of real numbers made of intervals and points, and when an answer describes one."""
+"""Sets of real numbers that consist of intervals and points, and the answers that describe them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rstar2.eval.grader.values.numbers import infinite, real_value
 
 _LARGEST_END = 10**30
 _PIECE = 5
-"""The cost of sorting a piece among others."""
+"""The cost of sorting one piece, in units of `guarded_numbers.BUDGET`."""
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 INFINITY = nodes.Symbol("infinity")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An interval; a point if both ends are the same."""
+    """An interval, or a point if both ends are the same."""
 
     low: Any
     high: Any
@@ -30,12 +30,12 @@ class Piece:
 
     @property
     def empty(self) -> bool:
-        """Whether no number lies in it."""
+        """Whether the interval contains no number."""
         return bool(self.low > self.high) or (self.low == self.high and not (self.has_low and self.has_high))
 
 
 Region = tuple[Piece, ...]
-"""Disjoint pieces in increasing order, none of which touch."""
+"""Disjoint pieces in increasing order, with gaps between them."""
 
 
 def same_region(a: Region, b: Region) -> bool:
@@ -67,7 +67,7 @@ def is_region(node: Node) -> bool:
 
 
 def is_backwards(node: Node) -> bool:
-    """Whether it is a pair such as (5, 2) or (2, 2), which is a point or a list: an interval would hold no number."""
+    """Whether a node is a pair such as (5, 2) or (2, 2): a point or a list, since the interval would be empty."""
     if not isinstance(node, nodes.Brackets) or len(node.items) != 2:
         return False
     try:
@@ -77,7 +77,7 @@ def is_backwards(node: Node) -> bool:
 
 
 def may_be_point(node: Node) -> bool:
-    """Whether it is a pair such as (3, 5), which is the point as well as the interval."""
+    """Whether a node is a pair such as (3, 5), which may be a point or an interval."""
     return (
         isinstance(node, nodes.Brackets)
         and (node.opening, node.closing) == ("(", ")")
@@ -86,12 +86,15 @@ def may_be_point(node: Node) -> bool:
 
 
 def region_of(node: Node) -> tuple[Node | None, Region]:
-    """The variable, if one is named, and the numbers described; NoValue for no set, or ends that are not numbers."""
+    """Returns the variable, if the node names one, and the set of numbers that the node describes.
+
+    Raises NoValue if the node does not describe a set, or has ends that are not numbers.
+    """
     match node:
         case nodes.Brackets(opening="(" | "[", closing=")" | "]", items=(_, _)):
             piece = _between(node)
             if piece.empty:
-                raise NoValue("a pair that is no interval")
+                raise NoValue("a pair that is not an interval")
             return None, _normal([piece])
         case nodes.NumberSet(name="R"):
             return None, _normal([_piece(negative(INFINITY), INFINITY, False, False)])
@@ -111,9 +114,9 @@ def region_of(node: Node) -> tuple[Node | None, Region]:
 def _several(
     sets: list[tuple[Node | None, Region]], alternatives: bool, together: bool
 ) -> tuple[Node | None, Region]:
-    """Several sets of numbers as one: bounds on a variable hold together if they can, and intervals are joined.
+    """Several sets of numbers as one: the intersection of bounds on a variable, or the union of intervals.
 
-    NoValue if that may be meant otherwise: x < 3 and x > 5, or (0, 2) and (1, 3).
+    Raises NoValue if the meaning is not clear, as in x < 3 and x > 5, or (0, 2) and (1, 3).
     """
     names = {name for name, _ in sets}
     if len(names) != 1:
@@ -143,11 +146,14 @@ def _inequality(node: nodes.Relation) -> tuple[Node | None, Region]:
         name, first = _solved(sides[1], FLIPPED.get(operators[0], "?"), sides[0])
         _, second = _solved(sides[1], operators[1], sides[2])
         return name, _combined("intersection", first, second)
-    raise NoValue("not a bound on one variable")
+    raise NoValue("an inequality that does not bound one variable")
 
 
 def as_interval(node: Node) -> nodes.Brackets | None:
-    """An inequality that bounds one variable, with ends that may be expressions, as the interval it describes."""
+    """Returns an interval as it is, and an inequality that bounds one variable as an interval.
+
+    The ends may be expressions. Returns None for anything else.
+    """
     match node:
         case nodes.Brackets(items=(_, _)):
             return node
@@ -170,7 +176,7 @@ def _is_name(node: Node) -> bool:
 
 
 def _solved(name: Node, operator: str, bound: Node) -> tuple[Node, Region]:
-    """The numbers with `name operator bound`; |x| is solved for x."""
+    """The name, and the numbers that satisfy `name operator bound`. If the name is |x|, it is solved for x."""
     ends = {
         "<": (negative(INFINITY), bound, False, False),
         "<=": (negative(INFINITY), bound, False, True),
@@ -202,7 +208,7 @@ def _piece(low: Node, high: Node, has_low: bool, has_high: bool) -> Piece:
 
 
 def _normal(pieces: list[Piece]) -> Region:
-    """Sorted, without empty pieces, and joined if they touch."""
+    """The pieces sorted and without empty ones. Pieces that touch are joined."""
     joined: list[Piece] = []
     current_budget().spend(_PIECE * len(pieces))
     for piece in sorted((one for one in pieces if not one.empty), key=lambda one: (one.low, not one.has_low)):
@@ -240,8 +246,8 @@ def _complement(region: Region) -> Region:
 
 
 def _close(a: Any, b: Any) -> bool:
-    """Whether two ends, which are known to forty digits, are the same; NoValue if they are too large to tell."""
+    """Whether two ends, computed to 40 digits, are the same. Raises NoValue if they are too large to tell."""
     size = max(abs(a), abs(b))
     if size < a.context.inf and size > _LARGEST_END:
-        raise NoValue("ends too large to be told apart")
+        raise NoValue("ends of intervals that are too large to compare")
     return bool(a == b or (size < a.context.inf and abs(a - b) <= size * a.context.mpf(10) ** -36))

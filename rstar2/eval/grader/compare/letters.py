@@ -1,4 +1,4 @@
-"""Letters in an answer that may be renamed, and the numbers that an answer says its letters stand for."""
+"""Letters of an answer that may be renamed, and the kinds of numbers that an answer states for its letters."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from rstar2.eval.grader.values.letters import functions, variables
 from rstar2.eval.grader.values.numbers import real_value, whole_number
 
 _FAMILY_LETTERS = frozenset("klmn")
-"""Letters that stand for every whole number in a family of angles, even if the answer does not say so."""
+"""Letters that stand for every integer in a family of angles, even if the answer does not say so."""
 _WHOLE_IN_FORMULAS = _FAMILY_LETTERS | {"j"}
-"""Letters that are whole numbers in many formulas."""
-_WHOLE_NUMBERS = ("integer", "natural number", "whole number")
-"""How the names of the kinds of whole numbers end."""
+"""Letters that are integers in many formulas."""
+_WHOLE_KINDS = ("integer", "natural number", "whole number")
+"""The ends of the names of the kinds of whole numbers, as in `positive integer`."""
 _MAX_DENOMINATOR = 10_000
-"""A multiple of π with a larger denominator is no angle of a family."""
+"""The largest denominator of a multiple of π that may be an angle of a family."""
 
 
 def other_letter(gold: Node, pred: Node) -> dict[str, str]:
-    """Returns which letter for every whole number has another name in the gold answer, if each has just one."""
+    """Returns the renaming of the letter for every integer to its name in the gold answer.
+
+    Empty unless each answer has exactly one such letter, under different names.
+    """
     name, other = _whole_letter(gold), _whole_letter(pred)
     if not name or not other or other in variables(gold) or name in variables(pred):
         return {}
@@ -32,7 +35,11 @@ def other_letter(gold: Node, pred: Node) -> dict[str, str]:
 
 
 def other_arguments(gold: Node, pred: Node) -> dict[str, Node]:
-    """Returns which arguments of a function have other names in the gold answer: z is x beside f(x) = x."""
+    """Returns the renaming of arguments of a function to their names in the gold answer.
+
+    For the gold answer f(x) = x and the prediction f(z) = z, z becomes x. Empty if the names are the same, or if the
+    answers do not define one function of the same number of letters.
+    """
     match gold, pred:
         case (
             nodes.Relation(sides=(nodes.Apply() as defined, *_, value)),
@@ -46,13 +53,13 @@ def other_arguments(gold: Node, pred: Node) -> dict[str, Node]:
         return {}
     if "".join(old + new).isupper() and variables(value).isdisjoint(new):
         return {}  # the probabilities P(A) and P(B), not a function
-    # A letter that was free and is called like an argument now stays another one.
+    # A free letter that has the name of a new argument must stay different from it.
     free = {name: f"{name} outside" for name in variables(pred).intersection(new).difference(old)}
     return {name: nodes.Symbol(other) for name, other in (free | dict(zip(old, new, strict=True))).items()}
 
 
 def with_letters(node: AnyNode, letters: Mapping[str, Node]) -> AnyNode:
-    """The node with expressions in place of letters, all at once."""
+    """Returns the node with letters replaced by expressions, all at once."""
     return with_parts(
         node,
         lambda part: (
@@ -64,56 +71,57 @@ def with_letters(node: AnyNode, letters: Mapping[str, Node]) -> AnyNode:
 
 
 def _letters(args: tuple[Node, ...]) -> list[str]:
-    """The names of arguments that are different letters; none for other arguments."""
+    """The names of the arguments if all are different letters, else an empty list."""
     names = [arg.name for arg in args if isinstance(arg, nodes.Symbol) and arg.name not in CONSTANTS]
     return names if len(set(names)) == len(args) else []
 
 
-# --- what an answer says of its letters ---
+# --- kinds of numbers ---
 
 
-def says_numbers(node: Node) -> bool:
-    """Whether an answer says which numbers one of its letters stands for."""
+def states_kinds(node: Node) -> bool:
+    """Whether an answer states for one of its letters which kind of number it is."""
     return any(isinstance(part, nodes.Symbol) and part.numbers for part in walk(node))
 
 
 def same_numbers(gold: Node, pred: Node) -> bool:
-    """Whether two answers agree on what their letters stand for: kπ for integers k is not kπ for positive ones.
+    """Whether two answers agree on the kinds of numbers of their letters.
 
-    If only one answer says something, it has to be the usual: integers in a family of angles; real numbers, or whole
-    ones for a letter such as n, in a formula; real numbers in an inequality.
+    kπ for all integers k is not kπ for positive integers k. If only one answer states a kind, it has to be a usual
+    one: integers in a family of angles; real numbers, or integers for a letter such as n, in a formula; real numbers
+    in an inequality.
     """
-    one, other = _said(gold), _said(pred)
-    names = one.keys() & other.keys()
-    rest = sorted(one.keys() - names), sorted(other.keys() - names)
+    one, other = _stated_kinds(gold), _stated_kinds(pred)
+    common = one.keys() & other.keys()
+    rest = sorted(one.keys() - common), sorted(other.keys() - common)
     if len(rest[0]) == len(rest[1]) == 1:
         pairs = [(rest[0][0], one[rest[0][0]], other[rest[1][0]])]
     else:
-        pairs = [(name, said.get(name, ""), "") for said in (one, other) for name in said.keys() - names]
-    pairs += [(name, one[name], other[name]) for name in names]
+        pairs = [(name, kinds.get(name, ""), "") for kinds in (one, other) for name in kinds.keys() - common]
+    pairs += [(name, one[name], other[name]) for name in common]
     return all(
-        a == b or (not (a and b) and (a or b) in _usual_numbers(name, gold, pred)) for name, a, b in pairs
+        a == b or (not (a and b) and (a or b) in _usual_kinds(name, gold, pred)) for name, a, b in pairs
     )
 
 
-def _said(node: Node) -> dict[str, str]:
-    """What is said of each letter that is not just the name of a value, as x in x = 5 is."""
+def _stated_kinds(node: Node) -> dict[str, str]:
+    """The kind of number stated for each letter, or empty. Names of values, such as x in x = 5, are left out."""
     match node:
         case nodes.Listing(items=items) | nodes.SetOf(items=items) | nodes.Brackets(items=items):
-            return {name: said for item in items for name, said in _said(item).items()}
+            return {name: kind for item in items for name, kind in _stated_kinds(item).items()}
         case nodes.Relation(sides=(name, *rest), operators=operators) if set(operators) <= EQUALS and is_name(
             name
         ):
-            return {name: said for side in rest for name, said in _said(side).items()}
-    return {name: ", ".join(sorted(_said_of(name, node) - {""})) for name in variables(node)}
+            return {name: kind for side in rest for name, kind in _stated_kinds(side).items()}
+    return {name: ", ".join(sorted(_kinds_of(name, node) - {""})) for name in variables(node)}
 
 
-def _said_of(letter: str, node: Node) -> set[str]:
+def _kinds_of(letter: str, node: Node) -> set[str]:
     return {part.numbers for part in walk(node) if isinstance(part, nodes.Symbol) and part.name == letter}
 
 
-def _usual_numbers(letter: str, *answers: Node) -> set[str]:
-    """What a letter of some answers may stand for if nothing is said of it."""
+def _usual_kinds(letter: str, *answers: Node) -> set[str]:
+    """The kinds of numbers that a letter of the answers may be if they state none."""
     if any(_family_letter(answer) == letter for answer in answers):
         return {"integer"}
     bounds = [part for answer in answers for part in walk(answer) if _is_bound(part)]
@@ -123,12 +131,12 @@ def _usual_numbers(letter: str, *answers: Node) -> set[str]:
 
 
 def _is_bound(part: Node) -> bool:
-    """Whether it says where a letter lies, rather than what it is equal to."""
+    """Whether it is an inequality or the like, rather than an equation."""
     return isinstance(part, nodes.Relation) and not set(part.operators) <= EQUALS
 
 
 def has_condition(node: Node) -> bool:
-    """Whether a list holds bounds beside something else, and so a value with its condition: 2^n, n >= 1."""
+    """Whether a list may be a value with a condition, such as 2^n, n >= 1: only some of its members are bounds."""
     bounds = [_is_bound(item) for item in node.items] if isinstance(node, nodes.Listing) else []
     return any(bounds) and not all(bounds)
 
@@ -137,24 +145,25 @@ def has_condition(node: Node) -> bool:
 
 
 def family_letter(gold: Node, pred: Node) -> str | None:
-    """Returns the letter that stands for every integer in two families of angles; None if there is none.
+    """Returns the letter that stands for every integer in two families of angles, or None if there is none.
 
     A gold answer such as nπ, which does not say that n is every integer, may be a formula in n.
     """
     letter = _family_letter(gold)
     if letter is None or _family_letter(pred) != letter:
         return None
-    said = [_said_of(letter, node) for node in (gold, pred)]
-    if not all(kinds <= {"", "integer"} for kinds in said):
+    gold_kinds, pred_kinds = _kinds_of(letter, gold), _kinds_of(letter, pred)
+    if not gold_kinds | pred_kinds <= {"", "integer"}:
         return None
-    formula = any(equal(_member(value, letter, number(0)), number(0)) for value in _values(gold))
-    return letter if "integer" in said[0] or ("integer" in said[1] and not formula) else None
+    may_be_formula = any(equal(_member(value, letter, number(0)), number(0)) for value in _values(gold))
+    return letter if "integer" in gold_kinds or ("integer" in pred_kinds and not may_be_formula) else None
 
 
 def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
-    """Returns what stands for a letter that goes through all integers if two families have the same members.
+    """Returns the expression that replaces a letter so that two families have the same members in the same order.
 
-    The members of -π/2 + kπ are those of π/2 + kπ, with k + 1 in place of k.
+    -π/2 + kπ with k + 1 in place of k is π/2 + kπ. Empty if no shift, with or without a change of sign, is needed or
+    fits.
     """
     if not (letter in variables(gold) and letter in variables(pred)):
         return {}
@@ -163,30 +172,30 @@ def shift(gold: Node, pred: Node, letter: str) -> dict[str, Node]:
     steps = whole_number(nodes.Quotient(nodes.Sum((start, negative(other_start))), other_step))
     if sign not in {1, -1} or steps is None or (sign, steps) == (1, 0):
         return {}
-    turned = nodes.Symbol(letter) if sign == 1 else negative(nodes.Symbol(letter))
-    return {letter: nodes.Sum((turned, number(steps)))}
+    signed_letter = nodes.Symbol(letter) if sign == 1 else negative(nodes.Symbol(letter))
+    return {letter: nodes.Sum((signed_letter, number(steps)))}
 
 
 def _whole_letter(node: Node) -> str | None:
-    """The letter of an answer that stands for every whole number: it says so, or it is a family of angles."""
-    said = {
+    """The letter that stands for every integer: the answer says so, or is a family of angles. None if there is none."""
+    whole_letters = {
         part.name
         for part in walk(node)
-        if isinstance(part, nodes.Symbol) and part.numbers.endswith(_WHOLE_NUMBERS)
+        if isinstance(part, nodes.Symbol) and part.numbers.endswith(_WHOLE_KINDS)
     }
-    if said:
-        return said.pop() if len(said) == 1 else None
+    if whole_letters:
+        return whole_letters.pop() if len(whole_letters) == 1 else None
     return _family_letter(node)
 
 
 def _family_letter(node: Node) -> str | None:
-    """The letter of a family of angles, or of a list of such."""
+    """The letter of a family of angles, or of a list of such families. None for any other answer."""
     letters = {part.name for part in walk(node) if isinstance(part, nodes.Symbol)} & _FAMILY_LETTERS
     if len(letters) != 1 or not any(_is_angle_sign(part) for part in walk(node)):
         return None
     (letter,) = letters
     if any(isinstance(part, nodes.Apply) and letter in variables(part) for part in walk(node)):
-        return None  # a function of k, as f(k) = kπ
+        return None  # a function of k, as in f(k) = kπ
     values = [value for value in _values(node) if letter in variables(value)]
     return letter if values and all(_is_family(value, letter) for value in values) else None
 
@@ -196,7 +205,7 @@ def _is_angle_sign(part: Node) -> bool:
 
 
 def _values(node: Node) -> list[Node]:
-    """The values an answer gives, without the names it gives them."""
+    """The values of an answer, without their names."""
     match node:
         case nodes.Listing(items=items) | nodes.SetOf(items=items) | nodes.Brackets(items=items):
             return [value for item in items for value in _values(item)]
@@ -206,17 +215,17 @@ def _values(node: Node) -> list[Node]:
 
 
 def _is_family(value: Node, letter: str) -> bool:
-    """Whether a value grows by the same angle from k to k + 2, as π/4 + kπ and (-1)^k π/6 + kπ do.
+    """Whether a value is a family of angles: from k to k + 2 it grows by the same angle, as π/4 + kπ does.
 
-    A family that is only shifted by its own steps, as (k - 2)π is, would be written kπ; it is a formula in k.
+    (k - 2)π is not. It has the same members as kπ, which would be the usual form, so it is a formula in k.
     """
     if variables(value) != {letter}:
         return False
     try:
         first, second, third = (_member(value, letter, number(place)) for place in (0, 1, 2))
         growth = nodes.Sum((third, negative(first)))
-        later = _member(value, letter, nodes.Sum((nodes.Symbol(letter), number(2))))
-        if not _is_angle(growth) or not equal(later, nodes.Sum((value, growth))):
+        two_later = _member(value, letter, nodes.Sum((nodes.Symbol(letter), number(2))))
+        if not _is_angle(growth) or not equal(two_later, nodes.Sum((value, growth))):
             return False
         steps = whole_number(nodes.Quotient(first, nodes.Sum((second, negative(first)))))
     except NoValue:
@@ -225,7 +234,10 @@ def _is_family(value: Node, letter: str) -> bool:
 
 
 def _is_angle(node: Node) -> bool:
-    """Whether a constant is a rational multiple of π or, with degree signs, of a degree, and not zero."""
+    """Whether a constant is a rational multiple of π or, with degree signs, a rational number of degrees.
+
+    False for zero.
+    """
     unit = number(1) if "degree" in functions(node) else nodes.Symbol("pi")
     value = real_value(nodes.Quotient(node, unit))
     multiple = Fraction(str(value)).limit_denominator(_MAX_DENOMINATOR)
@@ -237,9 +249,9 @@ def _member(family: Node, letter: str, place: Node) -> Node:
 
 
 def _start_and_step(family: Node, letter: str) -> tuple[Node, Node]:
-    """The member for k = 0, and what is added for each further k; NoValue if that differs, as with (-1)^k."""
+    """The member for k = 0, and the step from k to k + 1. Raises NoValue if the steps differ, as with (-1)^k."""
     start, second = (_member(family, letter, number(place)) for place in (0, 1))
     step = nodes.Sum((second, negative(start)))
     if not equal(family, nodes.Sum((start, nodes.Product((nodes.Symbol(letter), step))))):
-        raise NoValue("a family without a step")
+        raise NoValue("a family of values without a constant step")
     return start, step

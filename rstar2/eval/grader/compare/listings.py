@@ -1,4 +1,4 @@
-"""Several answers at once: ± and nested lists written out, members compared in order or in any order."""
+"""Answers with several values: writes out ± and nested lists, and compares members in order or in any order."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from rstar2.eval.grader.parse.nodes import Node, negative, number, walk, with_pa
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 
 MAX_ITEMS = 50
-"""Lists with more members that are written differently are compared in order only, or not verified."""
+"""The number of differing members above which lists are compared in order only, or not verified."""
 MAX_SIGNS = 4
-"""Answers with more independent ± are not verified."""
+"""The number of independent ± above which an answer is not verified."""
 
 Same: TypeAlias = Callable[[Node, Node], bool]
-"""Whether two answers are equal; raises NoValue if that cannot be verified."""
+"""A function that says whether two answers are equal. It raises NoValue if that cannot be verified."""
 
 
 def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether all pairs are equal; one certain difference decides even if another pair is uncertain."""
+    """Whether all pairs are equal. One pair that differs decides, even if other pairs cannot be verified.
+
+    Raises NoValue if no pair is known to differ and one cannot be verified.
+    """
     if len(one) != len(other):
         return False
     doubt: NoValue | None = None
@@ -37,26 +40,32 @@ def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
 
 
 def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether both have the same members, however often and in whatever order they stand there."""
-    rest, other_rest = (_without(members, by) for members, by in ((one, other), (other, one)))
-    if max(len(rest), len(other_rest)) > MAX_ITEMS:
+    """Whether both have the same members, in any order. Repeated members count once.
+
+    Raises NoValue if that cannot be verified.
+    """
+    unmatched, other_unmatched = (
+        _without(members, others) for members, others in ((one, other), (other, one))
+    )
+    if max(len(unmatched), len(other_unmatched)) > MAX_ITEMS:
         if in_order(one, other, same):
             return True
-        raise NoValue("lists too long to compare in any order")
-    return _covered(rest, other, same) and _covered(other_rest, one, same)
+        raise NoValue("lists that are too long to compare in any order")
+    return _all_among(unmatched, other, same) and _all_among(other_unmatched, one, same)
 
 
-def _without(members: Sequence[Node], by: Sequence[Node]) -> list[Node]:
-    """The members that are not written alike on the other side."""
-    known = set(by)
-    return [member for member in members if member not in known]
+def _without(members: Sequence[Node], others: Sequence[Node]) -> list[Node]:
+    """The members that do not occur in the same form among the others."""
+    other_forms = set(others)
+    return [member for member in members if member not in other_forms]
 
 
-def _covered(members: Sequence[Node], by: Sequence[Node], same: Same) -> bool:
+def _all_among(members: Sequence[Node], others: Sequence[Node], same: Same) -> bool:
+    """Whether each member equals one of the others."""
     doubt: NoValue | None = None
     for member in members:
         matched = False
-        for candidate in by:
+        for candidate in others:
             try:
                 matched = matched or same(member, candidate)
             except NoValue as error:
@@ -69,7 +78,7 @@ def _covered(members: Sequence[Node], by: Sequence[Node], same: Same) -> bool:
 
 
 def flattened(node: Node) -> Node:
-    """The answer with ± written out, lists in lists opened, and (x, y) = (1, 2) as x = 1, y = 2."""
+    """Returns the answer with ± written out, nested lists flattened, and (x, y) = (1, 2) as x = 1, y = 2."""
     match node:
         case nodes.Relation(
             sides=(nodes.Brackets(items=names), nodes.Brackets(items=values)), operators=("=",)
@@ -77,29 +86,29 @@ def flattened(node: Node) -> Node:
             pairs = zip(names, values, strict=True)
             node = nodes.Listing(tuple(nodes.Relation(pair, ("=",)) for pair in pairs))
     if isinstance(node, nodes.SetOf):
-        return nodes.SetOf(tuple(part for item in node.items for part in _opened(item)))
+        return nodes.SetOf(tuple(part for item in node.items for part in _flat_parts(item)))
     items = node.items if isinstance(node, nodes.Listing) else (node,)
-    parts = [part for item in items for part in _opened(item)]
+    parts = [part for item in items for part in _flat_parts(item)]
     if len(parts) == 1:
         return parts[0]
-    opened = tuple(parts)
-    return replace(node, items=opened) if isinstance(node, nodes.Listing) else nodes.Listing(opened)
+    flat_items = tuple(parts)
+    return replace(node, items=flat_items) if isinstance(node, nodes.Listing) else nodes.Listing(flat_items)
 
 
 def has_open_signs(node: Node) -> bool:
-    """Whether it has a tuple with several ±, of which readers may think that they belong together or do not."""
+    """Whether a tuple has several ±, which may have the same sign or independent signs."""
     return any(
         isinstance(part, nodes.Brackets) and sum(isinstance(one, nodes.PlusMinus) for one in walk(part)) > 1
         for part in walk(node)
     )
 
 
-def _opened(node: Node) -> list[Node]:
+def _flat_parts(node: Node) -> list[Node]:
     match node:
         case nodes.Listing(items=items):
-            return [part for item in items for part in _opened(item)]
+            return [part for item in items for part in _flat_parts(item)]
         case nodes.Relation(sides=(name, nodes.Listing(items=values)), operators=("=",)):
-            return [part for value in values for part in _opened(nodes.Relation((name, value), ("=",)))]
+            return [part for value in values for part in _flat_parts(nodes.Relation((name, value), ("=",)))]
         case nodes.SetOf():
             return [flattened(node)]
         case nodes.SetOperation(kind="union"):
@@ -110,26 +119,26 @@ def _opened(node: Node) -> list[Node]:
 
 
 def _with_each_sign(node: Node) -> list[Node]:
-    """One node for every choice of signs; one for each of the two signs if they belong together.
+    """One node for each choice of signs.
 
-    They do if a ∓ says so, and in (1 ± √2, 3 ± √2), whose coordinates are computed from one another; but (±1, ±2) are
-    four points.
+    The signs are the same, so there are two nodes, if one of them is ∓, or in a tuple such as (1 ± √2, 3 ± √2), whose
+    coordinates depend on each other. Otherwise the signs are independent: (±1, ±2) are four points.
     """
     signed = [part for part in walk(node) if isinstance(part, nodes.PlusMinus)]
     if not signed:
         return [node]
-    together = len(signed) == 1 or any(part.flipped for part in signed)
+    same_sign = len(signed) == 1 or any(part.flipped for part in signed)
     if isinstance(node, nodes.Brackets):
-        together = together or any(part.left != number(0) for part in signed)
-    if not together and len(signed) > MAX_SIGNS:
-        raise NoValue("too many signs")
-    # One sign for all is repeated; what is left over is not used.
-    choices = product((1, -1), repeat=1 if together else len(signed))
+        same_sign = same_sign or any(part.left != number(0) for part in signed)
+    if not same_sign and len(signed) > MAX_SIGNS:
+        raise NoValue("too many ± in one answer")
+    # A single sign is repeated for all ±. Signs beyond the number of ± are not used.
+    choices = product((1, -1), repeat=1 if same_sign else len(signed))
     return [_with_signs(node, list(choice) * len(signed)) for choice in choices]
 
 
 def _with_signs(node: Node, signs: list[int]) -> Node:
-    """The node with its ± replaced, in the order in which they stand, by the signs."""
+    """The node with each ± replaced by the next of the signs, from left to right."""
     if not isinstance(node, nodes.PlusMinus):
         return with_parts(node, lambda part: _with_signs(part, signs))
     left = _with_signs(node.left, signs)

@@ -1,4 +1,4 @@
-"""Matrices and vectors, and products, sums and multiples of them, as tables of expressions."""
+"""Tables of expressions for matrices, vectors, and their products, sums and multiples."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from rstar2.eval.grader.parse.nodes import Brackets, Matrix, Node, Number, Power
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 
 MAX_TERMS = 2000
-"""The most terms that one cell of a product may have."""
+"""The most terms in one cell of a product."""
 Table = tuple[tuple[Node, ...], ...]
+"""The rows of a matrix."""
 
 
 def has_matrix(node: Node) -> bool:
@@ -21,7 +22,10 @@ def has_matrix(node: Node) -> bool:
 
 
 def table_of(node: Node) -> Table | None:
-    """The cells of an expression, None for a scalar; NoValue if sizes do not fit or cells would be too large."""
+    """Returns the table of an expression, or None for a scalar.
+
+    Raises NoValue if the sizes of matrices do not fit, or if cells would be too large.
+    """
     sizes = [max(len(part.rows), len(part.rows[0])) for part in walk(node) if isinstance(part, Matrix)]
     if not sizes:
         return None
@@ -32,7 +36,7 @@ def table_of(node: Node) -> Table | None:
 
 
 def _exponent(node: Node) -> int:
-    """How often a power multiplies matrices."""
+    """The exponent of a power of matrices; 0 for any other node."""
     match node:
         case Power(base=base, exponent=Number(value=value)) if 1 <= value <= 5 and has_matrix(base):
             return int(value)
@@ -59,8 +63,8 @@ def _table(node: Node) -> Table | None:
     return None
 
 
-def written_table(node: Node) -> Table | None:
-    """The cells of nested brackets such as [[1,0],[0,1]]; None for anything else."""
+def table_in_brackets(node: Node) -> Table | None:
+    """Returns the table in nested brackets such as [[1,0],[0,1]], or None for anything else."""
     if not isinstance(node, Brackets) or not node.items:
         return None
     rows = [item.items if isinstance(item, Brackets) else None for item in node.items]
@@ -70,7 +74,7 @@ def written_table(node: Node) -> Table | None:
 
 
 def vector(table: Table) -> tuple[Node, ...] | None:
-    """The entries of a table with one column or one row."""
+    """Returns the entries of a table with one column or one row, or None for any other table."""
     if len(table[0]) == 1:
         return tuple(row[0] for row in table)
     return table[0] if len(table) == 1 else None
@@ -89,7 +93,7 @@ def _product(factors: list[tuple[Node, Table | None]]) -> Table | None:
 
 def _times(a: Table, b: Table) -> Table:
     if len(a[0]) != len(b):
-        raise NoValue("sizes do not fit")
+        raise NoValue("matrices whose sizes do not fit")
     columns = tuple(zip(*b, strict=True))
     return tuple(
         tuple(Sum(tuple(Product(pair) for pair in zip(row, column, strict=True))) for column in columns)
@@ -100,7 +104,9 @@ def _times(a: Table, b: Table) -> Table:
 def _sum(tables: list[Table | None]) -> Table | None:
     if all(table is None for table in tables):
         return None
-    known = [table for table in tables if table is not None]
-    if len(known) != len(tables) or len({(len(table), len(table[0])) for table in known}) != 1:
-        raise NoValue("sizes do not fit")
-    return tuple(tuple(Sum(cells) for cells in zip(*rows, strict=True)) for rows in zip(*known, strict=True))
+    matrices = [table for table in tables if table is not None]
+    if len(matrices) != len(tables) or len({(len(table), len(table[0])) for table in matrices}) != 1:
+        raise NoValue("matrices whose sizes do not fit")
+    return tuple(
+        tuple(Sum(cells) for cells in zip(*rows, strict=True)) for rows in zip(*matrices, strict=True)
+    )

@@ -1,13 +1,13 @@
-r"""The one answer a prediction states; NoValue if it offers several.
+r"""Reduces a prediction to the one answer that it states.
 
-The gold answer is fixed, but a model that is rewarded for being graded correct may write any text, and would find one
-that is accepted for many gold answers. So a prediction is brought to one value before it is compared: a chain such as
-`x = \frac{1}{3} \approx 0.333` may hold an exact value and its decimal and nothing else, all that stands between equals
-signs has to agree.
+A model that is rewarded for correct verdicts may write any text, and could learn one that is accepted for many gold
+answers. Therefore a prediction is reduced to one value before it is compared. A chain such as
+`x = \frac{1}{3} \approx 0.333` may hold an exact value and its decimal, and nothing else. All values between equals
+signs have to agree.
 
-Some signs have two readings: 30° is 30 or π/6, 5 % is 5 or 0.05, log is natural or decimal. A whole answer such as 30°
-may be meant either way; in a calculation, as in 1° - 1, only one reading is meant, and an expression with another value
-in each would be two answers. It gets the usual reading here.
+Some signs have two readings: 30° is 30 or π/6, 5 % is 5 or 0.05, and log is natural or decimal. A whole answer such as
+30° may have either meaning. In a calculation such as 1° - 1, the two readings have different values and would be two
+answers, so the signs get their usual reading.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ from rstar2.eval.grader.values.numbers import constant_value, real_value, whole_
 from rstar2.eval.grader.values.points import ROUNDING
 
 _CLOSE = 100
-"""Another form, such as 22/7 or 1.27·10^30, may differ by one part in so many from the exact value before it."""
+"""An approximation, such as 22/7 or 1.27·10^30, may differ from the exact value by one part in this many."""
 _SIGNS = frozenset({"percent", "degree"})
 _DOUBLE = _SIGNS | {"log"}
-"""The calls with two readings."""
+"""The names of calls that have two readings."""
 _STRUCTURE = (
     nodes.Listing | nodes.SetOf | nodes.Brackets | nodes.Relation | nodes.SetOperation | nodes.Quantity | nodes.Matrix
 )  # fmt: skip
-"""What holds values and is no value to be computed itself."""
+"""Nodes that contain values but are not values themselves."""
 
 
 def one_answer(pred: Node, same: Same) -> list[Node]:
-    """The prediction with one value for each of its chains: the exact one and, if it differs, the rounded one."""
+    """Returns the prediction with one value in place of each chain: with the exact values, then with the rounded ones.
+
+    The rounded form is left out if it is the same. Raises NoValue if the prediction offers several answers.
+    """
     parts = [part for part in walk(pred) if isinstance(part, nodes.Relation | nodes.Call)]
     chains = [part.operators for part in parts if isinstance(part, nodes.Relation)]
     if not chains and not any(isinstance(part, nodes.Call) and part.name in _DOUBLE for part in parts):
@@ -61,25 +64,25 @@ def _with_one_value(node: Node, same: Same, rounded: bool) -> Node:
 
 
 def _reduced(chain: nodes.Relation, same: Same, rounded: bool) -> Node:
-    """A chain of = and ≈ as one equation, or one value if nothing in it is a name."""
-    known = any(map(_is_constant, chain.sides))
+    """A chain of = and ≈ as one equation, or as one value if no side of it is a name."""
+    has_constant = any(map(_is_constant, chain.sides))
     groups = [
-        [side for side in group if _is_constant(side) or not (known or is_name(side))]
+        [side for side in group if _is_constant(side) or not (has_constant or is_name(side))]
         for group in _groups(chain)
     ]
-    values = [_agreed(group, same) for group in groups if group]
+    values = [_common_value(group, same) for group in groups if group]
     if len(values) > 2:
-        raise NoValue("several values")
+        raise NoValue("several values in one answer")
     if len(values) < 2:
         return nodes.Relation(chain.sides, ("=",) * len(chain.operators))
     value = _options(values[0], values[1])[-1 if rounded else 0]
-    counted = [side for group in groups for side in group]
-    names = [side for side in chain.sides if side not in counted]
+    value_sides = [side for group in groups for side in group]
+    names = [side for side in chain.sides if side not in value_sides]
     return nodes.Relation((names[0], value), ("=",)) if names else value
 
 
 def _groups(chain: nodes.Relation) -> Iterator[list[Node]]:
-    """The sides between two ≈ signs."""
+    """The sides of the chain, split at ≈ signs."""
     group = [chain.sides[0]]
     for operator, side in zip(chain.operators, chain.sides[1:], strict=True):
         if operator == "~":
@@ -95,11 +98,11 @@ def _is_constant(node: Node) -> bool:
     )
 
 
-def _agreed(values: list[Node], same: Same) -> Node:
-    """The last of the values that equals signs join; NoValue if another one, but for working, differs from it."""
+def _common_value(values: list[Node], same: Same) -> Node:
+    """The last of several values that equals signs join. Raises NoValue if another one differs and is not working."""
     last = values[-1]
     for value in values[:-1]:
-        # Before a residue stand congruent numbers.
+        # The values before a residue are congruent to it, not equal.
         if isinstance(last, nodes.Residue) or _is_working(value) or not _is_constant(value):
             continue
         with contextlib.suppress(NoValue):
@@ -117,7 +120,7 @@ def _is_working(node: Node) -> bool:
 
 
 def _options(exact: Node, other: Node) -> list[Node]:
-    """What may be the answer if two values are called approximately equal; NoValue if they are not."""
+    """The values that may be the answer in `exact ≈ other`. Raises NoValue if the two are not close to each other."""
     if not (_is_constant(exact) and _is_constant(other)):
         return [exact]
     pairs = _pairs(exact, other)
@@ -125,18 +128,18 @@ def _options(exact: Node, other: Node) -> list[Node]:
     if to_integer and not functions(other) & _SIGNS:
         return [other]
     if all(_is_rounding(one, two) or _is_rounding(two, one) for one, two in pairs):
-        # 42 and 4200.0 %, 573.0 degrees and 10 would be two integers.
+        # 42 ≈ 4200.0 % and 573.0° ≈ 10 would offer two integers.
         other_sign = functions(exact) & _SIGNS != functions(other) & _SIGNS
         return [exact] if other_sign and _may_be_integer(exact) and _may_be_integer(other) else [exact, other]
     if to_integer:
         return [other]
     if all(abs(_difference(one, two)) * _CLOSE <= abs(constant_value(one)) for one, two in pairs):
         return [exact]
-    raise NoValue("several values")
+    raise NoValue("several values in one answer")
 
 
 def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]]:
-    """The numbers of two values that correspond; signs that only one of them has are taken into account."""
+    """The pairs of corresponding numbers in two values. A sign that only one value has is applied to the other."""
     match one, other:
         case (nodes.PlusMinus(left=a, right=b), nodes.PlusMinus(left=c, right=d)):
             return [*_pairs(a, c), *_pairs(b, d)]
@@ -153,23 +156,23 @@ def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]]:
         case (_, nodes.Quantity(value=value)):
             return _pairs(one, value)
         case (nodes.Call(name="percent" | "degree" as sign, args=(left,)), _):
-            return [(left, _counted_in(sign, other))]
+            return [(left, _converted_to(sign, other))]
         case (_, nodes.Call(name="percent" | "degree" as sign, args=(right,))):
-            return [(_counted_in(sign, one), right)]
+            return [(_converted_to(sign, one), right)]
     return [(one, other)]
 
 
 def _is_rounding(exact: Node, other: Node) -> bool:
-    """Whether the other value is a decimal to which the first is rounded or cut off."""
+    """Whether the other value is a decimal that rounds or truncates the first value."""
     if not isinstance(other, nodes.Number) or not other.places:
         return False
     last_places = abs(_difference(exact, other)) * 10**other.places
-    is_cut_off = last_places < 1 and abs(constant_value(other)) < abs(constant_value(exact))
-    return bool(last_places * 2 <= 1 or is_cut_off)
+    is_truncated = last_places < 1 and abs(constant_value(other)) < abs(constant_value(exact))
+    return bool(last_places * 2 <= 1 or is_truncated)
 
 
 def _is_integer_near(exact: Node, other: Node) -> bool:
-    """Whether the other value is an integer to which the first is rounded."""
+    """Whether the other value is an integer that rounds the first value."""
     is_integer = isinstance(other, nodes.Number) and other.value.denominator == 1
     return is_integer and bool(abs(_difference(exact, other)) * 2 <= 1)
 
@@ -179,7 +182,7 @@ def _difference(one: Node, other: Node) -> Any:
 
 
 def _may_be_integer(node: Node) -> bool:
-    """Whether a value is an integer with its signs left out, or with what they stand for."""
+    """Whether a value is an integer in one of the readings of its signs."""
     return any(whole_number(_without_signs(node, plain=plain)) is not None for plain in (True, False))
 
 
@@ -187,7 +190,7 @@ def _may_be_integer(node: Node) -> bool:
 
 
 def _in_one_reading(node: Node) -> Node:
-    """The expression with signs left as they are only if both readings say the same or one of them is meant."""
+    """The expression with the usual reading of its signs. Signs stay if both readings may be meant."""
     used = functions(node)
     several = len(used & _DOUBLE) > 1
     if "degree" in used and (several or _degrees(node) not in {0, 1}):
@@ -201,12 +204,12 @@ def _in_one_reading(node: Node) -> Node:
 
 
 def _without_signs(node: Node, *, plain: bool = False) -> Node:
-    """The number that a percentage or an angle in degrees stands for; with `plain`, the one before the sign."""
+    """The number that a percentage or an angle denotes: 5 % as 5/100. With `plain`, the number before the sign: 5."""
     return _replaced(_replaced(node, "percent", plain=plain), "degree", plain=plain)
 
 
-def _counted_in(sign: str, node: Node) -> Node:
-    """How many percent or degrees a number is."""
+def _converted_to(sign: str, node: Node) -> Node:
+    """The number in percent or in degrees."""
     node = _without_signs(node)
     if sign == "percent":
         return nodes.Product((node, number(100)))
@@ -214,10 +217,10 @@ def _counted_in(sign: str, node: Node) -> Node:
 
 
 def as_share(node: Node) -> Node:
-    """The answer with percentages as hundredths, but for those of whole numbers below 100, which may be meant by it.
+    """Returns the answer with percentages as hundredths, except those of integers between 0 and 100.
 
-    The answer to "how many percent" is 45 or 45 %. 120 % and 0.5 % are 1.2 and 0.005, unless the gold answer is a
-    percentage too.
+    The answer to "how many percent" may be 45 or 45 %, so 45 % stays. 120 % and 0.5 % become 1.2 and 0.005. The
+    function is for gold answers without a percent sign.
     """
     if "percent" not in functions(node):
         return node
@@ -230,7 +233,7 @@ def as_share(node: Node) -> Node:
 
 
 def _is_percentage(node: Node) -> bool:
-    """Whether an expression is a percentage, its negative or a sum of such."""
+    """Whether an expression is a percentage, the negative of one or a sum of these."""
     match node:
         case nodes.Call(name="percent", args=(arg,)):
             return "percent" not in functions(arg)
@@ -244,7 +247,7 @@ def _is_percentage(node: Node) -> bool:
 
 
 def _degrees(node: Node) -> int | None:
-    """How often the degree sign is a factor of an expression; None if it is not the same in all terms."""
+    """The power of the degree sign in an expression. None if its terms have different powers."""
     if "degree" not in functions(node):
         return 0
     match node:
@@ -259,8 +262,8 @@ def _degrees(node: Node) -> int | None:
             return _common(tuple(part for part in (left, right) if part != number(0)))
         case nodes.Product(factors=factors):
             parts = [_degrees(factor) for factor in factors]
-            known = [part for part in parts if part is not None]
-            return sum(known) if len(known) == len(parts) else None
+            powers = [part for part in parts if part is not None]
+            return sum(powers) if len(powers) == len(parts) else None
         case nodes.Quotient(over=over, under=under):
             one, other = _degrees(over), _degrees(under)
             return None if one is None or other is None else one - other
@@ -268,12 +271,12 @@ def _degrees(node: Node) -> int | None:
 
 
 def _common(terms: tuple[Node, ...]) -> int | None:
-    counts = {_degrees(term) for term in terms}
-    return counts.pop() if len(counts) == 1 else None
+    powers = {_degrees(term) for term in terms}
+    return powers.pop() if len(powers) == 1 else None
 
 
 def _replaced(node: Node, sign: str, *, plain: bool) -> Node:
-    """The expression with a sign left out, or replaced by the factor it stands for."""
+    """The expression with a sign replaced by the factor that it denotes or, with `plain`, dropped."""
     if sign not in functions(node) or (plain and isinstance(node, Call) and node.name in ANGLES):
         return node
     node = with_parts(node, lambda part: _replaced(part, sign, plain=plain))
@@ -293,17 +296,17 @@ def _renamed(node: Node, name: str) -> Node:
 
 
 def _is_safe_in_logs(node: Node) -> bool:
-    """Whether an expression cannot be one integer with natural and another with decimal logarithms.
+    """Whether an expression cannot be one integer with natural logarithms and another one with decimal logarithms.
 
-    So it is if logarithms of positive numbers are only added, multiplied and divided with algebraic numbers and
-    with pi. With e, log(-1) or what else tells ln 10 from 1, as with floors or roots of sums, it may be 1 in one
+    That is certain if it only adds, multiplies and divides logarithms of positive numbers, algebraic numbers and pi.
+    Expressions with e, log(-1), floors or roots of sums may distinguish ln 10 from 1, so that they are 1 in one
     reading and 7 in the other.
     """
     return all(map(_is_algebraic, walk(node))) and _is_rational_in_logs(node)
 
 
 def _is_algebraic(part: Node) -> bool:
-    """Whether a part keeps an expression an algebraic one of logarithms and pi."""
+    """Whether a part may be in an algebraic expression of logarithms and pi."""
     match part:
         case Call(name="log", args=(arg,)):
             return _is_positive(arg)

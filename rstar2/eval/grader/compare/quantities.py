@@ -1,4 +1,4 @@
-"""Comparing quantities with units, ratios and residues."""
+"""Compares quantities with units, ratios and residues."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rstar2.eval.grader.values.letters import variables
 
 
 def same_quantities(a: Node, b: Node, same: Same) -> bool:
+    """Whether two quantities are the same, or a quantity and a number. Raises NoValue if that cannot be decided."""
     a, b = _with_letter_unit(a), _with_letter_unit(b)
     if any(isinstance(node, nodes.Quantity) and node.unit.lower() in units.HALF_DAYS for node in (a, b)):
         is_clock = any(isinstance(part, nodes.Ratio) for node in (a, b) for part in walk(node))
@@ -20,26 +21,26 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
             case nodes.Quantity(value=value, unit=unit), nodes.Call(name="degree", args=(degrees,)):
                 if unit in units.TEMPERATURES:
                     return same(value, degrees)
-                turned = nodes.Quotient(nodes.Product((degrees, nodes.Symbol("pi"))), number(180))
-                return units.measure(unit) == units.measure("radian") and same(value, turned)
+                radians = nodes.Quotient(nodes.Product((degrees, nodes.Symbol("pi"))), number(180))
+                return units.measure(unit) == units.measure("radian") and same(value, radians)
     values = [node.value if isinstance(node, nodes.Quantity) else node for node in (a, b)]
     unit_texts = [node.unit for node in (a, b) if isinstance(node, nodes.Quantity)]
-    written = [unit for unit in unit_texts if not units.no_unit(unit)]
-    if len(written) < 2 or units.same_words(*written):
+    stated_units = [unit for unit in unit_texts if not units.no_unit(unit)]
+    if len(stated_units) < 2 or units.same_words(*stated_units):
         if same(values[0], values[1]):
             if unit_texts == ["K"]:
-                raise NoValue("kelvins, or thousands")
+                raise NoValue("it is unclear whether K means kelvins or thousands")
             return True
         if len(unit_texts) == 1 and any(map(variables, values)) and _may_hold_units(values, same):
             raise NoValue("letters that may be a unit")
         return False
-    one, other = (units.measure(unit) for unit in written)
+    one, other = (units.measure(unit) for unit in stated_units)
     if one is None or other is None:
         if not same(values[0], values[1]):
             return False
         raise NoValue("units that are not known")
     if one[1] != other[1]:
-        if all(unit in units.TEMPERATURES for unit in written):
+        if all(unit in units.TEMPERATURES for unit in stated_units):
             raise NoValue("temperatures on different scales")
         return False
     return same(
@@ -48,7 +49,7 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
 
 
 def _with_letter_unit(node: Node) -> Node:
-    """5m as five metres, 5m/s and 5 m s^{-1} as a speed and 9pm as a time, if the other side has a unit."""
+    """A number with letters that are units as a quantity: 5m, 5m/s, 5 m s^{-1}, 9pm. Any other node as it is."""
     match node:
         case nodes.Product(
             factors=(nodes.Number() as hour, nodes.Symbol(name="a" | "p" as half), nodes.Symbol("m"))
@@ -63,7 +64,7 @@ def _with_letter_unit(node: Node) -> Node:
 
 
 def _unit_letters(node: Node, sign: int) -> tuple[list[Node], list[str]]:
-    """The factors of a product or quotient that are no letters of units, and the units with their powers."""
+    """The factors of a product or quotient that are not letters of units, and the units with their powers."""
     match node:
         case nodes.Product(factors=factors):
             parts = [_unit_letters(factor, sign) for factor in factors]
@@ -82,7 +83,10 @@ def _unit_letters(node: Node, sign: int) -> tuple[list[Node], list[str]]:
 
 
 def _may_hold_units(values: list[Node], same: Same) -> bool:
-    """Whether letters of a value may be a unit: 60 k m / h, of which k is none, or the same number times letters."""
+    """Whether letters of two values may be units.
+
+    They may if some are units, as in 60 k m / h, or if the numbers without the letters are the same.
+    """
     split = [_unit_letters(value, 1) for value in values]
     numbers = [[factor for factor in factors if not variables(factor)] for factors, _ in split]
     return any(letters for _, letters in split) or same(
@@ -91,57 +95,59 @@ def _may_hold_units(values: list[Node], same: Same) -> bool:
 
 
 def _time_of_day(node: Node, is_clock: bool) -> Node:
-    """15:30 as 3:30 pm beside a time with am or pm, and 3 pm as 3:00 pm if one of them has minutes."""
+    """A time in the 12-hour clock: 15:30 as 3:30 pm. If `is_clock`, 3 pm becomes 3:00 pm."""
     match node:
         case nodes.Quantity(value=nodes.Number() as hour, unit=unit) if is_clock:
             return nodes.Quantity(nodes.Ratio((hour, number(0)), True), unit)
         case nodes.Ratio(parts=(nodes.Number(value=value), *rest), clock=True) if not 1 <= value <= 12:
-            afternoon, past = divmod(int(value) % 24, 12)
-            return nodes.Quantity(nodes.Ratio((number(past or 12), *rest), True), "pm" if afternoon else "am")
+            is_afternoon, hour_12 = divmod(int(value) % 24, 12)
+            time = nodes.Ratio((number(hour_12 or 12), *rest), True)
+            return nodes.Quantity(time, "pm" if is_afternoon else "am")
     return node
 
 
 def same_ratios(a: Node, b: Node, same: Same) -> bool:
-    """Whether two ratios, or times of day, are the same; a number is its ratio to 1.
+    """Whether two ratios or times of day are the same. A number counts as its ratio to 1.
 
-    NoValue if a time and a ratio agree as ratios: 12:16 may be meant as 3:4; and for 3 to 4 against a number, as it
-    may be a range, or odds.
+    Raises NoValue if a time and a ratio are equal as ratios, since 12:16 may be meant as 3:4. Raises NoValue also for
+    `3 to 4` and a number, since the words may mean a range or odds.
     """
     if any(isinstance(node, nodes.Ratio) and node.worded for node in (a, b)) and type(a) is not type(b):
-        raise NoValue("a ratio in words")
+        raise NoValue("a ratio in words against a number")
     one, other = (node.parts if isinstance(node, nodes.Ratio) else (node, number(1)) for node in (a, b))
     clocks = [isinstance(node, nodes.Ratio) and node.clock for node in (a, b)]
     if len(one) != len(other):
         return False
     agree = in_order(one, other, same)
-    # With zero first, the products below are zero whatever follows.
+    # If the first part is zero, all products below are zero and show nothing.
     if not (agree or all(clocks) or equal(one[0], number(0)) or equal(other[0], number(0))):
         agree = all(
             equal(nodes.Product((one[0], right)), nodes.Product((other[0], left)))
             for left, right in zip(one, other, strict=True)
         )
     if agree and any(clocks) and not all(clocks):
-        raise NoValue("a ratio or a time of day")
+        raise NoValue("it is unclear whether a ratio or a time of day is meant")
     return agree
 
 
 def has_congruence(*answers: Node) -> bool:
-    """Whether an answer says something up to multiples of a number, as x = 2 (mod 5), rather than a remainder."""
+    """Whether an answer has a class of congruent numbers, as in x = 2 (mod 5), rather than a remainder."""
     return any(
         isinstance(part, nodes.Residue) and not part.is_remainder for node in answers for part in walk(node)
     )
 
 
 def are_parts_of_a_sum(node: Node) -> bool:
-    """Whether a list may be one quantity in several units, as 5 feet and 3 inches."""
+    """Whether a list may be one quantity in several units, such as 5 feet and 3 inches."""
     if not isinstance(node, nodes.Listing):
         return False
     measures = [units.measure(item.unit) if isinstance(item, nodes.Quantity) else None for item in node.items]
-    known = [each for each in measures if each is not None]
-    return len(known) == len(measures) == len(set(known)) and len({powers for _, powers in known}) == 1
+    valid = [each for each in measures if each is not None]
+    return len(valid) == len(measures) == len(set(valid)) and len({powers for _, powers in valid}) == 1
 
 
 def same_residues(a: Node, b: Node, same: Same) -> bool:
+    """Whether two residues are the same, or a residue and a number. Raises NoValue if that cannot be decided."""
     if isinstance(a, nodes.Residue) and isinstance(b, nodes.Residue):
         if not same(a.modulus, b.modulus):
             return False
@@ -151,14 +157,14 @@ def same_residues(a: Node, b: Node, same: Same) -> bool:
     assert isinstance(residue, nodes.Residue)
     if not residue.is_remainder:
         if variables(residue):
-            raise NoValue("numbers up to multiples of another")
+            raise NoValue("a class of congruent numbers against one number")
         if same(residue.value, plain) and not equal(
             nodes.Residue(residue.value, residue.modulus, True), plain
         ):
-            raise NoValue("a number that is no remainder")
+            raise NoValue("a number that is not a remainder of its modulus")
         return same(residue.value, plain)
     if equal(residue, plain):
         return True
     if same(residue.value, plain):
-        raise NoValue("a remainder, or a number with the modulus it is meant for")
+        raise NoValue("it is unclear whether a remainder or a number with its modulus is meant")
     return False

@@ -1,4 +1,4 @@
-"""Whether two equations, inequalities or congruences say the same."""
+"""Compares two equations, inequalities or congruences."""
 
 from __future__ import annotations
 
@@ -11,47 +11,48 @@ from rstar2.eval.grader.values.equality import proportional
 from rstar2.eval.grader.values.guarded_numbers import NoValue
 from rstar2.eval.grader.values.letters import variables
 
-_ORDER = {">": "<", ">=": "<="}
+_MIRRORED = {">": "<", ">=": "<="}
 
 
 def same_equations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
-    """Whether two equations say the same; NoValue unless they do, or give one name two values or one value two names.
+    """Whether two equations are equivalent.
 
-    Equations may be written in many other forms.
+    They certainly differ if one name has two values, or if one value has two names. Any other equations that differ in
+    form may still be equivalent, and NoValue is raised.
     """
     if same_relations(a, b, same):
         return True
     (name, value), (other, other_value) = assignments.named(a), assignments.named(b)
     if name is None or other is None:
         raise NoValue("an equation in another form")
-    solved = not any(side in walk(part) for side in (name, other) for part in (value, other_value))
-    constant = type(name) is type(other) and not (variables(value) or variables(other_value))
-    if solved and (constant or _same_names(name, other, same)):
+    are_solved = not any(side in walk(part) for side in (name, other) for part in (value, other_value))
+    are_constant = type(name) is type(other) and not (variables(value) or variables(other_value))
+    if are_solved and (are_constant or _same_names(name, other, same)):
         return False
     raise NoValue("an equation in another form")
 
 
 def same_relations(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
-    """Whether two relations are written alike, or one is a multiple of the other; if not, they need not differ."""
+    """Whether two relations have the same form, or one is a multiple of the other. If neither, they need not differ."""
     (name, left), (other, right) = assignments.named(a), assignments.named(b)
     if name is not None and other is not None:
         if _same_names(name, other, same):
             if same(left, right):
                 return True
         elif not (assignments.is_name(name) or assignments.is_name(other)):
-            raise NoValue("the value of something else")
+            raise NoValue("equations with different names")
     a, b = _ascending(a), _ascending(b)
     if a.operators != b.operators and set(a.operators) | set(b.operators) != assignments.EQUALS:
         return False
     if len(a.sides) != len(b.sides):
         return False
-    if _written_alike(a, b, same):
+    if _same_form(a, b, same):
         return True
     return len(a.sides) == 2 and _equivalent(a, b)
 
 
 def _same_names(a: Node, b: Node, same: Same) -> bool:
-    """Whether two equations name the same quantity: AB is BA, but angle ABC is not angle BAC."""
+    """Whether the names in two equations mean the same quantity: AB is BA, but angle ABC is not angle BAC."""
     if assignments.is_name(a) or assignments.is_name(b):
         return assignments.same_name(a, b)
     if isinstance(a, nodes.Product) and isinstance(b, nodes.Product) and "angle" in variables(a):
@@ -60,9 +61,9 @@ def _same_names(a: Node, b: Node, same: Same) -> bool:
 
 
 def same_congruences(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
-    """Whether two congruences say the same; NoValue if they are not written as the residues of one name.
+    """Whether two congruences are the same. Raises NoValue if they are not residues of one name.
 
-    They are no equations: x = 2 (mod 5) is neither x = 2 nor 3x = 6 (mod 6), and what is divided changes the modulus.
+    They are not compared as equations: x = 2 (mod 5) is not x = 2, and dividing a congruence may change its modulus.
     """
     (name, left), (other, right) = assignments.named(a), assignments.named(b)
     if has_congruence(a) != has_congruence(b):
@@ -77,7 +78,7 @@ def same_congruences(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
     raise NoValue("a congruence in another form")
 
 
-def _written_alike(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
+def _same_form(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
     try:
         if in_order(a.sides, b.sides, same):
             return True
@@ -90,14 +91,16 @@ def _written_alike(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
 
 
 def _ascending(node: nodes.Relation) -> nodes.Relation:
-    """The relation with its larger side on the right."""
-    if set(node.operators) <= _ORDER.keys():
-        return nodes.Relation(node.sides[::-1], tuple(_ORDER[operator] for operator in node.operators[::-1]))
+    """The relation with its larger side on the right, if it is an inequality."""
+    if set(node.operators) <= _MIRRORED.keys():
+        return nodes.Relation(
+            node.sides[::-1], tuple(_MIRRORED[operator] for operator in node.operators[::-1])
+        )
     return node
 
 
 def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
-    """Whether two equations or inequalities say the same: one is a multiple of the other."""
+    """Whether one of two equations or inequalities is a multiple of the other."""
     if a.operators[0] not in {"=", "!=", "<", "<="} or not (variables(a) & variables(b)):
         return False
     differences: list[Node] = [nodes.Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
@@ -106,14 +109,15 @@ def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
     try:
         sign = proportional(differences[0], differences[1])
     except NoValue:
-        return False  # a side that is no expression, such as a tuple
+        return False  # a side that is not an expression, such as a tuple
     return sign is not None and (sign > 0 or a.operators[0] in {"=", "!="})
 
 
 def _as_fraction(node: Node) -> tuple[Node, Node]:
-    """An expression as a numerator and a denominator, of which only the denominators with letters are cleared.
+    """An expression as a numerator and a denominator. Denominators without letters stay in the numerator.
 
-    A curve such as y/x = 2 is compared by its numerator: it lacks only points at which it is not defined.
+    A curve such as y/x = 2 is compared by its numerator only. The two differ only at points where the curve is not
+    defined.
     """
     match node:
         case nodes.Quotient(over=over, under=under) if variables(under):

@@ -156,7 +156,7 @@ class Answer(Side):
         return nodes.Relation((label, point), ("=",)) if point is not None else None
 
     def _coordinates_at(self, start: int) -> list[Token] | None:
-        """The tokens of a tuple that opens `start` tokens ahead and ends its part of the answer. None for no tuple."""
+        """The tokens of a tuple that opens `start` tokens ahead and ends a part of the answer; None without one."""
         tokens = self._tokens
         if tokens.peek(start).text != "(":
             return None

@@ -290,10 +290,10 @@ class Arithmetic(ABC):
             return node
         token = tokens.next
         if token.kind == "number" and not whole_number and len(token.text) > 1 and token.text.isdigit():
-            tokens.keep_rest(1)
+            tokens.take_part(1)
             return numeral(token.text[0])
         if token.kind == "word" and len(token.text) > 1:
-            tokens.keep_rest(1)
+            tokens.take_part(1)
             return nodes.Symbol(token.text[0])
         return self._operand()
 

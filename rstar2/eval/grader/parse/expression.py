@@ -81,11 +81,11 @@ class Expression(Arithmetic):
         """The next factor of a product of letters. Raises ParseError if the letters are a word."""
         function = FUNCTION_THEN_LETTER.fullmatch(word)
         if function:
-            self._tokens.keep_rest(function.end(1))
+            self._tokens.take_part(function.end(1))
             return self._function(function[1])
         if (len(word) > 3 and not (word.isupper() and len(word) <= 6)) or word in vocabulary.NUMBER_WORDS:
             raise ParseError(f"{word!r} is a word")
-        self._tokens.keep_rest(1)
+        self._tokens.take_part(1)
         return self._letter(word[0])
 
     def _letter(self, letter: str) -> Node:

@@ -91,18 +91,18 @@ _FIRST_MARKS = re.compile(rf"^(?:{_SPACE}*{_MARK})+(?=\s*\S)")
 
 _SCRIPT = r"(?:\{\s*\w{1,6}\s*\}|\w)"
 _UPRIGHT = r"\\(?:mathrm|text\w*|operatorname|mathbf|mathsf|mathcal|rm)\s*"
-_CHOICE = rf"(?:(?:{_UPRIGHT})?\{{\s*(?P<upright>[ACP])\s*\}}|(?P<letter>[ACP]))"
+_COUNTING_LETTER = rf"(?:(?:{_UPRIGHT})?\{{\s*(?P<upright>[ACP])\s*\}}|(?P<letter>[ACP]))"
 _END = r"(?![a-z\d^]|[A-Z](?!\s*[_^]))"
 """The end of a combination: what follows is not part of it. C_4^2 C_2^1 are two combinations."""
-_BEFORE_LETTER = re.compile(
-    rf"(?P<empty>\{{\s*\}}\s*)?[\^_]\s*(?P<top>{_SCRIPT})\s*{_CHOICE}\s*_\s*(?P<bottom>{_SCRIPT}){_END}"
+_SCRIPTS_BEFORE_LETTER = re.compile(
+    rf"(?P<empty>\{{\s*\}}\s*)?[\^_]\s*(?P<top>{_SCRIPT})\s*{_COUNTING_LETTER}\s*_\s*(?P<bottom>{_SCRIPT}){_END}"
 )
-_AFTER_LETTER = re.compile(
-    rf"(?<![A-Za-z\\^_]){_CHOICE}\s*(?:_\s*(?P<a>\{{\s*\d+\s*\}}|\d)\s*\^\s*(?P<b>\{{\s*\d+\s*\}}|\d)"
+_SCRIPTS_AFTER_LETTER = re.compile(
+    rf"(?<![A-Za-z\\^_]){_COUNTING_LETTER}\s*(?:_\s*(?P<a>\{{\s*\d+\s*\}}|\d)\s*\^\s*(?P<b>\{{\s*\d+\s*\}}|\d)"
     rf"|\^\s*(?P<c>\{{\s*\d+\s*\}}|\d)\s*_\s*(?P<d>\{{\s*\d+\s*\}}|\d)){_END}"
 )
-_AFTER_LETTER_OUT_OF_N = re.compile(
-    rf"(?<![A-Za-z\\^_]){_CHOICE}\s*(?:_\s*(?:n|\{{\s*n\s*\}})\s*\^\s*(?P<a>\{{\s*[kmr\d]\s*\}}|[kmr\d])"
+_SCRIPTS_OUT_OF_N = re.compile(
+    rf"(?<![A-Za-z\\^_]){_COUNTING_LETTER}\s*(?:_\s*(?:n|\{{\s*n\s*\}})\s*\^\s*(?P<a>\{{\s*[kmr\d]\s*\}}|[kmr\d])"
     rf"|\^\s*(?:n|\{{\s*n\s*\}})\s*_\s*(?P<b>\{{\s*[kmr\d]\s*\}}|[kmr\d])){_END}"
 )
 _APPLIED = re.compile(
@@ -110,7 +110,7 @@ _APPLIED = re.compile(
     r"\s*\(\s*(?P<top>[\w+-]{1,9})\s*,\s*(?P<bottom>[\w+-]{1,9})\s*\)"
 )
 _BETWEEN_NUMBERS = re.compile(
-    rf"(?<![\w.^_\\])(?<![\^_]\{{)(?P<top>\d{{1,4}}|n)\s*{_CHOICE.replace('[ACP]', '[CP]')}"
+    rf"(?<![\w.^_\\])(?<![\^_]\{{)(?P<top>\d{{1,4}}|n)\s*{_COUNTING_LETTER.replace('[ACP]', '[CP]')}"
     r"\s*(?P<bottom>\d{1,4}|[kr])(?![\w.]|\s*\}?\s*[_^])"
 )
 _SLANTED = re.compile(
@@ -159,15 +159,19 @@ def with_scripts(text: str) -> str:
     if "^" in text:
         text = _SLANTED.sub(lambda match: _fraction(match[1] or match[2], match[3] or match[4]), text)
     if "_" in text:
-        text = _AFTER_LETTER.sub(_chosen_by_scripts, _BEFORE_LETTER.sub(_chosen_before, text))
-        text = _AFTER_LETTER_OUT_OF_N.sub(_chosen_out_of_n, text)
+        text = _SCRIPTS_AFTER_LETTER.sub(
+            _combination_after_letter, _SCRIPTS_BEFORE_LETTER.sub(_combination_before_letter, text)
+        )
+        text = _SCRIPTS_OUT_OF_N.sub(_combination_out_of_n, text)
     return _DEGREE.sub(r"^\\circ ", text) if "o" in text or "circ" in text else text
 
 
 def with_combinations(text: str) -> str:
     """Returns the text with C(5,2), P(5,2) and 5C2 as formulas. A pair that cannot count anything stays a point."""
     if "C" in text or "P" in text or "comb" in text or "perm" in text or "binomial" in text:
-        text = _BETWEEN_NUMBERS.sub(_chosen_applied, _APPLIED.sub(_chosen_applied, text))
+        text = _BETWEEN_NUMBERS.sub(
+            _combination_in_parentheses, _APPLIED.sub(_combination_in_parentheses, text)
+        )
     return text
 
 
@@ -287,7 +291,7 @@ def _combination(letter: str, top: str, bottom: str) -> str:
     return rf"\frac{{({top})!}}{{({top}-({bottom}))!}}"
 
 
-def _chosen_before(match: re.Match[str]) -> str:
+def _combination_before_letter(match: re.Match[str]) -> str:
     """The formula for {}^{5}C_2, unless the 5 is an exponent of the text before it."""
     before = match.string[: match.start()].rstrip()[-1:]
     if not match["empty"] and (before.isalnum() or before in set(")]}|!'")):
@@ -298,7 +302,7 @@ def _chosen_before(match: re.Match[str]) -> str:
     return _if_counting(match, top, bottom)
 
 
-def _chosen_by_scripts(match: re.Match[str]) -> str:
+def _combination_after_letter(match: re.Match[str]) -> str:
     """The formula for C_5^2 and C^5_2. The larger number is the size of the set."""
     numbers = sorted(
         (sign.strip("{ }") for sign in match.group("a", "b", "c", "d") if sign), key=int, reverse=True
@@ -306,14 +310,14 @@ def _chosen_by_scripts(match: re.Match[str]) -> str:
     return _if_counting(match, *numbers)
 
 
-def _chosen_out_of_n(match: re.Match[str]) -> str:
+def _combination_out_of_n(match: re.Match[str]) -> str:
     """The formula for C_n^2, C_n^k and A_n^k. A_n^2 and P_n^k stay, as they may be powers or polynomials."""
     letter, bottom = match["upright"] or match["letter"], (match["a"] or match["b"]).strip("{ }")
     is_count = letter == "C" or (letter == "A" and bottom.isalpha())
     return _combination(letter, "n", bottom) if is_count else match.group()
 
 
-def _chosen_applied(match: re.Match[str]) -> str:
+def _combination_in_parentheses(match: re.Match[str]) -> str:
     """The formula for C(5,2) and 5C2. P(5,2) = 1/4 stays: P may be a probability or a polynomial."""
     letter, after = match["upright"] or match["letter"], match.string[match.end() :].lstrip()
     if letter == "P" and after.startswith("="):

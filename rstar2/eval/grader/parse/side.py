@@ -302,7 +302,7 @@ class Side(Collection):
 def sum_of_quantities(items: list[Node]) -> Node | None:
     """Quantities such as 5 feet and 3 inches as one, in the first unit.
 
-    Returns None for anything else: the units have to measure the same and to get smaller.
+    Returns None for anything else. The units have to measure the same, and to get smaller.
     """
     sizes = list[Fraction]()
     terms = list[Node]()

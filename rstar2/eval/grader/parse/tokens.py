@@ -166,7 +166,7 @@ class TokenStream:
         self._bars_outside: list[bool] = []
         self.place = 0
         """The index of the next token. A rule may set it back, to read tokens again."""
-        self._rest_at = -1
+        self._remainder_at = -1
         self.inside_bars = False
         """Whether the next | closes an absolute value rather than opening one."""
 
@@ -186,16 +186,16 @@ class TokenStream:
         self.place += token is not END
         return token
 
-    def keep_rest(self, used: int) -> None:
+    def take_part(self, used: int) -> None:
         """Takes the first `used` characters of the next token. The rest of it becomes the next token."""
         token = self.next
         self._tokens[self.place] = Token(token.kind, token.text[used:])
-        self._rest_at = self.place
+        self._remainder_at = self.place
 
     @property
     def inside_word(self) -> bool:
         """Whether the next token is the rest of a run of letters, such as km in nkm, rather than a word by itself."""
-        return self._rest_at == self.place
+        return self._remainder_at == self.place
 
     def at(self, kind: str, *texts: str) -> bool:
         """Whether the next token has this kind and one of these texts."""

@@ -10,7 +10,7 @@ def name_set(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-def _counted(start: int, names: str) -> dict[str, int]:
+def _numbered(start: int, names: str) -> dict[str, int]:
     return {name: value for value, name in enumerate(names.split(), start)}
 
 
@@ -103,13 +103,13 @@ ANOTHER_VALUE = re.compile(
 )
 """Words in the name of a quantity that is not the answer, or from which the answer must still be calculated."""
 
-NUMBER_WORDS = _counted(0, """
+NUMBER_WORDS = _numbered(0, """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
     eighteen nineteen twenty
 """)  # fmt: skip
 """Numbers in words."""
 
-ORDINAL_WORDS = _counted(1, """
+ORDINAL_WORDS = _numbered(1, """
     first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth
     fifteenth sixteenth seventeenth eighteenth nineteenth twentieth
 """)  # fmt: skip

@@ -1,1 +1,1 @@
-"""Evaluates expressions and compares them by their values, at points where they could differ."""
+"""Evaluates expressions, and compares them by their values at points where they could differ."""

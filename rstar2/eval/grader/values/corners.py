@@ -1,6 +1,6 @@
-"""Where expressions with |…|, roots, minima and the like pass from one formula to another.
+"""Corners: the places where |…|, roots, minima and the like change from one formula to another.
 
-Between two neighbouring corners an expression is one formula, so that a point there decides.
+Between two neighbouring corners, an expression is a single formula, so one point is enough to test it.
 """
 
 from __future__ import annotations
@@ -17,25 +17,31 @@ from rstar2.eval.grader.values.evaluate import evaluate
 from rstar2.eval.grader.values.guarded_numbers import NoValue, Setting, mpmath_context
 from rstar2.eval.grader.values.letters import variables
 
-_MAX_TURNING, _MAX_CORNERS = 12, 12
+_MAX_ARGUMENTS, _MAX_CORNERS = 12, 12
+"""The most expressions whose zeros are corners, and the most corners for each letter."""
 _STEPS = 12
-"""How often a zero is improved by the secant method; one step is enough for a linear expression."""
+"""The number of steps of the secant method. One is enough for a linear expression."""
 _STARTS = ((-7, -5), (1, 2), (11, 17))
-"""Pairs of places from which a zero is sought."""
+"""Pairs of values at which the secant method starts."""
 _FAR = 10**9
+"""Zeros beyond this size are ignored."""
 
 
 def points_between_corners(
     random: Random, a: Node, b: Node, point: Mapping[str, Fraction]
 ) -> Iterator[dict[str, Fraction]]:
-    """Points that differ from a point in one letter, one in each gap between the corners of two expressions."""
-    turning = [
-        value for node in (a, b) for part in walk(node) for value in _turning(part) if variables(value)
+    """Yields points that differ from `point` in one letter: one in each gap between the corners of two expressions."""
+    arguments = [
+        value
+        for node in (a, b)
+        for part in walk(node)
+        for value in _corner_arguments(part)
+        if variables(value)
     ]
     for name in point:
         zeros = {
             zero
-            for value in dict.fromkeys(turning[:_MAX_TURNING])
+            for value in dict.fromkeys(arguments[:_MAX_ARGUMENTS])
             if name in variables(value)
             for start in _STARTS
             if (zero := _zero(value, name, point, start)) is not None
@@ -49,8 +55,8 @@ def points_between_corners(
             yield {**point, name: place}
 
 
-def _turning(part: Node) -> list[Node]:
-    """The expressions at whose zeros a part passes to another formula."""
+def _corner_arguments(part: Node) -> list[Node]:
+    """The expressions at whose zeros a part changes to another formula."""
     match part:
         case Call(name="abs" | "norm" | "sgn", args=(inner,)):
             return [inner]
@@ -65,7 +71,7 @@ def _turning(part: Node) -> list[Node]:
 
 
 def _zero(value: Node, name: str, point: Mapping[str, Fraction], start: tuple[int, int]) -> Fraction | None:
-    """A zero of an expression as a function of one letter, to a millionth; None if the secant method finds none."""
+    """A zero of an expression as a function of one letter, to a millionth. None if the secant method finds none."""
     low, high = map(Fraction, start)
     with contextlib.suppress(NoValue, OverflowError):
         bottom, top = (_real(value, {**point, name: place}) for place in (low, high))
@@ -81,8 +87,8 @@ def _zero(value: Node, name: str, point: Mapping[str, Fraction], start: tuple[in
 
 
 def _real(value: Node, point: Mapping[str, Fraction]) -> float:
-    here = Setting(point, mpmath_context(40), real=True)
-    number = float(here.as_real(evaluate(value, here)))
+    setting = Setting(point, mpmath_context(40), real=True)
+    number = float(setting.as_real(evaluate(value, setting)))
     if not math.isfinite(number):
-        raise NoValue("too large")
+        raise NoValue("a number that is too large")
     return number

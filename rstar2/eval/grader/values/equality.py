@@ -1,8 +1,8 @@
-"""Whether two expressions are equal, as numbers or as functions of their letters.
+"""Decides whether two expressions are equal, as numbers or as functions of their letters.
 
-Numbers are compared by their digits (`numbers`). Expressions with letters are compared at random points in general
-position, which nobody who does not know the secret of the run can predict (`points`). For quotients of polynomials that
-proves equality up to an error below 10^-12 (`rational`).
+Numbers are compared by their digits (`numbers`). Expressions with letters are compared at random points, which cannot
+be predicted without the secret of the run (`points`). For quotients of polynomials, this proves equality up to an error
+below 10^-12 (`rational`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from rstar2.eval.grader.values.numbers import (
     infinite,
 )
 from rstar2.eval.grader.values.points import (
+    COMPLEX_FUNCTIONS,
     LENGTHS,
-    OF_COMPLEX,
     STEPS,
     Point,
     complex_points,
@@ -67,57 +67,61 @@ from rstar2.eval.grader.values.points import (
 from rstar2.eval.grader.values.rational import Plan, plan
 
 PRECISE_DIGITS = 230
-"""The digits of the first ratios of two equations: with 40, y = 10^40 x + √2 is as good as y = 10^40 x + √3."""
+"""The digits of the first ratios of two equations. With 40 digits, y = 10^40 x + √2 and 10^40 x + √3 would be equal."""
 SMOOTH_POINTS, EDGED_POINTS = 6, 64
-"""At how many points expressions have to agree, without and with corners, jumps or divisors in them."""
+"""The number of points at which expressions have to agree: smooth ones, and those with corners, jumps or divisors."""
 MANY_POINTS = 500
-"""Those with corners, jumps or divisors are compared at up to this many points while `affords_large_values`: most are
-cheap, and some differ at one point of a hundred."""
+"""The number of points at which expressions with corners, jumps or divisors are compared while `affords_large_values`.
+Most points are cheap, and some expressions differ at only one point in a hundred."""
 LEAST_POINTS, LEAST_EDGED_POINTS = 3, 8
-"""Expressions that have values at fewer of the points that were tried are not verified."""
+"""The least number of points at which both expressions must have a value: smooth ones, and those with corners."""
 FIRST_TRIES, TRIES_PER_POINT = 40, 8
-"""Points are drawn until there are enough at which both expressions have a value, or this many were tried."""
+"""The most points that are tried: this many first tries, and this many more for each point of agreement."""
 MAX_ONE_SIDED, MAX_ONE_SIDED_ALONE, MAX_UNDEFINED = 6, 3, 0.25
-"""For each point of agreement there may be this many at which only one of the expressions has a value. Fewer if no
-other numbers confirm what whole ones show, and fewer still if one is
-piecewise, or a letter is whole, and the other is undefined there: e^(ln(x - 3)) has values only where |x - 3| is x - 3,
-and 2n/(1 + (-1)^n) only where (-1)^n n is n."""
+"""The number of points, for each point of agreement, at which only one of the expressions may have a value. The second
+number applies if only integers are compared. The third applies if one expression is piecewise or a letter is an
+integer, and the other expression is undefined: e^(ln(x - 3)) has values only if it equals |x - 3|, and
+2n/(1 + (-1)^n) only if it equals (-1)^n n."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How two expressions were found to be equal."""
+    """The evidence that two expressions are equal."""
 
     points: tuple[Point, ...]
-    """The values of the letters at which they agree; one empty point for numbers, none if they are written alike."""
+    """The points at which they agree: one empty point for numbers, and none if the two have the same form."""
     degree: bool = False
-    """Whether a degree sign was read as π/180 rather than left out."""
+    """Whether a degree sign was read as π/180, rather than dropped."""
     percent: bool = False
-    """Whether a percent sign was read as 1/100 rather than left out."""
+    """Whether a percent sign was read as 1/100, rather than dropped."""
     natural_log: bool = True
-    """Whether `log` without a base was read as ln rather than as log10."""
+    """Whether `log` without a base was read as ln, rather than log10."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """At how many points two expressions are compared, and where only one of them may have a value."""
+    """The numbers of points that a comparison needs, and at which only one expression may have a value."""
 
     needed: int
+    """The number of points of agreement that are needed."""
     most: int
-    """Points beyond those that are needed are added up to this number, as long as there is work left for them."""
+    """The number of points up to which more are compared while there is work left for them."""
     undefined: float
-    """For each point of agreement, one of the expressions may be undefined at this many others."""
+    """The number of points, for each point of agreement, at which one of the expressions may be undefined."""
     beyond: float
-    """The same if one is too large there, or counts in the wrong order."""
+    """The same for points at which one expression is too large, or is a `NotACount`."""
 
 
 def equal(a: Node, b: Node) -> bool:
-    """Whether two expressions are equal; NoValue if one cannot be evaluated, so that nothing is verified."""
+    """Whether two expressions are equal. Raises NoValue if that cannot be verified."""
     return identity(a, b) is not None
 
 
 def identity(a: Node, b: Node) -> Identity | None:
-    """Returns how two expressions are known to be equal, None if they differ; NoValue if nothing is verified."""
+    """Returns the evidence that two expressions are equal, or None if they differ.
+
+    Raises NoValue if neither can be verified.
+    """
     if a == b:
         return Identity(())
     ends = infinite(a), infinite(b)
@@ -125,14 +129,14 @@ def identity(a: Node, b: Node) -> Identity | None:
         return Identity(()) if ends[0] == ends[1] else None
     names = sorted(variables(a) | variables(b))
     if "dots" in names:
-        return Identity(()) if _same_written_parts(a, b) else None
+        return Identity(()) if _same_visible_parts(a, b) else None
     doubt: NoValue | None = None
     with limited_work():
         for setting in _readings(a, b):
             try:
                 points = _identical(a, b, names, setting)
-                if points is not None and _unknown(a) != _unknown(b):
-                    # Other values of what is not known must not matter.
+                if points is not None and _unknown_names(a) != _unknown_names(b):
+                    # The result must not depend on the values of unknown parts.
                     points = _identical(a, b, names, replace(setting, others=True))
                 if points is not None:
                     return Identity(points, setting.degree, setting.percent, setting.natural_log)
@@ -140,26 +144,26 @@ def identity(a: Node, b: Node) -> Identity | None:
                 doubt = doubt or error
     if doubt:
         raise doubt
-    # What came out different may be equal, if one side uses what is not known.
-    if _unknown(a) != _unknown(b):
-        raise NoValue("a function or command that is not known")
+    # If only one side has an unknown part, its true value may make the two equal.
+    if _unknown_names(a) != _unknown_names(b):
+        raise NoValue("an unknown function or command")
     return None
 
 
-def _same_written_parts(a: Node, b: Node) -> bool:
-    """Whether sums or products of which only some parts are written, as 1 + 2 + … + n, have equal parts in order.
+def _same_visible_parts(a: Node, b: Node) -> bool:
+    """Whether sums or products with dots, such as 1 + 2 + … + n, have equal parts in the same or the reverse order.
 
-    NoValue where they have not: what the dots stand for is not known.
+    Raises NoValue if they do not, because the parts that the dots leave out are not known.
     """
     match a, b:
         case (Sum(terms=one), Sum(terms=other)) | (Product(factors=one), Product(factors=other)):
             for order in (other, other[::-1]):
                 if len(one) == len(order) and all(map(equal, one, order)):
                     return True
-    raise NoValue("parts that are left out")
+    raise NoValue("a sum or product with dots in it")
 
 
-def _unknown(node: Node) -> set[str]:
+def _unknown_names(node: Node) -> set[str]:
     return {
         part.name
         for part in walk(node)
@@ -168,13 +172,13 @@ def _unknown(node: Node) -> set[str]:
 
 
 def proportional(a: Node, b: Node) -> Fraction | None:
-    """Returns the sign (1 or -1) of c if a = c·b for some real number c other than 0, as functions; None otherwise.
+    """Returns the sign (1 or -1) of c if a = c·b as functions, for some real number c other than 0.
 
-    NoValue if that is not known.
+    Returns None if there is no such c. Raises NoValue if neither can be verified.
     """
     names = sorted(variables(a) | variables(b))
     with limited_work():
-        # π and e are no letters here: a factor of π is a number, too.
+        # `plan` counts π and e as letters, but point_setting c may be a multiple of π.
         rational = None if {Symbol("pi"), Symbol("e")} & {*walk(a), *walk(b)} else plan(a, b)
         if rational is not None:
             return _ratio_of_fractions(a, b, names, rational)
@@ -182,7 +186,7 @@ def proportional(a: Node, b: Node) -> Fraction | None:
 
 
 def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> Fraction | None:
-    """The decision for quotients of polynomials: their ratio is the same at all points."""
+    """`proportional` for quotients of polynomials, whose ratio has to be the same at all points."""
     ratios: list[Fraction] = []
     source = rational_points(point_source(a, b, "ratio"), names, rational.bits)
     for point in islice(source, (rational.points + 1) * TRIES_PER_POINT):
@@ -198,11 +202,11 @@ def _ratio_of_fractions(a: Node, b: Node, names: list[str], rational: Plan) -> F
         ratios.append(top / bottom)
         if len(ratios) == rational.points + 1:
             return Fraction(1 if ratios[0] > 0 else -1)
-    raise NoValue("not defined where it was tried")
+    raise NoValue("an expression without a value at the points that were tried")
 
 
 def _ratio_of_values(a: Node, b: Node, names: list[str]) -> Fraction | None:
-    """The decision for other expressions, under the same conditions as whether they are equal."""
+    """`proportional` for other expressions, under the same conditions as their equality."""
     context, precise = mpmath_context(LOW_DIGITS), mpmath_context(PRECISE_DIGITS)
     whole, edged = whole_letters(a, b), has_kinks(a, b) or has_steps(a, b)
     needed = EDGED_POINTS if edged or whole else SMOOTH_POINTS
@@ -231,18 +235,18 @@ def _ratio_of_values(a: Node, b: Node, names: list[str]) -> Fraction | None:
             return None
         ratios.append(_ratio(top, bottom, setting))
         points.append(point)
-        if not _nearly(ratios[-1], ratios[0], digits):
+        if not _same_ratio(ratios[-1], ratios[0], digits):
             if several_values:
                 raise NoValue("a power of a negative number that is not real")
             return None
         if len(ratios) == needed:
             break
     if len(ratios) < (LEAST_EDGED_POINTS if edged else LEAST_POINTS):
-        raise NoValue("not defined where it was tried")
+        raise NoValue("an expression without a value at the points that were tried")
     if undefined > (MAX_UNDEFINED if is_piecewise(a, b) else MAX_ONE_SIDED) * len(ratios):
-        raise NoValue("an expression that has a value where the other one has none")
+        raise NoValue("an expression that has values where the other one has none")
     if any(_vanishes(node, tuple(points), Setting({}, context)) for node in (a, b)):
-        raise NoValue("formulas that are zero wherever they were tried")
+        raise NoValue("formulas that are zero at all points that were tried")
     if context.im(ratios[0]) != 0:
         return None
     return Fraction(1 if context.re(ratios[0]) > 0 else -1)
@@ -254,8 +258,8 @@ def _ratio(top: Value, bottom: Value, setting: Setting) -> Value:
     return +setting.inexact(top) / +setting.inexact(bottom)
 
 
-def _nearly(one: Value, other: Value, context: Any) -> bool:
-    """Whether two ratios agree, exactly or, if one of them is not exact, to three quarters of the digits in use."""
+def _same_ratio(one: Value, other: Value, context: Any) -> bool:
+    """Whether two ratios are equal, exactly or, if one is inexact, to three quarters of the digits in use."""
     if isinstance(one, Fraction) and isinstance(other, Fraction):
         return one == other
     first, second = (
@@ -268,7 +272,7 @@ def _nearly(one: Value, other: Value, context: Any) -> bool:
 
 
 def _readings(a: Node, b: Node) -> Iterator[Setting]:
-    """The ways to read degree signs, percent signs and bare logarithms."""
+    """The ways to read degree signs, percent signs and logarithms without a base, as settings without a point."""
     either, both = functions(a) | functions(b), functions(a) & functions(b)
     degrees = [False, True] if "degree" in either else [False]
     percents = [True] if "percent" in both else [False, True] if "percent" in either else [False]
@@ -278,7 +282,7 @@ def _readings(a: Node, b: Node) -> Iterator[Setting]:
 
 
 def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> tuple[Point, ...] | None:
-    """Returns the points at which two expressions agree, None if they differ at one."""
+    """The points at which two expressions agree in one reading. None if they differ at a point."""
     if not names:
         return ({},) if agree(a, b, setting) else None
     rational = plan(a, b)
@@ -290,8 +294,8 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> tuple[Po
     else:
         points = _at_whole_points(a, b, names, whole, setting)
     if points and variables(a) != variables(b) and (whole or has_kinks(a, b) or has_steps(a, b)):
-        # A final answer has no letters that cancel; a text made to suit several gold answers may have.
-        raise NoValue("a letter that only one of the answers has")
+        # Letters cancel in no real answer, but they may in a text that is meant to fit several gold answers.
+        raise NoValue("a letter that is in only one of the answers")
     return points
 
 
@@ -303,7 +307,7 @@ def _rounded(a: Node, b: Node) -> bool:
 def _identical_fractions(
     a: Node, b: Node, names: list[str], rational: Plan, setting: Setting
 ) -> tuple[Point, ...] | None:
-    """The decision for quotients of polynomials, exact but for an error below `rational.ERROR`."""
+    """`_identical` for quotients of polynomials, with an error below `rational.ERROR`."""
     if any(Symbol("pi") in set(walk(node)) for node in (a, b)):
         names = [*names, "pi"]
     if any(Symbol("e") in set(walk(node)) for node in (a, b)):
@@ -311,9 +315,9 @@ def _identical_fractions(
     points: list[Point] = []
     source = rational_points(point_source(a, b, "rational"), names, rational.bits)
     for point in islice(source, rational.points * TRIES_PER_POINT):
-        here = replace(setting, symbols=point, notes=Notes())
+        point_setting = replace(setting, symbols=point, notes=Notes())
         try:
-            left, right = evaluate(a, here), evaluate(b, here)
+            left, right = evaluate(a, point_setting), evaluate(b, point_setting)
         except TooMuchWork:
             raise
         except NoValue:
@@ -323,23 +327,23 @@ def _identical_fractions(
         points.append(point)
         if len(points) == rational.points:
             return tuple(points)
-    raise NoValue("not defined where it was tried")
+    raise NoValue("an expression without a value at the points that were tried")
 
 
 def _at_whole_points(
     a: Node, b: Node, names: list[str], whole: set[str], setting: Setting
 ) -> tuple[Point, ...] | None:
-    """The decision if some letters stand for whole numbers.
+    """`_identical` for expressions in which some letters are integers.
 
-    Other numbers decide too, unless a formula means something else there, as (-1)^n does. If the expressions have no
-    values at whole numbers, only other numbers decide.
+    The expressions have to agree at fractions too, unless one behaves differently there, as (-1)^n does. If the
+    expressions have no values at integers, only fractions are compared.
     """
     source = whole_points(point_source(a, b, "whole"), a, b, names, whole)
     edged = has_steps(a, b) or has_kinks(a, b)
     alone = any(only_for_whole_numbers(node, whole) for node in (a, b))
     if edged:
         needed, most = EDGED_POINTS, MANY_POINTS
-    elif alone:  # with few points, it may be that all are even, and (-1)^n is 1 at all of them
+    elif alone:  # if there were few points, n might be even at all of them, and (-1)^n would be 1
         needed, most = 2 * SMOOTH_POINTS, EDGED_POINTS
     else:
         needed = most = 2 * SMOOTH_POINTS
@@ -351,31 +355,31 @@ def _at_whole_points(
     enough = len(points) >= (LEAST_EDGED_POINTS if edged else LEAST_POINTS)
     if enough and alone:
         if any(_vanishes(node, points, setting) for node in (a, b)):
-            raise NoValue("formulas that are zero wherever they were tried")
+            raise NoValue("formulas that are zero at all points that were tried")
         return points
     others = _at_real_points(a, b, names, whole, setting, few=enough)
     if others is None:
         if enough:
-            raise NoValue("expressions that agree only at whole numbers")
+            raise NoValue("expressions that agree only at integers")
         return None
     return (*points, *others)
 
 
 def _vanishes(node: Node, points: tuple[Point, ...], setting: Setting) -> bool:
-    """Whether a coefficient or product in a formula is zero at all points: n over 9000 is, for small n."""
-    lasting = [
+    """Whether a series or binomial coefficient is zero at all points, such as that of 9000 out of a small n."""
+    candidates = [
         part
         for part in dict.fromkeys(walk(node))
         if isinstance(part, Series) or (isinstance(part, Call) and part.name == "binom")
     ]
     return any(
         all(_is_zero(part, replace(setting, symbols=point, notes=Notes())) for point in points)
-        for part in lasting
+        for part in candidates
     )
 
 
 def _is_zero(node: Node, setting: Setting) -> bool:
-    """Whether an expression has the value zero; False if it has none, as the body of a sum has."""
+    """Whether the value of an expression is zero. False if it has no value, like the body of a sum."""
     try:
         return bool(evaluate(node, setting) == 0)
     except TooMuchWork:
@@ -387,9 +391,9 @@ def _is_zero(node: Node, setting: Setting) -> bool:
 def _at_real_points(
     a: Node, b: Node, names: list[str], positive: set[str], setting: Setting, *, few: bool = False
 ) -> tuple[Point, ...] | None:
-    """The decision if letters stand for real numbers, or for complex ones under Re, Im, arg and |…|.
+    """`_identical` for real letters, and for letters in Re, Im, arg and |…| that may be complex.
 
-    With `few`, a few points only confirm what others have shown.
+    With `few`, only a few points are compared, to confirm the result of others.
     """
     undefined = MAX_UNDEFINED if is_piecewise(a, b) else MAX_ONE_SIDED
     confirming = _Test(LEAST_POINTS, LEAST_POINTS, undefined, MAX_ONE_SIDED)
@@ -409,12 +413,12 @@ def _at_real_points(
         if len(points) >= least:
             break
     else:
-        raise NoValue("not defined where it was tried")
+        raise NoValue("an expression without a value at the points that were tried")
     free = complex_points(point_source(a, b, "complex"), a, b, names)
     others = _points_of_agreement(((point, False) for point in free), a, b, setting, confirming)
     if others is None:
-        if not (functions(a) | functions(b)) & (STEPS | OF_COMPLEX - LENGTHS):
-            raise NoValue("a letter that may stand for a complex number")
+        if not (functions(a) | functions(b)) & (STEPS | COMPLEX_FUNCTIONS - LENGTHS):
+            raise NoValue("a letter that may be a complex number")
         return None
     return (*points, *others)
 
@@ -422,10 +426,11 @@ def _at_real_points(
 def _points_of_agreement(
     source: Iterable[tuple[Point, bool]], a: Node, b: Node, setting: Setting, test: _Test
 ) -> tuple[Point, ...] | None:
-    """Returns the points at which both have the same value; None if they differ at one.
+    """The points at which two expressions have the same value. None if they differ at one.
 
-    Each point comes with whether only real values count there. NoValue if only one of the expressions has a value at
-    more points than the test allows; SeveralValues if a power of a negative number may have been meant otherwise.
+    `source` yields points, each with whether only real values count there. Raises NoValue if only one of the
+    expressions has a value at more points than the test allows. Raises SeveralValues if they differ where a power of a
+    negative number has several values.
     """
     points: dict[tuple[Constant, ...], Point] = {}
     undefined = beyond = 0
@@ -438,33 +443,33 @@ def _points_of_agreement(
             break
         if tuple(point.values()) in points:
             continue
-        here = replace(setting, symbols=point, real=real)
+        point_setting = replace(setting, symbols=point, real=real)
         try:
-            if not agree(a, b, here, briefly=len(points) >= SMOOTH_POINTS):
+            if not agree(a, b, point_setting, briefly=len(points) >= SMOOTH_POINTS):
                 return None
         except TooMuchWork:
             raise
         except SeveralValues as error:
             doubt = error
         except NoValue:
-            reasons = [_reason_for_no_value(node, here) for node in (a, b)]
+            reasons = [_reason_for_no_value(node, point_setting) for node in (a, b)]
             if None in reasons and (has_work or len(points) < SMOOTH_POINTS):
-                # Points with large values, where both have one, are passed over once there is little work left.
+                # Once there is little work left, points with large values are skipped.
                 reason = reasons[0] or reasons[1]
-                known = isinstance(reason, BeyondGuards) or (counts and isinstance(reason, NotACount))
-                beyond += reason is not None and known
-                undefined += reason is not None and not known
+                is_beyond = isinstance(reason, BeyondGuards) or (counts and isinstance(reason, NotACount))
+                beyond += reason is not None and is_beyond
+                undefined += reason is not None and not is_beyond
         else:
             points[tuple(point.values())] = point
     if doubt:
         raise doubt
     if undefined > test.undefined * len(points) or beyond > test.beyond * len(points):
-        raise NoValue("an expression that has a value where the other one has none")
+        raise NoValue("an expression that has values where the other one has none")
     return tuple(points.values())
 
 
 def _reason_for_no_value(node: Node, setting: Setting) -> NoValue | None:
-    """Why an expression has no value at a point; None if it has one."""
+    """The reason why an expression has no value at a point. None if it has one."""
     try:
         evaluate(node, setting)
     except TooMuchWork:

@@ -1,8 +1,8 @@
-"""The value of an expression: exact while it is rational, to any number of digits otherwise.
+"""Evaluates an expression: exactly if it is rational, and otherwise to any number of digits.
 
-Symbols get values from the caller. What is unknown (f(2), an integral, an endless sum) gets a value that depends only
-on its name, on the values of its parts and on the secret of the run, so that equal things stay equal and others almost
-surely differ.
+The caller gives the values of letters. An unknown part, such as f(2), an integral or an infinite sum, gets a value that
+depends only on its name, on the values of its parts and on the secret of the run. Equal parts then have equal values,
+and different parts almost surely have different ones.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from rstar2.eval.grader.values.guarded_numbers import (
     Setting,
     TooMuchWork,
     Value,
+    integers,
     remainder,
-    whole,
 )
 from rstar2.eval.grader.values.letters import variables
 from rstar2.eval.grader.values.secret import keyed_number
 
 MAX_TERMS = 2000
-"""The longest sum or product written with an index that is added up."""
+"""The most terms of a sum or product over an index that is computed."""
 _TERM = 10
-"""The cost of setting up a term of a sum, or of a value for what is unknown."""
+"""The cost of one term of a sum, or of the value of an unknown part, in units of `BUDGET`."""
 _ENDLESS = frozenset({nodes.Symbol("infinity"), nodes.Symbol("none")})
 
 
 def unsolved(node: nodes.Node) -> bool:
-    """Whether a limit, an integral or a sum too long to add up is part of an expression."""
+    """Whether an expression contains a limit, an integral, or a sum or product that is not computed."""
     return any(map(is_unsolved, nodes.walk(node)))
 
 
 def is_unsolved(node: nodes.Node) -> bool:
-    """Whether it is itself a limit, an integral, or a sum or product that is endless or too long to add up."""
+    """Whether a node itself is a limit, an integral, or a sum or product that is infinite or too long."""
     match node:
         case nodes.Apply(name=name):
             return name in {"int", "iint", "oint"}
@@ -52,7 +52,7 @@ def is_unsolved(node: nodes.Node) -> bool:
 
 
 def evaluate(node: nodes.Node, setting: Setting) -> Value:
-    """Returns the value of an expression; NoValue if it has none, or the guards do not let it be computed."""
+    """Returns the value of an expression. Raises NoValue if it has none, or none within the guards."""
     setting.step()
     match node:
         case nodes.Number(value=value):
@@ -107,9 +107,9 @@ def _fold(parts: tuple[nodes.Node, ...], setting: Setting, join: Callable[[Value
 
 
 def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
-    """By elimination, exact where the entries are."""
+    """The determinant by elimination. It is exact if the entries are."""
     if not isinstance(matrix, nodes.Matrix) or not len(matrix.rows) == len(matrix.rows[0]) <= 12:
-        raise NoValue("not a square matrix")
+        raise NoValue("a determinant of a matrix that is not square or too large")
     rows = [[evaluate(cell, setting) for cell in row] for row in matrix.rows]
     total: Value = Fraction(1)
     for column in range(len(rows)):
@@ -129,19 +129,19 @@ def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
 
 
 def _remembered(node: nodes.Series, setting: Setting) -> Value:
-    """The value of a sum without free letters, which is the same at every point of one grading."""
+    """The value of a sum without free letters, computed once per grading: it is the same at every point."""
     reading = (setting.degree, setting.percent, setting.real, setting.natural_log, setting.others)
     key = (node, setting.context.dps, reading)
-    known = setting.budget.values
-    if key not in known:
+    cache = setting.budget.values
+    if key not in cache:
         notes = Notes()
         try:
-            known[key] = _series(node, replace(setting, symbols={}, notes=notes)), notes
+            cache[key] = _series(node, replace(setting, symbols={}, notes=notes)), notes
         except TooMuchWork:
             raise
         except NoValue as error:
-            known[key] = error, notes
-    value, notes = known[key]
+            cache[key] = error, notes
+    value, notes = cache[key]
     setting.notes.note(notes.bits)
     setting.notes.several_values |= notes.several_values
     if isinstance(value, NoValue):
@@ -150,10 +150,10 @@ def _remembered(node: nodes.Series, setting: Setting) -> Value:
 
 
 def _series(node: nodes.Series, setting: Setting) -> Value:
-    """Added up between whole numbers that are near each other; a value of its own if it is not to be added up."""
+    """The value of a series: computed term by term if its bounds allow, and otherwise that of an unknown part."""
     if is_unsolved(node):
         return _unknown_series(node, setting)
-    low, high = whole((evaluate(node.low, setting), evaluate(node.high, setting)))
+    low, high = integers((evaluate(node.low, setting), evaluate(node.high, setting)))
     if high < low - 1:
         raise NotACount("a sum whose last term comes before its first")
     if high > low + MAX_TERMS:
@@ -167,7 +167,10 @@ def _series(node: nodes.Series, setting: Setting) -> Value:
 
 
 def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
-    """A value that depends on the bounds, and on the terms at one positive and one negative index."""
+    """The value of a series that is not computed.
+
+    It depends on the bounds, and on the terms at one positive and one negative index.
+    """
     parts: list[Value] = []
     for sign in (1, -1):
         index = sign * (2 + sign) * _fraction_of("index")
@@ -189,16 +192,16 @@ def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
 
 
 def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
-    """A value that only the name and the values of the parts decide."""
+    """The value of an unknown part. It depends only on the name, the values of its parts and the secret of the run."""
     setting.budget.spend(_TERM)
-    value = _fraction_of("|".join([name, *(_written(part, setting) for part in values)]))
+    value = _fraction_of("|".join([name, *(_as_text(part, setting) for part in values)]))
     value = -value - 7 if setting.others else value
-    # An inexact value, so that the arguments are compared to more digits too.
+    # With inexact arguments the value is inexact too, so that it is compared again to more digits.
     return value if all(isinstance(part, Fraction) for part in values) else setting.inexact(value)
 
 
-def _written(value: Value, setting: Setting) -> str:
-    """A value as text to half of the digits in use, the same for an exact and an inexact one that are equal."""
+def _as_text(value: Value, setting: Setting) -> str:
+    """A value as text, to half of the digits in use. Equal values have equal texts, whether exact or inexact."""
     digits = setting.context.dps // 2
     if isinstance(value, Fraction) and abs(value.numerator) * value.denominator > 10 ** (digits // 2):
         return f"{value.numerator:x}/{value.denominator:x}"
@@ -206,5 +209,5 @@ def _written(value: Value, setting: Setting) -> str:
 
 
 def _fraction_of(text: str) -> Fraction:
-    """A pseudo-random number between 1/2 and 3/2."""
+    """A pseudo-random number between 1/2 and 3/2 that depends only on the text and the secret of the run."""
     return Fraction(keyed_number("unknown", text) % (1 << 40), 1 << 40) + Fraction(1, 2)

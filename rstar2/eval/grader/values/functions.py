@@ -1,4 +1,4 @@
-"""The functions the grammar knows, on values."""
+"""Evaluates the functions that the grammar knows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rstar2.eval.grader.values.guarded_numbers import (
     NoValue,
     Setting,
     Value,
-    whole,
+    integers,
 )
 
 MAX_ARGUMENT = 10_000
 """The largest argument of a factorial or binomial coefficient."""
 MAX_DEGREE = 60
-"""A binomial coefficient over a whole number up to this one is computed as a polynomial."""
+"""The largest lower number of a binomial coefficient that is computed as a polynomial."""
 MAX_GAMMA_DIGITS = 230
-"""Factorials of broken numbers are not computed to more digits; mpmath takes a second for 1,000."""
+"""The most digits to which factorials of fractions are computed. For 1,000 digits, mpmath takes a second."""
 
 ANGLES = frozenset({"sin", "cos", "tan", "cot", "sec", "csc"})
 _EXPONENTIAL = frozenset({"exp", "sinh", "cosh", "tanh", "coth", "sech", "csch"})
@@ -33,13 +33,13 @@ _PLAIN = {name: name for name in (*ANGLES, *_EXPONENTIAL, "ln", "log10", "arg")}
     "arctan": "atan",
     "arccot": "acot",
 }
-"""Functions of one argument, and what mpmath calls them."""
+"""Functions of one argument, and their names in mpmath."""
 TRANSCENDENTAL = _PLAIN.keys() - {"log10", "arg"}
-"""Functions of calculus, beside which a bare log is the natural one."""
+"""Functions of calculus. In an expression with one of them, `log` without a base is the natural logarithm."""
 
 
 def call(name: str, values: list[Value], setting: Setting) -> Value:
-    """Returns the value of a function; NoValue if it is none of those known, or has no value there."""
+    """Returns the value of a function. Raises NoValue if the function is not known, or has no value there."""
     if name in _PLAIN and len(values) == 1:
         return _plain(_PLAIN[name], values[0], setting)
     function, arity = _SPECIAL.get(name, (None, None))
@@ -51,30 +51,30 @@ def call(name: str, values: list[Value], setting: Setting) -> Value:
 def _plain(name: str, value: Value, setting: Setting) -> Value:
     argument = setting.inexact(value)
     if setting.real and name in {"ln", "log10"} and setting.as_real(value) < 0:
-        raise NoValue("not real")
+        raise NoValue("a value that is not real")
     if abs(setting.context.mag(argument)) > (16 if name in _EXPONENTIAL else 4 * MAX_LOG10) and argument:
-        raise BeyondGuards("too large")
+        raise BeyondGuards("a number that is too large")
     if name in _EXPONENTIAL:
-        setting.notes.note(3 * int(abs(argument)))  # tanh is as near to 1 as e^-2x to 0
+        setting.notes.note(3 * int(abs(argument)))  # tanh x differs from 1 by about 2e^-2x
     if name in ANGLES and setting.context.mag(argument) > 300:
-        raise BeyondGuards("too large")
+        raise BeyondGuards("a number that is too large")
     result = setting.library(getattr(setting.context, name), argument, cost=12)
     if name in ANGLES and abs(argument) > 0.1 and not setting.context.im(argument):
         noise = setting.context.mpf(10) ** (8 - setting.context.dps) * max(1, abs(argument))
         if abs(result) < noise:
-            return Fraction(0)  # sin π, which is not zero because π has an end
+            return Fraction(0)  # as sin π, which is not exactly zero because π is rounded
         if abs(result) * noise > 1:
-            raise NoValue("a pole")
+            raise NoValue("a value that is infinite")
     return result
 
 
 def _root(setting: Setting, value: Value, index: Value) -> Value:
-    """The real root if there is one; exact if it is rational."""
+    """The real root if there is one. It is exact if it is rational."""
     if not isinstance(index, Fraction) or index.denominator != 1 or not 2 <= abs(index) <= 10_000:
         return setting.power(value, setting.divide(Fraction(1), index))
     order = abs(int(index))
     if setting.real and order % 2 == 0 and setting.as_real(value) < 0:
-        raise NoValue("not real")
+        raise NoValue("a value that is not real")
     if isinstance(value, Fraction):
         over, under = _whole_root(value.numerator, order), _whole_root(value.denominator, order)
         if over is not None and under:
@@ -88,7 +88,7 @@ def _root(setting: Setting, value: Value, index: Value) -> Value:
 
 
 def _whole_root(value: int, order: int) -> int | None:
-    """The integer whose power is `value`, if there is one."""
+    """The integer whose power of this order is `value`, or None if there is none."""
     if value < 0:
         positive = _whole_root(-value, order) if order % 2 else None
         return None if positive is None else -positive
@@ -106,35 +106,35 @@ def _factorial(setting: Setting, value: Value) -> Value:
         if value < 0:
             raise NotACount("a factorial of a negative number")
         if value > MAX_ARGUMENT or math.lgamma(int(value) + 1) > MAX_BITS * math.log(2):
-            raise BeyondGuards("too large")
+            raise BeyondGuards("a number that is too large")
         setting.budget.spend(float(value / 10))
         return Fraction(math.factorial(int(value)))
     return _gamma(setting, setting.context.factorial, value)
 
 
 def _gamma(setting: Setting, function: Callable[..., Value], *values: Value) -> Value:
-    """A factorial or binomial coefficient of numbers that are not whole."""
+    """A factorial or binomial coefficient of numbers that are not integers."""
     arguments = [setting.inexact(value) for value in values]
     if any(abs(argument) > MAX_ARGUMENT for argument in arguments):
-        raise BeyondGuards("too large")
+        raise BeyondGuards("a number that is too large")
     if setting.context.dps > MAX_GAMMA_DIGITS:
-        raise BeyondGuards("too many digits of a factorial")
+        raise BeyondGuards("a factorial of a fraction to too many digits")
     return setting.library(function, *arguments, cost=40 * len(arguments))
 
 
 def _double_factorial(setting: Setting, value: Value) -> Value:
-    """n (n - 2) (n - 4)…, down to 1 or 2."""
-    (number,) = whole((value,))
+    """n (n - 2) (n - 4) … down to 1 or 2."""
+    (number,) = integers((value,))
     if number < 0:
         raise NotACount("a factorial of a negative number")
     if number > MAX_ARGUMENT:
-        raise BeyondGuards("too large")
+        raise BeyondGuards("a number that is too large")
     setting.budget.spend(number)
     return Fraction(math.prod(range(number, 0, -2)))
 
 
 def _binomial(setting: Setting, top: Value, bottom: Value) -> Value:
-    """Counts subsets if the top is whole; a polynomial of any other top if the bottom is whole and small."""
+    """The number of subsets if both numbers are integers, or a polynomial in `top` if `bottom` is a small integer."""
     if not (isinstance(top, Fraction) and isinstance(bottom, Fraction)):
         return _gamma(setting, setting.context.binomial, top, bottom)
     if top.denominator == bottom.denominator == 1 and (top < 0 or bottom < 0):
@@ -151,13 +151,13 @@ def _binomial(setting: Setting, top: Value, bottom: Value) -> Value:
 
 
 def _floor(setting: Setting, value: Value) -> Fraction:
-    """The floor; of an inexact value that differs from a whole number by noise only, that number."""
+    """The floor. An inexact value that differs from an integer only by rounding noise counts as that integer."""
     value = setting.as_real(value)
     if isinstance(value, Fraction):
         return Fraction(math.floor(value))
     nearest, noise = setting.context.nint(value), setting.context.mpf(10) ** (10 - setting.context.dps)
     if abs(value) * noise > 1:
-        raise NoValue("too large to be rounded")
+        raise NoValue("a number that is too large to round")
     is_noise = abs(value - nearest) <= max(abs(value), 1) * noise
     return Fraction(int(nearest if is_noise else setting.context.floor(value)))
 
@@ -169,7 +169,7 @@ def _sign(setting: Setting, value: Value) -> Fraction:
 
 
 def _largest(setting: Setting, values: Iterable[Value], sign: int) -> Value:
-    """The maximum, or with sign -1 the minimum, of real values that may be exact or not."""
+    """The maximum of real values; with sign -1, the minimum. Values may be exact or inexact."""
 
     def larger(one: Value, other: Value) -> Value:
         left, right = setting.alike(one, other)
@@ -204,10 +204,10 @@ _SPECIAL: dict[str, tuple[Callable[..., Value], int | None]] = {
     ),
     "min": (lambda setting, *values: _largest(setting, values, -1), None),
     "max": (lambda setting, *values: _largest(setting, values, 1), None),
-    "gcd": (lambda setting, *values: Fraction(math.gcd(*whole(values))), None),
-    "lcm": (lambda setting, *values: Fraction(math.lcm(*whole(values))), None),
+    "gcd": (lambda setting, *values: Fraction(math.gcd(*integers(values))), None),
+    "lcm": (lambda setting, *values: Fraction(math.lcm(*integers(values))), None),
     "Re": (lambda setting, value: setting.context.re(setting.inexact(value)), 1),
     "Im": (lambda setting, value: setting.context.im(setting.inexact(value)), 1),
     "sgn": (_sign, 1),
 }
-"""Functions with rules of their own, and how many arguments they take; None if any number."""
+"""Functions with rules of their own, and their number of arguments; None for any number."""

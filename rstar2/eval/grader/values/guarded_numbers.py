@@ -1,4 +1,4 @@
-"""Arithmetic under guards: exact fractions while they can be, mpmath numbers otherwise, and a bound on all work."""
+"""Arithmetic under guards: on exact fractions if possible and else on mpmath numbers, with limited work."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 MAX_BITS = 60_000
-"""The largest size of an exact number, numerator and denominator together."""
+"""The largest size of an exact number in bits, numerator and denominator together."""
 MAX_LOG10 = 60_000
-"""No value may leave 10^-MAX_LOG10 .. 10^MAX_LOG10."""
+"""Values are limited to about 10^-MAX_LOG10 to 10^MAX_LOG10."""
 MAX_SPREAD_BITS = 200
-"""Inexact numbers that differ more in size are not added: the smaller one would be lost in the noise of 80 digits."""
+"""Inexact numbers whose sizes differ by more bits are not added: the smaller one would be lost in rounding noise."""
 BUDGET = 40_000
-"""The work that one grading may take, in units of about one microsecond of one processor of 2024."""
+"""The work that one grading may take. A unit is about one microsecond on a processor of 2024."""
 _STEP = 3
-"""The cost of visiting a node."""
+"""The cost of visiting a node, in units of `BUDGET`."""
 _EXACT_BITS = 500
-"""Exact numbers up to this size cost no more than a step."""
+"""Arithmetic on exact numbers of up to this many bits costs nothing beyond the visit of the node."""
 
 Value: TypeAlias = Any
-"""A Fraction while exact, an mpmath number (mpf or mpc) otherwise."""
+"""A Fraction if the value is exact, otherwise an mpmath number (mpf or mpc)."""
 Constant: TypeAlias = Fraction | tuple[Fraction, Fraction]
-"""What a symbol may stand for: a rational number, or the real and the imaginary part of a complex one."""
+"""The value of a letter: a rational number, or the real and the imaginary part of a complex number."""
 
 
 class NoValue(Exception):
-    """The expression has no value within the guards: too large, undefined, or not a number at all."""
+    """The expression has no value within the guards: it is too large, undefined or not a number."""
 
 
 class SeveralValues(NoValue):
-    """The expression has several values, and it is not known which one is meant."""
+    """The expression has several values, and it is not clear which one is meant."""
 
 
 class BeyondGuards(NoValue):
-    """The expression may have a value, but one that is too large, or that takes too many terms, to be computed."""
+    """The expression may have a value, but computing it needs numbers that are too large, or too many terms."""
 
 
 class NotACount(NoValue):
-    """A factorial or binomial coefficient of negative numbers: the letters in it do not stand in the right order."""
+    """A factorial or binomial coefficient of negative numbers, or a sum whose last term comes before its first."""
 
 
 class TooMuchWork(NoValue):
@@ -50,17 +50,17 @@ class TooMuchWork(NoValue):
 
 
 class Budget:
-    """The work that is left for one grading, and what it has computed for good."""
+    """The work left for one grading, and the values that the grading has cached."""
 
     __slots__ = ("left", "values")
 
     def __init__(self, units: float = BUDGET) -> None:
         self.left = units
         self.values: dict[Any, Any] = {}
-        """The values of sums without free letters, by expression and reading."""
+        """The cached values of sums without free letters, by expression, digits and reading."""
 
     def spend(self, units: float) -> None:
-        """Take some of the work; raises TooMuchWork, now and from then on, if there is not enough left."""
+        """Uses up some of the work. Raises TooMuchWork, in this call and all later ones, if not enough is left."""
         self.left -= units
         if self.left < 0:
             raise TooMuchWork("too much work")
@@ -72,7 +72,7 @@ _budget: ContextVar[Budget | None] = ContextVar("grading budget", default=None)
 
 @contextlib.contextmanager
 def limited_work() -> Iterator[Budget]:
-    """All comparisons inside this block share one budget; blocks inside it share it too."""
+    """Context manager: all comparisons inside the block share one budget. Nested blocks share that of the outer one."""
     budget = _budget.get()
     if budget is not None:
         yield budget
@@ -86,12 +86,15 @@ def limited_work() -> Iterator[Budget]:
 
 
 def current_budget() -> Budget:
-    """Returns the budget of the grading under way, or a fresh one outside of a grading."""
+    """Returns the budget of the current grading, or a new one outside of a grading."""
     return _budget.get() or Budget()
 
 
 def mpmath_context(digits: int) -> Any:
-    """Returns this thread's mpmath context of a precision; the library's own context is shared by all threads."""
+    """Returns this thread's mpmath context with a precision of `digits`.
+
+    The default context of mpmath is shared by all threads, so it is not used.
+    """
     from mpmath.ctx_mp import MPContext  # loaded when the first inexact comparison needs it
 
     contexts = getattr(_thread, "contexts", None)
@@ -105,48 +108,49 @@ def mpmath_context(digits: int) -> Any:
 
 @dataclass(slots=True)
 class Notes:
-    """What was met during the evaluation of two expressions at one point."""
+    """Observations from the evaluation of two expressions at one point."""
 
     bits: int = 0
-    """The size of the largest number that was not kept exact, or of the inverse of the smallest."""
+    """The size in bits of the largest inexact number, or of the inverse of the smallest one."""
     largest: int = 0
-    """The size of the largest number that was not kept exact, at least 0: rounding noise is of its last digits."""
+    """The size in bits of the largest inexact number, at least 0. Its last digits are rounding noise."""
     several_values: bool = False
-    """Whether a negative number was raised to a power that is no whole number."""
+    """Whether a negative number was raised to a power that is not an integer."""
 
     def note(self, bits: int) -> None:
-        """Record the size of a number."""
+        """Records the size of a number in bits."""
         self.bits = max(self.bits, bits)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How to evaluate, and arithmetic under the guards."""
+    """A point and the way to evaluate expressions at it, with arithmetic under the guards."""
 
     symbols: Mapping[str, Constant]
+    """The values of the letters."""
     context: Any
-    """An mpmath context, which carries the precision."""
+    """An mpmath context, which sets the precision."""
     budget: Budget = field(default_factory=current_budget)
     notes: Notes = field(default_factory=Notes)
     degree: bool = False
-    """Read a degree sign as π/180 rather than as a unit to leave out; always so inside sin, cos, tan…"""
+    """Whether a degree sign is π/180, rather than a unit to drop. Inside sin, cos and tan it always is."""
     percent: bool = False
-    """Read a percent sign as 1/100 rather than as a unit to leave out."""
+    """Whether a percent sign is 1/100, rather than a unit to drop."""
     real: bool = False
-    """Refuse even roots, logarithms and broken powers of negative numbers."""
+    """Whether even roots, logarithms and fractional powers of negative numbers have no value."""
     natural_log: bool = True
-    """Read `log` without a base as ln rather than as log10."""
+    """Whether `log` without a base is ln, rather than log10."""
     others: bool = False
-    """Give functions that are not known other values, so that nothing hinges on those they get."""
+    """Whether unknown functions get a second set of values, to test that the result does not depend on the first."""
 
     def step(self) -> None:
-        """Pay for visiting a node."""
+        """Pays for the visit of a node."""
         self.budget.spend(_STEP)
 
     def library(self, function: Callable[..., Any], *arguments: Any, cost: float = 10) -> Value:
-        """Returns what a function of mpmath returns; NoValue if it has no value there.
+        """Returns the result of an mpmath function. Raises NoValue if the function has no value there.
 
-        `cost` is in microseconds at 40 digits.
+        `cost` is the cost at 40 digits, in units of `BUDGET`.
         """
         self.budget.spend(cost * (self.context.dps / 40) ** 1.3)
         try:
@@ -155,36 +159,37 @@ class Setting:
             raise NoValue(f"undefined: {error}") from None
 
     def inexact(self, value: Value) -> Value:
+        """Returns a value as an mpmath number."""
         if isinstance(value, Fraction):
             self.notes.note(max(value.numerator.bit_length(), value.denominator.bit_length()))
             return self.context.mpf(value.numerator) / value.denominator
         return value
 
     def alike(self, a: Value, b: Value) -> tuple[Value, Value]:
-        """Both as Fractions, or both as mpmath numbers."""
+        """Returns two values as Fractions if both are exact, and otherwise as mpmath numbers."""
         if isinstance(a, Fraction) and isinstance(b, Fraction):
             return a, b
         return self.inexact(a), self.inexact(b)
 
     def guard(self, value: Value) -> Value:
-        """Returns the value; NoValue if it is too large or not finite."""
+        """Returns the value. Raises NoValue if it is too large or not finite."""
         if isinstance(value, Fraction):
             self._pay(value, reduced=value.denominator != 1)
         elif not self.context.isfinite(value):
-            raise NoValue("not finite")
+            raise NoValue("a value that is not finite")
         elif value:
             size = self.context.mag(value)
             if abs(size) > MAX_LOG10 * 4:
-                raise BeyondGuards("too large")
+                raise BeyondGuards("a number that is too large")
             self.notes.note(abs(size))
             self.notes.largest = max(self.notes.largest, size)
         return value
 
     def _pay(self, value: Fraction, *, reduced: bool) -> None:
-        """Pay for an exact number by its size: the product of the sizes, as in school, and more to reduce it."""
+        """Pays for an exact number by the square of its size, and more if the fraction has to be reduced."""
         bits = value.numerator.bit_length() + value.denominator.bit_length()
         if bits > MAX_BITS:
-            raise BeyondGuards("too large")
+            raise BeyondGuards("a number that is too large")
         if bits > _EXACT_BITS:
             self.budget.spend((bits / 1000) ** 2 * (0.5 if reduced else 0.06))
 
@@ -193,7 +198,7 @@ class Setting:
         if not isinstance(a, Fraction) and a and b:
             spread = self.context.mag(a) - self.context.mag(b)
             if abs(spread) > MAX_SPREAD_BITS:
-                raise BeyondGuards("too far apart to add")
+                raise BeyondGuards("numbers whose sizes differ too much to add")
         return a + b
 
     def multiply(self, a: Value, b: Value) -> Value:
@@ -216,48 +221,53 @@ class Setting:
         a, b = self.inexact(base), self.inexact(exponent)
         if a == 0:
             if self.context.re(b) <= 0:
-                raise NoValue("a power of zero")
+                raise NoValue("a negative or zero power of zero")
             return Fraction(0)
         context = self.context
-        # Rounded to the digits in use, every large fraction is whole.
+        # A large fraction would be an integer after rounding to the digits in use.
         is_whole = exponent.denominator == 1 if isinstance(exponent, Fraction) else context.isint(b)
         if context.im(a) == 0 and context.re(a) < 0 and not is_whole:
             self.notes.several_values = True
         if self.real and context.re(a) < 0 and not is_whole:
-            raise NoValue("not real")
+            raise NoValue("a value that is not real")
         if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:
-            raise BeyondGuards("too large")
+            raise BeyondGuards("a number that is too large")
         return self.library(context.power, a, b, cost=12)
 
     def as_real(self, value: Value) -> Value:
+        """Returns a real value. Raises NoValue if the value is not real."""
         if isinstance(value, Fraction):
             return value
         if self.context.im(value) != 0:
-            raise NoValue("not real")
+            raise NoValue("a value that is not real")
         return self.context.re(value)
 
 
 def remainder(value: Value, modulus: Value) -> Value:
-    """Returns the remainder of a division, which is not negative if the modulus is positive."""
+    """Returns the remainder of a division. It is not negative if the modulus is positive.
+
+    Raises NoValue if one of the values is inexact or the modulus is 0.
+    """
     if not isinstance(value, Fraction) or not isinstance(modulus, Fraction) or modulus == 0:
-        raise NoValue("a remainder of something else than numbers")
+        raise NoValue("a remainder of values that are not rational")
     return value % modulus
 
 
 def _exact_power(base: Fraction, exponent: int) -> Fraction:
     if base == 0:
         if exponent <= 0:
-            raise NoValue("a power of zero")
+            raise NoValue("a negative or zero power of zero")
         return base
     if abs(base) == 1:
         return base if exponent % 2 else Fraction(1)
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if bits * abs(exponent) > MAX_BITS:
-        raise BeyondGuards("too large")
+        raise BeyondGuards("a number that is too large")
     return base**exponent
 
 
-def whole(values: tuple[Value, ...]) -> list[int]:
+def integers(values: tuple[Value, ...]) -> list[int]:
+    """Returns values as integers. Raises NoValue if one is not an integer."""
     if any(not isinstance(value, Fraction) or value.denominator != 1 for value in values):
-        raise NoValue("not whole numbers")
+        raise NoValue("values that are not integers")
     return [int(value) for value in values]

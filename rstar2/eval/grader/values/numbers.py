@@ -1,6 +1,6 @@
-"""The values of two expressions at one point: whether they are the same number.
+"""Compares the values of two expressions at one point.
 
-Numbers that are rational are exact. Others are computed to 40 and to 80 digits: a true difference keeps its size,
+Rational numbers are exact. Other numbers are computed to 40 and to 80 digits: a true difference keeps its size, while
 rounding noise shrinks with the precision.
 """
 
@@ -25,21 +25,23 @@ from rstar2.eval.grader.values.guarded_numbers import (
 )
 
 ROUNDED_DIGITS = 7
-"""A decimal with this many significant digits or more may be the rounding of a value that has no exact decimal."""
+"""The number of significant digits from which a decimal may be the rounding of a value without an exact decimal."""
 FLOAT_DIGITS = 15
-"""A float that is no short decimal is printed with at least this many significant digits."""
+"""A float that is not a short decimal is printed with at least this many significant digits."""
 FLOAT_PLACES = 20
-"""What Python prints for a float differs from every number with this float by less than this many last digits."""
+"""The text that Python prints for a float differs from all numbers that round to this float by less than this many
+units in its last digit."""
 MAX_FLOAT = 10**300
 LOW_DIGITS, HIGH_DIGITS = 40, 80
+"""The digits of the first comparison, and of the second one that confirms it."""
 _SMALL_BITS = 100
-"""80 digits tell apart what is computed from numbers of at most this size."""
+"""With numbers of at most this many bits, 80 digits are enough to distinguish two values."""
 _FOR_LARGE_VALUES = 0.6
-"""Beyond the first points, large values are compared while more than this share of the budget is left."""
+"""After the first points, large values are compared only while more than this share of the budget is left."""
 _MORE_DIGITS = (0, 150, 300, 600, 1200, 2400)
-"""If there are larger ones, three times their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit,
-their difference has 101 digits less, and cos(10^-100) differs from 1 in its 201st. Few lengths are used, as a context
-is kept for each."""
+"""Numbers of digits that may be added if there are larger numbers. Three times their digits are needed: √(10^100 + 1)
+differs from 10^50 in its 101st digit, their difference has 101 digits less, and cos(10^-100) differs from 1 in its
+201st digit. The list is short because each length has a context of its own."""
 
 
 def infinite(node: Node) -> int:
@@ -55,57 +57,67 @@ def infinite(node: Node) -> int:
 
 
 def real_value(node: Node) -> Any:
-    """Returns a constant as an mpmath real or infinity; NoValue if it has letters, is not real or too large."""
+    """Returns a constant as an mpmath real or infinity. Raises NoValue if it has letters, is complex or too large."""
     value, context = constant_value(node), mpmath_context(LOW_DIGITS)
     if abs(context.im(value)) > context.mpf(10) ** -30:
-        raise NoValue("not real")
+        raise NoValue("a value that is not real")
     return context.re(value)
 
 
 def constant_value(node: Node) -> Any:
-    """Returns a constant as an mpmath number or infinity; NoValue if it has letters or cannot be computed."""
+    """Returns a constant as an mpmath number or infinity. Raises NoValue if it has letters or cannot be computed."""
     context = mpmath_context(LOW_DIGITS)
     sign = infinite(node)
     if sign:
         return sign * context.inf
     if any(isinstance(part, Apply) for part in walk(node)):
-        raise NoValue("not a known number")
+        raise NoValue("an expression with unknown parts")
     setting = Setting({}, context)
     return +setting.inexact(evaluate(node, setting))
 
 
 def whole_number(node: Node) -> int | None:
-    """Returns the integer that a constant is equal to, None if it is none; NoValue as `real_value`."""
+    """Returns the integer that a constant equals, or None if it is not an integer.
+
+    Raises NoValue if the constant has letters, is not real, is infinite or is too large.
+    """
     value = real_value(node)
     if not value.context.isfinite(value):
-        raise NoValue("not finite")
+        raise NoValue("a value that is not finite")
     nearest = value.context.nint(value)
     return int(nearest) if abs(value - nearest) <= abs(value) * value.context.mpf(10) ** -30 else None
 
 
 def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
-    """Whether both have the same value at a point; if only real values count there, NoValue for others.
+    """Whether two expressions have the same value at a point.
 
-    With `briefly`, agreement of 25 digits is enough: it adds a point to others at which all digits were compared.
-    SeveralValues: they differ, but one may be taken to have other values than the principal one.
+    Args:
+        a: The first expression.
+        b: The second expression.
+        setting: The point, and how to evaluate there.
+        briefly: Whether agreement to 25 digits is enough, because all digits were compared at other points.
+
+    Raises:
+        SeveralValues: If the values differ, but one of them depends on a choice, such as that of a complex root.
+        NoValue: If an expression has no value at the point, or one that is not real where only real values count.
     """
     setting = replace(setting, notes=Notes())
     first = _difference(a, b, setting)
     context, notes = setting.context, setting.notes
     if first is True and notes.bits:
-        # Exact values may be those of rounded parts: ⌊3 - π/10^40⌋ is 3 to 40 digits.
+        # An exact value may come from rounded parts: with 40 digits, ⌊3 - π/10^40⌋ is 3.
         first = context.zero, context.one, True
     if isinstance(first, bool):
         return first
     low, scale, is_real = first
     if setting.real and not is_real:
-        raise NoValue("not real here")
+        raise NoValue("a value that is not real")
     if briefly and notes.bits <= _SMALL_BITS and low <= scale * context.mpf(10) ** -25:
         return True
     noise_of_largest = context.mpf(2) ** notes.largest * context.mpf(10) ** (15 - LOW_DIGITS)
     same = bool(low <= max(context.mpf(10) ** -15 * max(scale, 1), noise_of_largest))
     if same and briefly and not affords_large_values(setting.budget):
-        raise NoValue("too much work to tell large values apart here")
+        raise NoValue("too much work to compare large values")
     if same:
         lost = notes.bits * 3 // 10 if notes.bits > _SMALL_BITS else 0
         more = _more_digits(3 * lost)
@@ -113,7 +125,7 @@ def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
         second = _difference(a, b, finer)
         if isinstance(second, bool):
             return second
-        # The difference shrinks with the precision, or is rounding noise of the largest number in the expressions.
+        # The values agree if their difference shrinks with the precision, or is noise of the largest number in them.
         noise = max(low, scale * context.mpf(10) ** -LOW_DIGITS)
         shrinks = second[0] <= noise * context.mpf(10) ** (lost - more - 25)
         last_digits = context.mpf(2) ** finer.notes.largest * context.mpf(10) ** (15 - HIGH_DIGITS - more)
@@ -124,19 +136,22 @@ def agree(a: Node, b: Node, setting: Setting, *, briefly: bool = False) -> bool:
 
 
 def affords_large_values(budget: Budget) -> bool:
-    """Whether enough work is left for large values: they take up to 200 times as long as small ones."""
+    """Whether the budget still allows large values. They take up to 200 times as long as small ones."""
     return budget.left >= BUDGET * _FOR_LARGE_VALUES
 
 
 def _more_digits(needed: int) -> int:
-    """Returns the smallest of `_MORE_DIGITS` that is at least `needed`; NoValue if there is none."""
+    """The smallest of `_MORE_DIGITS` that is at least `needed`. Raises NoValue if there is none."""
     if needed > _MORE_DIGITS[-1]:
-        raise NoValue("too large to be told apart")
+        raise NoValue("numbers that are too large to compare")
     return next(more for more in _MORE_DIGITS if more >= needed)
 
 
 def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bool]:
-    """The verdict if it is exact, else (|a - b|, the larger of |a| and |b|, whether both are real)."""
+    """Whether the values are equal, if that is exact.
+
+    Otherwise |a - b|, the larger of |a| and |b|, and whether both values are real.
+    """
     context = setting.context
     left, right = evaluate(a, setting), evaluate(b, setting)
     is_exact = isinstance(left, Fraction), isinstance(right, Fraction)
@@ -148,37 +163,37 @@ def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bo
     left, right = setting.inexact(left), setting.inexact(right)
     scale = max(abs(left), abs(right))
     if any(is_exact) and context.mag(scale) > MAX_SPREAD_BITS:
-        raise NoValue("too large to compare with a value that is not exact")
+        raise NoValue("a number that is too large to compare with an inexact value")
     imaginary = max(abs(context.im(left)), abs(context.im(right)))
     return abs(left - right), scale, imaginary <= scale * context.mpf(10) ** (5 - context.dps)
 
 
 def _rounds(node: Node, value: Value, setting: Setting) -> bool:
-    """Whether a long decimal is the rounding, or the cutting off, of a value that has no exact decimal."""
+    """Whether `node` is a long decimal that rounds or truncates a value without an exact decimal."""
     if not isinstance(node, Number) or node.digits < ROUNDED_DIGITS:
         return False
-    written: Value = node.value
+    decimal: Value = node.value
     if isinstance(value, Fraction):
         if pow(10, value.denominator.bit_length(), value.denominator) == 0:  # it has an exact decimal
             return False
-        difference = abs(value) - abs(written)
+        difference = abs(value) - abs(decimal)
     else:
         if setting.context.im(value) != 0:
             return False
-        value, written = setting.context.re(value), setting.inexact(written)
+        value, decimal = setting.context.re(value), setting.inexact(decimal)
         shift = 10 ** (node.places + 20)
-        difference = Fraction(int((abs(value) - abs(written)) * shift), shift)
+        difference = Fraction(int((abs(value) - abs(decimal)) * shift), shift)
     last_place = Fraction(1, 10**node.places)
-    if not node.places:  # 1.4142135623730951e20, whose last digit is no unit
+    if not node.places:  # as in 1.4142135623730951e20, whose last digit is not the units digit
         return _is_printed_float(node, value)
-    if (value < 0) != (written < 0) or not abs(difference) < last_place * FLOAT_PLACES:
+    if (value < 0) != (decimal < 0) or not abs(difference) < last_place * FLOAT_PLACES:
         return False
     return -last_place / 2 <= difference < last_place or _is_printed_float(node, value)
 
 
 def _is_printed_float(node: Number, value: Value) -> bool:
-    """Whether a decimal is what Python prints for the float next to a value, though its last digits may differ."""
+    """Whether a decimal is the text that Python prints for the float nearest to a value. Its last digits may differ."""
     if node.digits < FLOAT_DIGITS or abs(node.value) > MAX_FLOAT:
         return False
-    written = float(node.value)
-    return Fraction(repr(written)) == node.value and float(value) == written
+    nearest = float(node.value)
+    return Fraction(repr(nearest)) == node.value and float(value) == nearest

@@ -1,7 +1,7 @@
-"""Random points in general position, at which two expressions are compared.
+"""Random points at which two expressions are compared.
 
-They are drawn from a keyed hash of both expressions, so that the same pair always meets the same points and nobody
-who does not know the secret of the run can choose a formula that agrees at them.
+The points come from a keyed hash of both expressions, so the same pair is always compared at the same points. Without
+the secret of the run, nobody can choose a formula that agrees with another one at just these points.
 """
 
 from __future__ import annotations
@@ -38,51 +38,55 @@ Point: TypeAlias = Mapping[str, Constant]
 """The value of each letter."""
 
 ROUNDING = frozenset({"floor", "ceil", "sgn"})
-"""Functions whose values jump."""
+"""Functions that jump at some arguments."""
 STEPS = ROUNDING | {"gcd", "lcm", "min", "max"}
-"""Functions that may agree with simpler ones except at some numbers, or at large ones."""
+"""Functions that may agree with simpler functions everywhere except at some numbers or at large ones."""
 LENGTHS = frozenset({"abs", "norm"})
-OF_COMPLEX = LENGTHS | {"Re", "Im", "arg"}
+"""Functions that are the length of a number."""
+COMPLEX_FUNCTIONS = LENGTHS | {"Re", "Im", "arg"}
+"""Functions whose arguments may be complex."""
 _INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})
 _COUNTING = frozenset({"factorial", "double_factorial", "binom", "gcd", "lcm"})
-"""Functions whose letters are whole numbers, whatever they are called."""
+"""Functions whose letters are integers, whatever their names."""
 _USUALLY_WHOLE = frozenset("jkmn")
+"""Letters that are usually integers."""
 _DIGITS = 40
 _DENOMINATORS, _FINE_DENOMINATORS, _FINE_TURNS = (1000, 2000), (1 << 40, 1 << 41), range(0, 12, 2)
-"""The denominators of broken numbers are drawn from these ranges. No fixed one is used: sin(2018πx) is zero at all
-fractions over 2018. Fine ones, at a few of the points, have large prime factors, so that no factorial makes whole
-numbers of them."""
+"""The ranges from which the denominators of fractions are drawn, and the turns at which the fine range is used. A fixed
+denominator would not do: sin(2018πx) is zero at all fractions over 2018. Fine denominators usually have large prime
+factors, so that their fractions times a factorial are not integers."""
 _SIZES = (6, 20, 200, 2000, 1 << 20, 1 << 64)
-"""The largest whole numbers that letters are set to, in turn."""
+"""The largest integers that letters are set to, in turn."""
 _SERIES_SIZES = (5, 10, 20, 40)
-"""The same if a letter is the bound of a sum or product, which is added up."""
+"""The same if a letter is the bound of a sum or product, which is computed term by term."""
 _MIXED_SIZES = (4, 8, 16, 40)
-"""The same if other letters are real, as in x^n."""
+"""The same if there are real letters too, as in x^n."""
 _STEPPED_SIZES = (300, 3000)
-"""Further ones if there are steps beside real letters: ⌊n/100⌋ is its own square up to 199."""
+"""Further sizes if there are steps and real letters: ⌊n/100⌋ equals its square for n up to 199."""
 _RANGES = ((0, 1), (0, 3), (1, 12), (0, 40), (0, 1000))
 """The intervals that real letters are drawn from, in turn."""
 _NEGATIVE_TURN = 6
-"""Beside letters for whole numbers, real ones are negative at one of this many points: x^(n/2) has few values there."""
+"""If some letters are integers, the real ones are negative at one of this many points: x^(n/2) has few values there."""
 _FAR_DIGITS, _JUST_BELOW = 20, Fraction(1, 10**15)
-"""How many digits letters below a step have, and how near to a jump they go."""
-_CENTRES_TO, _MAX_CENTRES, _NEARLY = 10**60, 8, 10**6
-"""Constants of an expression are tried as values of letters: the smallest and the largest of those up to a size."""
+"""The most digits of letters in expressions with steps, and the distance of a point just below a jump."""
+_MAX_CENTRE, _MAX_CENTRES, _CENTRE_DENOMINATOR = 10**60, 8, 10**6
+"""Centres are constants of an expression that are tried as values of letters. These are the largest centre, the most
+centres of one pair of expressions, and the denominator to which irrational centres are rounded."""
 
 
 def rational_points(random: Random, names: list[str], bits: int) -> Iterator[Point]:
-    """Endless points of positive whole numbers up to 2^bits."""
+    """Yields points of positive integers up to 2^bits, without end."""
     while True:
         yield {name: Fraction(random.randint(1, 1 << bits)) for name in names}
 
 
 def point_source(a: Node, b: Node, purpose: str) -> Random:
-    """Returns a generator of its own for a pair of expressions, in any order, and a purpose."""
+    """Returns the random generator for a pair of expressions, in any order, and a purpose."""
     return keyed_random(purpose, *sorted((_fingerprint(a), _fingerprint(b))))
 
 
 def _fingerprint(node: Node) -> str:
-    """A text that tells expressions apart; repr cannot write numbers of more than 4,300 digits."""
+    """A text that identifies an expression. `repr` would fail for numbers of more than 4,300 digits."""
     parts = [
         f"{value.numerator:x}/{value.denominator:x}" if isinstance(value, Fraction) else str(value)
         for part in walk(node)
@@ -93,22 +97,22 @@ def _fingerprint(node: Node) -> str:
 
 
 def whole_letters(a: Node, b: Node) -> set[str]:
-    """Returns the letters that stand for whole numbers: j, k, m, n, and those that something is counted by.
+    """Returns the letters that are integers: j, k, m, n, and the letters by which the expressions count.
 
-    Both expressions have to count by them, or the other one is rational: x is no whole number just because gcd(x, x)
-    is written for |x|.
+    Both expressions have to count by a letter, unless the other one is rational. If gcd(x, x) is compared with |x|, x
+    is not an integer.
     """
-    counted = [_counted(node) for node in (a, b)]
-    letters = counted[0] & counted[1]
-    for ours, node, other in zip(counted, (a, b), (b, a), strict=True):
+    counting = [_counting_letters(node) for node in (a, b)]
+    letters = counting[0] & counting[1]
+    for names, node, other in zip(counting, (a, b), (b, a), strict=True):
         if degree(other) is not None and not is_piecewise(node, other):
-            letters |= ours
+            letters |= names
     either = variables(a) | variables(b)
     return (letters | _USUALLY_WHOLE) & either
 
 
-def _counted(node: Node) -> set[str]:
-    """The letters by which an expression counts: those in factorials and the like, and in the bounds of sums."""
+def _counting_letters(node: Node) -> set[str]:
+    """The letters by which an expression counts: in factorials and the like, and in the bounds of sums."""
     letters = set[str]()
     for part in walk(node):
         if isinstance(part, Call) and part.name in _COUNTING:
@@ -119,7 +123,7 @@ def _counted(node: Node) -> set[str]:
 
 
 def has_plain_counts(node: Node) -> bool:
-    """Whether factorials and binomial coefficients are of plain sizes, such as 2n - k, rather than of (-1)^n."""
+    """Whether the arguments of factorials and the like are rational, such as 2n - k, rather than (-1)^n."""
     return all(
         degree(arg) is not None
         for part in walk(node)
@@ -129,12 +133,12 @@ def has_plain_counts(node: Node) -> bool:
 
 
 def _bare_letters(node: Node) -> set[str]:
-    """The letters of an argument such as 2n - k, but not those under functions."""
+    """The letters of an argument such as 2n - k; none if the argument contains a function."""
     return set() if any(isinstance(part, Call) for part in walk(node)) else variables(node)
 
 
 def only_for_whole_numbers(node: Node, letters: set[str]) -> bool:
-    """Whether a formula has another meaning at broken numbers, as (-1)^n, ⌊n/2⌋ and cos nπ have."""
+    """Whether a formula behaves differently at fractions, as (-1)^n, ⌊n/2⌋ and cos nπ do."""
     return any(_has_whole_argument(part, letters) for part in walk(node))
 
 
@@ -143,55 +147,60 @@ def _has_whole_argument(part: Node, letters: set[str]) -> bool:
         case Residue():
             return bool(variables(part) & letters)
         case Call(name=name):
-            periodic = name in ANGLES and Symbol("pi") in set(walk(part))
-            stepped = name in STEPS - {"min", "max"} or name == "double_factorial"
-            return (periodic or stepped) and bool(variables(part) & letters)
+            is_periodic = name in ANGLES and Symbol("pi") in set(walk(part))
+            is_stepped = name in STEPS - {"min", "max"} or name == "double_factorial"
+            return (is_periodic or is_stepped) and bool(variables(part) & letters)
         case Series():
             return bool((variables(part.low) | variables(part.high)) & letters)
         case Power(base=base, exponent=exponent) if variables(exponent) & letters:
-            return not variables(base) and not _is_plainly_positive(base)
+            return not variables(base) and not _is_positive_constant(base)
     return False
 
 
-def _is_plainly_positive(base: Node) -> bool:
+def _is_positive_constant(base: Node) -> bool:
     return (isinstance(base, Number) and base.value > 0) or base in {Symbol("e"), Symbol("pi")}
 
 
 def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[str]) -> Iterator[Point]:
-    """Endless points of whole numbers of all sizes, in any order; the other letters are real, and seldom negative.
+    """Yields points without end: integers of all sizes for the letters in `whole`, and fractions for the others.
 
-    If an expression has corners or jumps, about half of the points have a letter near or at a constant in it.
+    The fractions are seldom negative. If an expression has corners or jumps, about half of the points have a letter
+    near or at a constant of the expression.
     """
-    bounded = any(
+    is_bounded = any(
         isinstance(part, Series) and variables(part.low) | variables(part.high)
         for node in (a, b)
         for part in walk(node)
     )
     others = [name for name in names if name not in whole]
-    stepped = has_steps(a, b)
+    has_jumps = has_steps(a, b)
+    is_stepped = has_jumps and not is_bounded
     if others:
-        sizes = (*_MIXED_SIZES, *_STEPPED_SIZES) if stepped and not bounded else _MIXED_SIZES
+        sizes = (*_MIXED_SIZES, *_STEPPED_SIZES) if is_stepped else _MIXED_SIZES
     else:
-        sizes = _SERIES_SIZES if bounded else _SIZES
-    centres = _numbers_in(a, b) if stepped or has_kinks(a, b) else []
-    divided = [arg for arg in _divided(a, b) if variables(arg) & whole] if stepped and not bounded else []
-    rounded = [arg for arg in _rounded(a, b) if variables(arg) & whole] if stepped and not bounded else []
+        sizes = _SERIES_SIZES if is_bounded else _SIZES
+    centres = _centres(a, b) if has_jumps or has_kinks(a, b) else []
+    divided = [arg for arg in _divided(a, b) if variables(arg) & whole] if is_stepped else []
+    rounded = [arg for arg in _rounded(a, b) if variables(arg) & whole] if is_stepped else []
     may_be_fine = not _has_unknown_parts(a, b)
     for turn in count():
         size = sizes[turn % len(sizes)]
-        widest = random.choice((size, 1000, 10**_FAR_DIGITS)) if stepped else size
+        widest = random.choice((size, 1000, 10**_FAR_DIGITS)) if has_jumps else size
         fine = may_be_fine and turn in _FINE_TURNS
-        # With steps, letters of different sizes: max(min(m, 12), n^2) is max(min(m, 11), n^2) but for a few n.
-        mixed = stepped and turn % 3 == 0
+        # With steps, letters get different sizes: max(min(m, 12), n^2) and max(min(m, 11), n^2) differ only if n is
+        # small and m is not.
+        is_mixed = has_jumps and turn % 3 == 0
         point = {
-            name: Fraction(random.randint(1, random.choice(sizes) if mixed else size))
+            name: Fraction(random.randint(1, random.choice(sizes) if is_mixed else size))
             for name in names
             if name in whole
         }
-        if stepped and not bounded and len(point) > 1 and turn % 4 == 0:
-            common = random.randint(2, 1000)  # gcd(m, n) is no gcd(m, n, 12)
+        if is_stepped and len(point) > 1 and turn % 4 == 0:
+            common = random.randint(
+                2, 1000
+            )  # without common divisors, gcd(m, n) would seem to be gcd(m, n, 12)
             point = {name: value * common for name, value in point.items()}
-        point |= {name: _broken(random, 0, widest, fine=fine) for name in others}
+        point |= {name: _fraction(random, 0, widest, fine=fine) for name in others}
         if centres and random.random() < 0.5:
             name, centre = random.choice(names), random.choice(centres)
             if name in whole:
@@ -199,7 +208,7 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
                 value = random.choice((centre.numerator, multiple)) + random.choice((0, 0, -1, 1))
                 point[name] = Fraction(max(1, value))
             else:
-                point[name] = centre * random.randint(1, 6) + _broken(random, 0, 1)
+                point[name] = centre * random.randint(1, 6) + _fraction(random, 0, 1)
         if divided and turn % 2:
             point |= _with_multiple(random, random.choice(divided), whole, random.choice(centres), point)
         if rounded and turn % 4 == 2:
@@ -210,7 +219,7 @@ def whole_points(random: Random, a: Node, b: Node, names: list[str], whole: set[
 
 
 def _divided(a: Node, b: Node) -> Iterator[Node]:
-    """What the values of two expressions depend on by its divisors: n + 2 in gcd(n + 2, 59) and in (n + 2) mod 59."""
+    """The parts of two expressions whose divisors matter: n + 2 in gcd(n + 2, 59) and in (n + 2) mod 59."""
     for node in (a, b):
         for part in walk(node):
             if isinstance(part, Call) and part.name in {"gcd", "lcm"}:
@@ -220,7 +229,7 @@ def _divided(a: Node, b: Node) -> Iterator[Node]:
 
 
 def _rounded(a: Node, b: Node) -> Iterator[Node]:
-    """What jumps where its value is whole: x/7 in ⌊x/7⌋ and in x mod 7."""
+    """The parts of two expressions that cause a jump when they are integers: x/7 in ⌊x/7⌋ and in x mod 7."""
     for node in (a, b):
         for part in walk(node):
             if isinstance(part, Call) and part.name in {"floor", "ceil"}:
@@ -232,14 +241,14 @@ def _rounded(a: Node, b: Node) -> Iterator[Node]:
 def _with_multiple(
     random: Random, arg: Node, whole: set[str], number: Fraction, point: Mapping[str, Fraction]
 ) -> dict[str, Fraction]:
-    """A letter and the value with which an argument, if it is linear in it, is a multiple of a number."""
+    """A letter, and its value for which an argument is a multiple of a number. Empty if the argument is not linear."""
     name = random.choice(sorted(variables(arg) & whole))
     place = _place_of(number.numerator * random.randint(1, 99), arg, name, point)
     return {} if place is None else {name: Fraction(max(1, round(place)))}
 
 
 def _place_of(target: int, arg: Node, name: str, point: Mapping[str, Constant]) -> Fraction | None:
-    """The value of a letter with which an argument has a value; None if the argument is not linear and rational."""
+    """The value of a letter for which an argument is `target`. None if the argument is not linear and rational."""
     places = [Fraction(1), Fraction(2)]
     with contextlib.suppress(NoValue):
         first, second = (
@@ -253,80 +262,83 @@ def _place_of(target: int, arg: Node, name: str, point: Mapping[str, Constant]) 
 def real_points(
     random: Random, a: Node, b: Node, names: list[str], positive: set[str]
 ) -> Iterator[tuple[Point, bool]]:
-    """Endless points of broken numbers of several sizes, and whether only real values count there.
+    """Yields points of fractions without end. A flag with each says whether only real values count there.
 
-    Every third point has negative letters, but for those in `positive`. If an expression has corners, points between
-    them come first. If it has corners or jumps, every second point has a letter near or at a constant in it, or at a
-    jump.
+    Every third point has negative letters, except those in `positive`. If an expression has corners, points between
+    the corners come first. If it has corners or jumps, every second point has a letter near or at a constant of the
+    expression, or at a jump.
     """
-    stepped = has_steps(a, b)
+    has_jumps = has_steps(a, b)
     if has_kinks(a, b):
         for _ in range(2):
-            start = {name: _broken(random, 0, 3) for name in names}
+            start = {name: _fraction(random, 0, 3) for name in names}
             for corner in points_between_corners(random, a, b, start):
                 if all(corner[name] > 0 for name in positive):
                     yield corner, True
-    centres = _numbers_in(a, b) if stepped or has_kinks(a, b) else []
+    centres = _centres(a, b) if has_jumps or has_kinks(a, b) else []
     widest = max(0, *(10 * math.ceil(centre) for centre in centres), 0)
     rounded = [arg for arg in _rounded(a, b) if variables(arg)]
     may_be_fine = not _has_unknown_parts(a, b)
     for turn in count():
-        far = max(widest, 10 ** random.randint(3, _FAR_DIGITS)) if stepped else widest
+        far = max(widest, 10 ** random.randint(3, _FAR_DIGITS)) if has_jumps else widest
         ranges = (*_RANGES, (0, far)) if centres else _RANGES
         low, high = ranges[turn % len(ranges)] if turn % 4 != 2 else ranges[-1]
         fine = may_be_fine and turn in _FINE_TURNS
-        point: dict[str, Constant] = {name: _broken(random, low, high, fine=fine) for name in names}
-        negative = False
+        point: dict[str, Constant] = {name: _fraction(random, low, high, fine=fine) for name in names}
+        only_real = False
         if turn % 3 == 2:
             for name in names:
                 if name not in positive and (len(names) == 1 or random.random() < 0.6):
                     value = point[name]
                     assert isinstance(value, Fraction)
-                    point[name], negative = -value, True
+                    point[name], only_real = -value, True
         if centres and turn % 2:
             name = random.choice(names)
             centre = random.choice(centres) * random.choice((1, 1, -1))
-            if stepped and turn % 6 != 1:
+            if has_jumps and turn % 6 != 1:
                 multiple = centre * Fraction(random.randint(-6, 6), random.choice((1, 1, 2)))
                 point[name] = multiple - random.choice((0, 0, _JUST_BELOW))
             else:
-                point[name] = centre + _broken(random, 0, 1) * random.choice((1, -1))
+                point[name] = centre + _fraction(random, 0, 1) * random.choice((1, -1))
             if name in positive:
-                point[name] = abs(centre) + _broken(random, 0, 1)
-            negative = True
+                point[name] = abs(centre) + _fraction(random, 0, 1)
+            only_real = True
         if rounded and turn % 4 == 3:
             arg = random.choice(rounded)
             name = random.choice(sorted(variables(arg)))
             jump = _place_of(random.randint(-9, 99), arg, name, point)
             if jump is not None and (jump > 0 or name not in positive):
-                point[name], negative = jump - random.choice((0, 0, _JUST_BELOW)), True
-        yield point, negative
+                point[name], only_real = jump - random.choice((0, 0, _JUST_BELOW)), True
+        yield point, only_real
 
 
 def complex_points(random: Random, a: Node, b: Node, names: list[str]) -> Iterator[Point]:
-    """Endless points at which the letters that may be complex are; none if there are no such letters."""
+    """Yields points without end at which the letters that may be complex are complex.
+
+    Yields nothing if no letter may be complex.
+    """
     used = functions(a) | functions(b)
-    letters = _complex_letters(a) | _complex_letters(b) if used & OF_COMPLEX else set()
+    letters = _complex_letters(a) | _complex_letters(b) if used & COMPLEX_FUNCTIONS else set()
     while letters:
         yield {
-            name: (_broken(random, -3, 3), _broken(random, -3, 3))
+            name: (_fraction(random, -3, 3), _fraction(random, -3, 3))
             if name in letters
-            else _broken(random, 0, 3)
+            else _fraction(random, 0, 3)
             for name in names
         }
 
 
 def _complex_letters(node: Node) -> set[str]:
-    """The letters that may be complex: those inside Re, Im and arg, or inside |…| if they are called z or w."""
+    """The letters that may be complex: those inside Re, Im and arg, and those inside |…| that are named z or w."""
     letters = set[str]()
     for part in walk(node):
-        if isinstance(part, Call) and part.name in OF_COMPLEX:
+        if isinstance(part, Call) and part.name in COMPLEX_FUNCTIONS:
             letters |= {name for name in variables(part) if name[0] in "zw" or part.name not in LENGTHS}
     return {name for name in letters if name[0] in "zw"} or letters
 
 
 def has_steps(a: Node, b: Node) -> bool:
-    """Whether an expression has jumps at whole numbers, or a value that depends on divisors."""
+    """Whether one of two expressions has jumps, or a value that depends on divisors."""
     return any(
         (isinstance(part, Residue) or (isinstance(part, Call) and part.name in STEPS)) and variables(part)
         for node in (a, b)
@@ -335,7 +347,7 @@ def has_steps(a: Node, b: Node) -> bool:
 
 
 def is_piecewise(a: Node, b: Node) -> bool:
-    """Whether an expression is written with |…|, minima, floors, (-1)^x or the like, so that others agree in places."""
+    """Whether one of two expressions has |…|, minima, floors, (-1)^x or the like, and so may be piecewise."""
     return bool((functions(a) | functions(b)) & (LENGTHS | STEPS)) or any(
         (isinstance(part, Power) and _has_whole_argument(part, variables(part))) or _is_root_of_a_square(part)
         for node in (a, b)
@@ -344,7 +356,7 @@ def is_piecewise(a: Node, b: Node) -> bool:
 
 
 def _is_root_of_a_square(part: Node) -> bool:
-    """Whether it is √(x²), which is |x|."""
+    """Whether a node is an even root of an even power: √(x²) is |x|."""
     match part:
         case Call(name="root", args=(Power(base=base, exponent=Number(value=exponent)), Number(value=index))):
             return index % 2 == 0 and exponent % 2 == 0 and bool(variables(base))
@@ -352,7 +364,7 @@ def _is_root_of_a_square(part: Node) -> bool:
 
 
 def has_kinks(a: Node, b: Node) -> bool:
-    """Whether an expression may follow different formulas in different places, as |x|, √(x²) and max(x, 1) do."""
+    """Whether one of two expressions may be different formulas in different places, as |x|, √(x²) and max(x, 1) are."""
     return any(_is_kinked(part) for node in (a, b) for part in walk(node))
 
 
@@ -363,20 +375,20 @@ def _is_kinked(part: Node) -> bool:
         case Call(name=name):
             return (name in LENGTHS | STEPS | _INVERSES or name == "root") and bool(variables(part))
         case Power(base=base, exponent=exponent):
-            whole = isinstance(exponent, Number) and exponent.value.denominator == 1
-            return not whole and not variables(exponent) and bool(variables(base))
+            is_integer = isinstance(exponent, Number) and exponent.value.denominator == 1
+            return not is_integer and not variables(exponent) and bool(variables(base))
     return False
 
 
 def _has_unknown_parts(a: Node, b: Node) -> bool:
-    """Whether an expression has parts such as f(x), whose values are found by writing their arguments."""
+    """Whether one of two expressions has unknown parts such as f(x), whose values depend on the text of arguments."""
     return any(isinstance(part, Apply | Series) for node in (a, b) for part in walk(node))
 
 
-def _numbers_in(a: Node, b: Node) -> list[Fraction]:
-    """The constants in two expressions, the quotients of two of them, and 1."""
+def _centres(a: Node, b: Node) -> list[Fraction]:
+    """The constants in two expressions, their quotients, and 1."""
     values = {abs(value) for node in (a, b) for value in _constants(node)}
-    sizes = sorted(value for value in values if 0 < value <= _CENTRES_TO)
+    sizes = sorted(value for value in values if 0 < value <= _MAX_CENTRE)
     if len(sizes) > _MAX_CENTRES:
         sizes = sizes[: _MAX_CENTRES // 2] + sizes[-_MAX_CENTRES // 2 :]
     quotients = {over / under for over in sizes for under in sizes if 1 not in {over, under}}
@@ -384,7 +396,7 @@ def _numbers_in(a: Node, b: Node) -> list[Fraction]:
 
 
 def _constants(node: Node) -> Iterator[Fraction]:
-    """The values of the largest parts without letters, such as 10^6 in |x - 10^6|; irrational ones nearly."""
+    """The values of the largest parts without letters, such as 10^6 in |x - 10^6|. Irrational values are rounded."""
     context = mpmath_context(_DIGITS)
     pending: list[Any] = [node]
     while pending:
@@ -398,12 +410,12 @@ def _constants(node: Node) -> Iterator[Fraction]:
                 value = evaluate(part, Setting({}, context))
                 if isinstance(value, Fraction):
                     yield value
-                elif context.im(value) == 0 and abs(value) < _CENTRES_TO:
-                    yield Fraction(int(context.re(value) * _NEARLY), _NEARLY)
+                elif context.im(value) == 0 and abs(value) < _MAX_CENTRE:
+                    yield Fraction(int(context.re(value) * _CENTRE_DENOMINATOR), _CENTRE_DENOMINATOR)
 
 
-def _broken(random: Random, low: int, high: int, *, fine: bool = False) -> Fraction:
-    """A fraction that is no whole number, between two whole numbers."""
+def _fraction(random: Random, low: int, high: int, *, fine: bool = False) -> Fraction:
+    """A fraction between two integers that is not an integer itself."""
     denominator = random.randint(*(_FINE_DENOMINATORS if fine else _DENOMINATORS))
     numerator = random.randrange((high - low) * denominator)
     return low + Fraction(numerator + (numerator % denominator == 0), denominator)

@@ -1,6 +1,6 @@
-"""Formulas that are quotients of polynomials, for which random points prove equality up to a stated error.
+"""Quotients of polynomials: random points prove that two of them are equal, up to a known error.
 
-Two polynomials of degree d that differ agree at a point drawn from S^n with a probability of at most d / |S|
+Two different polynomials of degree d in n letters agree at a random point of S^n with a probability of at most d / |S|
 (Schwartz 1980, Zippel 1979).
 """
 
@@ -13,26 +13,29 @@ from rstar2.eval.grader.parse.nodes import Based, Call, Node, Number, Power, Pro
 from rstar2.eval.grader.values.functions import MAX_DEGREE
 
 ERROR = 1e-12
-"""The largest probability of calling two different formulas equal."""
+"""The largest acceptable probability that two different formulas are found equal."""
 _LARGEST_BITS, _SMALLEST_BITS = 60, 12
-"""The size of the whole numbers that letters are set to."""
+"""The largest and the smallest size in bits of the integers that letters are set to."""
 _VALUE_BITS = 20_000
-"""About the size up to which a formula of high degree is computed exactly."""
+"""The approximate size in bits up to which a formula of high degree is computed exactly."""
 _MAX_POINTS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many points of which size decide between two formulas."""
+    """The test that decides whether two formulas are equal."""
 
     bits: int
+    """The size of the integers that letters are set to."""
     points: int
+    """The number of points."""
 
 
 def degree(node: Node) -> int | None:
-    """Returns a bound on the degrees of numerator and denominator of one fraction; None if it is not rational.
+    """Returns an upper bound on the degrees of an expression's numerator and denominator.
 
-    π and e count as letters: π is transcendental, and no rational relation between π and e is known.
+    The expression is taken as one fraction. π and e count as letters: π is transcendental, and no rational relation
+    between π and e is known. Returns None if the expression is not a quotient of polynomials.
     """
     match node:
         case Number() | Based():
@@ -54,14 +57,15 @@ def degree(node: Node) -> int | None:
 
 def _total(parts: tuple[Node, ...]) -> int | None:
     degrees = [degree(part) for part in parts]
-    known = [one for one in degrees if one is not None]
-    return sum(known) if len(known) == len(degrees) else None
+    rational = [one for one in degrees if one is not None]
+    return sum(rational) if len(rational) == len(degrees) else None
 
 
 def plan(a: Node, b: Node) -> Plan | None:
-    """Returns how to tell two formulas apart with an error below `ERROR`; None if they are not rational, or too large.
+    """Returns a test that distinguishes two formulas with an error below `ERROR`.
 
-    With n points of b bits and a difference of degree d the error is at most (d / 2^b)^n.
+    With n points of b bits, and a difference of degree d, the error is at most (d / 2^b)^n. Returns None if a formula
+    is not a quotient of polynomials, or if the degrees are too high.
     """
     one, other = degree(a), degree(b)
     if one is None or other is None:

@@ -1,6 +1,6 @@
-"""The secret from which the test points of a run are drawn.
+"""The secret of a run, from which its test points are drawn.
 
-A model that knew the points could write a text that agrees with several gold answers at all of them.
+A model that knew the points could write an answer that agrees with several gold answers at all of them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from random import Random
 from rstar2.errors import UserError
 
 VARIABLE = "RSTAR2_GRADER_SECRET"
-"""The environment variable with the secret as hexadecimal digits; child processes inherit it."""
+"""The environment variable that holds the secret in hexadecimal digits. Child processes inherit it."""
 _BYTES = 32
 
 
 def secret() -> bytes:
-    """Returns the secret of the run; the first call in a process without one makes it.
+    """Returns the secret of the run. If the environment has none, the first call creates it.
 
-    UserError if the environment variable holds anything but an even number of at least 16 hexadecimal digits.
+    Raises UserError if the environment variable is not an even number of at least 16 hexadecimal digits.
     """
     text = os.environ.get(VARIABLE)
     if not text:
@@ -40,10 +40,10 @@ def _decoded(text: str) -> bytes:
 
 
 def keyed_number(*texts: str) -> int:
-    """Returns a number of 256 bits that only the secret of the run and the texts decide (HMAC-SHA-256, RFC 2104)."""
+    """Returns a number of 256 bits that depends only on the secret and the texts (HMAC-SHA-256, RFC 2104)."""
     return int.from_bytes(hmac.digest(secret(), "\0".join(texts).encode(), "sha256"), "big")
 
 
 def keyed_random(*texts: str) -> Random:
-    """Returns a generator of numbers that only the secret of the run and the texts decide."""
+    """Returns a random generator whose seed depends only on the secret and the texts."""
     return Random(keyed_number(*texts))
