@@ -1,45 +1,56 @@
-"""A real language model on a laptop: SmolLM2-135M taught to use Python by a short SFT, then trained by GRPO-RoC.
+"""A real language model on a laptop: SmolLM2-135M taught to use Python by a short SFT, then trained by RL in two ways.
 
     python benchmarks/train/language_model.py models/smollm2 --gsm8k gsm8k_test.jsonl
-    python benchmarks/train/language_model.py models/smollm2 --show         what is finished, without training
+    python benchmarks/train/language_model.py models/smollm2 --arm grpo-roc     only this arm
+    python benchmarks/train/language_model.py models/smollm2 --show             what is finished, without training
 
 Everything is done by the verbs a user would take: `rstar2 data prepare`, `sft`, `train` and `eval`. The problems are
 word problems made here, of a few families with other names and numbers each time; held-out ones never appear in
 training, though their families do. The conversations of SFT are flawed as the demo's are: calls that fail first,
-guessed and wrong answers, answers without their block. Training is ended once by kill -9 and started again. The model
-is measured on held-out problems before SFT, after it and along the training; before, after and at the end on GSM8K too,
-whose problems are of other kinds. The same command continues where it was stopped.
+guessed and wrong answers, answers without their block.
+
+Both arms start from the same SFT model. GRPO-RoC (Resampling on Correct) rolls out 2G = 8 per problem and trains on
+G = 4. Plain GRPO rolls out 4, and so trains for twice the steps to write about as many tokens. The training by GRPO-RoC
+is ended once by kill -9 and started again. The models are measured on held-out problems before SFT, after it and along
+the training; before, after and at the end on GSM8K too, whose problems are of other kinds. The same command continues
+where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import json
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from demo_arms import Arm, rollout_tokens, table
 
 from rstar2.cli.common import out
 from rstar2.data.builtin import run_trusted
 from rstar2.files import write_json
 from rstar2.loop.tools.python_code_with_standard_io import NAME
+from rstar2.train.records.steps import Metrics, step_metrics
 
 CONVERSATIONS = 320
 TRAINING_PROBLEMS = 240
 HELD_OUT = 96
 GSM8K = 100
-EVERY = 5
-"""Steps between two models that are measured."""
-KILLED_AFTER = EVERY
-"""The step after which training is ended, once."""
+STEPS, POINTS = 20, 4
+ROC, PLAIN = "grpo-roc", "grpo-g"
+ARMS = {
+    ROC: Arm("GRPO-RoC, 2G → G", (), STEPS, POINTS, "#1f6feb"),
+    PLAIN: Arm("GRPO, G", ("select=random", "rollout.rollouts=4"), 2 * STEPS, POINTS, "#d97706"),
+}
+"""The keys are those of a stage's recipe."""
 FLAWS = {"repaired": 0.25, "guessed": 0.12, "wrong": 0.12, "missing": 0.12}
 """The shares of the conversations' flaws; the rest is clean."""
 NAMES = (
@@ -88,12 +99,16 @@ RL = (
     "groups.keep=4",
     "optim.lr=1e-5",
     "optim.warmup_steps=0",
-    f"checkpoint.every={EVERY}",
-    f"checkpoint.export_every={EVERY}",
     "traces_per_step=8",
     "hardware.update_tokens=2176",
     "hardware.log_prob_tokens=2176",
 )
+MEASURES = {
+    "accuracy": ("right answers, %", 100.0),
+    "failed_call_ratio_correct": ("failed calls in correct traces, %", 100.0),
+    "mean_tokens": ("tokens per rollout", 1.0),
+}
+"""Numbers of an evaluation, with the title and the scale they are shown with."""
 EVAL = ("-n", "1", "--temperature", "1.0", "--max-tokens", "208", "--max-turns", "3")
 
 
@@ -236,18 +251,26 @@ def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 class Study:
-    """The runs of one model, in one folder."""
+    """The runs of one model, in one folder.
 
-    def __init__(self, model: Path, runs: Path, steps: int, gsm8k: Path | None) -> None:
-        self.model, self.runs, self.steps, self.gsm8k = model, runs, steps, gsm8k
+    Args:
+        arms: those that are trained, by name.
+    """
+
+    def __init__(self, model: Path, runs: Path, arms: Mapping[str, Arm], gsm8k: Path | None) -> None:
+        self.model, self.runs, self.arms, self.gsm8k = model, runs, arms, gsm8k
         self.data = runs / "data"
 
-    def models(self) -> dict[str, Path]:
-        """What is measured, in the order in which it is made."""
-        stage = self.runs / "rl" / "stage1"
-        on_the_way = {f"step {n}": stage / f"models/step-{n}" for n in range(EVERY, self.steps, EVERY)}
-        ends = {"before SFT": self.model, "after SFT": self.runs / "sft/model"}
-        return {**ends, **on_the_way, f"step {self.steps}": stage / "model"}
+    def rl(self, name: str) -> Path:
+        """The run of an arm's training."""
+        return self.runs / ("rl" if name == ROC else f"rl-{name}")
+
+    def models(self, name: str) -> dict[int, Path]:
+        """The models of an arm that are measured, by step."""
+        stage, arm = self.rl(name) / "stage1", self.arms[name]
+        return {
+            step: stage / ("model" if step == arm.steps else f"models/step-{step}") for step in arm.measured
+        }
 
     def run(self) -> None:
         """Whatever is not done yet."""
@@ -259,53 +282,78 @@ class Study:
         conversations = self.data / "conversations.jsonl"
         sft = ["--model", self.model, "--data", conversations, "--run", self.runs / "sft"]
         rstar2("sft", *sft, "--profile", "laptop", *set_words(changes))
-        self.measure("before SFT")
-        self.measure("after SFT")
-        words = ["train", "--stage", 1, "--model", self.runs / "sft", "--data", prepared]
-        words += ["--run", self.runs / "rl", "--profile", "laptop", *set_words([f"steps={self.steps}", *RL])]
-        if not (self.runs / "killed.json").exists():
-            self.train_until_killed(words)
-        rstar2(*words)
-        for name, model in self.models().items():
-            # A kill at another moment may leave a model on the way unmade.
-            if model.exists():
-                self.measure(name)
+        self.measure("before-SFT", self.model, gsm8k=True)
+        self.measure("after-SFT", self.runs / "sft/model", gsm8k=True)
+        for name, arm in self.arms.items():
+            every = arm.steps // arm.points
+            saved = [f"checkpoint.every={every}", f"checkpoint.export_every={every}"]
+            words = ["train", "--stage", 1, "--model", self.runs / "sft", "--data", prepared]
+            words += ["--run", self.rl(name), "--profile", "laptop"]
+            words += set_words([f"steps={arm.steps}", *RL, *saved, *arm.keys])
+            if name == ROC and not (self.runs / "killed.json").exists():
+                self.train_until_killed(words)
+            rstar2(*words)
+            for step, model in self.models(name).items():
+                # A kill at another moment may leave a model on the way unmade.
+                if model.exists():
+                    self.measure(self.evaluation(name, step), model, gsm8k=step == arm.steps)
 
     def train_until_killed(self, words: list[Any]) -> None:
-        """Start the training, and end it with SIGKILL once the first model on its way is made."""
-        made = self.models()[f"step {KILLED_AFTER}"]
+        """Start the training by GRPO-RoC, and end it with SIGKILL once the first model on its way is made."""
+        first = next(iter(self.models(ROC).values()))
         process = subprocess.Popen([sys.executable, "-m", "rstar2", *map(str, words)])
-        while process.poll() is None and not made.exists():
+        while process.poll() is None and not first.exists():
             time.sleep(0.5)
         if process.poll() is not None:
-            raise SystemExit(f"training ended by itself before step {KILLED_AFTER}: {process.returncode}")
+            raise SystemExit(f"training ended by itself before it had made {first}: {process.returncode}")
         process.kill()
         process.wait()
-        write_json(self.runs / "killed.json", {"after_step": len(self.trained())})
+        write_json(self.runs / "killed.json", {"after_step": len(self.trained(ROC))})
 
-    def trained(self) -> list[dict[str, str]]:
-        """The rows of the steps that are done."""
-        table = self.runs / "rl/steps.csv"
-        return list(csv.DictReader(table.read_text().splitlines())) if table.exists() else []
+    def trained(self, name: str) -> dict[int, Metrics]:
+        """The metrics of an arm's steps that are done."""
+        return step_metrics(self.rl(name) / "stage1")
 
-    def measure(self, name: str) -> None:
-        """One model on the held-out problems, and on GSM8K if it is one of the three ends."""
-        folder, model = self.runs / "eval" / name.replace(" ", "-"), self.models()[name]
-        named = ["--format", self.data / "format.toml"] if name == "before SFT" else []
-        words = ["--model", model, *named, *EVAL]
+    def written(self, name: str) -> list[float]:
+        """The rollout tokens of an arm from its start to each step, step 0 included."""
+        return [0.0, *np.cumsum([rollout_tokens(step) for step in self.trained(name).values()]).tolist()]
+
+    def evaluation(self, name: str, step: int) -> str:
+        """The name of a measurement's folder."""
+        return f"step-{step}" if name == ROC else f"{name}-step-{step}"
+
+    def measure(self, name: str, model: Path, gsm8k: bool) -> None:
+        """One model on the held-out problems, and on GSM8K."""
+        folder = self.runs / "eval" / name
+        words = ["--model", model, *EVAL]
+        if name == "before-SFT":
+            words += ["--format", self.data / "format.toml"]
         rstar2("eval", self.data / "held_out.jsonl", "--run", folder / "held_out", *words)
-        if self.gsm8k and name in ("before SFT", "after SFT", f"step {self.steps}"):
-            gsm8k = ["gsm8k", "--data", self.gsm8k, "--limit", GSM8K]
-            rstar2("eval", *gsm8k, "--run", folder / "gsm8k", *words)
+        if self.gsm8k and gsm8k:
+            problems = ["gsm8k", "--data", self.gsm8k, "--limit", GSM8K]
+            rstar2("eval", *problems, "--run", folder / "gsm8k", *words)
 
-    def found(self, name: str, benchmark: str) -> dict[str, Any] | None:
+    def summary(self, name: str, benchmark: str) -> dict[str, Any] | None:
         """The numbers of a finished measurement."""
-        results = self.runs / "eval" / name.replace(" ", "-") / benchmark / benchmark / "results.json"
+        results = self.runs / "eval" / name / benchmark / benchmark / "results.json"
         return json.loads(results.read_text())["summary"] if results.exists() else None
 
     def show(self) -> None:
         """Print what is finished, as tables in Markdown, and draw the curves of the training."""
+        rows = [["before SFT", "–", *self.cells("before-SFT")], ["after SFT", "0", *self.cells("after-SFT")]]
+        for name, arm in self.arms.items():
+            written = self.written(name)
+            rows += [
+                [
+                    f"{arm.label}, step {step}",
+                    f"{written[step]:,.0f}",
+                    *self.cells(self.evaluation(name, step)),
+                ]
+                for step in self.models(name)
+                if step < len(written)
+            ]
         columns = (
+            "rollout tokens",
             "right, %",
             "95 % interval",
             "failed calls in correct traces, %",
@@ -313,48 +361,76 @@ class Study:
             "tokens",
             "GSM8K, %",
         )
-        out.print(f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}", markup=False, soft_wrap=True)
-        for name in self.models():
-            if (numbers := self.found(name, "held_out")) is None:
-                continue
-            gsm8k, failed = self.found(name, "gsm8k"), numbers["failed_call_ratio_correct"]
-            low, high = numbers["interval_clustered"]
-            cells = [
-                f"{100 * numbers['accuracy']:.1f}",
-                f"{100 * low:.1f} – {100 * high:.1f}",
-                "–" if failed is None else f"{100 * failed:.1f}",
-                f"{numbers['calls_per_trace']:.2f}",
-                f"{numbers['mean_tokens']:.1f}",
-                "–" if gsm8k is None else f"{100 * gsm8k['accuracy']:.0f}",
-            ]
-            out.print(f"| {name} | {' | '.join(cells)} |", markup=False, soft_wrap=True)
-        if steps := self.trained():
-            self.draw(steps)
+        print(table(["", *columns], [row for row in rows if row[2:]]))
+        curves = {name: points for name in self.arms if len(points := self.points(name)) > 1}
+        if curves:
+            print(f"\nAt equal rollout tokens:\n\n{self.at_equal_tokens(curves)}\n")
+            self.draw(curves)
 
-    def draw(self, steps: list[dict[str, str]]) -> None:
+    def cells(self, name: str) -> list[str]:
+        """The cells of a measurement; none if it is not finished."""
+        if (numbers := self.summary(name, "held_out")) is None:
+            return []
+        gsm8k, failed = self.summary(name, "gsm8k"), numbers["failed_call_ratio_correct"]
+        low, high = numbers["interval_clustered"]
+        return [
+            f"{100 * numbers['accuracy']:.1f}",
+            f"{100 * low:.1f} – {100 * high:.1f}",
+            "–" if failed is None else f"{100 * failed:.1f}",
+            f"{numbers['calls_per_trace']:.2f}",
+            f"{numbers['mean_tokens']:.1f}",
+            "–" if gsm8k is None else f"{100 * gsm8k['accuracy']:.0f}",
+        ]
+
+    def points(self, name: str) -> list[dict[str, float]]:
+        """An arm's measurements on the held-out problems, by rollout tokens, from the SFT model on."""
+        written = self.written(name)
+        steps = {0: "after-SFT", **{step: self.evaluation(name, step) for step in self.models(name)}}
+        return [
+            {"tokens": written[step], **{key: numbers[key] for key in MEASURES}}
+            for step, evaluation in steps.items()
+            if step < len(written)
+            if (numbers := self.summary(evaluation, "held_out")) is not None
+            if all(numbers[key] is not None for key in MEASURES)
+        ]
+
+    def at_equal_tokens(self, curves: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+        """A row for each arm, where all have written as much as the one that ends first."""
+        least = min(points[-1]["tokens"] for points in curves.values())
+        rows = []
+        for name, points in curves.items():
+            along = [point["tokens"] for point in points]
+            figures = [
+                scale * np.interp(least, along, [point[key] for point in points])
+                for key, (_, scale) in MEASURES.items()
+            ]
+            rows.append([self.arms[name].label, f"{least:,.0f}", *(f"{each:.1f}" for each in figures)])
+        return table(["", "rollout tokens", *(title for title, _ in MEASURES.values())], rows)
+
+    def draw(self, curves: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
         """Pass rate, failed calls and length: of each step's rollouts before selection, and on held-out problems."""
         import matplotlib.pyplot as plt
 
-        panels = (
-            ("Right answers, %", "pass_rate", "accuracy", 100.0),
-            ("Failed calls in correct traces, %", "failed_calls", "failed_call_ratio_correct", 100.0),
-            ("Tokens a rollout", "tokens", "mean_tokens", 1.0),
-        )
-        places = {"after SFT": 0, **{f"step {n}": n for n in range(EVERY, self.steps + 1, EVERY)}}
-        figure, axes = plt.subplots(1, len(panels), figsize=(12, 3.4), layout="constrained")
-        for axis, (title, column, key, scale) in zip(axes, panels, strict=True):
-            drawn = [(int(row["step"]), scale * float(row[column])) for row in steps if row[column]]
-            axis.plot(*zip(*drawn, strict=True), color="#1f6feb", linewidth=1.2, label="rollouts of training")
-            held_out = [(at, self.found(name, "held_out")) for name, at in places.items()]
-            dots = [(at, scale * found[key]) for at, found in held_out if found and found[key] is not None]
-            if dots:
-                axis.plot(*zip(*dots, strict=True), "o", color="#d97706", label="held-out problems")
+        metrics = ("rstar2/pass_rate", "rstar2/failed_call_ratio_correct", "rstar2/tokens")
+        figure, axes = plt.subplots(1, len(MEASURES), figsize=(12, 3.6), layout="constrained")
+        for axis, (key, (title, scale)), metric in zip(axes, MEASURES.items(), metrics, strict=True):
+            for name, points in curves.items():
+                arm, written = self.arms[name], [tokens / 1000 for tokens in self.written(name)]
+                values = [scale * step[metric] for step in self.trained(name).values()]
+                axis.plot(written[1:], values, color=arm.colour, linewidth=1, alpha=0.4)
+                axis.plot(
+                    [point["tokens"] / 1000 for point in points],
+                    [scale * point[key] for point in points],
+                    "o-",
+                    color=arm.colour,
+                    label=arm.label,
+                )
             axis.set_title(title, fontsize=10)
-            axis.set_xlabel("step")
+            axis.set_xlabel("rollout tokens, thousands")
             axis.set_ylim(bottom=0)
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(axis="y", alpha=0.25)
-        axes[0].legend(frameon=False, fontsize=9)
+        axes[0].legend(frameon=False, fontsize=9, title="held-out; thin: training")
         figure.savefig(self.runs / "language-model.svg", format="svg", metadata={"Date": None})
         plt.close(figure)
         out.print(f"{self.runs / 'language-model.svg'}", style="dim")
@@ -376,12 +452,25 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path, help="the folder that README's section on SmolLM2 makes")
     parser.add_argument("--gsm8k", type=Path, help="its test problems, as JSON lines")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--arm", action="append", choices=ARMS, help="an arm to train; both by default")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=STEPS,
+        help=f"of {ROC}, a multiple of {POINTS}; {PLAIN} has twice as many",
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs/language-model"))
     parser.add_argument("--show", action="store_true", help="print what is finished, without training")
-    given = parser.parse_args()
-    study = Study(given.model, given.runs, given.steps, given.gsm8k)
-    if not given.show:
+    options = parser.parse_args()
+    if options.steps < POINTS or options.steps % POINTS:
+        parser.error(f"--steps {options.steps} is not a multiple of {POINTS}")
+    arms = {
+        name: replace(arm, steps=arm.steps // STEPS * options.steps)
+        for name, arm in ARMS.items()
+        if name in (options.arm or ARMS)
+    }
+    study = Study(options.model, options.runs, arms, options.gsm8k)
+    if not options.show:
         study.run()
     study.show()
 

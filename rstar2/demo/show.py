@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _ARMS = (("GRPO-RoC", ".", "#1f6feb"), ("plain GRPO", "plain", "#d97706"))
-_COLUMNS = ("accuracy", "95 % interval", "failed calls in\ncorrect traces", "calls", "tokens", "seconds")
+_COLUMNS = (
+    "accuracy",
+    "95 % interval",
+    "failed calls in\ncorrect traces",
+    "failed calls\nrepaired",
+    "calls",
+    "tokens",
+    "seconds",
+)
 _PANELS = (
     ("Failed calls in correct traces, %", "failed", 100.0),
     ("Pass rate of the rollouts, %", "pass_rate", 100.0),
@@ -40,17 +48,22 @@ def table(summary: dict[str, Any]) -> Table:
     for label, phases in arms:
         for phase in phases:
             low, high = phase["interval"]
-            failed = phase["failed_call_ratio_correct"]
             shown.add_row(
                 f"{label if phase['name'] != 'sft' else ''}{phase['name']}",
                 f"{phase['accuracy']:.1%}",
                 f"{low:.1%} – {high:.1%}",
-                "–" if failed is None else f"{failed:.1%}",
+                _percent(phase["failed_call_ratio_correct"]),
+                # Summaries of earlier versions do not have it.
+                _percent(phase.get("repaired_share")),
                 f"{phase['calls_per_trace']:.2f}",
                 f"{phase['mean_tokens']:.1f}",
                 f"{phase['wall_s']:.0f}",
             )
     return shown
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
 
 
 def plot(run: Path, summary: dict[str, Any]) -> Text:

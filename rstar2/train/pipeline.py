@@ -55,7 +55,14 @@ from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
 from rstar2.train.stages import PhaseProgress, is_done
 from rstar2.train.start_checks import SftPlan, TrainPlan, check_programs, with_format
 
-_SUMMARY_KEYS = ("problems", "samples", "failed_call_ratio_correct", "calls_per_trace", "mean_tokens")
+_SUMMARY_KEYS = (
+    "problems",
+    "samples",
+    "failed_call_ratio_correct",
+    "repaired_share",
+    "calls_per_trace",
+    "mean_tokens",
+)
 """Keys that an entry of summary.json takes from the results of an evaluation."""
 
 

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "train"
 
 @pytest.fixture(scope="module")
 def modules() -> Iterator[dict[str, ModuleType]]:
-    names = ("demo_arms", "roc_vs_grpo", "rounds_demo", "alarms", "async_roc")
+    names = ("demo_arms", "roc_vs_grpo", "rounds_demo", "alarms", "async_roc", "language_model")
     sys.path.insert(0, str(FOLDER))
     try:
         yield {name: importlib.import_module(name) for name in names}
@@ -133,3 +133,37 @@ def test_an_outcome_of_other_keys_is_refused_and_one_of_an_earlier_version_is_re
         demo_arms.finished(tmp_path, {"one": replace(arms["one"], steps=4)})
     (tmp_path / "seed1" / "one.json").write_text("[2.5]")
     assert demo_arms.finished(tmp_path, arms) == {1: {"one": [2.5]}}
+
+
+def test_a_language_models_arms_are_compared_at_equal_rollout_tokens(
+    modules: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark = modules["language_model"]
+    arms = {name: replace(arm, steps=arm.steps // 5) for name, arm in benchmark.ARMS.items()}
+    study = benchmark.Study(tmp_path / "model", tmp_path, arms, None)
+
+    def write_summary(name: str, accuracy: float) -> None:
+        folder = tmp_path / "eval" / name / "held_out" / "held_out"
+        folder.mkdir(parents=True)
+        numbers = {"accuracy": accuracy, "interval_clustered": [0.1, 0.9], "failed_call_ratio_correct": 0.1}
+        numbers |= {"calls_per_trace": 1.0, "mean_tokens": 100.0}
+        (folder / "results.json").write_text(json.dumps({"summary": numbers}))
+
+    write_summary("after-SFT", 0.2)
+    for name, per_step in (("grpo-roc", 100.0), ("grpo-g", 60.0)):
+        stage = study.rl(name) / "stage1"
+        stage.mkdir(parents=True)
+        step = {"rstar2/tokens": per_step, "rstar2/rollouts": 1.0, "rstar2/pass_rate": 0.5}
+        step |= {"rstar2/failed_call_ratio_correct": 0.1}
+        lines = [json.dumps({"step": number + 1, "data": step}) for number in range(arms[name].steps)]
+        (stage / "metrics-1.jsonl").write_text("\n".join(lines) + "\n")
+        for number in arms[name].measured:
+            write_summary(study.evaluation(name, number), 0.2 + number / 10)
+    study.show()
+    printed = capsys.readouterr().out
+    assert "| GRPO, G, step 2 | 120 | 40.0 | 10.0 – 90.0 | 10.0 | 1.00 | 100.0 | – |" in printed
+    # GRPO-RoC ends first, after 4 steps of 100 tokens. Plain GRPO has written as much after 6 2/3 of its 8 steps.
+    assert "| GRPO-RoC, 2G → G | 400 | 60.0 |" in printed
+    assert "| GRPO, G | 400 | 86.7 |" in printed
+    assert "before SFT" not in printed
+    assert (tmp_path / "language-model.svg").exists()

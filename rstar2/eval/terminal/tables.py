@@ -92,9 +92,9 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
         "p95 tokens": f"{summary['p95_tokens']:,.0f}",
         "calls per trace": f"{summary['calls_per_trace']:.2f}",
         "failed calls": percent(summary["failed_call_ratio"]),
-        "failed calls, correct traces": percent(summary["failed_call_ratio_correct"]),
         "  repaired by a later call": percent(summary.get("repaired_share")),
         "  with a correct answer": percent(summary.get("answered_after_failure_share")),
+        "failed calls, correct traces": percent(summary["failed_call_ratio_correct"]),
     }
     if left_out := summary.get("left_out"):
         lines["problems left out"] = f"{left_out:,}"

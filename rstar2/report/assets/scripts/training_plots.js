@@ -167,6 +167,7 @@ function phaseTable(phases) {
     ["accuracy", (phase) => formatShare(phase.accuracy)],
     ["interval", ({ interval }) => interval ? interval.map((end) => formatShare(end)).join(" – ") : "–"],
     ["failed calls, correct traces", (phase) => formatShare(phase.failed_call_ratio_correct)],
+    ["repaired by a later call", (phase) => formatShare(phase.repaired_share)],
     ["calls per trace", (phase) => formatFixed(phase.calls_per_trace)],
     ["mean tokens", (phase) => formatCount(phase.mean_tokens)],
     ["wall time", (phase) => formatSeconds(phase.wall_s)],
