@@ -49,7 +49,7 @@ ROC, PLAIN = "grpo-roc", "grpo-g"
 PLAIN_G = ("rl.select=random", f"rl.rollout.rollouts={G}")
 POSTERIOR = ("rl.curriculum=posterior",)
 ROUNDS = (f"rl.groups.round={G}", "rl.algorithm.loss_weights=problems")
-TWO_EPOCHS = ("rl.verl.actor_rollout_ref.actor.ppo_epochs=2",)
+TWO_EPOCHS = ("rl.optim.epochs=2",)
 HIGH_RATE = ("rl.optim.lr=6e-4",)
 
 
@@ -75,6 +75,7 @@ ARMS = {
     "roc-lr2": Arm("RoC, learning rate × 2", HIGH_RATE, 6, 2, "#9f1239"),
     "roc-keep6": Arm("RoC, 8 → 6, 2 updates", (f"rl.groups.keep={G + 2}", *mini_batches(8)), 6, 2, "#166534"),
     "rounds-e2": Arm("RoC, rounds, 2 epochs", (*ROUNDS, *TWO_EPOCHS), 8, 2, "#0e7490"),
+    "rounds-e4": Arm("RoC, rounds, 4 epochs", (*ROUNDS, "rl.optim.epochs=4"), 8, 2, "#164e63"),
     "rounds-m8": Arm("RoC, rounds, 2 updates", (*ROUNDS, *mini_batches(8)), 8, 2, "#6d28d9"),
     "rounds-m4": Arm("RoC, rounds, 4 updates", (*ROUNDS, *mini_batches(4)), 8, 2, "#854d0e"),
     "rounds-m8e2": Arm(
