@@ -43,8 +43,8 @@ class Assumptions:
     failed_calls_per_rollout: float | None = None
     """Decides how many extra rollouts after failed calls (`recover`) are made. None: as many as the recipe allows."""
     recovery_tokens: float | None = None
-    """Tokens that an extra rollout after a failed call has after its beginning. None: half of an average rollout's, as if a failed call were
-    in its middle."""
+    """Tokens that an extra rollout after a failed call has after its beginning. None: half of an average rollout's, as
+    if a failed call were in its middle."""
     program_s: float = 0.3
     """Core seconds of a tool call; the paper's mean from call to answer."""
     mean_token_share: float = 0.5
