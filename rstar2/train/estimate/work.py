@@ -43,8 +43,8 @@ class Assumptions:
     failed_calls_per_rollout: float | None = None
     """Decides how many extra rollouts after failed calls (`recover`) are made. None: as many as the recipe allows."""
     recovery_tokens: float | None = None
-    """Tokens that such a rollout has after its beginning. None: half of an average rollout's, as if a failed call were
-    in its middle."""
+    """Tokens that an extra rollout after a failed call has after its beginning. None: half of an average rollout's, as
+    if a failed call were in its middle."""
     program_s: float = 0.3
     """Core seconds of a tool call; the paper's mean from call to answer."""
     mean_token_share: float = 0.5
@@ -91,7 +91,10 @@ class Assumptions:
         )
 
     def _recoveries_per_problem(self, recipe: StageRecipe) -> float:
-        """Expected per group, if its failed calls are Poisson-distributed: many groups have fewer than are drawn."""
+        """Returns how many are expected per problem.
+
+        Failed calls are taken to be Poisson-distributed, so that some problems have fewer than `recover.failures`.
+        """
         most, per_rollout = recipe.recover.failures, self.failed_calls_per_rollout
         if per_rollout is None:
             return recipe.recover.most
@@ -105,7 +108,7 @@ class Assumptions:
         return drawn * recipe.recover.rollouts
 
     def tokens_of_recovery(self, rollout: RolloutSettings) -> float:
-        """Returns the tokens that an average one of them has after its beginning."""
+        """Returns the tokens that an average rollout after a failed call has after its beginning."""
         usual = self.rollout_tokens(rollout) / 2
         return min(usual if self.recovery_tokens is None else self.recovery_tokens, rollout.tokens)
 
@@ -259,7 +262,7 @@ def stage_step(
         updated_tokens=updated,
         # Of a rollout's calls, a recovery has the share that it has of its tokens.
         tool_calls=int(
-            (rollouts + recoveries * own / mean) * min(given.calls_per_rollout, rollout.max_turns)
+            (rollouts + recoveries * own / max(mean, 1.0)) * min(given.calls_per_rollout, rollout.max_turns)
         ),
         generate_tokens_per_s=generate,
         update_tokens_per_s=update,
