@@ -95,9 +95,9 @@ def test_the_reference_of_the_command_line_is_current() -> None:
 
 def test_the_reference_of_recipe_keys_is_current_and_says_what_each_key_means() -> None:
     generator = runpy.run_path(str(ROOT / "docs/generators/recipe_reference.py"), run_name="recipe_reference")
-    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
-    assert page == generator["page"](page), "run: python docs/generators/recipe_reference.py"
-    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", generator["reference"](), re.MULTILINE)
+    page = (ROOT / "docs/reference/recipe.md").read_text(encoding="utf-8")
+    assert page == generator["reference"](), "run: python docs/generators/recipe_reference.py"
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", page, re.MULTILINE)
     assert len(rows) > 55
     assert [key for key, meaning in rows if not meaning] == []
 
