@@ -11,7 +11,7 @@ author = "The rstar2 developers"
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**.md", "docs/pictures/*"]
+include_patterns = ["*.md", "docs/**.md", "docs/pictures/*", "examples/*/README.md"]
 # Sphinx walks the whole source folder; these would take long.
 exclude_patterns = [".*", "build", "runs", "models"]
 

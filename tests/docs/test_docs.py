@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")])
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", ".github/**/*.md")
+    for page in ROOT.glob(pattern)
+)
 
 _FENCE = re.compile(r"^(```|~~~).*?^\1[ ]*$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
