@@ -35,7 +35,7 @@ from rstar2.data.sources import sources
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import read_json, write_json
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.formats.format import FORMAT_FILE, ours
+from rstar2.loop.formats.format import FORMAT_FILE, ours, read_format
 from rstar2.loop.trace import TraceWriter, read_traces
 from rstar2.loop.turns.choose import load_codec
 
@@ -132,6 +132,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     conversations = [builtin.FORMAT.messages(problem.problem) for problem in builtin.held_out(0, 30)]
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(root / "tiny", tiny, conversations, builtin.FORMAT, seed=1)
+    make_tiny_model(root / "runs/sft-release/model", tiny, conversations, read_format("release"), seed=1)
     staged_run(root / "runs/rl")
     for name in MODELS:
         shutil.copytree(root / "tiny", root / name)
