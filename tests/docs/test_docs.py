@@ -102,6 +102,12 @@ def test_the_reference_of_recipe_keys_is_current_and_says_what_each_key_means() 
     assert [key for key, meaning in rows if not meaning] == []
 
 
+def test_the_reference_of_the_python_names_is_current() -> None:
+    generator = runpy.run_path(str(ROOT / "docs/generators/python_reference.py"), run_name="python_reference")
+    page = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
+    assert page == generator["reference"](), "run: python docs/generators/python_reference.py"
+
+
 _CODE_PATH = re.compile(
     r"`((?:rstar2|tests|recipes|examples|benchmarks|docs|deploy)/(?:[\w./-]*(?:/|\.\w+))?)(?::([\w.]+))?`"
 )
