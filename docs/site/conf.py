@@ -11,7 +11,12 @@ author = "The rstar2 developers"
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 root_doc = "docs/index"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "docs/pictures/*.svg"]
+include_patterns = [
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "docs/pictures/*.svg"),
+    "examples/own_*/README.md",
+]
+# The examples are linked from the pages that they belong to, and a test checks that the index lists all other pages.
+suppress_warnings = ["toc.not_included"]
 # Sphinx walks the whole source folder; these would take long.
 exclude_patterns = [".*", "build", "runs", "models"]
 
