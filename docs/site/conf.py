@@ -21,6 +21,8 @@ html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
 html_extra_path = ["index.html"]
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 # The deepest headings that a link may lead to.
 myst_heading_anchors = 4
