@@ -58,6 +58,8 @@ MODELS = (
     *(f"runs/demo/{stage}/model" for stage in ("sft", "stage1", "stage2", "stage3")),
     "runs/sft/model",
     "runs/rl/model",
+    "runs/roc/model",
+    "runs/grpo/model",
     "runs/rl/stage1/models/step-250",
 )
 TRAINING = {part.hub_id: [ROWS[name]] for name, source in sources().items() for part in source.hub}
@@ -96,7 +98,12 @@ def _verb(line: str) -> str:
 
 MAKERS = {
     folder: next(line for line in LINES if f"{option} {folder}" in line)
-    for folder, option in (("runs/night", "--run"), ("chats/lamps", "--transcript"))
+    for folder, option in (
+        ("runs/night", "--run"),
+        ("runs/roc-measured", "--run"),
+        ("runs/grpo-measured", "--run"),
+        ("chats/lamps", "--transcript"),
+    )
 }
 """By what lines read of what other lines make: the latter."""
 
