@@ -1,6 +1,6 @@
 """How Sphinx builds the site: `make docs` writes it to build/docs.
 
-The source folder is the repository itself, so that README, CONTRIBUTING and CHANGELOG are pages of the site and
+The source folder is the repository itself, so that README and its neighbours are pages of the site and
 every link is the same on the site as in the repository. Each link to a page, a heading or a file is checked.
 """
 
@@ -11,7 +11,7 @@ author = "The rstar2 developers"
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 root_doc = "docs/index"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "docs/pictures/*.svg"]
+include_patterns = ["*.md", "docs/**.md", "docs/pictures/*", "examples/*/README.md"]
 # Sphinx walks the whole source folder; these would take long.
 exclude_patterns = [".*", "build", "runs", "models"]
 

@@ -56,7 +56,7 @@ def check_attention(attention: Attention, model: Path) -> None:
         raise UserError(
             f'hardware.attention = "flash_attn", but the package flash-attn cannot be imported: {why}',
             "Leave it out (--set hardware.attention=torch), or install it for this version of torch, as "
-            "docs/training.md shows.",
+            "docs/gpus.md shows.",
         )
     window = _window(json.loads((model / "config.json").read_text(encoding="utf-8")))
     if attention == "torch" and window is not None:

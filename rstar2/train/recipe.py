@@ -181,7 +181,7 @@ class GroupSettings(Strict):
     """Roll a group out in rounds of this many rollouts, until it is decided or has `rollout.rollouts`. A group is
     decided when it is mixed (`enough`), solved (`solved_after`) or hopeless (`hopeless_after`). A round waits for all
     of its rollouts, so short ones are not preferred. Unset: all at once, as in the paper. It saves rollouts and changes
-    how much problems weigh; `algorithm.loss_weights` = "problems" undoes most of the change (docs/training.md)."""
+    how much problems weigh; `algorithm.loss_weights` = "problems" undoes most of the change (docs/results/rounds.md)."""
     enough: int | None = Field(None, ge=1)
     """With `round`: a group is mixed once this many of its rewards are above 0 and as many are not. By default 2. If it
     is 1, a selection that keeps half may choose rollouts of equal rewards, and the group is dropped."""
@@ -377,7 +377,7 @@ class StageRecipe(Strict):
     trackers: tuple[Tracker, ...] = ("console",)
     """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's
     log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several have a mode that writes files into the run's
-    folder and needs no server; docs/training.md has the table."""
+    folder and needs no server; docs/curves.md has the table."""
     trace_trackers: tuple[TraceTracker, ...] = ()
     """Where the traces that `traces_per_step` keeps are also sent, with reward, verdict and whether they were trained
     on."""
@@ -665,7 +665,7 @@ class SftRecipe(Strict):
     trackers: tuple[Tracker, ...] = ("console",)
     """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's
     log. wandb: Weights & Biases. vemlp_wandb: Volcengine's W&B. Several have a mode that writes files into the run's
-    folder and needs no server; docs/training.md has the table."""
+    folder and needs no server; docs/curves.md has the table."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """VERL's own keys, dotted, for settings that have no key here."""
 

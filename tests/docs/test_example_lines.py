@@ -1,4 +1,4 @@
-"""Every example line of the commands' help, of README and of docs/ runs, and so does the Python of docs/evaluation.md.
+"""Every example line of the commands' help, of README and of docs/ runs, and so does Python of README and docs/.
 
 What is not available here has a stand-in: a GPU and minutes of training (`--dry-run` and `--print-command`, which find
 the model and make VERL's and vLLM's commands), a model that learnt something (an untrained one of the demo's shape),
@@ -324,6 +324,15 @@ def test_an_example_line_that_cannot_run_here_is_understood(
         # A group may take other words where others take a command.
         _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
     command.make_context("rstar2", words)
+
+
+def test_the_python_of_readme_runs(judge: JudgeHandle, capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    exec(compile(code.replace("http://127.0.0.1:8088", judge.url), "README.md", "exec"), {})
+    # Each line that prints says in a comment what it prints.
+    assert capsys.readouterr().out.split() == " ".join(re.findall(r"print\(.*\)  # (.*)", code)).split()
 
 
 def test_the_python_of_the_evaluation_page_runs(
