@@ -181,7 +181,8 @@ class GroupSettings(Strict):
     """Roll a group out in rounds of this many rollouts, until it is decided or has `rollout.rollouts`. A group is
     decided when it is mixed (`enough`), solved (`solved_after`) or hopeless (`hopeless_after`). A round waits for all
     of its rollouts, so short ones are not preferred. Unset: all at once, as in the paper. It saves rollouts and changes
-    how much problems weigh; `algorithm.loss_weights` = "problems" undoes most of the change (docs/results/rounds.md)."""
+    how much problems weigh; `algorithm.loss_weights` = "problems" undoes most of the change
+    (docs/results/rounds.md)."""
     enough: int | None = Field(None, ge=1)
     """With `round`: a group is mixed once this many of its rewards are above 0 and as many are not. By default 2. If it
     is 1, a selection that keeps half may choose rollouts of equal rewards, and the group is dropped."""
