@@ -109,6 +109,7 @@ $(VENV)/.docs-installed: $(STAMP)
 docs: $(VENV)/.docs-installed
 	$(BIN)/python docs/generators/cli_reference.py
 	$(BIN)/python docs/generators/recipe_reference.py
+	$(BIN)/python docs/generators/python_reference.py
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs/site . build/docs
 	@echo "build/docs/index.html"
 

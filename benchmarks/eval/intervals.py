@@ -2,10 +2,10 @@
 
     python benchmarks/eval/intervals.py --repetitions 4000 --seed 1
 
-Prints the tables of docs/evaluation.md. The models are made: each problem has a rate at which each of two models solves
-it, and every cell draws new problems and new samples in each repetition. *Coverage* is the share of intervals that hold
-the mean difference over all problems of the kind, *width* the mean length of the intervals in points, and *power* the
-share that leave out zero. All differences of one cell are the same for all methods.
+Prints the tables of docs/results/evaluation.md. The models are simulated: each problem has a rate at which each of two
+models solves it, and every cell draws new problems and new samples in each repetition. *Coverage* is the share of
+intervals that contain the mean difference over all problems of the kind, *width* the mean length of the intervals in
+points, and *power* the share that exclude zero. All differences of one cell are the same for all methods.
 
 - Small shifts: rates from Beta(1/2, 1/2), as on AIME, where most problems are nearly always or nearly never solved.
   The second model's log-odds are higher by a constant, plus noise of half as much from problem to problem.

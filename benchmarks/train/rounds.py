@@ -1,6 +1,6 @@
 """What rolling groups out in rounds saves, and how it changes what is learned, for every pass rate and outcome count.
 
-    python benchmarks/train/rounds.py                                            the tables of docs/training.md
+    python benchmarks/train/rounds.py                                            the tables of docs/results/rounds.md
     python benchmarks/train/rounds.py --rollouts 8 --keep 4 --round 4 --enough 1          other groups
 
 A stop that depends on outcomes changes their distribution. The first three tables are exact: given a problem's pass

@@ -1,4 +1,4 @@
-"""Writes the reference of recipe keys at the end of docs/training.md, from the models that check the recipes.
+"""Writes docs/reference/recipe.md, the reference of recipe keys, from the models that check the recipes.
 
 Run it after a change of a key, its description or a shipped recipe: `python docs/generators/recipe_reference.py`.
 `make docs` runs it too, and tests/docs/test_docs.py fails while the committed page is not current.
@@ -25,8 +25,14 @@ from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
 from rstar2.train.recipe_files import read_recipe
 from rstar2.train.select import SELECTIONS, SelectSettings
 
-PAGE = Path(__file__).resolve().parents[1] / "training.md"
-MARK = "<!-- From here on written by docs/generators/recipe_reference.py from the models; do not edit. -->\n"
+PAGE = Path(__file__).resolve().parents[1] / "reference" / "recipe.md"
+HEAD = """\
+# Recipe keys
+
+This page is written by `docs/generators/recipe_reference.py` from the models that check the recipes; do not edit it.
+A recipe is a TOML file, such as those in `recipes/`. `--set KEY=VALUE` changes a key for one run.
+The last column has the paper's values: those of stages 1, 2 and 3 if they differ, – if the paper states none.
+"""
 NAMED = {SelectSettings: SELECTIONS, CurriculumSettings: CURRICULA}
 UNITS = (
     (r"_s$", "seconds"),
@@ -55,15 +61,15 @@ STATED = {
 
 
 def reference() -> str:
-    """The reference as Markdown."""
+    """The whole page as Markdown."""
     stages = [read_recipe(f"stage{number}", "stage")[1] for number in STAGES]
     # The paper names its machines and nothing of how the model is spread over them.
     machine = read_recipe("64xmi300x", "profile")[1]["stage"]["hardware"]
     named = {key: machine[key] for key in ("nodes", "gpus_per_node", "gpu")}
     stages = [{**stage, "hardware": named} for stage in stages]
     parts = [
+        HEAD,
         "## Every key of a stage's recipe\n",
-        "The last column has the paper's values: those of stages 1, 2 and 3 if they differ, – if it states none.\n",
         *_tables(StageRecipe, "", stages),
         "## Every key of SFT's recipe\n",
         *_tables(SftRecipe, "", [read_recipe("sft", "sft")[1]], leave_out={"hardware"}),
@@ -185,12 +191,5 @@ def _oneline(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def page(current: str) -> str:
-    """The page with the reference as it should be."""
-    written, mark, _ = current.partition(MARK)
-    assert mark, f"{PAGE} has lost the line that the reference begins with"
-    return f"{written}{MARK}\n{reference()}"
-
-
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(reference(), encoding="utf-8")

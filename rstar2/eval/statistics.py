@@ -3,7 +3,8 @@
 A benchmark of P problems sampled n times each has two spreads. *Run-to-run*: how far the average would move
 if the same problems were sampled again. *Clustered by problem*: how far it would move on other problems like
 these. The second is the wider by far, and is the one to compare models with. Both are reported, by name.
-docs/evaluation.md has the coverage, width and power of the intervals; benchmarks/eval/intervals.py measures them.
+docs/results/evaluation.md has the coverage, width and power of the intervals, which benchmarks/eval/intervals.py
+measures.
 
 All functions are pure. Correctness is one row per problem and one entry per sample (bools or 0/1); rows may
 differ in length, and every problem weighs the same. Without problems, or with one that has no samples, they

@@ -1148,7 +1148,7 @@ async def test_the_stand_in_of_each_provider_is_measured(name: str) -> None:
 
 
 def test_the_table_of_providers_has_those_that_were_tried() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "hosted.md").read_text()
     rows = page.partition("| provider or server |")[2].partition("\n\n")[0].splitlines()[2:]
     cells = {row.split("|")[1].strip(): row.split("|")[2].strip().strip("`") for row in rows}
     assert cells.keys() == PROVIDERS.keys()

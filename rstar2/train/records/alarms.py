@@ -1,8 +1,8 @@
 """Tells from the metrics of a stage's steps whether training begins to collapse, or rollouts are missing from them.
 
 The paper's training collapsed after its last step whatever the authors changed (arXiv 2508.20722), so it is worth
-knowing early. The thresholds are ours: the paper gives none. docs/training.md says how many collapses of short runs
-each alarm foresaw (`benchmarks/train/alarms.py`).
+knowing early. The thresholds are ours: the paper gives none. docs/results/alarms.md says how many collapses of short
+runs each alarm foresaw (`benchmarks/train/alarms.py`).
 """
 
 from __future__ import annotations
