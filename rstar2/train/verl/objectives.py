@@ -93,7 +93,7 @@ def maxrl(
 
 
 def _of_real_rollouts(name: str) -> None:
-    """Registers an estimator that applies VERL's to the real rollouts only, without the empty ones that fill a batch up.
+    """Registers an estimator that applies VERL's to real rollouts only, without the empty ones that fill up a batch.
 
     VERL's `gpg` scales by the number of all rollouts. VERL's `grpo_passk` raises an error if a batch has one empty
     rollout, because its group then has only one member.
