@@ -21,7 +21,7 @@ ACTIVITY_FILE = "alive.json"
 WRITE_EVERY_S = 2.0
 LOADING_MODEL, LOADING_CHECKPOINT = "loading the model", "loading a checkpoint"
 SENDING_WEIGHTS = "weights to the engines"
-_OF_START_UP = frozenset({LOADING_MODEL, LOADING_CHECKPOINT, SENDING_WEIGHTS})
+_START_UP_PHASES = frozenset({LOADING_MODEL, LOADING_CHECKPOINT, SENDING_WEIGHTS})
 """Phases before the first step; weights are sent after each step too, whose rollouts have then been counted."""
 
 
@@ -92,7 +92,7 @@ class Activity:
     @property
     def in_step(self) -> bool:
         """Whether a step has certainly begun."""
-        return self.phase not in _OF_START_UP
+        return self.phase not in _START_UP_PHASES
 
     def text(self) -> str:
         """For people."""

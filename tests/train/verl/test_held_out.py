@@ -173,7 +173,7 @@ def test_if_too_many_have_no_verdict_there_is_no_measurement(
         found = validated(tmp_path, {"aime": outcomes})
     assert [name for name in found if not name.startswith("rstar2/held_out_")] == []
     assert held_out_accuracy(found) is None
-    said = f"step 3: the held-out problems are not measured: of 8 rollouts {why}"
+    said = f"step 3: there is no measurement on held-out problems, because of 8 rollouts {why}"
     assert said in caplog.text
     progress = read_progress(tmp_path / PROGRESS_FILE)
     assert progress is not None
