@@ -225,7 +225,7 @@ def _comparison_table(found: Sequence[Comparison], named: bool) -> Table:
             str(len(each.pairs)),
             str(len(each.flipped)),
             _shows(each.interval),
-            style="bold" if each.shown else None,
+            style="bold" if each.excludes_zero else None,
         )
     return table
 
