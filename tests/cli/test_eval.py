@@ -31,7 +31,7 @@ from rstar2.eval.plan import EvalRequest, _readable, plan_evaluation
 from rstar2.eval.target import Opened, Target
 from rstar2.eval.terminal.live import LiveView
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.formats.format import ours, save_format
+from rstar2.loop.formats.format import default_format, save_format
 from rstar2.loop.trace import read_traces
 from rstar2.loop.turns.codec import ChatCodec
 from rstar2.processes import free_port
@@ -60,7 +60,7 @@ def model(tmp_path: Path, tokenizer: Any) -> Path:
     """A model folder of which only the tokenizer and the format are used."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
-    save_format(patient(ours()), folder)
+    save_format(patient(default_format()), folder)
     return folder
 
 

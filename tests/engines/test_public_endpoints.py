@@ -546,7 +546,7 @@ async def test_a_thought_among_the_parts_of_a_content_is_a_thought(endpoint: Pub
     async with opened(endpoint) as model:
         _, generation = await generated(model)
         read = model.codec.parse(generation.token_ids)
-    assert (read.thought.strip(), read.said.strip()) == ("Hm.", ANSWER)
+    assert (read.thought.strip(), read.visible_text.strip()) == ("Hm.", ANSWER)
 
 
 ENGINE_DIED = {
