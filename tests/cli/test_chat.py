@@ -414,6 +414,17 @@ def test_any_chat_endpoint_answers_with_calls_and_says_what_is_not_exact(
         assert "Incorrect API key" in str(failed.exception)
 
 
+def test_a_chat_endpoint_that_takes_no_tools_gets_a_hint_with_options_of_chat(judge: JudgeHandle) -> None:
+    with serving(ChatEndpoint(solves)) as endpoint:
+        endpoint.refuses_tools = "scripted does not support tools"
+        words = ["chat", "--url", endpoint.url, "--api", "chat", "--judge", judge.url, "--prompt", "Hello"]
+        failed = CliRunner().invoke(app, words)
+    assert isinstance(failed.exception, Failure)
+    assert "does not support tools" in failed.exception.message
+    assert "--model-name" in failed.exception.hint
+    assert "--no-tools" not in failed.exception.hint
+
+
 def _invoke(*words: str) -> Result:
     ran = CliRunner().invoke(app, [*words])
     assert ran.exit_code == 0, ran.output
