@@ -274,7 +274,7 @@ COLUMNS = (
     ),
     Column(
         "off_policy_tokens",
-        "share of the trained tokens that are in turns which older weights started",
+        "share of the tokens that are trained on in turns that older weights started",
         _metric("rstar2/off_policy_tokens"),
     ),
     Column("calls", "tool calls per rollout", _metric("rstar2/calls")),
@@ -319,7 +319,11 @@ COLUMNS = (
         "share of the trained tokens that `algorithm.correction` removed from the loss",
         _left_out_by_correction,
     ),
-    Column("grad_norm", "norm of the update's gradient before clipping", _metric("actor/grad_norm")),
+    Column(
+        "grad_norm",
+        "norm of the gradient of the rollouts that are trained on, before clipping",
+        _metric("actor/grad_norm"),
+    ),
     Column("call_s", "mean seconds until the judge answered a call", _metric("rstar2/call_s")),
     Column(
         "slowest_call_s",
