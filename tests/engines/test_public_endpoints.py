@@ -827,7 +827,9 @@ async def test_a_chat_says_which_field_a_server_does_not_take(endpoint: PublicEn
         await model.engine.generate([3, 4, 5], Sampling(max_tokens=9))
     await model.engine.aclose()
     (notice,) = told
-    assert notice.startswith("requests no longer send `temperature`, so the server's default applies. Reason: the server")
+    assert notice.startswith(
+        "requests no longer send `temperature`, so the server's default applies. Reason: the server"
+    )
 
 
 @pytest.mark.parametrize(
