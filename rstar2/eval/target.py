@@ -26,7 +26,7 @@ from rstar2.retry import FIRST_ANSWER_S, RetryPolicy
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
 _LEFT_TO_SERVER = (
-    "requests do not send min_p, repetition_penalty or a top_k of 0, so the server's own defaults decide these"
+    "min_p, repetition_penalty and a top_k of 0 are not sent: the server's own defaults decide these"
 )
 _PACKAGES = ("rstar2", "transformers", "torch", "vllm", "datasets", "sympy", "numpy", "scipy")
 
