@@ -112,7 +112,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--count", type=int, default=20_000, help="number of texts, in addition to formulas and mutations"
+        "--count", type=int, default=20_000, help="number of texts besides formulas and mutations"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
