@@ -221,7 +221,7 @@ def test_no_name_of_a_benchmark_is_broken_in_a_narrow_terminal(tmp_path: Path) -
         console.print(*comparison_tables(twice, console))
         lines = console.export_text().splitlines()
         assert sum("training-problems – held-out-problems" in line for line in lines) == 2
-        assert sum("flipped" in line for line in lines) == tables
+        assert sum("problems  flipped" in line for line in lines) == tables
         assert max(map(len, lines)) <= width
 
 

@@ -1,4 +1,4 @@
-"""Which columns of `rstar2.train.records.steps` are looked at together, for `rstar2 watch` and the report page."""
+"""Panels of curves for `rstar2 watch` and the report page, from the columns of `rstar2.train.records.steps`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ Unit = Literal["share", "count", "seconds", "number"]
 
 @dataclass(frozen=True)
 class Panel:
-    """Some curves over the steps that share their axis."""
+    """Curves over the steps with a common axis."""
 
     name: str
-    """For a narrow terminal."""
+    """A short title for a narrow terminal."""
     title: str
     y: str
+    """The label of the axis."""
     unit: Unit
     lines: tuple[tuple[str, str], ...]
-    """Column and label."""
+    """For each curve its column and its label."""
     usual: str = ""
-    """The band in which the values usually lie, and by whose word."""
+    """The usual range of the values, and its source."""
 
     def curves(self, steps: Sequence[Step]) -> list[tuple[str, list[tuple[int, float]]]]:
-        """Label and points (step, value) of each line that is somewhere other than 0; of the first in any case.
+        """Returns the label and the points (step, value) of each curve.
 
-        A measurement that is not a number is no point.
+        A curve is left out if all its values are 0, except the first curve. Values that are missing, NaN or infinite
+        have no point.
         """
-        found = []
+        curves = []
         for place, (column, label) in enumerate(self.lines):
             points = [
                 (step.number, value)
@@ -41,8 +43,8 @@ class Panel:
                 if (value := step.values[column]) is not None and math.isfinite(value)
             ]
             if any(value for _, value in points) or (points and place == 0):
-                found.append((label, points))
-        return found
+                curves.append((label, points))
+        return curves
 
 
 PANELS = (

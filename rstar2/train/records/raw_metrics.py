@@ -1,8 +1,9 @@
-"""Statistics of a step's rollouts before the selection, and of the selection itself: what VERL logs comes after.
+"""Metrics of a step's rollouts before the selection, and of the selection itself. VERL's metrics cover only the rest.
 
-What says something about the policy (pass rate, length, failed calls, penalties) covers the rollouts with a verdict:
-those that finished and lost no call to the judge. The others are counted beside it. If groups are rolled out in rounds,
-these statistics cover the first rounds, of which every problem has one: later rounds are of undecided groups only.
+Metrics of the policy (pass rate, length, failed calls, penalties) cover the rollouts with a verdict: those that
+finished and lost no call to the judge. Rollouts without a verdict are counted separately. If groups are rolled out in
+rounds, these metrics cover only first rounds: every problem has one, and later rounds happen only in undecided groups.
+
 Amounts (rollouts, tokens, calls) cover all rollouts.
 """
 
@@ -25,36 +26,37 @@ from rstar2.train.select import Selection
 from rstar2.train.select.roc import p_err, p_format
 
 FAILURES = tuple(status for status in get_args(CallStatus) if status != "ok")
-"""Every way in which a call can fail; `lost` is the judge's fault."""
+"""The statuses of failed calls. `lost` is the judge's fault."""
 DROPPED = ("failed", "lost", "left_out", "no_gradient", "wrong", "correct")
-"""Why a rollout is not trained on: it failed; a call of it was lost; a rule of the selection leaves it out;
-nothing of its group is trained on; and wrong and correct ones that the selection did not draw."""
+"""Reasons why a rollout is not trained on. failed: it failed. lost: the judge lost a call. left_out: the selection
+excludes it. no_gradient: nothing of its group is trained on. wrong, correct: the selection did not choose it, and its
+reward is 0 or below, or above 0."""
 MISSED = get_args(Missed)
-"""Every reason why an answer is not correct."""
+"""The reasons why an answer is not correct."""
 FailureKind = Literal["engine", "grader", "agent_loop", "missing"]
-"""What kept a rollout from a verdict: the engine, the grader, or our own code and VERL's around it; missing: it left no
-record at all."""
+"""The part in which a rollout failed. agent_loop: our own code, or VERL's code around it. missing: unknown, because the
+rollout left no record."""
 
 
 @dataclass(frozen=True)
 class FailedRollout:
-    """A rollout without a verdict, because something other than the model and its calls failed."""
+    """A rollout without a verdict because of an error outside the model and its calls."""
 
     kind: FailureKind
     reason: str
     """The error's text."""
     tokens: int | None = None
-    """Tokens after its prompt when it failed; None if that is not known."""
+    """Tokens after its prompt when it failed; None if unknown."""
 
 
 def failure_text(failed: Sequence[FailedRollout]) -> str:
-    """The most frequent causes, and how often each."""
+    """Returns the three most frequent causes with their counts, for messages."""
     causes = Counter(f"{each.kind}: {each.reason}" for each in failed)
     return "; ".join(f"{count} x {cause}" for cause, count in causes.most_common(3))
 
 
 def failed_tokens(failed: Sequence[FailedRollout]) -> float:
-    """The mean length of failed rollouts, of those whose length is known; 0 if none is."""
+    """Returns the mean length in tokens of the failed rollouts whose length is known, or 0 if there are none."""
     return (
         float(np.mean(known))
         if (known := [each.tokens for each in failed if each.tokens is not None])
@@ -70,13 +72,15 @@ def raw_metrics(
     failed: Sequence[FailedRollout] = (),
     first_round: int | None = None,
 ) -> dict[str, float]:
-    """The metrics `rstar2/…` of a step that is trained on.
+    """Returns the metrics `rstar2/…` of a step that is trained on.
 
     Args:
-        rollouts: those that finished.
-        kept: indices into `rollouts`, as are the lists of `groups`.
-        failed: those of the same groups that did not finish.
-        first_round: how many rollouts of a group its first round has; None if groups are not rolled out in rounds.
+        rollouts: the finished rollouts. At least one of them has a verdict.
+        kept: indices into `rollouts` of those that are trained on.
+        groups: for each problem, the indices of its rollouts.
+        selection: the recipe's selection.
+        failed: the failed rollouts of the same groups.
+        first_round: number of rollouts in the first round of a group; None if groups are not rolled out in rounds.
     """
     all_judged = [rollout for rollout in rollouts if not rollout.lost_calls]
     first = [each for each in all_judged if first_round is None or each.sample < first_round]
@@ -126,12 +130,12 @@ def raw_metrics(
 def recovery_metrics(
     groups: Sequence[Sequence[tuple[Rollout, Recovery]]], failed: Sequence[FailedRollout], kept: int
 ) -> dict[str, float]:
-    """The metrics `rstar2/recover/…` of rollouts that began after a failed call. No other metric of ours covers them.
+    """Returns the metrics `rstar2/recover/…` of recoveries. No other metric `rstar2/…` covers recoveries.
 
     Args:
-        groups: those that finished, by the failed call that they began after.
-        failed: those that did not finish.
-        kept: how many are trained on.
+        groups: the finished recoveries, in one list for each failed call.
+        failed: the recoveries that failed.
+        kept: number of recoveries that are trained on.
     """
     finished = [each for group in groups for each in group]
     judged = [(rollout, recovery) for rollout, recovery in finished if not rollout.lost_calls]
@@ -155,7 +159,7 @@ def recovery_metrics(
 
 
 def rounds_metrics(rounds: Rounds, groups: Sequence[RoundsOfGroup]) -> dict[str, float]:
-    """How many rollouts the rounds of a step saved, how many rounds its groups had, and why they stopped."""
+    """Returns metrics of rounds: the rollouts that they saved, their number per group, and the reasons to stop."""
     by_rounds = Counter(group.rounds for group in groups)
     decisions = Counter(group.decision for group in groups)
     return {
@@ -168,9 +172,9 @@ def rounds_metrics(rounds: Rounds, groups: Sequence[RoundsOfGroup]) -> dict[str,
 
 
 def _by_problem(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
-    """The share of problems that no rollout solved, and how much rollouts depend on their problem.
+    """Returns the share of problems that no rollout solved, and how much rollouts depend on their problem.
 
-    A figure that the rollouts with a verdict cannot tell is left out.
+    A metric is missing if there are too few rollouts with a verdict.
     """
     judged = [group for group in groups if group]
     unsolved = sum(not any(rollout.correct for rollout in group) for group in judged)
@@ -182,7 +186,7 @@ def _by_problem(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
 
 
 def _answers(judged: Sequence[Rollout]) -> dict[str, float]:
-    """The shares of answers that are not correct, by the reason; `undecided` are those that the grader failed."""
+    """Returns the share of each reason why an answer is not correct, and the share that the grader could not decide."""
     reasons = Counter(rollout.missed for rollout in judged if not rollout.correct)
     return {
         **{f"rstar2/answers/{reason}": reasons[reason] / len(judged) for reason in MISSED},
@@ -191,7 +195,7 @@ def _answers(judged: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Calls per rollout, the share of each failure among all calls, and how long a call took."""
+    """Returns calls per rollout, the share of each kind of failure among all calls, and seconds per call."""
     outcomes: Counter[str] = sum((Counter(rollout.outcomes) for rollout in rollouts), Counter())
     calls = outcomes.total()
     return {
@@ -203,7 +207,10 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _repairs(judged: Sequence[Rollout]) -> dict[str, float]:
-    """What followed turns with a failed call: a right call, and a correct answer; nothing if no call failed."""
+    """Returns two shares of the turns with a failed call. It returns nothing if no call failed.
+
+    The first is the share that a later turn repaired. The second is the share in rollouts with a correct answer.
+    """
     failed = sum(rollout.failed_turns for rollout in judged)
     if not failed:
         return {}
@@ -220,7 +227,7 @@ def _dropped(
     selection: Selection,
     failed: int,
 ) -> dict[str, float]:
-    """How many rollouts are not trained on, by reason; the first that applies counts."""
+    """Counts the rollouts that are not trained on by the first reason in `DROPPED` that applies."""
     reasons: Counter[str] = Counter(failed=failed)
     for group in groups:
         trained = not kept.isdisjoint(group)

@@ -651,7 +651,7 @@ def test_kept_traces_say_what_roc_did_with_them_and_a_step_run_again_replaces_th
     fields = [to_extra_fields(trace, with_trace=trace.sample != 2) for trace in traces]
     sampler._step = 7
     for _ in range(2):
-        sampler._keep_traces(fields, [Rollout.from_trace(trace) for trace in traces], kept={0, 2})
+        sampler._keep_traces(fields, [Rollout.from_trace(trace) for trace in traces], trained={0, 2})
     stored = list(read_traces(tmp_path / "step-000007.jsonl"))
     assert [(trace.sample, trace.kept) for trace in stored] == [(0, True), (1, False), (3, False)]
 

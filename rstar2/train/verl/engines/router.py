@@ -160,14 +160,14 @@ class SessionRouter:
             "registered_handles": list(self._handles),
             "sessions": len(self._scheduler.sessions),
             "waiting": self._scheduler.waiting,
-            "kv_tokens": {name: books.capacity for name, books in self._scheduler.engines.items()},
+            "kv_tokens": {name: state.capacity for name, state in self._scheduler.engines.items()},
         }
 
     def _report(self) -> None:
         """Prints the number of rollouts and turns since the last report. Ray forwards it to the trainer's log."""
         engines = (
-            f"{name} {self._turns[name]} turns, KV cache of {books.capacity or 'unknown'} tokens"
-            for name, books in self._scheduler.engines.items()
+            f"{name} {self._turns[name]} turns, KV cache of {state.capacity or 'unknown'} tokens"
+            for name, state in self._scheduler.engines.items()
         )
         print(f"rollout scheduler: {self._over} rollouts have ended; {'; '.join(engines)}", flush=True)
         self._over = 0
@@ -176,8 +176,8 @@ class SessionRouter:
     def _loads(self) -> dict[str, int]:
         """Returns the number of requests that each engine is working on."""
         return {
-            name: sum(session.busy for session in books.sessions.values())
-            for name, books in self._scheduler.engines.items()
+            name: sum(session.busy for session in state.sessions.values())
+            for name, state in self._scheduler.engines.items()
         }
 
     async def _watch(self) -> None:
