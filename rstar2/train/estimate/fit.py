@@ -171,7 +171,7 @@ def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
         most = round((1 + refills) * recipe.rollout.prompts * recipe.rollout.rollouts)
         yield (
             f"groups without a gradient are replaced, so a step may have up to {1 + refills:g} times its problems, "
-            f"{most:,} rollouts. The estimate uses the share of such groups in --like RUN; without --like it is 0"
+            f"{most:,} rollouts. The estimate uses the share of such groups in the run of --like, or else 0"
         )
 
 
@@ -182,7 +182,7 @@ def _recover_warnings(recipe: StageRecipe) -> Iterator[str]:
         yield (
             f"up to {recover.failures} failed calls of each problem get {recover.rollouts} extra rollouts, up to "
             f"{prompts * recover.most:,} in a step, after its other rollouts. The estimate uses the number of failed "
-            "calls in --like RUN; without --like it is the maximum"
+            "calls in the run of --like; without --like it uses the maximum"
         )
 
 
@@ -194,8 +194,8 @@ def _rounds_warnings(recipe: StageRecipe) -> Iterator[str]:
     prompts = recipe.rollout.prompts
     yield (
         f"groups are rolled out in rounds of {rounds.size}, so a step makes {prompts * rounds.size:,} to "
-        f"{prompts * rounds.most:,} rollouts, not counting replaced groups. The estimate uses the share that --like "
-        "RUN made; without --like it is the maximum"
+        f"{prompts * rounds.most:,} rollouts, not counting replaced groups. The estimate uses the "
+        "share of them that the run of --like made; without --like it uses the maximum"
     )
     if algorithm.objective == "grpo" and algorithm.loss_weights == "tokens":
         yield (

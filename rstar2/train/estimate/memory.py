@@ -154,10 +154,10 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Me
     lengths = expected.lengths(recipe.longest)
     tokens = (micro_batch_tokens(hardware, lengths, limit) for limit in limits)
     update = replace(full, expected_update_total=with_tokens(*tokens).update_total)
-    kept = {"none": update.weights + update.optimizer, "optimizer": update.weights, "all": 0}[
+    trainer_bytes = {"none": update.weights + update.optimizer, "optimizer": update.weights, "all": 0}[
         hardware.offload
     ]
-    offloaded = update.weights + update.optimizer - kept
+    offloaded = update.weights + update.optimizer - trainer_bytes
     width = 2 if on_gpu else 4
     weights = width * shape.parameters // hardware.tensor_parallel
     longest = KV_BLOCK * -(-recipe.longest // KV_BLOCK)
@@ -165,7 +165,7 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Me
     if update.capacity is None:  # the CPU engine allocates its cache while it generates
         count = min(hardware.sequences_in_flight, recipe.rollout.prompts * recipe.rollout.rollouts)
         workspace, cache = CPU_LIBRARIES, count * rollout_kv
-        kept += update.process
+        trainer_bytes += update.process
     else:
         workspace = _engine_workspace(shape, hardware)
         cache = max(0, int(hardware.engine_memory_share * update.capacity) - weights - workspace)
@@ -176,8 +176,8 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Me
             "engine_weights": weights,
             "engine_workspace": workspace,
             "kv_cache": cache,
-            "kept_by_trainer": kept,
-            "rollout_total": weights + workspace + cache + kept,
+            "kept_by_trainer": trainer_bytes,
+            "rollout_total": weights + workspace + cache + trainer_bytes,
             "full_length_rollouts": count,
             "sequences_in_flight": hardware.sequences_in_flight if on_gpu else count,
             "host_offload": offloaded * hardware.gpus_per_node,
@@ -226,9 +226,9 @@ def micro_batch_tokens(hardware: Hardware, lengths: Sequence[float], limit: int)
         # VERL makes the smallest possible number of micro-batches, of about equal size.
         tokens = sum(lengths) / shares / split
         return math.ceil(tokens / max(1, math.ceil(tokens / limit)))
-    own = sorted(lengths)[::shares]
-    groups = rows_of_like_lengths(own, limit * split)
-    return math.ceil(max((len(group) * own[group[0]] for group in groups), default=0) / split)
+    rank_lengths = sorted(lengths)[::shares]
+    groups = rows_of_like_lengths(rank_lengths, limit * split)
+    return math.ceil(max((len(group) * rank_lengths[group[0]] for group in groups), default=0) / split)
 
 
 def trainer_memory(
@@ -300,10 +300,10 @@ def activation_bytes(
     inputs = width * shape.layers * shape.hidden
     ends = (8 if width == 2 else 12) * shape.hidden + 2 * width * shape.head_dim
     layer = layer_bytes(shape, width)
-    kept = inputs if checkpointing else layer * shape.layers
-    at_loss = kept + ends + width * shape.hidden + logits * width * shape.vocab
+    stored = inputs if checkpointing else layer * shape.layers
+    at_loss = stored + ends + width * shape.hidden + logits * width * shape.vocab
     at_work = (2 * shape.hidden if width == 2 else 0) + 2 * width * (shape.intermediate + shape.head_dim)
-    in_layer = kept + (layer if checkpointing else 0) + at_work
+    in_layer = stored + (layer if checkpointing else 0) + at_work
     in_backward = in_layer + (0 if checkpointing else ends)
     return max(at_loss, math.ceil((1 + fragmented) * in_backward))
 

@@ -122,9 +122,9 @@ class Assumptions:
         rollout = recipe.rollout
         trained_groups = 1.0 if recipe.groups.refill_batches else self.trained_groups
         tokens = min(self.tokens_of_largest_step or self.rollout_tokens(rollout), rollout.tokens)
-        kept = max(1, round(trained_groups * rollout.prompts * recipe.groups.keep))
-        kept += self.kept_recoveries(recipe)
-        return Update(kept, self.prompt_tokens(rollout) + tokens)
+        trained = max(1, round(trained_groups * rollout.prompts * recipe.groups.keep))
+        trained += self.kept_recoveries(recipe)
+        return Update(trained, self.prompt_tokens(rollout) + tokens)
 
     def kept_recoveries(self, recipe: StageRecipe) -> int:
         """Returns the largest expected number of recoveries that a step trains on."""
@@ -242,12 +242,12 @@ def stage_step(
     rollout, hardware = recipe.rollout, recipe.hardware
     gpus = hardware.nodes * hardware.gpus_per_node
     rollouts, recoveries = assumptions.made_rollouts(recipe), assumptions.recoveries(recipe)
-    kept = rollout.prompts * min(recipe.groups.keep, rollout.rollouts)
-    kept += assumptions.kept_recoveries(recipe)
+    trained = rollout.prompts * min(recipe.groups.keep, rollout.rollouts)
+    trained += assumptions.kept_recoveries(recipe)
     mean, prompt = assumptions.rollout_tokens(rollout), assumptions.prompt_tokens(rollout)
     per_token_s, at_once = _token_s(shape, recipe, memory, assumptions)
     generate = rates.generate or at_once / per_token_s / hardware.tensor_parallel
-    context = Update(kept, mean + prompt).mean_context(recipe.longest)
+    context = Update(trained, mean + prompt).mean_context(recipe.longest)
     passes = recipe.optim.epochs
     flop = update_flop(shape, context, hardware.gradient_checkpointing, log_probs=True, passes=passes)
     update = (
@@ -255,9 +255,9 @@ def stage_step(
         if rates.update
         else assumptions.compute_share * gpu_of(hardware).flop_per_s / flop
     )
-    own = assumptions.tokens_of_recovery(rollout)
-    tokens = int(rollouts * mean + recoveries * own)
-    updated = int(kept * (mean + prompt))
+    recovery_tokens = assumptions.tokens_of_recovery(rollout)
+    tokens = int(rollouts * mean + recoveries * recovery_tokens)
+    updated = int(trained * (mean + prompt))
     # At the end of each round, only the longest rollouts still run. Recoveries are one more round, which begins in the
     # middle of a rollout.
     rounds = (1 if recipe.rounds is None else recipe.rounds.number) + (0.5 if recoveries else 0.0)
@@ -268,13 +268,14 @@ def stage_step(
     return Step(
         rollouts=rollouts,
         recoveries=recoveries,
-        kept_rollouts=kept,
+        kept_rollouts=trained,
         tokens=tokens,
         most_tokens=(rollouts + recoveries) * rollout.tokens,
         updated_tokens=updated,
         # A recovery has the same share of a rollout's calls as of its tokens.
         tool_calls=int(
-            (rollouts + recoveries * own / mean) * min(assumptions.calls_per_rollout, rollout.max_turns)
+            (rollouts + recoveries * recovery_tokens / mean)
+            * min(assumptions.calls_per_rollout, rollout.max_turns)
         ),
         generate_tokens_per_s=generate,
         update_tokens_per_s=update,
@@ -335,20 +336,22 @@ def stage_judge(recipe: StageRecipe, step: Step, assumptions: Assumptions, worke
     return Judge(step.tool_calls, per_s, assumptions.program_s, cores, in_flight, workers)
 
 
-def stage_disk(shape: ModelShape, kept: int, models: int = 1, filtered: int = 0, queue: int = 0) -> Disk:
+def stage_disk(
+    shape: ModelShape, checkpoints: int, models: int = 1, filtered: int = 0, queue: int = 0
+) -> Disk:
     """Estimates the disk space of a stage.
 
     Args:
         shape: the model's shape.
-        kept: number of checkpoints that stay on the disk.
+        checkpoints: number of checkpoints that stay on the disk.
         models: number of models that are made from checkpoints.
         filtered: bytes of the filter before the stage.
         queue: bytes of the rollouts in each checkpoint.
     """
     model = MASTER * shape.parameters
     checkpoint = (MASTER + MOMENTS) * shape.parameters
-    total = (kept + 1) * (checkpoint + queue) + models * model + filtered
-    return Disk(checkpoint, kept, model, filtered, queue, total)
+    total = (checkpoints + 1) * (checkpoint + queue) + models * model + filtered
+    return Disk(checkpoint, checkpoints, model, filtered, queue, total)
 
 
 def saving(

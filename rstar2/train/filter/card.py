@@ -16,7 +16,7 @@ KEPT = "kept.jsonl"
 
 
 def write_card(
-    out: Path, tally: Tally, kept: Iterable[str], samples: int, settings: dict[str, Any]
+    out: Path, tally: Tally, remaining: Iterable[str], samples: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Writes `kept.jsonl` and then `card.json`, and returns the card.
 
@@ -25,7 +25,7 @@ def write_card(
     Args:
         out: the filter's folder.
         tally: the verdicts of all samples.
-        kept: ids of the problems that remain, in the order of training.
+        remaining: ids of the problems that remain, in the order of training.
         samples: number of samples of each problem.
         settings: all settings that the verdicts depend on, with the digests of model and problems.
     """
@@ -33,7 +33,7 @@ def write_card(
         problem: sum(verdict == "correct" for verdict in seen.values())
         for problem, seen in tally.samples.items()
     }
-    names = list(kept)
+    names = list(remaining)
     with whole_file(out / KEPT) as file:
         for name in names:
             file.write(json.dumps({"id": name, "correct": correct[name], "samples": samples}) + "\n")

@@ -91,10 +91,10 @@ def unsolved(stage: StageFilter, on_progress: Callable[[Progress], None]) -> Row
     tally = Tally.of(out / VERDICTS.file)
     if not finished:
         _check_errors(tally)
-    kept = drop_solved(stage.rows, _outcomes(tally), recipe.drop_solved, recipe.rollout.prompts)
+    remaining = drop_solved(stage.rows, _outcomes(tally), recipe.drop_solved, recipe.rollout.prompts)
     if not finished:
-        write_card(out, tally, (row["extra_info"]["id"] for row in kept), recipe.drop_solved, identity)
-    return kept
+        write_card(out, tally, (row["extra_info"]["id"] for row in remaining), recipe.drop_solved, identity)
+    return remaining
 
 
 def unsolved_by_file(file: Path, rows: Rows, recipe: StageRecipe) -> Rows:

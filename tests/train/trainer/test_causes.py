@@ -40,9 +40,15 @@ def test_the_cause_is_found_behind_the_prefixes_of_ray_and_torch(tmp_path: Path,
             "engine_memory_share",
         ),
         ("OSError: [Errno 28] No space left on device: 'model_world_size_8_rank_0.pt'", "checkpoint.keep"),
-        ("RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos [Errno 28]", "free disk space"),
+        (
+            "RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos [Errno 28]",
+            "free disk space",
+        ),
         ("RuntimeError: basic_ios::clear: iostream error", "free disk space"),
-        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534", "free disk space"),
+        (
+            "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534",
+            "free disk space",
+        ),
         (
             "RuntimeError: PytorchStreamWriter failed writing file data/7: file write failed",
             "could not be written",
