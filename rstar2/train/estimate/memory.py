@@ -82,8 +82,8 @@ class Update:
     def lengths(self, longest: int) -> list[float]:
         """Returns a length in tokens for each rollout.
 
-        The lengths are spread evenly from 0 to twice the mean. If a rollout has at most `longest` tokens, which is less
-        than twice the mean, the range is narrower, with the same mean.
+        The lengths are spread evenly from 0 to twice the mean. If `longest` is less than twice the mean, the range is
+        narrower: it ends at `longest` and has the same mean.
         """
         high = min(longest, 2 * self.mean_tokens)
         low = 2 * self.mean_tokens - high
