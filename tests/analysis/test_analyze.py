@@ -137,7 +137,7 @@ def test_the_terminal_shows_the_short_tables(run: Path) -> None:
 
 def test_a_path_without_traces_and_a_missing_one_are_named(tmp_path: Path) -> None:
     missing = rstar2("analyze", tmp_path / "none")
-    assert (missing.code, "there is neither a run nor a file of traces at" in missing.stderr) == (2, True)
+    assert (missing.code, "is neither a run nor a file of traces" in missing.stderr) == (2, True)
     write_json(tmp_path / "run" / "config.json", {"kind": "eval", "config": {}})
     empty = rstar2("analyze", tmp_path / "run")
     assert (empty.code, "no traces in" in empty.stderr) == (2, True)
@@ -322,7 +322,7 @@ def test_files_of_the_same_name_are_told_apart_by_where_they_lie(make_trace: Any
     rows = json.loads(ran.stdout)["behaviour"]["rows"]
     assert [row[0] for row in rows] == ["before stage3", "after stage3"]
     twice = rstar2("analyze", paths[0], paths[0], "--output", tmp_path / "both")
-    assert (twice.code, "is given twice" in twice.stderr) == (2, True)
+    assert (twice.code, "is named twice" in twice.stderr) == (2, True)
 
 
 def test_several_paths_need_a_folder_for_what_is_said_of_them_together(run: Path) -> None:
