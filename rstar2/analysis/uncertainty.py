@@ -382,7 +382,7 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
         ),
         Table(
             "entropy_outcomes",
-            f"Does entropy rise after tool replies? Words in the first {WINDOW} tokens after a reply, by the outcome of "
+            f"Does entropy rise after tool replies? Words in the first {WINDOW} tokens after a reply, by outcome of "
             "the call: nats above words elsewhere, and nats above words after ok calls",
             ("traces of", "call", "replies", "over words", "± words", "over ok", "± ok"),
             [row for each in sets for row in each.outcomes()],

@@ -191,7 +191,7 @@ def test_an_analysis_is_stale_once_the_run_has_other_traces(make_trace: Any, tmp
 
 def test_a_name_of_a_model_without_a_server_is_refused(run: Path) -> None:
     ran = rstar2("analyze", run, "--model-name", "some")
-    assert (ran.code, "Give the server with --url" in ran.stderr) == (2, True)
+    assert (ran.code, "there is no --url" in ran.stderr) == (2, True)
 
 
 def test_traces_of_another_tokenizer_are_named_and_nothing_is_written(
@@ -249,7 +249,7 @@ def test_a_server_without_log_probabilities_of_prompts_is_told_of(
 
 def test_the_temperature_of_a_server_is_not_ours_to_choose(run: Path) -> None:
     ran = rstar2("analyze", run, "--url", "http://127.0.0.1:1", "--temperature", 0.6)
-    assert (ran.code, "--temperature changes nothing" in ran.stderr) == (2, True)
+    assert (ran.code, "--temperature 0.6 has no effect with --url" in ran.stderr) == (2, True)
 
 
 def test_bounds_of_another_model_at_the_same_url_are_not_taken_for_this_ones(
