@@ -83,7 +83,7 @@ def test_the_table_has_a_row_a_phase_and_both_arms(run: Path) -> None:
     assert [alone.count(name) for name in ("sft", "stage1", "stage3")] == [1, 1, 1]
     assert "plain GRPO stage3" in both
     assert "GRPO-RoC stage3" in both
-    assert "40.0% – 60.0%" in both
+    assert "40.0 – 60.0%" in both
 
 
 @pytest.mark.parametrize("compare", [False, True])
