@@ -9,9 +9,9 @@ from random import Random
 from typing import Literal, TypeAlias
 
 from formulas.alter import altered
+from formulas.generate import formula
 from formulas.latex import latex
 from formulas.letters import KINDS, Kind, points
-from formulas.generate import formula
 from formulas.rewrite import rewritten
 from formulas.trees import Tree, letters_of
 from formulas.values import decision

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from random import Random
 
+from formulas.generate import formula
 from formulas.latex import latex
 from formulas.letters import KINDS
-from formulas.generate import formula
 
 _ROUND = (*range(410, 1000, 20), *(10**power for power in range(3, 9)), *range(1001, 2027, 24))
 INTEGERS = tuple(str(number) for number in (*range(-20, 401), *_ROUND))
