@@ -77,9 +77,9 @@ def by_policy(model: Any, problems: Problems) -> Information:
 
 
 def _scores(model: Any, prompts: Sequence[Sequence[int]], written: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return the mean log-probability of the tokens `written` after each prompt. Prompts of equal length are a batch."""
+    """Return the mean log-probability of the tokens `written` after each prompt."""
     scores = np.zeros(len(prompts))
-    for length in {len(prompt) for prompt in prompts}:
+    for length in {len(prompt) for prompt in prompts}:  # prompts of equal length are a batch
         rows = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
         ids = torch.tensor([[*prompts[i], *written] for i in rows])
         with torch.inference_mode():

@@ -5,7 +5,7 @@
 
 The random models are Qwen3s of 11 to 73 million parameters, whose rollouts use their whole token budget. The share of
 free blocks in `plan` was fitted to the smallest and the largest (`rstar2.train.estimate.memory.CPU_FRAGMENTED`). The
-measured value is the peak memory of the trainer's process, which VERL logs. The planned value is options for three
+measured value is the peak memory of the trainer's process, which VERL logs. The planned value is given for three
 lengths: those of the run itself (as in `plan --like RUN`, or of SFT's conversations), those that `plan` expects by
 default, and rollouts of full length.
 

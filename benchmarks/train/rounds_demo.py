@@ -1,11 +1,11 @@
-"""Compares groups in rounds with groups that are generated at once, in the modes `sync` and `colocate_async`, on the demo.
+"""Compares groups in rounds with groups that are generated at once, in the modes `sync` and `colocate_async`.
 
     python benchmarks/train/rounds_demo.py --seeds 1 --runs runs/rounds
     python benchmarks/train/rounds_demo.py --runs runs/rounds --show         the table of finished seeds, no training
 
-For each seed, one SFT model is trained. Every arm then trains a copy of it by the recipe of the demo's first stage, for
-the same number of steps. All arms have `algorithm.loss_weights` = "problems". The models are measured on the demo's
-held-out problems. `demo_arms` describes the folders.
+For each seed, one SFT model of the demo is trained. Every arm then trains a copy of it by the recipe of the demo's
+first stage, for the same number of steps. All arms have `algorithm.loss_weights` = "problems". The models are measured
+on the demo's held-out problems. `demo_arms` describes the folders.
 
 Prints a table with a column per arm: rollouts, tokens, groups, accuracy and seconds. Each arm of a seed takes minutes.
 """

@@ -12,11 +12,11 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(DOCS.parent / "tests"))
 WIDTH, HEIGHT = 1200, 915
-"""CSS pixels of the picture: the table of phases and two rows of plots."""
+"""Size of the picture in CSS pixels. It shows the table of phases and two rows of plots."""
 
 
 def main(run: str) -> None:
-    """Write the run's report page to a temporary folder and photograph it."""
+    """Write the report page of `run` to a temporary folder, and take a screenshot of it."""
     from support.report.browser import open_browser
     from support.report.report_page import open_page
 

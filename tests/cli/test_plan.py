@@ -370,7 +370,7 @@ def test_sft_that_starts_says_what_its_dry_run_says(
         assert any("hardware.nccl_timeout_s = 60" in line for line in warnings), said
         assert any("hardware.export_timeout_s = 10" in line for line in warnings), said
         [disk] = [line for line in warnings if "the disk of the run's folder has 500.0 GiB free" in line]
-        assert disk.endswith("free: give another folder with --run"), "SFT's recipe has no checkpoint.keep"
+        assert disk.endswith("free: choose another folder with --run"), "SFT's recipe has no checkpoint.keep"
     needed = float(disk.split("need ")[1].split(" GiB")[0])
     checkpoint = run / "checkpoints" / "global_step_1"
     checkpoint.mkdir(parents=True)

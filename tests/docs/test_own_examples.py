@@ -114,7 +114,7 @@ def test_a_selection_of_ones_own(tmp_path: Path, training: dict[str, str]) -> No
 @needs("torch")
 def test_a_curriculum_of_ones_own(tmp_path: Path, training: dict[str, str]) -> None:
     chosen, planned = run_readme("own_curriculum", tmp_path, **training)
-    assert chosen.splitlines() == ["review 0: asked product, square", "review 0.5: asked sum, root"]
+    assert chosen.splitlines() == ["review 0: chosen product, square", "review 0.5: chosen sum, root"]
     assert '"name": "review:choose"' in planned
     assert '"review": 0.25' in planned
 

@@ -137,7 +137,8 @@ def mean_of(parts: Sequence[Score], weights: Sequence[float] | None = None) -> S
     """The weighted mean of independent scores, or of differences of scores. Without `weights`, all count alike.
 
     The squares of the errors below the mean, and of those above it, are added separately (Zou and Donner, Statistics in
-    Medicine 27, 2008). So if an interval is shorter on one side because it ends at 0 or 1, it widens the mean less on that side.
+    Medicine 27, 2008). So an interval that is shorter on one side, because it ends at 0 or 1, widens the interval of
+    the mean less on that side.
     """
     all_weights = list(weights or [1.0] * len(parts))
     shares = [weight / sum(all_weights) for weight in all_weights]

@@ -5,8 +5,8 @@ Source: MoPPS, arXiv 2507.04632. It draws each problem's pass rate from a poster
 with Top-B. A group of n rollouts has both outcomes with probability 1 - p^n - (1 - p)^n. This falls with the distance
 of the pass rate p from 1/2, so the same problems are best for every n.
 
-Two settings are not from MoPPS: the share of unseen problems, and the share of problems chosen at random. The latter is
-like the minimum exploration of problems without a signal in GRESO (arXiv 2506.02177).
+Two settings are not from MoPPS: `unseen`, the share of unseen problems, and `explore`, the share of problems chosen at
+random. GRESO (arXiv 2506.02177) explores problems without a signal in a similar way.
 """
 
 from __future__ import annotations

@@ -81,8 +81,9 @@ class Alarm:
     """A sign of collapse at one step of a stage."""
 
     sign: str
-    """entropy, length, truncation, reward, information, calls, unsolved or mismatch; nan_entropy, nan_length,
-    nan_reward or nan_gradient; undecided, failed, lost, discarded or held_out."""
+    """The name of the sign. For a collapse: entropy, length, truncation, reward, information, calls, unsolved or
+    mismatch. For a value that is not a number: nan_entropy, nan_length, nan_reward or nan_gradient. For rollouts and
+    answers that do not count: undecided, failed, lost, discarded or held_out."""
     text: str
     """The message, with the values and the key of the threshold."""
 

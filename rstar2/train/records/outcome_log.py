@@ -32,7 +32,7 @@ PROBLEMS = {
     "useful": "problems whose group is likely to have both outcomes, by the posterior of their pass rates",
     "solved": "problems whose rollouts are all likely to be correct",
     "hopeless": "problems none of whose rollouts is likely to be correct",
-    "unseen": "problems that were never asked",
+    "unseen": "problems that were never used",
     "prediction_error": "mean distance between the expected and the observed pass rates of the step's problems",
     "prediction_correlation": "correlation between the expected and the observed pass rates of the step's problems",
 }

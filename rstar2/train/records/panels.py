@@ -128,18 +128,18 @@ PANELS = (
     ),
     Panel(
         "problems",
-        "Problems, by what is believed of them",
+        "Problems by expected outcome",
         "problems",
         "count",
         tuple((f"problems_{name}", name) for name in ("useful", "solved", "hopeless", "unseen")),
     ),
     Panel(
         "prediction",
-        "Pass rates expected of problems and observed",
+        "Expected and observed pass rates of problems",
         "",
         "number",
         (("problems_prediction_error", "mean error"), ("problems_prediction_correlation", "correlation")),
-        "the error of a group of 8 with a pass rate of one half is 0.14 by chance alone",
+        "by chance alone, the error of a group of 8 with a pass rate of 0.5 is 0.14",
     ),
     Panel(
         "no verdict",
@@ -168,7 +168,7 @@ PANELS = (
         "Tool calls",
         "calls per rollout",
         "number",
-        (("calls", "all that finished"),),
+        (("calls", "all finished rollouts"),),
         "steady or slowly falling; near 0 the policy answers without the tool",
     ),
     Panel(
@@ -177,7 +177,7 @@ PANELS = (
         "of the problems",
         "share",
         (("dropped_groups", "not trained on"), ("unsolved_groups", "solved by no rollout")),
-        "not trained on: up to 70 % late in stage 2 (the paper); solved by none: falling",
+        "not trained on: up to 70 % late in stage 2 (the paper); solved by no rollout: falling",
     ),
     Panel(
         "information",
@@ -185,7 +185,7 @@ PANELS = (
         "nats per token",
         "number",
         (("information", "openings of rollouts with a verdict"),),
-        "steady; towards 0 all problems get the same text",
+        "steady; near 0, all problems get the same text",
     ),
     Panel(
         "gradient",
@@ -210,7 +210,7 @@ PANELS = (
         "KL, nats per token",
         "number",
         (("mismatch_kl", "mismatch KL, kept"), ("mismatch_k3", "never negative (k3), kept")),
-        "below 0.01; more calls for algorithm.correction",
+        "below 0.01; if it is higher, set algorithm.correction",
     ),
     Panel(
         "no weight",
@@ -218,7 +218,7 @@ PANELS = (
         "of the kept tokens",
         "share",
         (("without_weight", "left out"),),
-        "below 1 %; more calls for engines that agree better",
+        "below 1 %; if it is higher, engine and trainer differ too much",
     ),
     Panel("judge", "Judge", "seconds a call", "seconds", (("call_s", "mean"), ("slowest_call_s", "slowest"))),
     Panel(

@@ -92,7 +92,7 @@ class Activity:
 
     @property
     def in_step(self) -> bool:
-        """Whether a step has begun. It is also False while weights are sent, which happens before the first step."""
+        """Whether a step has begun. It is False while weights are sent, because this also happens before the first."""
         return self.phase not in _START_UP_PHASES
 
     def text(self) -> str:

@@ -66,7 +66,7 @@ def failed_tokens(failed: Sequence[FailedRollout]) -> float:
 
 def raw_metrics(
     rollouts: Sequence[Rollout],
-    kept: Sequence[int],
+    chosen: Sequence[int],
     groups: Sequence[Sequence[int]],
     selection: Selection,
     failed: Sequence[FailedRollout] = (),
@@ -76,7 +76,7 @@ def raw_metrics(
 
     Args:
         rollouts: the finished rollouts. At least one of them has a verdict.
-        kept: indices into `rollouts` of those that are trained on.
+        chosen: indices into `rollouts` of those that are trained on.
         groups: for each problem, the indices of its rollouts.
         selection: the recipe's selection.
         failed: the failed rollouts of the same groups.
@@ -86,11 +86,11 @@ def raw_metrics(
     first = [each for each in all_judged if first_round is None or each.sample < first_round]
     judged = first or all_judged
     correct = [rollout for rollout in judged if rollout.correct]
-    kept_correct = [rollouts[i] for i in kept if rollouts[i].correct]
+    chosen_correct = [rollouts[i] for i in chosen if rollouts[i].correct]
     rewards = [
         {rollouts[i].reward_before_penalty for i in group if not rollouts[i].lost_calls} for group in groups
     ]
-    trained = sum(not set(group).isdisjoint(kept) for group in groups)
+    trained = sum(not set(group).isdisjoint(chosen) for group in groups)
     wall_s = sum(rollout.wall_s for rollout in rollouts)
     lost = [rollout for rollout in rollouts if rollout.lost_calls]
     kinds = Counter(each.kind for each in failed)
@@ -99,11 +99,11 @@ def raw_metrics(
         "rstar2/reward": _mean(judged, lambda rollout: rollout.reward),
         **_answers(judged),
         "rstar2/failed_call_ratio_correct": _failed_ratio(correct),
-        "rstar2/kept_failed_call_ratio_correct": _failed_ratio(kept_correct),
+        "rstar2/kept_failed_call_ratio_correct": _failed_ratio(chosen_correct),
         "rstar2/p_err": _mean(correct, p_err),
-        "rstar2/kept_p_err": _mean(kept_correct, p_err),
+        "rstar2/kept_p_err": _mean(chosen_correct, p_err),
         "rstar2/p_format": _mean(correct, p_format),
-        "rstar2/kept_p_format": _mean(kept_correct, p_format),
+        "rstar2/kept_p_format": _mean(chosen_correct, p_format),
         "rstar2/tokens": _mean(all_judged, lambda rollout: rollout.tokens),
         "rstar2/tokens_max": float(max(rollout.tokens for rollout in all_judged)),
         "rstar2/truncated": _mean(judged, lambda rollout: rollout.truncated),
@@ -119,8 +119,8 @@ def raw_metrics(
         "rstar2/failed_tokens": failed_tokens(failed),
         "rstar2/tool_wait_share": sum(r.tool_wait_s for r in rollouts) / wall_s if wall_s else 0.0,
         "rstar2/rollouts": float(len(rollouts) + len(failed)),
-        "rstar2/kept": float(len(kept)),
-        **_dropped(rollouts, set(kept), groups, selection, len(failed)),
+        "rstar2/kept": float(len(chosen)),
+        **_dropped(rollouts, set(chosen), groups, selection, len(failed)),
         "rstar2/mixed_groups": sum(len(each) > 1 for each in rewards) / len(rewards),
         "rstar2/dropped_groups": 1 - trained / len(groups),
         **_by_problem([[rollouts[i] for i in group if not rollouts[i].lost_calls] for group in groups]),
@@ -128,14 +128,14 @@ def raw_metrics(
 
 
 def recovery_metrics(
-    groups: Sequence[Sequence[tuple[Rollout, Recovery]]], failed: Sequence[FailedRollout], kept: int
+    groups: Sequence[Sequence[tuple[Rollout, Recovery]]], failed: Sequence[FailedRollout], trained: int
 ) -> dict[str, float]:
     """Returns the metrics `rstar2/recover/…` of recoveries. No other metric `rstar2/…` covers recoveries.
 
     Args:
         groups: the finished recoveries, in one list for each failed call.
         failed: the recoveries that failed.
-        kept: number of recoveries that are trained on.
+        trained: number of recoveries that are trained on.
     """
     finished = [each for group in groups for each in group]
     judged = [(rollout, recovery) for rollout, recovery in finished if not rollout.lost_calls]
@@ -153,7 +153,7 @@ def recovery_metrics(
         "rstar2/recover/lost": float(len(finished) - len(judged)),
         "rstar2/recover/groups": float(len(groups)),
         "rstar2/recover/tokens": float(sum(rollout.tokens - each.begun_with for rollout, each in finished)),
-        "rstar2/recover/kept": float(kept),
+        "rstar2/recover/kept": float(trained),
         **(shares if judged else {}),
     }
 
@@ -222,7 +222,7 @@ def _repairs(judged: Sequence[Rollout]) -> dict[str, float]:
 
 def _dropped(
     rollouts: Sequence[Rollout],
-    kept: set[int],
+    chosen: set[int],
     groups: Sequence[Sequence[int]],
     selection: Selection,
     failed: int,
@@ -230,8 +230,8 @@ def _dropped(
     """Counts the rollouts that are not trained on by the first reason in `DROPPED` that applies."""
     reasons: Counter[str] = Counter(failed=failed)
     for group in groups:
-        trained = not kept.isdisjoint(group)
-        for rollout in (rollouts[i] for i in group if i not in kept):
+        trained = not chosen.isdisjoint(group)
+        for rollout in (rollouts[i] for i in group if i not in chosen):
             if rollout.lost_calls:
                 reasons["lost"] += 1
             elif selection.excludes(rollout):

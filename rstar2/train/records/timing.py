@@ -17,7 +17,7 @@ TIMING_FILE = "timing.json"
 
 @dataclass
 class Timing:
-    """Wall-clock seconds by part. All parts except `judge_s` add up to `wall_s`, together with `other_s`."""
+    """Wall-clock seconds by part. `wall_s` is the sum of the other parts and `other_s`, without `judge_s`."""
 
     wall_s: float = 0.0
     """From the start of the phase or run until this record was saved, without the time between two starts."""

@@ -16,7 +16,8 @@ Mode = Literal["sync", "colocate_async", "separate_async"]
 
 
 class AsyncSettings(Strict):
-    """Limits for rollouts that are sampled ahead of the update. They have no effect if `mode` is sync."""
+    """Settings of the asynchronous modes, in which rollouts run ahead of the update. In mode sync they have no
+    effect."""
 
     batches_ahead: float = Field(1.0, gt=0)
     """Number of problems whose rollouts start before the step that will train on them, in multiples of

@@ -73,19 +73,17 @@ class HeldOut:
         if len(self.lost) > max_lost_share * self.rollouts:
             causes = "; ".join(f"{count} x {why}" for why, count in Counter(self.lost).most_common(3))
             faults.append(
-                f"{len(self.lost)} lost a tool call ({causes}), more than judge.max_lost_share = {max_lost_share:g}"
+                f"{len(self.lost)} of {self.rollouts} rollouts lost a tool call ({causes}), more than "
+                f"judge.max_lost_share = {max_lost_share:g}"
             )
         if len(self.failed) > max_failed_share * self.rollouts:
             faults.append(
-                f"{len(self.failed)} failed ({failure_text(self.failed)}), more than rollout.max_failed_share = "
-                f"{max_failed_share:g}"
+                f"{len(self.failed)} of {self.rollouts} rollouts failed ({failure_text(self.failed)}), more than "
+                f"rollout.max_failed_share = {max_failed_share:g}"
             )
         if not faults:
             return ""
-        return (
-            f"step {step}: there is no measurement on held-out problems, because of {self.rollouts} rollouts "
-            + " and ".join(faults)
-        )
+        return f"step {step}: there is no measurement on held-out problems: {'; '.join(faults)}"
 
 
 def with_accuracy(

@@ -24,7 +24,7 @@ def _with_ports(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(group: RayWorkerGroup, *args: Any, **kwargs: Any) -> None:
         if ports := unassigned_ports():
-            # The start is in the first half of the range, because VERL's search stops at its end.
+            # The start is in the first half of the range, because VERL searches only up to the end of the range.
             first = random.SystemRandom().choice(ports[: len(ports) // 2])
             kwargs.setdefault("master_port_range", [first, ports.stop])
         original(group, *args, **kwargs)

@@ -148,7 +148,7 @@ def test_raw_statistics_count_what_selection_would_hide() -> None:
         rollout(False, calls=5, failed=5),
         rollout(False, lost_calls=1),
     ]
-    raw = raw_metrics(rollouts, kept=[0, 3], groups=[[0, 1], [2, 3]], selection=Selection(SelectSettings()))
+    raw = raw_metrics(rollouts, chosen=[0, 3], groups=[[0, 1], [2, 3]], selection=Selection(SelectSettings()))
     assert raw["rstar2/pass_rate"] == pytest.approx(2 / 3), "a rollout that lost a call is not a wrong one"
     assert raw["rstar2/failed_call_ratio_correct"] == pytest.approx(2 / 4)
     assert raw["rstar2/kept_failed_call_ratio_correct"] == 0.0

@@ -73,12 +73,12 @@ class CpuServer:
         """Replaces the weights between two steps of the engine. Raises KeyError for a weight that the model lacks."""
 
         def load() -> None:
-            own = self._engine.model.state_dict()
-            unknown = sorted(set(weights) - set(own))
+            state = self._engine.model.state_dict()
+            unknown = sorted(set(weights) - set(state))
             if unknown:
                 raise KeyError(f"the rollout model has no weights of these names: {unknown[:5]}")
             for name, tensor in weights.items():
-                own[name].copy_(tensor)
+                state[name].copy_(tensor)
             # The step's caches are not needed any more, and the trainer on the same machine needs memory next.
             free_unused()
 
