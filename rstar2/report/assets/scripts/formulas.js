@@ -10,7 +10,7 @@ const MATH_ATTRIBUTES = new RegExp(
     "mathvariant|maxsize|minsize|movablelimits|notation|rowspacing|rspace|scriptlevel|separator|stretchy|style|" +
     "symmetric|voffset|width)$",
 );
-/** Commands that set colours. They are left out, because a formula must be readable on every background. */
+/** CSS properties that are removed, because a formula must be readable on every background. */
 const COLOURS = ["color", "background-color"];
 const MAX_EM = 5;
 const MAX_PX = 80;
