@@ -100,8 +100,8 @@ def _batches(lengths: list[int], most: int) -> list[list[int]]:
 def _batch_entropies(model: Any, traces: list[Trace], temperature: float) -> list[NDArray[np.float32]]:
     """The entropies of a batch.
 
-    Sequences are padded on the right, where a causal model's earlier positions do not see the padding. They lack their
-    last token, whose next token nobody needs.
+    Sequences are padded on the right, where a causal model's earlier positions do not see the padding. The last token
+    of each is left out, because no prediction after it is needed.
     """
     vocabulary = int(model.config.get_text_config().vocab_size)
     sequences = [[*trace.prompt_ids, *trace.response_ids][:-1] for trace in traces]

@@ -1,1 +1,1 @@
-"""Measuring a model on benchmarks: sampling, grading, statistics, and comparison of two runs."""
+"""Measures a model on benchmarks: sampling, grading, statistics, and the comparison of two runs."""

@@ -68,7 +68,7 @@ class PairedDifference:
     difference: float
     by_problem: Interval
     detectable: float | None
-    """The true difference that a share `POWER` of such comparisons would find. None if it would have to exceed 1."""
+    """The true difference that a share `POWER` of such comparisons would find. None if there is none up to 1."""
 
 
 def avg_at_n(correct: Samples) -> AvgAtN:

@@ -36,7 +36,7 @@ of [x, text]), and `series` (a list of objects with `name` and `points`). A poin
 
 
 @dataclass(frozen=True)
-class KeptTraces:
+class StageTraces:
     """The traces that one stage of training stored."""
 
     name: str
@@ -78,7 +78,7 @@ class RunPage:
     sections: list[Measurement]
     """One per folder with a traces.jsonl, named after its path in the run's folder. They are in the order in which the
     user named the benchmarks."""
-    kept: list[KeptTraces]
+    stage_traces: list[StageTraces]
     """One per stage of training that stored traces."""
     summary: dict[str, Any] | None
     """Content of summary.json, with the numbers of each phase under `phases`. None if the run has only one stage."""
@@ -115,7 +115,7 @@ def collect(run: Path) -> RunPage:
         config=config,
         models=_models(kind, config, sections),
         sections=sections,
-        kept=kept_traces(run),
+        stage_traces=stage_traces(run),
         summary=read_json(run / "summary.json"),
         charts=_training_charts(run)
         if kind in _TRAINING_KINDS
@@ -140,7 +140,7 @@ def _prepared(folder: Path) -> RunPage:
         config=card.config,
         models=[],
         sections=[],
-        kept=[],
+        stage_traces=[],
         summary=None,
         charts=[],
         training=None,
@@ -287,12 +287,12 @@ def _cell(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
-def kept_traces(run: Path) -> list[KeptTraces]:
+def stage_traces(run: Path) -> list[StageTraces]:
     """The stages of a run that stored traces, in order. Stages under plain GRPO come last."""
     stages = []
     for prefix, folder in (("", run), ("plain GRPO ", run / "plain")):
         for stage in sorted(folder.glob("stage[0-9]")):
             number = re.sub(r"\D", "", stage.name)
             if any((stage / "traces").glob("*.jsonl")):
-                stages.append(KeptTraces(f"{prefix}training, stage {number}", stage / "traces"))
+                stages.append(StageTraces(f"{prefix}training, stage {number}", stage / "traces"))
     return stages

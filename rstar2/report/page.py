@@ -130,7 +130,7 @@ def _write(page: RunPage, file: TextIO, on_traces: OnTraces) -> None:
             ),
             *(
                 {"name": stage.name, "folder": str(stage.folder.relative_to(page.folder))}
-                for stage in page.kept
+                for stage in page.stage_traces
             ),
         ],
     }
@@ -225,7 +225,7 @@ def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[str]:
     chunk: list[str] = []
     size = number = 0
     sections = [shaded_traces(measurement.traces) for measurement in page.sections]
-    for section, traces in enumerate([*sections, *(stage.selected() for stage in page.kept)]):
+    for section, traces in enumerate([*sections, *(stage.selected() for stage in page.stage_traces)]):
         for trace, shading in traces:
             own = {} if index.add(section, trace, number, len(chunk)) else {"problem": _problem(trace)}
             chunk.append(_json({**_detail(trace, shading), **own}))

@@ -51,7 +51,7 @@ class Snapshot:
     rollouts: RolloutProgress | None
     """Progress of the rollouts of the current step. None while no stage runs."""
     activity: Activity | None
-    """The trainer's activity between rollouts. None while rollouts or no stage run."""
+    """The trainer's activity between rollouts. None while rollouts run, and while no stage runs."""
     steps: list[Step]
     """All finished steps of all stages."""
     losses: list[float]

@@ -14,7 +14,7 @@ from support.report.browser import Browser
 from support.report.report_page import click, open_report, texts
 
 from rstar2.files import write_json
-from rstar2.report.collect import collect, kept_traces
+from rstar2.report.collect import collect, stage_traces
 from rstar2.train.decision import Decision, write_decision
 
 pytestmark = pytest.mark.slow
@@ -170,11 +170,11 @@ def test_a_long_stage_shows_a_bounded_number_of_traces_of_all_its_steps(
     monkeypatch.setattr("rstar2.report.collect._MOST_OF_STEPS", 30)
     monkeypatch.setattr("rstar2.report.collect._MOST_FAILED", 3)
     keep_rollouts(tmp_path / "stage2", steps=35, per_step=3, failed=5)
-    (stage,) = kept_traces(tmp_path)
+    (stage,) = stage_traces(tmp_path)
     assert [trace.step for trace, _ in stage.selected() if trace.finish != "error"] == list(range(1, 36, 2))
     assert sum(trace.finish == "error" for trace, _ in stage.selected()) == 3
     keep_rollouts(tmp_path / "few" / "stage1", steps=5, per_step=8, failed=0)
-    (stage,) = kept_traces(tmp_path / "few")
+    (stage,) = stage_traces(tmp_path / "few")
     assert [trace.step for trace, _ in stage.selected()] == [step for step in range(1, 6) for _ in range(6)]
 
 

@@ -51,17 +51,17 @@ def _load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
     questions = _read(files.data or _from_hub("data"))
     baseline = files.baseline or _from_hub("baseline")
     answers = {
-        str(_field(where, row, "uid", "question_id")): _baseline_answer(where, row)
-        for where, row in _read(baseline)
+        str(_field(place, row, "uid", "question_id")): _baseline_answer(place, row)
+        for place, row in _read(baseline)
     }
     problems: list[Problem] = []
-    for where, row in questions:
-        name = str(_field(where, row, "uid", "question_id"))
+    for place, row in questions:
+        name = str(_field(place, row, "uid", "question_id"))
         if name not in answers:
             raise UserError(
                 f"{baseline} has no answer to question {name}", "Give a file with answers to these questions."
             )
-        problems.append(Problem(name, _question(where, row), answers[name]))
+        problems.append(Problem(name, _question(place, row), answers[name]))
     if not problems:
         raise UserError(
             f"{files.data} has no questions", "The file has one JSON object per line, as on the hub."
@@ -86,24 +86,24 @@ def _from_hub(what: str) -> Path:
         raise UserError(f"arena-hard: cannot load {_FILES[what]} from {_HUB}: {cause}", hint) from error
 
 
-def _field(where: str, row: Mapping[str, Any], *names: str) -> Any:
+def _field(place: str, row: Mapping[str, Any], *names: str) -> Any:
     for name in names:
         if row.get(name):
             return row[name]
-    raise UserError(f'{where}: no field "{names[0]}"', f"Rows must be as in {_HUB}.")
+    raise UserError(f'{place}: no field "{names[0]}"', f"Rows must be as in {_HUB}.")
 
 
-def _question(where: str, row: Mapping[str, Any]) -> str:
+def _question(place: str, row: Mapping[str, Any]) -> str:
     """The question of a row, in either of the two forms that the dataset has had."""
     if isinstance(row.get("prompt"), str):
         return str(row["prompt"])
     try:
         return str(row["turns"][0]["content"])
     except (LookupError, TypeError) as error:
-        raise UserError(f"{where}: no question in turns[0].content", f"Rows must be as in {_HUB}.") from error
+        raise UserError(f"{place}: no question in turns[0].content", f"Rows must be as in {_HUB}.") from error
 
 
-def _baseline_answer(where: str, row: Mapping[str, Any]) -> str:
+def _baseline_answer(place: str, row: Mapping[str, Any]) -> str:
     try:
         if "messages" in row:
             content = row["messages"][-1]["content"]
@@ -111,7 +111,7 @@ def _baseline_answer(where: str, row: Mapping[str, Any]) -> str:
         return str(row["choices"][0]["turns"][0]["content"])
     except (LookupError, TypeError) as error:
         raise UserError(
-            f"{where}: no answer in choices[0].turns[0].content", f"Rows must be as in {_HUB}."
+            f"{place}: no answer in choices[0].turns[0].content", f"Rows must be as in {_HUB}."
         ) from error
 
 

@@ -79,9 +79,9 @@ class BFCLMethod:
 
         If the checker cannot check the result, it is not verified and has no score.
         """
-        made = json.loads(trace.extracted or "{}")
+        result = json.loads(trace.extracted or "{}")
         try:
-            check = await self._process.ask("check", id=problem.id, made=made)
+            check = await self._process.ask("check", id=problem.id, result=result)
         except Refused as error:
             return trace.model_copy(update={"verdict": "invalid", "rule": error.message[:500]})
         update = {

@@ -36,14 +36,14 @@ class ChoiceProblem(Problem):
 def _load(files: BenchmarkFiles, settings: EvalSettings) -> list[Problem]:
     if files.data is None:
         rows: Iterable[Mapping[str, Any]] = load_hub("gpqa-diamond", _SOURCE, _SOURCE.configs[0], _HINT)
-        where = _SOURCE.hub_id
+        source = _SOURCE.hub_id
     else:
-        rows, where = _read(files.data), str(files.data)
+        rows, source = _read(files.data), str(files.data)
     problems: list[Problem] = [
-        _problem(f"{where}, row {number}", row, number) for number, row in enumerate(rows, 1)
+        _problem(f"{source}, row {number}", row, number) for number, row in enumerate(rows, 1)
     ]
     if not problems:
-        raise UserError(f"{where} has no questions", _HINT)
+        raise UserError(f"{source} has no questions", _HINT)
     return problems
 
 

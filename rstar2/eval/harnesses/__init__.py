@@ -1,5 +1,5 @@
-"""Runs other projects' benchmark programs, unchanged, each in a Python environment of its own.
+"""Runs the benchmark programs (harnesses) of other projects, unchanged, each in its own Python environment.
 
-Their pins (numpy 1.26, say) clash with ours, so a harness is never installed beside this package: `environment` makes
-and checks its environment, `process` asks the program of `inside/` that runs there.
+Their pinned versions, such as numpy 1.26, conflict with ours, so a harness is never installed beside this package.
+`environment` makes and checks its environment, and `process` runs a program of `inside/` there.
 """

@@ -184,7 +184,7 @@ class ServerChat:
         self._asking = asyncio.Lock()
 
     async def named(self) -> str:
-        """The model's name. If it is unknown, it is read from the server: EngineError if that has several models."""
+        """The model's name. If it is not set, the server is asked. Raises EngineError if that has several models."""
         if self.model is None:
             self.model = (await self._service.call(lambda: self._server.served(None))).model
         return self.model

@@ -84,11 +84,11 @@ class BFCLWorker:
         without_logs = {key: value for key, value in more.items() if "log" not in key}
         return {"id": entry["id"], "result": result, **without_logs}
 
-    def check(self, id: str, made: dict[str, Any]) -> dict[str, Any]:
+    def check(self, id: str, result: dict[str, Any]) -> dict[str, Any]:
         """The verdict of the harness's checker on one result."""
         entry = self._entries[id]
         with tempfile.TemporaryDirectory() as folder, self.own_model_name() as model:
-            accuracy, _ = self.run_checker(entry.category, [entry], [made], Path(folder), model)
+            accuracy, _ = self.run_checker(entry.category, [entry], [result], Path(folder), model)
             (written,) = Path(folder).rglob("*.json")
             lines = [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()]
         errors = [_reason(line) for line in lines[1:]]
@@ -97,12 +97,12 @@ class BFCLWorker:
     def check_all(self, results: list[dict[str, Any]]) -> dict[str, float]:
         """The accuracy of each category when the harness's checker gets all its results in one call."""
         of_category: dict[str, list[dict[str, Any]]] = {}
-        for made in results:
-            of_category.setdefault(self._entries[made["id"]].category, []).append(made)
+        for result in results:
+            of_category.setdefault(self._entries[result["id"]].category, []).append(result)
         accuracies = {}
         for category, several in of_category.items():
             with tempfile.TemporaryDirectory() as folder, self.own_model_name() as model:
-                entries = [self._entries[made["id"]] for made in several]
+                entries = [self._entries[result["id"]] for result in several]
                 accuracies[category] = self.run_checker(category, entries, several, Path(folder), model)[0]
         return accuracies
 

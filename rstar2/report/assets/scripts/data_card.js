@@ -1,6 +1,6 @@
-// The data card of a prepared set: what was read, dropped and why, what came out. `set` is card.json.
+// The data card of a prepared set: rows read, rows dropped with the reasons, and the result. `set` is card.json.
 
-/** [nodes] of a set's card; none without one. */
+/** The nodes of a data card. Empty without a card. */
 function dataCardPanels(set) {
   if (!set) return [];
   return [
@@ -21,7 +21,7 @@ function dataPanel(title, ...content) {
   return element("section", { class: "panel data" }, element("h2", {}, title), content);
 }
 
-/** A table that scrolls by itself where it is wider than the page; cells are texts, the first of them on the left. */
+/** A table that scrolls if it is wider than the page. Cells are texts, the first one aligned left. */
 function dataTable(heads, rows, textColumns) {
   const left = (at) => textColumns.includes(at) ? "left" : null;
   const head = heads.map((name, at) => element("th", { class: left(at) }, name));
@@ -101,7 +101,7 @@ function droppedExamples(examples) {
   });
 }
 
-/** Bars of how many rows have up to so many tokens. */
+/** Bars with the number of rows by their number of tokens. */
 function tokenPlot(tokens, kind) {
   const { height, left, top, bottom } = AREA;
   const most = Math.max(1, ...tokens.histogram.map(([, rows]) => rows));

@@ -1,16 +1,16 @@
-// Elements of the page, tooltips, and the packed data that the page carries.
+// Makes elements and tooltips, and unpacks the data in the page.
 
 const byId = (id) => document.getElementById(id);
 
 /**
- * An HTML element. An attribute "onclick" and the like is a listener; a null or undefined attribute or child
- * is left out, and children may be nested lists.
+ * Makes an HTML element. Attributes such as "onclick" are listeners. Null and undefined attributes and children are
+ * left out. Children may be nested lists.
  */
 function element(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** The same for SVG. */
+/** Makes an SVG element, as `element` does for HTML. */
 function svgElement(tag, attributes = {}, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
@@ -26,7 +26,7 @@ function fill(node, attributes, children) {
   return node;
 }
 
-/** A table's head and body from nodes or texts: heads [column], rows [row] of <tr>. */
+/** The head and body of a table. `heads` are nodes or texts, `rows` are <tr> elements. */
 function tableParts(heads, rows) {
   return [element("thead", {}, element("tr", {}, heads)), element("tbody", {}, rows)];
 }

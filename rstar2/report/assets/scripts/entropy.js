@@ -1,19 +1,19 @@
-// What `rstar2 analyze` found: a trace shaded by the entropy of its tokens, and the tables and curves of a run.
+// Results of `rstar2 analyze`: traces shaded by the entropy of their tokens, and the tables and curves of a run.
 
 const MARK_NAMES = ["", "forking", "reflection"];
 const SOURCE_NAMES = {
   model: "entropy",
   server: "entropy, at least",
-  kept: "as sampled: −log p of the token that was drawn",
+  kept: "as sampled: −log p of the sampled token",
 };
 
-/** Whether traces are shown shaded; the choice stays from trace to trace. */
+/** Whether traces are shaded. The choice applies to all traces. */
 let shadesTraces = false;
 
 /**
- * The switch of a trace, and the node that takes the place of its parts while it is on.
- * @param detail as in traceNodes, with `shading` {source, entropy, characters, marks}: lists with one value per
- *   token that the model wrote, the entropy in hundredths of a nat; a turn has `text` then
+ * The switch for the shading of a trace, and the node that replaces the trace's parts while the switch is on.
+ * @param detail as in traceNodes, with `shading` {source, entropy, characters, marks}. These are lists with one value
+ *   per generated token; entropy is in hundredths of a nat. Each turn also has its `text`
  * @param parts the node that shows the trace unshaded
  */
 function entropySwitch(detail, parts) {
@@ -40,7 +40,7 @@ function shadedNodes(detail) {
   const nodes = [element("p", { class: "muted" }, about, marked[0], ", or soon after a reply ", marked[1])];
   let token = 0;
   detail.turns.forEach((turn, number) => {
-    // Characters as Python counts them, one for each beyond the 16-bit ones too.
+    // Splits the text into code points, which Python counts as characters.
     const letters = Array.from(turn.text);
     let at = 0;
     const pieces = [];
@@ -66,7 +66,7 @@ function tokenNode(text, nats, mark) {
 
 const STALE = " The run has other traces by now: start `rstar2 analyze` again, then `rstar2 report`.";
 
-/** The panel with the analysis of a run, {tables: [{name, title, columns, rows}], charts, stale}; none without one. */
+/** The panel with a run's analysis, {tables: [{name, title, columns, rows}], charts, stale}. Empty without one. */
 function analysisPanels(analysis) {
   if (!analysis) return [];
   const charts = analysis.charts.map(plotWithUsual);

@@ -1,6 +1,6 @@
-// Formulas: LaTeX as MathML, which temml makes when a text is shown.
+// Formulas: temml converts LaTeX to MathML when a text is displayed.
 
-/** What a formula may consist of. A link, an image or an element of HTML is not among it: models write these texts. */
+/** What formulas may have. Links, images and HTML elements are excluded, because models write these texts. */
 const MATH_TAGS = new RegExp(
   "^(math|mrow|mi|mn|mo|mtext|mspace|mfrac|msqrt|mroot|msup|msub|msubsup|mover|munder|munderover|mtable|mtr|mtd|" +
     "mstyle|mpadded|mphantom|menclose|mmultiscripts|mprescripts|none)$",
@@ -10,7 +10,7 @@ const MATH_ATTRIBUTES = new RegExp(
     "mathvariant|maxsize|minsize|movablelimits|notation|rowspacing|rspace|scriptlevel|separator|stretchy|style|" +
     "symmetric|voffset|width)$",
 );
-/** A formula must be readable on each background, so its own colours are left out. */
+/** CSS properties that are removed, because a formula must be readable on every background. */
 const COLOURS = ["color", "background-color"];
 const MAX_EM = 5;
 const MAX_PX = 80;
@@ -18,7 +18,7 @@ const MAX_PX = 80;
 const NUMBERED = /\\(begin|end)\{(align|alignat|gather|equation)\}/g;
 const MATH_OPTIONS = { throwOnError: true, trust: false, wrap: "tex", maxExpand: 200, maxSize: [4, 48] };
 
-/** A formula between delimiters: whether it stands on lines of its own, and its LaTeX without them. */
+/** Parses a formula with delimiters: whether it is a display formula, and its LaTeX without the delimiters. */
 function formulaParts(source) {
   if (source.startsWith("$$") || source.startsWith("\\[")) {
     return { isBlock: true, latex: source.slice(2, -2) };
@@ -27,7 +27,7 @@ function formulaParts(source) {
   return { isBlock: false, latex: source.startsWith("\\(") ? source.slice(2, -2) : source };
 }
 
-/** The node of a formula; null if temml does not know it, or it holds what no formula may. */
+/** The node of a formula. Null if temml cannot parse it, or if it has an element that is not allowed. */
 function formulaNode(source) {
   const { isBlock, latex } = formulaParts(source);
   const node = element("span", { class: isBlock ? "formula block" : "formula", title: source });
@@ -41,7 +41,7 @@ function formulaNode(source) {
   return node;
 }
 
-/** Whether an element may stand in the page; removes its colours and what is not needed. */
+/** Whether an element is allowed. Removes its colours and unneeded attributes. */
 function isHarmless(node) {
   for (const { name } of [...node.attributes]) {
     if (!MATH_ATTRIBUTES.test(name)) node.removeAttribute(name);
@@ -51,7 +51,7 @@ function isHarmless(node) {
   return MATH_TAGS.test(node.localName) && values.every(hasShortLengths);
 }
 
-/** Whether no length in an attribute is so large that it moves a formula over other parts of the page. */
+/** Whether all lengths in attributes are small enough to keep a formula away from other parts of the page. */
 function hasShortLengths(value) {
   return [...value.matchAll(/(-?[\d.]+)(em|ex|rem|[a-z]{2})\b/g)].every(([, number, unit]) =>
     Math.abs(+number) <= (/e[mx]$/.test(unit) ? MAX_EM : MAX_PX)
@@ -65,11 +65,11 @@ function textNodes(text) {
   const isBlock = (piece) => piece?.classList?.contains("block");
   return pieces.map((piece, number) => {
     if (typeof piece !== "string") return piece;
-    // A formula on lines of its own has its margins; the ends of those lines would be empty lines.
+    // A display formula has margins, so line ends beside it are dropped. They would look like empty lines.
     const begun = isBlock(pieces[number - 1]) ? piece.replace(/^[ \t]*\n?[ \t]*/, "") : piece;
     return isBlock(pieces[number + 1]) ? begun.replace(/\n?[ \t]*$/, "") : begun;
   });
 }
 
-/** A text as it was written. */
+/** The original text of a rich text. */
 const sourceText = (text) => typeof text === "string" ? text : text.flat().join("");

@@ -1,19 +1,19 @@
 // The whole page: head, curves, one tab per benchmark, configuration.
 //
-// The page carries two values. `index` is described in viewer.js. `about` is {title, kind, models, config, summary,
-// charts, training, analysis, card, paper, sections}: config.json and summary.json of the run, the charts of linePlot,
-// what the steps of training measured (or null), what `rstar2 analyze` wrote (or null), the data card of prepared data
-// (or null), the rows of paperPanels, and sections. A section is a benchmark's results.json with its `name` and
-// `quoted` (its one number, {label, value, interval}, or null), or {name, folder}: a stage of training that kept
-// rollouts in a folder.
+// The page has two values. `index` is described in viewer.js. `about` is {title, kind, models, config, summary,
+// charts, training, analysis, card, paper, sections}. `config` and `summary` are config.json and summary.json of the
+// run, `charts` are for linePlot, and `paper` has the rows of paperPanels. `training` has the measurements of training
+// steps, `analysis` the result of `rstar2 analyze`, and `card` the data card of prepared data; each may be null. A
+// section is a benchmark's results.json with its `name` and `quoted` (the number to quote, {label, value, interval},
+// or null). Or it is {name, folder} for a stage of training that stored rollouts in a folder.
 
-/** A section's nodes and its viewer. */
+/** The nodes of a section, and its viewer. */
 function sectionPage(section, number, index) {
   const viewer = new Viewer(index, number);
   return { viewer, nodes: section.folder ? trainingNodes(section, viewer) : benchmarkNodes(section, viewer) };
 }
 
-/** What the plots of a section count: [{value, verdict}] of a column of the index. */
+/** The data of a section's plots: [{value, verdict}] from a column of the index. */
 function columnOf(viewer, name) {
   const { rows, traces } = viewer;
   return traces.map((trace) => ({ value: rows[name][trace], verdict: rows.verdict[trace] }));
@@ -21,8 +21,8 @@ function columnOf(viewer, name) {
 
 function trainingNodes(section, viewer) {
   const text =
-    "Rollouts of training that were kept: the first few of each step, and some that the engine could " +
-    `not finish. All that were kept are in ${section.folder}. A sample like this is no measurement.`;
+    "A selection of training rollouts: the first few of each step, and some that the engine could not " +
+    `finish. All stored rollouts are in ${section.folder}. This selection is no measurement.`;
   return [
     element("p", { class: "muted" }, text),
     element(
@@ -77,7 +77,7 @@ function drawHeader(about) {
   );
 }
 
-/** One benchmark's page at a time, with tabs where there are more. */
+/** Shows one section at a time. If there are several, they have tabs. */
 class Sections {
   constructor(sections, index) {
     this.sections = sections;
@@ -102,7 +102,7 @@ class Sections {
     viewer.drawList();
   }
 
-  /** Shows what an address "#section/problem/sample" names, as Viewer.open writes it. */
+  /** Opens the trace of an address "#section/problem/sample", which Viewer.open writes. */
   async showAddress(hash) {
     const [section, problem, sample, step] = addressParts(hash);
     this.show(this.sections[+section] ? +section : 0);
@@ -113,7 +113,7 @@ class Sections {
   }
 }
 
-/** The parts of an address "#a/b"; none where it is malformed. */
+/** The parts of an address "#a/b". Empty if it is malformed. */
 function addressParts(hash) {
   try {
     return hash.slice(1).split("/").map(decodeURIComponent);

@@ -1,6 +1,6 @@
-// Plots of one benchmark, drawn as SVG at the width they are given, and again when that changes.
+// Plots of one benchmark, drawn as SVG. They are drawn again when their width changes.
 
-/** How much of a plot's canvas its axes leave: bars start at `left`, and stand between `top` and `bottom`. */
+/** Margins of a plot: bars start at `left`, and are between `top` and `bottom`. */
 const AREA = { height: 208, left: 62, top: 8, bottom: 164 };
 
 /** [name, colour], in the order in which a bar is stacked. */
@@ -9,13 +9,13 @@ const VERDICT_COLORS = [
   ["wrong", "var(--series-2)"],
   ["other", "var(--none)"],
 ];
-/** Stripes set wrong apart for people who cannot tell the colours apart; `#stripes` is the same as a pattern of SVG. */
+/** Stripes distinguish wrong for people with colour blindness. `#stripes` is the same as an SVG pattern. */
 const STRIPES = "repeating-linear-gradient(135deg, rgb(0 0 0 / 38%) 0 2px, transparent 2px 5px)";
 
 /**
- * A panel with a title, a legend [[name, background]], a canvas, and a link that saves what is drawn.
+ * A panel with a title, a legend [[name, background]], a canvas, and a link that saves the data.
  * @param draw (canvas, width): appends to the empty canvas, which is `width` by `height` pixels.
- * @param data {columns, rows} of the link
+ * @param data {columns, rows} that the link saves
  */
 function plotPanel(title, height, draw, data, { legend = [], wide = false } = {}) {
   const canvas = svgElement("svg", { height, role: "img", "aria-label": title });
@@ -40,7 +40,7 @@ function plotPanel(title, height, draw, data, { legend = [], wide = false } = {}
   );
 }
 
-/** Round numbers between two values, about `wanted` of them; `whole` leaves out fractions. */
+/** About `wanted` round numbers between two values. `whole` leaves out fractions. */
 function ticks(low, high, wanted = 4, whole = false) {
   const rough = Math.max((high - low) / wanted || 1, whole ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -56,7 +56,7 @@ function ticks(low, high, wanted = 4, whole = false) {
 const rectangle = (x, y, width, height, attributes) =>
   svgElement("rect", { x, y, width, height, ...attributes });
 
-/** Grid lines with labels. `y` gives a value's place on the canvas, `label` its text. */
+/** Grid lines with labels. `y` returns the position of a value on the canvas, `label` its text. */
 function drawYAxis(canvas, width, left, y, values, label) {
   for (const value of values) {
     canvas.append(
@@ -77,7 +77,7 @@ function drawAxisNames(canvas, width, { left, top, bottom }, xName, yName) {
 }
 
 /**
- * One bar per problem; more than 60 are sorted.
+ * One bar per problem. More than 60 problems are sorted by accuracy.
  * @param problems [{id, accuracy, correct, samples, mean_tokens, calls_per_trace}]
  * @param onPick called with a problem's id
  */
@@ -128,7 +128,7 @@ function drawProblemBar(canvas, problem, x, step, onPick) {
 /**
  * Bars of counts, stacked by verdict.
  * @param rows [{value, verdict}]
- * @param xName what the values are
+ * @param xName name of the values, for the axis
  * @param bins the lowest value of each bar
  * @param label (number, brief): the text of a bar, in an axis when brief
  */

@@ -16,7 +16,7 @@ function tablePanel(title, heads, rows, data) {
   );
 }
 
-/** The scores of a summary, {score: {value, interval, problems}}, as a panel; null without any. */
+/** A panel with the scores of a summary, {score: {value, interval, problems}}. Null without scores. */
 function scoresPanel(name, scores) {
   const entries = Object.entries(scores ?? {});
   if (!entries.length) return null;
@@ -34,12 +34,12 @@ function scoresPanel(name, scores) {
   return tablePanel(`Scores of ${name}`, ["score", "value", "0 to 100 %", "95 %", "problems"], rows, data);
 }
 
-/** The mark of an interval and the value inside it, on a line from 0 to 1. */
+/** A mark for an interval and its value, on a line from 0 to 1. */
 function intervalMark([low, high], value) {
   return element("i", { class: "mark", style: intervalStyle(low, high, value) });
 }
 
-/** The table 'paper | this run'; none without a benchmark that the paper has. rows: as `_beside_paper` of page.py. */
+/** The table "paper | this run", from the rows of `_beside_paper` in page.py. Empty without rows. */
 function paperPanels(rows) {
   if (!rows.length) return [];
   const heads = ["benchmark", "paper", "this run", "95 %", "difference", "95 %"];

@@ -1,6 +1,6 @@
-// Search in the whole text of traces: chunk by chunk, so that the page stays usable and its memory bounded.
+// Searches the whole text of traces, one chunk at a time, so that the page stays responsive and its memory small.
 
-/** The whole text of a trace, in small letters. detail: as in traceNodes. */
+/** The whole text of a trace in lower case. `detail` is as in traceNodes. */
 function searchedText(detail) {
   const texts = detail.turns.flatMap((turn) =>
     turn.parts.flatMap((part) =>
@@ -10,17 +10,17 @@ function searchedText(detail) {
   return texts.join("\n").toLowerCase();
 }
 
-/** One search of some traces for words; `stop` ends it. */
+/** One search for words in some traces. `stop` ends it. */
 class TextSearch {
   /**
    * @param traces numbers of traces
    * @param rows the columns of the index
-   * @param words in small letters
+   * @param words in lower case
    */
   constructor(traces, rows, words) {
     this.rows = rows;
     this.words = words;
-    /** The traces with the words in them, as far as was searched. */
+    /** The traces with the words that the search has found so far. */
     this.found = new Set();
     this.chunks = new Map();
     for (const trace of traces) {
@@ -41,10 +41,10 @@ class TextSearch {
     this.stopped = true;
   }
 
-  /** Searches, one unpacked chunk at a time; `onProgress` is called after each. */
+  /** Searches one unpacked chunk at a time, and calls `onProgress` after each. */
   async run(onProgress) {
     for (const [chunk, traces] of this.chunks) {
-      // Lets the browser draw, and hear the next key, between two chunks.
+      // Lets the browser draw and handle keys between two chunks.
       await new Promise((resolve) => setTimeout(resolve));
       if (this.stopped) return;
       const details = await unpack(`chunk-${chunk}`);

@@ -1,6 +1,6 @@
 // The results of one benchmark in numbers: cards, the table of problems, settings.
 
-/** The cards of a summary, which is `summary` of results.json; quoted: its one number, {label, value, interval}. */
+/** The cards of `summary` of results.json. `quoted` is the number to quote, {label, value, interval}, or null. */
 function summaryCards(summary, quoted) {
   if (!summary.samples) return element("p", { class: "muted" }, "No sample has finished yet.");
   const share = (key, label, hint) => card(formatShare(summary[key]), label, hint);
@@ -113,7 +113,7 @@ function accuracyCard(summary) {
   );
 }
 
-/** A bar from 0 to 1 with an interval and the value inside it; all are shares. */
+/** A bar from 0 to 1 with an interval and a value. All are shares. */
 function intervalBar(label, [low, high], value, hint) {
   const style = intervalStyle(low, high, value);
   const ends = `${(100 * low).toFixed(1)} – ${(100 * high).toFixed(1)}`;
@@ -184,7 +184,7 @@ function fold(title, content) {
   );
 }
 
-/** A folded list of the leaves of a JSON value, by dotted path; null when there are none. */
+/** A folded list of the leaves of a JSON value, by dotted path. Null if there are none. */
 function settingsFold(title, value) {
   const leaves = flatten(value);
   if (!leaves.length) return null;
@@ -192,7 +192,7 @@ function settingsFold(title, value) {
   return fold(title, element("dl", {}, entries));
 }
 
-/** [[path, text]] of a JSON value's leaves; a list is one leaf. */
+/** [[path, text]] of the leaves of a JSON value. A list is one leaf. */
 function flatten(value, path = "") {
   if (value === null || typeof value !== "object") return [[path, `${value}`]];
   if (Array.isArray(value)) {

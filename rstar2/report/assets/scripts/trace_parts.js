@@ -16,8 +16,8 @@ const FINISH_TEXTS = {
  * The nodes of a trace.
  * @param row {problem: {id, text, gold}, sample, verdict, tokens, calls, finish, step}, from the page's index
  * @param detail {turns: [{tokens, parts}], cause, extracted, rule, wall_s, reward, kept}, from a chunk of the page;
- *   `tokens` is null if no server returned them. With `shading` if the entropies of its tokens are known, and with
- *   `problem`, {text, gold}, if it was asked in other words than the problem's first trace
+ *   `tokens` is null if the server did not return them. `shading` exists if the entropies of its tokens are known.
+ *   `problem`, {text, gold}, exists if the problem's text differs from that of the problem's first trace
  */
 function traceNodes(row, detail) {
   const sample = [`${row.problem.id}, sample ${row.sample + 1}`, ...trainingFacts(row, detail)].join(" · ");
@@ -40,7 +40,7 @@ function turnHead(turn, number) {
   return [`turn ${number + 1}`, ...tokens].join(" · ");
 }
 
-/** What training did with a rollout; nothing for one of a benchmark. */
+/** A text about what training did with a rollout. Empty for a trace of a benchmark. */
 function trainingFacts(row, detail) {
   return [
     isNumber(row.step) ? `step ${row.step}` : null,
@@ -73,7 +73,7 @@ function verdictBar(row, detail) {
   );
 }
 
-/** An answer in a line, where it may be a whole text: its beginning, with all of it as a tooltip. */
+/** The beginning of an answer, in one line. A tooltip has the whole answer. */
 function answerNode(answer) {
   const text = answer ?? "none";
   return element("code", { title: text === shortened(text) ? null : text }, shortened(text));
@@ -89,7 +89,7 @@ function textNode(part, verdict) {
   );
 }
 
-/** part: {kind: "call", code, input, status, output, wall_s}; a call that never ran has no wall_s. */
+/** part: {kind: "call", code, input, status, output, wall_s}. A call that did not run has no wall_s. */
 function callNodes(part) {
   const ok = part.status === "ok";
   const notRun = part.status === "lost" || part.status === "not run";
@@ -119,7 +119,7 @@ function callNodes(part) {
 const KEYWORDS = "and|as|assert|async|await|break|class|continue|def|del|elif|else|except|finally|for|from|" +
   "global|if|import|in|is|lambda|None|nonlocal|not|or|pass|raise|return|True|False|try|while|with|yield";
 
-/** [class in viewer.css, what it colours], tried in this order. */
+/** [class in viewer.css, pattern of the text that it colours], tried in this order. */
 const TOKENS = [
   ["com", /#[^\n]*/],
   [

@@ -3,10 +3,10 @@
 const LINE_COLORS = [1, 2, 3, 4, 5, 6].map((number) => `var(--series-${number})`);
 
 /**
- * Lines with points, and bars where a point has an interval.
+ * Lines with points. A point with an interval has a bar.
  * @param chart {title, x, y, unit, marks: [[x, text]], series: [{name, points: [[x, y] or [x, y, low, high]]}]};
- *   `x` and `y` are the names of the axes, a point's x is a whole number or a word, the unit "share" is shown
- *   in percent
+ *   `x` and `y` are the names of the axes. The x of a point is an integer or a word. The unit "share" is drawn in
+ *   percent
  */
 function linePlot(chart) {
   const height = 218;
@@ -40,7 +40,7 @@ const yLabels = (chart) => (value) =>
 const drawnPoints = (series) => series.points.filter((point) => isNumber(point[1]));
 
 /**
- * Where values lie on a canvas of this width.
+ * The positions of values on a canvas of this width.
  * @returns {x, y: value → pixels; low, high: the ends of y; left, top, bottom: the axes; labelled: values on x}
  */
 function lineScales(chart, width) {
@@ -76,7 +76,7 @@ function drawXAxis(canvas, { x, bottom, labelled }) {
   }
 }
 
-/** Upright lines with a text above: where the stages of a run begin. marks: [[x, text]] */
+/** Vertical lines with a text above, such as at the start of a stage. marks: [[x, text]] */
 function drawMarks(canvas, width, marks, { x, top, bottom }) {
   marks.forEach(([value, text], number) => {
     const next = number + 1 < marks.length ? x(marks[number + 1][0]) : width;
@@ -109,7 +109,7 @@ function drawLine(canvas, series, color, { x, y }, tooltip) {
 }
 
 /**
- * Every measurement of the steps of training, {charts, alarms: [text], decisions: [text], columns, rows}; none without
+ * Every measurement of the steps of training, {charts, alarms: [text], decisions: [text], columns, rows}. Empty without
  * a step.
  */
 function stepPanels(training) {
@@ -121,12 +121,12 @@ function stepPanels(training) {
     element("p", { class: "decision" }, element("span", { class: "badge" }, "decided"), ` ${text}`)
   );
   const panel = fold("Training, step by step", []);
-  // Many plots, which not everybody wants: they are made when the panel is opened.
+  // The plots are many, so they are drawn only when the panel is opened.
   panel.addEventListener("toggle", () => panel.lastChild.append(...stepPlots(training)), { once: true });
   return [...alarms, ...decisions, panel];
 }
 
-/** A chart as of linePlot; it may have `usual`, the band in which its values usually lie. */
+/** A chart as in linePlot. It may have `usual`, a text about usual values. */
 function plotWithUsual(chart) {
   const usual = chart.usual ? element("p", { class: "muted" }, `usual: ${chart.usual}`) : null;
   return element("div", {}, linePlot(chart), usual);

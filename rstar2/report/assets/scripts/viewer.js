@@ -1,7 +1,7 @@
-// The trace viewer: a list that draws only the rows that can be seen, and one trace at a time.
+// The trace viewer: a list of traces, of which only visible rows are drawn, and one open trace.
 
 const ROW_HEIGHT = 46;
-/** Rows drawn above and below those that can be seen. */
+/** Number of rows that are drawn above and below the visible ones. */
 const EXTRA_ROWS = 4;
 const KEPT_CHUNKS = 6;
 
@@ -15,10 +15,10 @@ const ORDER_NAMES = {
 };
 
 /**
- * A trace is named by its place in the columns of the index.
+ * A trace is identified by its place in the columns of the index.
  * index: {problems: [{id, text, gold}], rows: {section, problem, sample, verdict, tokens, calls, failed, finish,
- * extracted, chunk, place, step}}, where each of rows is a column with one value per trace of the run; a step is
- * null outside of training.
+ * extracted, chunk, place, step}}. Each of `rows` is a column with one value per trace of the run. A step is null
+ * outside of training.
  */
 class Viewer {
   /** section: the number of the benchmark whose traces are listed. */
@@ -31,7 +31,7 @@ class Viewer {
     this.order = "order";
     this.chunks = new Map();
     this.problemTexts = index.problems.map(({ id, text }) => `${id}\n${sourceText(text)}`.toLowerCase());
-    /** The search of the traces' texts for the words of the filter; null without words. */
+    /** The search for the filter's words in the texts of traces. Null without words. */
     this.textSearch = null;
     this.listed = [];
     this.current = null;
@@ -77,7 +77,7 @@ class Viewer {
     new ResizeObserver(() => this.drawList()).observe(this.list);
   }
 
-  /** The buttons that filter: one per verdict, failed calls, and the problem picked. */
+  /** The filter buttons: one per verdict, one for failed calls, and one for the selected problem. */
   drawChips() {
     const { filters, rows } = this;
     const tally = new Map();
@@ -111,7 +111,7 @@ class Viewer {
     return element("button", attributes, `${name} ${formatCount(number)}`);
   }
 
-  /** Lists the traces with these words: at once where the problem has them, and as they are found elsewhere. */
+  /** Lists the traces with these words: immediately if the problem has them, otherwise when the search finds them. */
   searchFor(typed) {
     const words = typed.trim().toLowerCase();
     this.stop();
@@ -121,7 +121,7 @@ class Viewer {
     this.textSearch?.run(() => this.fillList());
   }
 
-  /** Ends a search that is under way. */
+  /** Ends a running search. */
   stop() {
     this.textSearch?.stop();
   }
@@ -157,7 +157,7 @@ class Viewer {
     this.fillList();
   }
 
-  /** Lists what fits, the place scrolled to unchanged. */
+  /** Lists the traces that pass the filter, without scrolling. */
   fillList() {
     this.listed = this.traces.filter((trace) => this.fits(trace)).sort((a, b) => this.compare(a, b));
     this.spacer.style.height = `${this.listed.length * ROW_HEIGHT}px`;
@@ -236,7 +236,7 @@ class Viewer {
     this.node.scrollIntoView({ behavior: "smooth" });
   }
 
-  /** Shows a trace, and names it in the address; undefined clears the pane. */
+  /** Opens a trace and writes its address. Undefined clears the pane. */
   async open(trace) {
     this.current = trace ?? null;
     this.drawList();
@@ -256,7 +256,7 @@ class Viewer {
     this.pane.scrollTop = 0;
   }
 
-  /** A chunk of details, [detail]; those used last are kept. */
+  /** A chunk of details, [detail]. The last used chunks are cached. */
   chunk(number) {
     const chunk = this.chunks.get(number) ?? unpack(`chunk-${number}`);
     this.chunks.delete(number);
@@ -269,13 +269,13 @@ class Viewer {
     return this.index.problems[this.rows.problem[trace]];
   }
 
-  /** A trace's values of all columns, with its problem in place of the problem's number. */
+  /** A trace's values of all columns. The problem replaces the problem's number. */
   row(trace) {
     const values = Object.entries(this.rows).map(([name, column]) => [name, column[trace]]);
     return { ...Object.fromEntries(values), problem: this.problemOf(trace) };
   }
 
-  /** The trace that an address names by problem, sample and, in training, step; undefined without one. */
+  /** The trace of an address with problem, sample and, in training, step. Undefined if there is none. */
   find(problemId, sample, step) {
     return this.traces.find((trace) =>
       this.problemOf(trace).id === problemId && this.rows.sample[trace] === sample &&
