@@ -1,4 +1,4 @@
-"""What the kernel says of processes: which came from which, and which have ended."""
+"""Reads the kernel's process table: parents, descendants, and processes that have ended."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import suppress
 
 
 def stat(pid: int) -> list[str]:
-    """A process's state, parent and so on, as /proc/PID/stat has them; empty where there is none.
+    """Return a process's state, parent and further fields of /proc/PID/stat; empty if there is no such process.
 
     Source: proc_pid_stat(5), from its third field.
     """
     try:
-        # Tests look through the whole table thousands of times; decoding what is not needed would be most of it.
+        # Tests read the whole table thousands of times, and decoding all of it would take most of the time.
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             return file.read(1024).rpartition(b")")[2].decode().split()
     except (FileNotFoundError, ProcessLookupError):  # the second if it ends while it is read
@@ -21,12 +21,12 @@ def stat(pid: int) -> list[str]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes whose parent is this one, also those that have ended and were not waited for."""
+    """Return the children of a process, including zombies."""
     return _by_parent().get(pid, [])
 
 
 def descendants(pid: int) -> set[int]:
-    """The processes that came from one, also those that have ended and were not waited for."""
+    """Return the descendants of a process, including zombies."""
     by_parent = _by_parent()
     found: set[int] = set()
     ahead = [pid]
@@ -38,12 +38,12 @@ def descendants(pid: int) -> set[int]:
 
 
 def running(pids: Iterable[int]) -> list[int]:
-    """Those that have not ended; one that was not waited for has."""
+    """Return the processes that have not ended. A zombie has ended."""
     return [pid for pid in pids if (fields := stat(pid)) and fields[0] not in "ZX"]
 
 
 def session(leader: int) -> list[int]:
-    """The processes of a session that have not ended."""
+    """Return the processes of a session that have not ended."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in running(pids) if stat(pid)[3:4] == [str(leader)]]
 

@@ -1,4 +1,4 @@
-"""Runs made from nothing, for tests of what reads runs: realistic in shape, known in every number."""
+"""Generates runs for tests of code that reads runs. Their shape is realistic, and every number is known."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BFCL_V3 = (
     *("live_irrelevance", "live_relevance"),
     *("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context"),
 )
-"""Its categories."""
+"""The categories of the benchmark's problems."""
 BROKEN = "import sympy\nprint(sympy.sovle(x**2 - 4))\n"
 TRACEBACK = (
     "Traceback (most recent call last):\n"
@@ -105,7 +105,7 @@ def made_run(
 
 
 def made_trace(problem: Problem, sample: int, rate: float, rng: random.Random) -> Trace:
-    """One trace with up to five tool calls, some of them failed."""
+    """Return a trace with up to five tool calls, of which some failed."""
     draw = rng.random()
     verdict = "correct" if draw < rate else rng.choice(["wrong", "wrong", "wrong", "unparsed", "timeout"])
     answer = problem.answer if verdict == "correct" else str(rng.randint(200, 999))
@@ -159,7 +159,7 @@ def _call_turn(failed: bool, number: int, place: int, rng: random.Random) -> Tur
 
 
 def staged_run(folder: Path) -> Path:
-    """A run of two training stages with curves of two arms, one measured benchmark and kept rollouts."""
+    """Write a run of two training stages, with curves, one measured benchmark and rollouts."""
     made_run(folder, "eval/sft", problems=12, samples=2)
     phases = [
         {"name": name, "accuracy": at, "interval": [at - 0.05, at + 0.05], "failed_call_ratio_correct": 0.1,
@@ -182,7 +182,7 @@ def staged_run(folder: Path) -> Path:
 
 
 def keep_rollouts(stage: Path, steps: int, per_step: int, failed: int = 2) -> None:
-    """Kept rollouts of a stage of training, and some that the engine could not finish."""
+    """Write rollouts of a training stage, and some that the engine could not finish."""
     rng = random.Random(0)
     problem = Problem("rl-001", "How many lamps are lit after $n^2$ days?", "7")
     for step in range(1, steps + 1):
@@ -202,13 +202,13 @@ def keep_rollouts(stage: Path, steps: int, per_step: int, failed: int = 2) -> No
 
 
 def _step(number: int, failed: float) -> dict[str, Any]:
-    """A step's metrics, as the trainer writes them."""
+    """Return the metrics of a step, as the trainer writes them."""
     data = {"rstar2/pass_rate": 0.5, "rstar2/failed_call_ratio_correct": failed, "rstar2/tokens": 80.0}
     return {"step": number, "data": data}
 
 
 def unfinished_run(folder: Path) -> Path:
-    """A run with one benchmark that has some traces, no results yet, and one that has none."""
+    """Write a run with one benchmark that has some traces but no results yet, and one that has no traces."""
     made_run(folder, problems=3, samples=1)
     (folder / "aime24" / "results.json").unlink()
     with TraceWriter(folder / "empty" / "traces.jsonl"):

@@ -1,4 +1,4 @@
-"""Reads attack programs, runs them, and judges from the host's side what became of them.
+"""Reads attack programs, runs them, and checks their outcome from outside the sandbox.
 
 A case is one JSON line: `id`, `attack_class`, `code` or `code_gen` (a Python expression that yields the
 source), `stdin` or `stdin_gen`, and `expect` with `status_any`, `stdout_eq`, `stdout_has`, `stdout_lacks`,
@@ -28,11 +28,11 @@ SECRET = "HOST_SECRET_CANARY"
 SECRET_MODE = 0o666
 LEFTOVER = "rstar2_leftover"
 _SURVIVOR_S = TIMEOUT_S
-"""How long killed processes may take to disappear, on a busy machine."""
+"""Seconds that killed processes may take to disappear on a busy machine."""
 _ENDLESS_S, _AMPLE_S = 1.0, 120.0
-"""Time limits of programs that may reach theirs, and of those that must not, however busy the machine is."""
+"""Time limits in seconds: of programs that may reach theirs, and of programs that must not, even on a busy machine."""
 _LONGER = (1, 4, 16, 64)
-"""Times its limit that a program gets which reaches it before it has printed what it must."""
+"""Factor of the time limit for a second attempt, if a program reached its limit before it printed its text."""
 _WALL_S = 50.0
 """What a case with a `wall_max_s` may take: its own figure is for an idle machine, and what it is about to catch
 takes a minute."""
@@ -66,7 +66,7 @@ def read_cases(path: Path) -> list[Case]:
 
 @dataclass
 class Surroundings:
-    """Targets for attacks on the host, all of them real: files, listeners, processes."""
+    """Real targets on the host for attacks: files, listeners and processes."""
 
     folder: Path
     tcp: socket.socket = field(init=False)
@@ -101,7 +101,7 @@ class Surroundings:
         del os.environ["RSTAR2_CANARY_SECRET"]
 
     def fill_in(self, code: str) -> str:
-        """Replace the placeholders of a case by this host's own paths and port."""
+        """Replace the placeholders of a case by paths and the port of this host."""
         values = {
             "OUTSIDE_DIR": self.outside,
             "SECRET_FILE": self.secret,
@@ -124,12 +124,12 @@ def _untouched(listener: socket.socket, receive: Callable[[], object]) -> bool:
 
 
 def run_case(sandbox: Sandbox | OrdinaryUser, case: Case, host: Surroundings) -> list[str]:
-    """Run one case. Returns everything that is wrong with its outcome."""
+    """Run one case. Returns descriptions of everything that is wrong with its outcome."""
     code = host.fill_in(case.code)
     before = descendants(os.getpid())
     for longer in _LONGER:
         began = time.monotonic()
-        # Built unchecked: the sandbox must withstand more than the service accepts.
+        # Not validated: the sandbox must withstand more than the service accepts.
         request = RunRequest.model_construct(
             code=code, stdin=case.stdin, timeout_s=longer * case.timeout_s, memory_mb=case.memory_mb
         )
@@ -145,7 +145,7 @@ def run_case(sandbox: Sandbox | OrdinaryUser, case: Case, host: Surroundings) ->
 
 
 def _has_yet_to_print(case: Case, result: RunResult) -> bool:
-    """Whether a program that may reach its limit did before it could print what it must."""
+    """Whether a program that may reach its time limit reached it before it printed its text."""
     if result.outcome != "timeout" or "timeout" not in case.expect["status_any"]:
         return False
     expected = case.expect.get("stdout_eq") or case.expect.get("stdout_has") or ""
@@ -161,11 +161,11 @@ def _statuses(result: RunResult) -> set[str]:
 def _compare(case: Case, result: RunResult, wall: float) -> list[str]:
     expect = case.expect
     faults = []
-    wanted = set(expect["status_any"])
-    if not _statuses(result) & wanted:
-        faults.append(f"its outcome is {result.outcome}, wanted one of {sorted(wanted)}")
+    allowed = set(expect["status_any"])
+    if not _statuses(result) & allowed:
+        faults.append(f"its outcome is {result.outcome}, not one of {sorted(allowed)}")
     if expect.get("stdout_eq") is not None and result.stdout != expect["stdout_eq"]:
-        faults.append(f"printed {result.stdout!r:.200}, wanted {expect['stdout_eq']!r}")
+        faults.append(f"printed {result.stdout!r:.200} instead of {expect['stdout_eq']!r}")
     if expect.get("stdout_has") is not None and expect["stdout_has"] not in result.stdout:
         faults.append(f"did not print {expect['stdout_has']!r}")
     for text in expect.get("stdout_lacks") or []:
@@ -180,7 +180,7 @@ def _check(name: str, sandbox: Sandbox | OrdinaryUser, host: Surroundings, befor
     """One host-side check. Returns what is wrong, or nothing.
 
     Raises:
-        ValueError: the check is unknown; a case that cannot be judged has not passed.
+        ValueError: The check is unknown. A case that cannot be checked has not passed.
     """
     match name:
         case "outside_clean":
@@ -213,7 +213,7 @@ def _check(name: str, sandbox: Sandbox | OrdinaryUser, host: Surroundings, befor
 
 
 def _survivors(before: set[int]) -> set[int]:
-    """Processes that were not there before and do not end soon."""
+    """Return the processes that did not exist before and do not end soon."""
     deadline = time.monotonic() + _SURVIVOR_S
     while (left := descendants(os.getpid()) - before) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -230,7 +230,7 @@ print([place for place in ('/tmp', '/var/tmp', '/dev/shm') if '{LEFTOVER}' in na
 
 
 def _next(sandbox: Sandbox | OrdinaryUser, code: str) -> RunResult:
-    """Run a program after the case's."""
+    """Run another program after that of the case."""
     return sandbox.run(RunRequest(code=code, timeout_s=_AMPLE_S), "next")
 
 

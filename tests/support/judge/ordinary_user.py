@@ -33,7 +33,7 @@ def run_program(sandbox: Sandbox, request: RunRequest, run_id: str) -> RunResult
 
 
 class ThisUser:
-    """Calls functions with a sandbox of this process."""
+    """Calls functions with a sandbox in this process."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -78,7 +78,7 @@ class OrdinaryUser:
             raise
 
     def do(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `function` there, with the sandbox and the arguments. Raises what it raises."""
+        """Call `function` in the user's process, with the sandbox and the arguments. Raises what it raises."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pickle.dump((function.__code__.co_filename, function.__name__, arguments), self._process.stdin)
@@ -104,7 +104,7 @@ class OrdinaryUser:
 
 
 def _make_passable(paths: list[Path]) -> None:
-    """Let every user reach these folders, in this process's own mount namespace."""
+    """Make these folders accessible to every user, in the mount namespace of this process only."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     for path, fd in [(path, os.open(path, os.O_PATH)) for path in paths]:
@@ -140,8 +140,8 @@ def _serve() -> None:
             sandbox, result = [result], None
         pickle.dump((result, error), results)
         results.flush()
-    for made in sandbox:
-        made.close()
+    for each in sandbox:
+        each.close()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A sandbox in a process of its own, as root or as an ordinary user, for tests that need both."""
+"""A sandbox in a separate process, as root or as an ordinary user, for tests that need both."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SandboxWorker:
         return self.end()
 
     def close_session(self) -> None:
-        """End the session, if there is one."""
+        """End the session if there is one."""
         self._send(close=True)
         self._answer()
 
@@ -109,9 +109,9 @@ def _let_others_pass() -> None:
             if not parent.stat().st_mode & 1:
                 closed.setdefault(parent, []).append((path, os.open(path, os.O_PATH)))
                 break
-    for parent, kept in closed.items():
+    for parent, handles in closed.items():
         syscalls.mount("none", str(parent), "tmpfs", 0, "mode=755")
-        for path, handle in kept:
+        for path, handle in handles:
             path.mkdir(parents=True)
             syscalls.bind(f"/proc/self/fd/{handle}", str(path), read_only=False)
 

@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible chat endpoint with a scripted model: messages in, a streamed message out."""
+"""A small OpenAI-compatible chat endpoint with a scripted model. It streams its messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Model = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 
 class ChatEndpoint:
-    """What the endpoint should say, and what it was asked; `vllm_standin.serving` serves it."""
+    """The replies of the endpoint, and the requests that it got. `vllm_standin.serving` serves it."""
 
     def __init__(self, model: Model, key: str | None = None) -> None:
         self.model = model
@@ -22,7 +22,7 @@ class ChatEndpoint:
         self.url = ""
         self.asked: list[dict[str, Any]] = []
         self.owned_by = "someone"
-        """What it says of its model; vLLM says `vllm`."""
+        """The `owned_by` of its model; that of vLLM is `vllm`."""
         self.app = FastAPI()
         self.app.get("/v1/models")(self._models)
         self.app.post("/v1/chat/completions")(self._completions)
@@ -61,7 +61,7 @@ def _parts(text: str) -> list[str]:
 
 
 def solves(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Asks Python for what is to be computed, then gives what the tool printed; greets when greeted."""
+    """Call Python for a computation, then reply with its output. Reply to a greeting with a greeting."""
     last = messages[-1]
     if last["role"] == "tool":
         return {"thought": "It says so.", "content": f"The answer is \\boxed{{{last['content']}}}."}

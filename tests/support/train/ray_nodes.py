@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, each of which believes it has GPUs."""
+"""A Ray cluster of several nodes on this machine. Each node reports GPUs that do not exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _listens(port: int) -> bool:
 
 @contextmanager
 def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
-    """Start a node for each number of GPUs; yields the environment of programs that use the cluster."""
+    """Start a node for each number of GPUs. Yields the environment of programs that use the cluster."""
     port = free_port()
     address = f"127.0.0.1:{port}"
     # Ray's clusters ask for a token, which its own commands find and `ray.init` does not.
@@ -53,7 +53,7 @@ def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
 
 
 def _start(words: list[str], log: Path, env: dict[str, str]) -> Popen[bytes]:
-    """Start a node; again where it gave up its own agent, for which it waits 15 seconds whatever it is told."""
+    """Start a node. Try again if the node gave up its agent, for which it always waits only 15 seconds."""
     for _ in range(STARTS):
         log.unlink(missing_ok=True)
         node = start_bound([*_START, *words, "--object-store-memory=80000000"], log, env=env)

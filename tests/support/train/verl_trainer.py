@@ -52,14 +52,14 @@ _ROLLOUT: ContextVar[tuple[Group, int]] = ContextVar("rollout")
 
 
 def start(parent: int) -> None:
-    """Make the process ready for `train`, for as long as its parent lives: VERL's queue, and a judge."""
+    """Prepare the process for `train` with VERL's queue and a judge. Both live as long as the parent process."""
     die_with(parent)()
     start_queue()
     agent_loop._judge = lambda *address: _Judge()
 
 
 def make_model(folder: Path) -> None:
-    """Make the model that is trained."""
+    """Create the model to train."""
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(folder, size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
 
@@ -83,7 +83,7 @@ def plugin() -> dict[str, Any]:
 def train(
     recipe: StageRecipe, model: Path, folder: Path, steps: list[list[Group]], labels: Labels = "as they are"
 ) -> Trained:
-    """Train a stage in its folder, with one list of groups for each step, and write its checkpoint."""
+    """Train a stage in its folder, with one list of groups per step, and write its checkpoint."""
     trainer = _Trainer(recipe, model, folder, labels)
     before = trainer.moments()
     for groups in steps:
@@ -94,7 +94,7 @@ def train(
 
 
 def train_failing(recipe: StageRecipe, model: Path, folder: Path, groups: list[Group]) -> FailedStep:
-    """Run one step whose groups fail however often they are rolled out."""
+    """Run one step whose groups fail in every rollout."""
     sampler.FIRST_WAIT_S = 0.01
     trainer = _Trainer(recipe, model, folder, "as they are")
     faults: list[str] = []
@@ -116,7 +116,7 @@ def train_failing(recipe: StageRecipe, model: Path, folder: Path, groups: list[G
 
 
 class _Judge:
-    """Stands in for the judge's client; the tool that words its results is real."""
+    """A stand-in for the judge's client. The tool that formats its results is real."""
 
     async def run(self, request: RunRequest) -> RunResult:
         group, session = _ROLLOUT.get()
@@ -145,7 +145,7 @@ class _Server:
 
 
 class _Rollouts(AgentLoopWorker):
-    """VERL's worker with our agent loop; says in each rollout whose it is."""
+    """VERL's worker with rstar2's agent loop. It records in each rollout which group it belongs to."""
 
     async def _run_agent_loop(self, *args: Any, session_id: int, group: Group, **row: Any) -> None:
         _ROLLOUT.set((group, session_id))
@@ -159,7 +159,7 @@ class _Rollouts(AgentLoopWorker):
 
 
 class _Trainer(PPOTrainerSync):
-    """VERL's trainer with its one worker in this process, and without what it would start besides."""
+    """VERL's trainer with its only worker in this process. It starts no other processes."""
 
     def __init__(self, recipe: StageRecipe, model: Path, folder: Path, labels: Labels) -> None:
         self.config = _config(recipe, model, folder)
@@ -185,7 +185,7 @@ class _Trainer(PPOTrainerSync):
         self._load_checkpoint()
 
     def run_step(self, groups: list[Group]) -> None:
-        """Roll out groups, and train on what the sampler keeps."""
+        """Roll out groups, and train on those that the sampler selects."""
         self.global_steps += 1
         asyncio.run(self._roll_out(groups))
         metrics: dict[str, Any] = {}
@@ -194,11 +194,11 @@ class _Trainer(PPOTrainerSync):
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
 
     def moments(self) -> list[torch.Tensor]:
-        """AdamW's first moments, none before the first update."""
+        """AdamW's first moments; there are none before the first update."""
         return [state["exp_avg"].full_tensor().clone() for state in self.engine.optimizer.state.values()]
 
     def on_sample_end(self) -> None:
-        """There are no rollout engines to put to sleep."""
+        """Do nothing: there are no rollout engines to put to sleep."""
 
     async def _roll_out(self, groups: list[Group]) -> None:
         worker = _Rollouts(self.config, _Server(self.model))
