@@ -40,8 +40,8 @@ gc.set_threshold(20_000, 20, 100)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# pytest-xdist sets COLUMNS for its workers. A rich console that is created then keeps that width, and so does one that is
-# created while a test runs a command with another width. Therefore the console is created now, without COLUMNS.
+# pytest-xdist sets COLUMNS for its workers. A rich console that is created then keeps that width, and so does one that
+# is created while a test runs a command with another width. Therefore the console is created now, without COLUMNS.
 os.environ.pop("COLUMNS", None)
 importlib.import_module("rstar2.cli.common")
 

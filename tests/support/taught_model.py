@@ -30,7 +30,7 @@ class Taught:
     codec: ChatCodec
     problem: str
     turn: str
-    """The model's first turn, up to and with the end of the turn."""
+    """The text of the model's first turn."""
 
 
 def taught_model(
