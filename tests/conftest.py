@@ -156,7 +156,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 @pytest.fixture(scope="session")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A real judge: Valkey, HTTP process and two workers. It preloads no libraries, which few tests need."""
+    """A real judge: Valkey, HTTP process and two workers. It preloads no libraries, because few tests need them."""
     with running_judge(tmp_path_factory.mktemp("judge"), preload=False) as handle:
         yield handle
 

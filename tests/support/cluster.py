@@ -62,7 +62,7 @@ _STAND_INS = {
         esac
     """,
 }
-# Does what the next line of `behaviour` says: `steps exit-code`; with `waits` it ends so after a first signal.
+# Does what the next line of `behaviour` says: `steps exit-code`. With `waits`, it exits after the first signal.
 _TRAINER = """
     import json, os, signal, sys, time
     from pathlib import Path

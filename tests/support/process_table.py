@@ -49,24 +49,24 @@ def session(leader: int) -> list[int]:
 
 
 def lower_priority(pid: int, niceness: int) -> None:
-    """Of a process and all that it started or will start."""
+    """Lower the priority of a process and of all of its present and future descendants."""
 
     def lower(process: int) -> bool:
-        """Whether there was something to do."""
+        """Lower one process. Returns False if its priority was already low or it has ended."""
         with suppress(ProcessLookupError):
             if os.getpriority(os.PRIO_PROCESS, process) < niceness:
                 os.setpriority(os.PRIO_PROCESS, process, niceness)
                 return True
         return False
 
-    # Again while there was: one that was not lowered yet may have started another meanwhile.
+    # Repeat until nothing changes, because a process can start another one before its priority is lowered.
     while any(lower(process) for process in (pid, *descendants(pid))):
         continue
 
 
 def _by_parent() -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         if fields := stat(int(name)):
-            found.setdefault(int(fields[1]), []).append(int(name))
-    return found
+            children.setdefault(int(fields[1]), []).append(int(name))
+    return children

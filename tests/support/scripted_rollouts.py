@@ -56,7 +56,7 @@ class Update:
     tokens: int = 0
     """The number of tokens in the loss."""
     micro_batches: list[list[int]] = field(default_factory=list)
-    """Tokens of each row of each."""
+    """For each micro-batch, the number of tokens of each row."""
 
 
 @dataclass
@@ -68,9 +68,9 @@ class Trained:
     moments: list[torch.Tensor]
     """AdamW's first moments."""
     moments_before: list[torch.Tensor]
-    """Those it started from; none for a fresh optimizer."""
+    """AdamW's first moments at the start; empty for a fresh optimizer."""
     relabelled: int
-    """The labels that were changed."""
+    """The number of labels that were changed."""
 
 
 @dataclass

@@ -130,7 +130,7 @@ class Terminal:
             assert time.monotonic() < deadline, f"no {what!r} in:\n{self.text}"
 
     def shows(self, words: str, times: int = 1) -> None:
-        """Read until `words` stand on the screen so often; a line that was broken counts as one."""
+        """Read until the screen contains `words` at least `times` times. Line breaks count as spaces."""
         self.comes_to(lambda: self.text.replace("\n", " ").count(words) >= times, words)
 
     def comes_to_the_prompt(self) -> None:
@@ -144,7 +144,7 @@ class Terminal:
         self.comes_to_the_prompt()
         self.press(line.encode())
         last = line.rpartition("\n")[2][-20:]
-        # A line wider than the terminal continues after a mark.
+        # A line that is wider than the terminal continues after the mark "… ".
         self.comes_to(lambda: last in self.text.replace("\n… ", ""), last)
         self.press(b"\r")
 

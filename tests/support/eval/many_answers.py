@@ -1,7 +1,8 @@
 r"""Generates texts that offer several answers at once, from a small grammar and a seed.
 
-A text is made of the members it offers: `_leaf` writes one, `_joined` joins several by relations, separators, words or
-switches, `_part` puts brackets, commands and words around, and `_output` makes a model's output of it.
+A text consists of the answers that it offers, its members: `_leaf` writes one, `_joined` joins several by relations,
+separators, words or switches, `_part` adds brackets, commands and words around them, and `_output` turns the result
+into a model's output.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ NAMES = ["", "", "", "x = ", "x ", "f(x) = ", "y = "]
 
 
 class Texts:
-    """Makes texts of members, each written in one of the forms that `written` gives."""
+    """Generates texts of members. `written` returns a random form of a member."""
 
     def __init__(self, seed: int, members: Sequence[str], written: Callable[[str, Random], str]) -> None:
         self._random = Random(seed)
@@ -125,5 +126,5 @@ def written_integer(member: str, random: Random) -> str:
 
 
 def as_written(member: str, _: Random) -> str:
-    """The member itself."""
+    """Return the member unchanged, as the only form."""
     return member

@@ -32,10 +32,9 @@ _SURVIVOR_S = TIMEOUT_S
 _ENDLESS_S, _AMPLE_S = 1.0, 120.0
 """Time limits in seconds: of programs that may reach theirs, and of programs that must not, even on a busy machine."""
 _LONGER = (1, 4, 16, 64)
-"""Factor of the time limit for a second attempt, if a program reached its limit before it printed its text."""
+"""Factors of the time limit. A program that reaches its limit before it prints its text is retried with the next."""
 _WALL_S = 50.0
-"""What a case with a `wall_max_s` may take: its own figure is for an idle machine, and what it is about to catch
-takes a minute."""
+"""Limit in seconds for cases with a `wall_max_s`, whose own value is for an idle machine. Failures take a minute."""
 _STARTS_PROCESSES = re.compile(r"\b(fork|subprocess|multiprocessing|ProcessPoolExecutor|popen|system)\b")
 
 
@@ -235,11 +234,11 @@ def _next(sandbox: Sandbox | OrdinaryUser, code: str) -> RunResult:
 
 
 def _unlike(result: RunResult, pattern: str) -> str:
-    """What is wrong with a program that had to print a text of this pattern, or nothing."""
+    """Return what is wrong if the program did not print a text of this pattern, else an empty string."""
     return "" if re.fullmatch(pattern, result.stdout) else f"the next program ended so: {result!r:.600}"
 
 
 def not_in_landlock(case: Case) -> str:
-    """Which documented exception of the landlock tier a case that has to succeed runs into; empty: none."""
+    """Return the documented limit of the landlock tier that keeps a case from succeeding, or an empty string."""
     has_to_succeed = case.expect["status_any"] == ["ok"]
     return "Programs cannot start processes" if has_to_succeed and _STARTS_PROCESSES.search(case.code) else ""

@@ -20,7 +20,7 @@ while not _released: time.sleep(0.005)
 """
 """The first lines of such a program or cell. The program waits there."""
 _SCORE = "1000"
-"""What the kernel notes of every program of a sandbox, and of no other process: kill it first if memory is short."""
+"""The oom_score_adj of sandboxed programs, and of no other process. The kernel kills them first if memory is short."""
 
 
 def programs(worker: int) -> list[int]:

@@ -40,7 +40,7 @@ def parts(judge: JudgeHandle, name: str) -> list[int]:
 
 
 def wait_gone(pids: Iterable[int], seconds: float) -> list[int]:
-    """The processes that are still there after so long."""
+    """Wait until the processes have ended. Returns those that still run after `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := running(pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -49,7 +49,7 @@ def wait_gone(pids: Iterable[int], seconds: float) -> list[int]:
 
 def status(judge: JudgeHandle) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {judge.token}"} if judge.token else {}
-    # Loading CA certificates would be most of the work, many times a second.
+    # No CA certificates: loading them many times a second would take most of the time.
     options: dict[str, Any] = {"timeout": TIMEOUT_S, "trust_env": False, "verify": False}
     answer = httpx.get(f"{judge.url}/status", headers=headers, **options)
     status_now: dict[str, Any] = answer.raise_for_status().json()
@@ -59,7 +59,7 @@ def status(judge: JudgeHandle) -> dict[str, Any]:
 def status_when(
     judge: JudgeHandle, condition: Callable[[dict[str, Any]], bool], within_s: float = RECOVERS_S
 ) -> dict[str, Any]:
-    """What the judge says of itself once this is true of it; it may be away for a while."""
+    """Wait until the judge's status meets a condition, and return the status. The judge may be down for a while."""
     deadline = time.monotonic() + within_s
     while True:
         try:
@@ -84,7 +84,7 @@ def unfinished(status_now: dict[str, Any]) -> int:
 
 
 def wait_heartbeats(judge: JudgeHandle, count: int = 2) -> dict[str, Any]:
-    """Wait until every worker has sent so many more heartbeats. → what the judge says of itself then."""
+    """Wait until every worker has sent `count` more heartbeats. Returns the judge's status."""
     before = {worker["name"]: worker["beat"] for worker in status(judge)["workers"]}
     return status_when(
         judge,

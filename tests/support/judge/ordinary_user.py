@@ -49,17 +49,17 @@ class ThisUser:
 class OrdinaryUser:
     """Calls functions with a sandbox in a process of an ordinary user.
 
-    The functions must be a module's own; their arguments and results are pickled. Folders on the way to the interpreter
-    and to this repository that only root may enter are replaced, for this process alone, by ones that everyone may.
+    The functions must be defined at module level. Their arguments and results are pickled. Folders on the way to the
+    interpreter and to this repository may be closed to other users; for this process they are replaced by open ones.
 
     Args:
-        start: makes the sandbox there, from a folder of the user's, the tier and the arguments.
+        start: Creates the sandbox in the user's process, from a folder of the user, the tier and the arguments.
     """
 
     def __init__(
         self, tier: Isolation, start: Callable[..., Sandbox] = start_sandbox, *arguments: Any
     ) -> None:
-        # Not pytest's, because others may not enter that.
+        # Not pytest's temporary folder, because other users may not enter it.
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         os.chown(folder, UID, UID)
@@ -89,7 +89,7 @@ class OrdinaryUser:
         return result
 
     def run(self, request: RunRequest, run_id: str) -> RunResult:
-        """As a sandbox does."""
+        """Run a program as `Sandbox.run` does."""
         result: RunResult = self.do(run_program, request, run_id)
         return result
 

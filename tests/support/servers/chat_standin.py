@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 TOKENS = 7
-"""Of every reply."""
+"""The number of tokens of every reply."""
 Script = Callable[[dict[str, Any]], str | dict[str, Any]]
 """Maps a request's body to the text of the reply, or to its whole message."""
 

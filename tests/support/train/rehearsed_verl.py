@@ -1,9 +1,8 @@
-"""Stands in for VERL's trainer process in a rehearsal of a long run: what it costs hours for is a short sleep.
+"""A stand-in for VERL's trainer process in a rehearsal of a long run: hours of work are replaced by short sleeps.
 
-Real are the command line that it reads, VERL's queue, our sampler, the signs of life, and the decision on when to save.
-Rollouts are made up, updates are sleeps, and a checkpoint has VERL's files without weights. `faults.json` of the
-rehearsal's folder says what goes wrong at which step; each fault strikes once. `stage1.json` and so on name metrics of
-some steps, which then have these values.
+The command line, VERL's queue, rstar2's sampler, the heartbeats, and the decision when to save are real. Rollouts are
+invented, updates are sleeps, and a checkpoint has VERL's files without weights. `faults.json` in the rehearsal's folder
+lists which fault happens at which step; each happens once. `stage1.json` and so on set metrics of some steps.
 
     python -m support.train.rehearsed_verl KEY=VALUE…       # VERL's own keys
 """
@@ -219,5 +218,5 @@ def _torch_file(path: Path) -> None:
 if __name__ == "__main__":
     rehearsal = Rehearsal(sys.argv[1:])
     rehearsal.run()
-    # Ray's own processes would take seconds to end.
+    # Ray's processes would take seconds to end.
     os._exit(0)

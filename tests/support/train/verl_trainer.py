@@ -1,9 +1,9 @@
-"""VERL's trainer of one RL stage in one process: what comes after the model's words is real, up to the optimizer.
+"""VERL's trainer of one RL stage in one process. Only the model's turns and the judge's answers are scripted.
 
-VERL's agent-loop worker runs our agent loop, its queue carries the rollouts, our sampler selects, and VERL's trainer
-pads, computes advantages and updates the actor by its FSDP engine, all configured by our own command line. Scripted are
-only the model's turns and the judge's answers. To be imported in a process of its own, in the laptop profile's
-environment, which VERL reads when it is imported.
+VERL's agent-loop worker runs rstar2's agent loop, VERL's queue carries the rollouts, and rstar2's sampler selects.
+VERL's trainer pads, computes advantages and updates the actor with its FSDP engine. rstar2's command line configures
+all of this. Import this module in a new process with the laptop profile's environment variables, which VERL reads when
+it is imported.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def make_model(folder: Path) -> None:
 
 
 def plugin() -> dict[str, Any]:
-    """What VERL has of our plugin, which it imported with itself."""
+    """Return what VERL has registered of rstar2's plugin, which VERL imports by itself."""
     logits, labels = torch.randn(7, 5, requires_grad=True), torch.randint(5, (7,))
     return {
         "platform": get_platform().device_name,
@@ -226,7 +226,7 @@ class _Trainer(PPOTrainerSync):
         self._micro_batches = []
 
     def _note_micro_batches(self, step: Callable[..., Any]) -> None:
-        """Those of updates; log-probabilities are computed without gradients."""
+        """Record the micro-batches of updates. Passes for log-probabilities, which have no gradients, are left out."""
 
         def noted(micro_batch: Any, **how: Any) -> Any:
             if torch.is_grad_enabled():
@@ -247,14 +247,14 @@ class _Trainer(PPOTrainerSync):
             update.advantages[key] = (float(stored["rm_scores"][i].sum()), stored["advantages"][i][counts])
 
     def _change_labels(self, prepare: Callable[[Any], tuple[Any, dict[str, Any]]], of_tools: bool) -> None:
-        """Have the engine be told other tokens than those written, only where it looks for what was predicted."""
+        """Give the engine other labels than the tokens that were written. The input tokens stay the same."""
 
         def prepared(micro_batch: Any) -> tuple[Any, dict[str, Any]]:
             inputs, given = prepare(micro_batch)
             labels = given["input_ids_rmpad_rolled"]
             ends = micro_batch["input_ids"].offsets().tolist()[1:]
             for end, mask in zip(ends, micro_batch["response_mask"].unbind(), strict=True):
-                # The label of a token is where the one before it is.
+                # The label of a token is at the position of the token before it.
                 places = torch.arange(end - len(mask) - 1, end - 1)[mask.bool() != of_tools]
                 labels[places] = (labels[places] + 7) % 100
                 self.relabelled += len(places)
@@ -264,7 +264,7 @@ class _Trainer(PPOTrainerSync):
 
 
 def _config(recipe: StageRecipe, model: Path, folder: Path) -> Any:
-    """What VERL makes of our command line."""
+    """Return VERL's config for rstar2's command line."""
     row = {"prompt": [{"role": "user", "content": "?"}], "extra_info": {"id": "?"}}
     rows = [row] * recipe.rollout.prompts
     write_stage_inputs(recipe, model, rows, folder, ("http://127.0.0.1:1", None))
