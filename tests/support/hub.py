@@ -104,10 +104,10 @@ class _Handler(BaseHTTPRequestHandler):
         below = (match["path"] or "").strip("/")
         what = (match["what"] or "").partition("/")[0]
         if what == "paths-info":
-            asked = (
+            requested_paths = (
                 json.loads(posted)["paths"] if posted.startswith(b"{") else parse_qs(posted.decode())["paths"]
             )
-            return [each for each in entries if each["path"] in asked]
+            return [each for each in entries if each["path"] in requested_paths]
         if what == "tree":
             recursive = "recursive=true" in urlsplit(self.path).query.lower()
             inside = [each for each in entries if not below or each["path"].startswith(f"{below}/")]

@@ -51,14 +51,14 @@ def made_run(
     lift: float = 0.0,
     categories: Sequence[str] = (),
 ) -> Path:
-    """A finished run's folder with one benchmark, easy to hopeless problems; `lift` moves their rates up.
+    """Write the folder of a finished run with one benchmark, whose problems are easy to hopeless.
 
-    With `categories` each problem is of one of them, in turn, and its verdicts are entries of that score.
-
-    Called again with the same folder and another name, the run has one more benchmark, asked for after the others.
+    `lift` raises the rates at which problems are solved. With `categories`, the problems have these categories in turn,
+    and the verdicts are recorded as scores of the category. A second call with the same folder and another name adds a
+    benchmark to the run.
     """
     rng = random.Random(seed)
-    asked = [
+    benchmark_problems = [
         Problem(
             f"set-{number:03}",
             f"Problem {number}. Along a corridor hang $n$ lamps, all dark. On day $k$ a caretaker flips "
@@ -75,7 +75,7 @@ def made_run(
     rows = []
     with TraceWriter(folder / name / "traces.jsonl") as writer:
         for sample in range(samples):
-            for number, problem in enumerate(asked):
+            for number, problem in enumerate(benchmark_problems):
                 rate = min(1.0, max(0.0, 1.05 - number / problems + lift))
                 trace = made_trace(problem, sample, rate, rng)
                 if categories:
@@ -84,7 +84,7 @@ def made_run(
                 writer.write(trace)
                 rows.append(Row.of(trace))
     groups = by_problem(rows)
-    golds = {problem.id: problem.answer for problem in asked}
+    golds = {problem.id: problem.answer for problem in benchmark_problems}
     summary = summarise(groups)
     if categories:
         summary["scores"] = with_combined(name, summary["scores"])

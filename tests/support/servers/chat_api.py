@@ -38,18 +38,18 @@ class ChatEndpoint:
         self.asked.append(body)
         return StreamingResponse(self._events(self.model(body["messages"])), media_type="text/event-stream")
 
-    def _events(self, said: dict[str, Any]) -> Iterator[str]:
+    def _events(self, reply: dict[str, Any]) -> Iterator[str]:
         deltas: list[dict[str, Any]] = [{"role": "assistant"}]
-        deltas += [{"reasoning_content": part} for part in _parts(said.get("thought", ""))]
-        deltas += [{"content": part} for part in _parts(said.get("content", ""))]
-        for index, (name, arguments) in enumerate(said.get("calls", ())):
+        deltas += [{"reasoning_content": part} for part in _parts(reply.get("thought", ""))]
+        deltas += [{"content": part} for part in _parts(reply.get("content", ""))]
+        for index, (name, arguments) in enumerate(reply.get("calls", ())):
             opening = {"index": index, "id": f"c{index}", "function": {"name": name, "arguments": ""}}
             deltas.append({"tool_calls": [opening]})
             deltas += [
                 {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
                 for part in _parts(arguments)
             ]
-        finish = said.get("finish", "tool_calls" if said.get("calls") else "stop")
+        finish = reply.get("finish", "tool_calls" if reply.get("calls") else "stop")
         for delta, end in [*((delta, None) for delta in deltas), ({}, finish)]:
             choice = {"index": 0, "delta": delta, "finish_reason": end}
             yield f"data: {json.dumps({'object': 'chat.completion.chunk', 'choices': [choice]})}\n\n"

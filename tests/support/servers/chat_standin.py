@@ -52,8 +52,8 @@ class ChatStandIn:
         if self.context is not None and 5 + body["max_tokens"] > self.context:
             too_long = f"This model's maximum context length is {self.context} tokens; your request has 5 input tokens"
             return JSONResponse({"error": {"message": too_long}}, status_code=400)
-        said = self.script(body)
-        message = {"content": said} if isinstance(said, str) else said
+        reply = self.script(body)
+        message = {"content": reply} if isinstance(reply, str) else reply
         choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
         usage = {"prompt_tokens": 5, "completion_tokens": TOKENS, "total_tokens": 5 + TOKENS}
         return JSONResponse({"object": "chat.completion", "choices": [choice], "usage": usage})

@@ -133,8 +133,8 @@ class PublicEndpoint:
             return self.script.pop(0).response()
         if (refusal := self.checks(body)) is not None:
             return refusal.response()
-        said = self.answer(body)
-        message = {"content": said} if isinstance(said, str) else said
+        reply = self.answer(body)
+        message = {"content": reply} if isinstance(reply, str) else reply
         if body.get("stream"):
             return StreamingResponse(
                 self._stream(message, self.usage(body)), headers=self.headers, media_type="text/event-stream"

@@ -61,10 +61,10 @@ def main(run: Path) -> None:
     rows = read_rows(rehearsal / "problems.parquet")
     config = {"recipes": {str(number): recipe.model_dump(mode="json") for number, recipe in plan.items()}}
     with open_run(run, "train", config) as opened:
-        made = pipeline.Pipeline(
+        rehearsed = pipeline.Pipeline(
             opened, _Lines(), ("http://127.0.0.1:1", None), None, lambda _: {}, PhaseTimer(run)
         )
-        for _ in made.train_stages(plan, rehearsal / "model", rows, run):
+        for _ in rehearsed.train_stages(plan, rehearsal / "model", rows, run):
             pass
 
 

@@ -205,7 +205,7 @@ class _Trainer(PPOTrainerSync):
         for group in groups:
             tag = {"is_prompt": True, "status": "pending", "global_steps": self.global_steps}
             await tq.async_kv_put(key=group.name, partition_id="train", tag=tag)
-            given = {
+            prompt = {
                 "uid": group.name,
                 "group": group,
                 "index": 0,
@@ -216,7 +216,7 @@ class _Trainer(PPOTrainerSync):
                 "extra_info": {"id": group.name, "problem": "?"},
                 "__rollout_n__": len(group.rollouts),
             }
-            await worker._run_prompt(given, {"temperature": 1.0, "logprobs": True}, {"validate": False})
+            await worker._run_prompt(prompt, {"temperature": 1.0, "logprobs": True}, {"validate": False})
 
     def _note_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         named = self.engine.module.named_parameters()
@@ -250,15 +250,15 @@ class _Trainer(PPOTrainerSync):
         """Give the engine other labels than the tokens that were written. The input tokens stay the same."""
 
         def prepared(micro_batch: Any) -> tuple[Any, dict[str, Any]]:
-            inputs, given = prepare(micro_batch)
-            labels = given["input_ids_rmpad_rolled"]
+            inputs, arguments = prepare(micro_batch)
+            labels = arguments["input_ids_rmpad_rolled"]
             ends = micro_batch["input_ids"].offsets().tolist()[1:]
             for end, mask in zip(ends, micro_batch["response_mask"].unbind(), strict=True):
                 # The label of a token is at the position of the token before it.
                 places = torch.arange(end - len(mask) - 1, end - 1)[mask.bool() != of_tools]
                 labels[places] = (labels[places] + 7) % 100
                 self.relabelled += len(places)
-            return inputs, given
+            return inputs, arguments
 
         self.engine.prepare_model_inputs = prepared
 
