@@ -29,7 +29,7 @@ class Group:
     output: str = "7"
     """The judge's answer to every call."""
     says: dict[str, str] | None = None
-    """Additional text of rollouts of a kind."""
+    """By outcome, extra text that the rollouts write."""
     recoveries: str = ""
     """The rollouts that start after each failed call, in the same notation."""
 

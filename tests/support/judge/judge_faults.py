@@ -101,7 +101,7 @@ def run_during(
 
     Args:
         judge: to run them.
-        fault: called while programs run.
+        fault: Called while programs run.
         programs: the smallest number of programs to run.
         at_once: how many programs are sent together.
 
