@@ -40,10 +40,10 @@ from rstar2.train.decision import read_decision
 from rstar2.train.filter.engines import CPU_BATCH, open_engines
 from rstar2.train.filter.unsolved import (
     StageFilter,
-    counted,
+    solved_file,
     unsolved,
-    unsolved_as_believed,
-    unsolved_as_counted,
+    unsolved_by_file,
+    unsolved_by_outcomes,
 )
 from rstar2.train.launch import fork_server
 from rstar2.train.recipe import Hardware, StageRecipe
@@ -231,9 +231,9 @@ class Pipeline:
         total = 0 if by_outcomes else len(rows) * recipe.drop_solved
         self.progress.start(row, f"  {title}, to drop solved problems", total)
         if self.solved is not None:
-            remaining = unsolved_as_counted(counted(self.solved, recipe), rows, recipe)
+            remaining = unsolved_by_file(solved_file(self.solved, recipe), rows, recipe)
         elif by_outcomes:
-            remaining = unsolved_as_believed(stage.model, rows, recipe)
+            remaining = unsolved_by_outcomes(stage.model, rows, recipe)
         else:
             on_progress = self._sampling_progress(row, timer, _share_correct)
             out = stage.folder / "solved"

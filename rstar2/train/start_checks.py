@@ -25,7 +25,7 @@ from rstar2.train.answers import UnreadableAnswer, readable_rows
 from rstar2.train.attention import check_attention
 from rstar2.train.changeable import compared
 from rstar2.train.encoding import CodecOf, OnRows, encoded_data, taught_codec
-from rstar2.train.filter.unsolved import check_counted, counted, outcomes_before
+from rstar2.train.filter.unsolved import check_solved_file, outcomes_before, solved_file
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import JudgeAddress, Rows, problems_of
 from rstar2.train.split import Split, split
@@ -141,7 +141,7 @@ def plan_training(
         for recipe in filter(lambda each: each.drop_solved, recipes.values()):
             limit = recipe.rollout.prompt_tokens
             short_enough = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
-            check_counted(solved, short_enough, recipe)
+            check_solved_file(solved, short_enough, recipe)
     held_out_too_long = {
         number: _too_long(prompt_lengths(each, codec), recipes[number], 1, str(recipes[number].held_out.data))
         for number, each in held_out.items()
@@ -208,7 +208,7 @@ def check_data(
         )
     if solved is not None:
         filtered = [recipe for recipe in recipes.values() if recipe.drop_solved]
-        counted(solved, filtered[0] if filtered else None)
+        solved_file(solved, filtered[0] if filtered else None)
     elif any(recipe.drop_solved for recipe in recipes.values()):
         problems_of(rows)
     held_out = {}

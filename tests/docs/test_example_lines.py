@@ -35,7 +35,7 @@ from rstar2.data.sources import sources
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import read_json, write_json
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.loop.formats.format import FORMAT_FILE, ours, read_format
+from rstar2.loop.formats.format import FORMAT_FILE, default_format, read_format
 from rstar2.loop.trace import TraceWriter, read_traces
 from rstar2.loop.turns.choose import load_codec
 
@@ -141,7 +141,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "models/smollm2/chat_template.jinja").write_text(CHATML)
     # Its weights come with a template that lists tools, and no format file.
     (root / PUBLISHED / FORMAT_FILE).unlink()
-    (root / PUBLISHED / "chat_template.jinja").write_text(ours().template)
+    (root / PUBLISHED / "chat_template.jinja").write_text(default_format().template)
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
         made_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
     write_json(root / "runs/demo/config.json", {"kind": "demo", "config": {}})

@@ -546,7 +546,7 @@ async def test_a_thought_among_the_parts_of_a_content_is_a_thought(endpoint: Pub
     async with opened(endpoint) as model:
         _, generation = await generated(model)
         read = model.codec.parse(generation.token_ids)
-    assert (read.thought.strip(), read.said.strip()) == ("Hm.", ANSWER)
+    assert (read.thought.strip(), read.visible_text.strip()) == ("Hm.", ANSWER)
 
 
 ENGINE_DIED = {
@@ -827,7 +827,9 @@ async def test_a_chat_says_which_field_a_server_does_not_take(endpoint: PublicEn
         await model.engine.generate([3, 4, 5], Sampling(max_tokens=9))
     await model.engine.aclose()
     (notice,) = told
-    assert notice.startswith("temperature is left to the server's default: ")
+    assert notice.startswith(
+        "requests no longer send `temperature`, so the server's default applies. Reason: the server"
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rstar2.demo.recipe import DemoPlan, demo_plan
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
-from rstar2.loop.formats.format import ours
+from rstar2.loop.formats.format import default_format
 from rstar2.runs import load_config, open_run
 from rstar2.train.changeable import MAY_CHANGE
 from rstar2.train.encoding import EncodedData
@@ -50,9 +50,9 @@ def planned(kind: str, data: Path, *changes: str) -> Plan:
         none = np.arange(0)
         whole = EncodedData(data.parent, "digest")
         parts = Split(whole, none, whole, none, too_long=0, cut_to_nothing=0)
-        return SftPlan(sft_recipe(None, [*changes]), data.parent, data, ours(), parts)
+        return SftPlan(sft_recipe(None, [*changes]), data.parent, data, default_format(), parts)
     recipes = stage_recipes([1, 2], None, [*changes])
-    return TrainPlan(recipes, data.parent, data, ours(), [], None, JudgeChoice(), {}, {})
+    return TrainPlan(recipes, data.parent, data, default_format(), [], None, JudgeChoice(), {}, {})
 
 
 def started(run: Path, kind: str, plan: Plan) -> dict[str, Any]:

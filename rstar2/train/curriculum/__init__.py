@@ -1,10 +1,11 @@
-"""Curricula: which problems a step asks. One module per curriculum, named in recipes as `curriculum`.
+"""Curricula: functions that choose the problems of each step. Each module here holds one curriculum.
 
-A curriculum is a function `choose(problems, count, rng)` that returns `count` indices into `problems.ids` (see
-`rstar2.train.outcomes.Problems`). It knows how all earlier rollouts ended, and keeps no state of its own. Its
-keyword-only parameters are its settings, which a recipe writes beside its name: `curriculum = "posterior"`, or a table
-`[curriculum]` with `name = "posterior"` and `explore = 0.2`. A function of a user's own module is named `module:object`
-instead.
+A curriculum is a function `choose(problems, count, rng)`. It returns `count` indices into `problems.ids` (see
+`rstar2.train.outcomes.Problems`). `problems` has the outcomes of all earlier rollouts, and a curriculum keeps no state
+of its own. The function's keyword-only parameters are its settings.
+
+A recipe names a curriculum under the key `curriculum`: `curriculum = "posterior"`, or a table `[curriculum]` with
+`name = "posterior"` and settings such as `explore = 0.2`. A function in a user's own module is named `module:object`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from rstar2.train.outcomes import DISCOUNT, Problems
 ROLE = "the curriculum"
 UNIFORM = "uniform"
 PROBLEM_SAMPLER = "rstar2_problem_sampler"
-"""The key within VERL's `data` with the settings of `rstar2.train.verl.problem_sampler`."""
+"""The key within VERL's `data` section that holds the settings of `rstar2.train.verl.problem_sampler`."""
 CURRICULA = NamedFunctions(
     __name__, "curriculum", ROLE, "choose", ("problems", "count", "rng"), default=UNIFORM
 )
 
 
 class CurriculumFunction(Protocol):
-    """What a curriculum is; `settings` are its keyword-only parameters."""
+    """The signature of a curriculum. `settings` are its keyword-only parameters."""
 
     def __call__(
         self, problems: Problems, count: int, rng: np.random.Generator, **settings: Any
@@ -40,31 +41,42 @@ class CurriculumFunction(Protocol):
 
 
 class CurriculumSettings(Strict, extra="allow"):
-    """The curriculum by its name, and the settings of that curriculum."""
+    """The curriculum, which chooses the problems of each step: its name, and its settings. `curriculum = "uniform"` is
+    short for a table with only a name."""
 
     name: str = CURRICULA.default
-    """A curriculum of `rstar2.train.curriculum`, or `module:object` for a function of your own."""
+    """The name of a curriculum. uniform: all problems equally often. posterior: problems whose rollouts are likely to
+    end both ways, some correct and some wrong. easy_to_hard: like posterior, from easy to hard problems over the stage.
+    pools: all problems equally often, with a rest for problems that are always solved. `module:object`: a function of
+    your own."""
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """The name alone as a table, checked and completed with the defaults of the curriculum's settings."""
+        """Turns a name into a table, checks the settings, and adds the defaults of those that are missing."""
         return CURRICULA.completed(values)
 
     @property
     def reads_outcomes(self) -> bool:
-        """Whether the choice depends on how rollouts ended; that of `uniform` does not."""
+        """Whether the choice depends on the outcomes of rollouts. Only `uniform` ignores them."""
         return self.name != UNIFORM
 
     @property
     def discount(self) -> float:
-        """The discount by which problems are judged in the metrics: that of a shipped curriculum, or the default."""
-        own = is_reference(self.name)
-        return DISCOUNT if own else float((self.model_extra or {}).get("discount", DISCOUNT))
+        """The discount of outcomes for the metrics `rstar2/problems/…`.
+
+        It is the curriculum's own setting if a shipped curriculum has one, else the default.
+        """
+        users = is_reference(self.name)
+        return DISCOUNT if users else float((self.model_extra or {}).get("discount", DISCOUNT))
 
 
 class Curriculum:
-    """A recipe's curriculum, ready to be applied. A UserError if it is a user's own and cannot be loaded."""
+    """A recipe's curriculum, ready to be applied.
+
+    Raises:
+        UserError: the curriculum is a user's own function and cannot be loaded.
+    """
 
     def __init__(self, settings: CurriculumSettings) -> None:
         self.name = settings.name
@@ -74,13 +86,17 @@ class Curriculum:
     def choose(
         self, problems: Problems, count: int, rng: np.random.Generator, under_way: Collection[int] = ()
     ) -> list[int]:
-        """The indices of the problems to ask, in the order in which they are handed out.
+        """Returns the indices of the problems to use next, in this order.
 
-        Problems that are `under_way`, which were handed out and have no outcome yet, are not asked again unless fewer
-        than `count` others are left.
+        Args:
+            problems: all problems of the stage.
+            count: number of problems to choose.
+            rng: the source of randomness.
+            under_way: indices of problems whose rollouts are running. They are left out, unless fewer than `count`
+                other problems remain.
 
         Raises:
-            Failure: a user's curriculum failed, or returned something else than such indices.
+            Failure: a user's curriculum raised an error, or did not return `count` different indices.
         """
         excluded = set(under_way)
         others = [i for i in range(len(problems)) if i not in excluded]
@@ -91,7 +107,7 @@ class Curriculum:
         return [others[i] for i in self._checked(returned, len(others), count)]
 
     def _checked(self, returned: Any, size: int, count: int) -> list[int]:
-        """What a curriculum returned, as indices."""
+        """Checks the return value of a curriculum, and returns it as a list of indices."""
         indices, fault = [], ""
         try:
             indices = [operator.index(i) for i in returned]
@@ -102,10 +118,10 @@ class Curriculum:
         elif len(set(indices)) < len(indices):
             fault = "which has an index twice"
         elif not fault and len(indices) != count:
-            fault = f"which are {len(indices)}, not count = {count}"
+            fault = f"which has {len(indices)} indices instead of count = {count}"
         if fault:
             raise Failure(
                 f"{ROLE} {self.name} returned {returned!r:.200} for {size} problems, {fault}",
-                "Return count indices into problems.ids, each once.",
+                "Return `count` indices into `problems.ids`, each once.",
             )
         return indices

@@ -1,7 +1,7 @@
-"""Problems from easy to hard: the pass rate that is sought falls over the stage.
+"""A curriculum from easy to hard problems: the target pass rate falls over the stage.
 
 Source: the schedule of E2H Reasoner, arXiv 2506.06632, and the target difficulty of AdaRFT, arXiv 2504.05520. Both take
-a problem's difficulty from labels of the data; here it is the posterior of its pass rate, as in
+a problem's difficulty from labels in the data. Here the difficulty is the posterior of the problem's pass rate, as in
 `rstar2.train.curriculum.posterior`.
 """
 
@@ -29,15 +29,17 @@ def choose(
     explore: posterior.Share = 0.1,
     discount: Discount = DISCOUNT,
 ) -> list[int]:
-    """As `posterior`, with a target that goes in a line from `easiest` in the first step to `hardest` in the last.
+    """Chooses problems like `posterior`, with a target that changes linearly over the steps of the stage.
 
     Args:
         problems: the problems to choose from.
-        easiest: The pass rate that is sought in the first step.
-        hardest: The pass rate that is sought in the last step.
-        unseen: As of `posterior`.
-        explore: As of `posterior`.
-        discount: As of `posterior`.
+        count: number of problems to choose.
+        rng: the source of randomness.
+        easiest: The target pass rate in the first step.
+        hardest: The target pass rate in the last step.
+        unseen: The same as `unseen` of posterior.
+        explore: The same as `explore` of posterior.
+        discount: The same as `discount` of posterior.
 
     Returns:
         `count` indices.

@@ -1,7 +1,7 @@
-"""All problems equally often, but for those that are always solved: they rest for some steps.
+"""A curriculum that uses all problems equally often, except that problems that are always solved rest for some steps.
 
-Source: the buffer of prime-rl, which keeps pools of problems by their pass rate. Here a retired problem returns, as the
-policy may have forgotten how to solve it.
+Source: the buffer of prime-rl, which sorts problems into pools by their pass rate. Here a problem returns after its
+rest, because the policy may have forgotten how to solve it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ def choose(
     retire_after: Groups = 1,
     return_after: Steps = 20,
 ) -> list[int]:
-    """The problems that were asked least often, without those that rest.
+    """Chooses the problems that were used least often, without those that rest.
 
-    If too few are left, those that have rested longest are asked too.
+    If fewer than `count` problems remain, the problems that have rested longest are added.
 
     Args:
         problems: the problems to choose from.
-        retire_after: A problem rests once all rollouts of this many of its last groups were correct.
-        return_after: For how many steps after its last group a problem rests.
+        count: number of problems to choose.
+        rng: the source of randomness.
+        retire_after: A problem rests after this many groups in a row in which all rollouts were correct.
+        return_after: Number of steps that a problem rests after its last group.
 
     Returns:
         `count` indices.
@@ -49,7 +51,10 @@ def choose(
 
 
 def _solved_in_a_row(problems: Problems) -> Ints:
-    """How many of each problem's last outcomes, counted back from the last, have correct rollouts only."""
+    """Counts for each problem the outcomes in a row, up to its last one, in which all rollouts were correct.
+
+    Returns an array of shape (problems,).
+    """
     row = np.zeros(len(problems), dtype=np.int64)
     outcomes = problems.outcomes
     for problem, correct, rollouts in zip(

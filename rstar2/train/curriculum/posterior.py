@@ -1,10 +1,12 @@
-"""Problems that are likely to have both outcomes among their rollouts, by a Beta posterior of each pass rate.
+"""A curriculum of problems that are likely to have correct and wrong rollouts, by a Beta posterior of each pass rate.
 
-Source: MoPPS, arXiv 2507.04632: Thompson sampling with the problems nearest a target pass rate (there Top-B), by a
-posterior with temporal discounting (`rstar2.train.outcomes.Problems.belief`). A group of n rollouts has both outcomes
-with probability 1 - p^n - (1 - p)^n, which falls with the distance of p from 1/2, so the same problems are chosen for
-every n. The share of unseen problems, and the floor of exploration that GRESO (arXiv 2506.02177) keeps for problems
-without a signal, are added here.
+Source: MoPPS, arXiv 2507.04632. It draws each problem's pass rate from a posterior with temporal discounting
+(`rstar2.train.outcomes.Problems.belief`), and takes the problems nearest a target. MoPPS calls this Thompson sampling
+with Top-B. A group of n rollouts has both outcomes with probability 1 - p^n - (1 - p)^n. This falls with the distance
+of the pass rate p from 1/2, so the same problems are best for every n.
+
+Two settings are not from MoPPS: `unseen`, the share of unseen problems, and `explore`, the share of problems chosen at
+random. GRESO (arXiv 2506.02177) explores problems without a signal in a similar way.
 """
 
 from __future__ import annotations
@@ -29,18 +31,20 @@ def choose(
     explore: Share = 0.1,
     discount: Discount = DISCOUNT,
 ) -> list[int]:
-    """Unseen problems first, then those whose pass rate, drawn from its posterior, is nearest the target.
+    """Chooses unseen problems, then those with a pass rate near the target. Each rate is drawn from its posterior.
 
     Args:
         problems: the problems to choose from.
-        target: The pass rate that is sought; 0.5 makes both outcomes most likely.
-        unseen: The share of a step's problems that were never asked before, as long as there are such problems. 1: no
-            problem is asked twice before each was asked once.
-        explore: The share of the others that is drawn at random, whatever is believed of them.
-        discount: The factor by which an outcome counts less with every step that has passed since.
+        count: number of problems to choose.
+        rng: the source of randomness.
+        target: The target pass rate. With 0.5, a group most likely has both correct and wrong rollouts.
+        unseen: The share of a step's problems that were never used before, until all have been used. With 1, no problem
+            is used twice before each has been used once.
+        explore: The expected share of the remaining problems that is drawn at random, whatever their pass rate.
+        discount: The weight of an outcome is multiplied by this factor in every step, because the policy changes.
 
     Returns:
-        `count` indices.
+        `count` indices, in random order.
     """
     new = rng.permutation(np.flatnonzero(problems.times_asked == 0))
     seen = np.flatnonzero(problems.times_asked)
@@ -53,6 +57,6 @@ def choose(
     explored = int(rng.binomial(rest, explore))
     chosen += ranked[: rest - explored].tolist()
     chosen += rng.permutation(ranked[rest - explored :])[:explored].tolist()
-    # In random order, so that the replacements of dropped groups, which ask a part of them, are of each kind too.
+    # Replacements of dropped groups use only the first of these problems. In random order they are of every kind.
     shuffled: list[int] = rng.permutation(chosen).tolist()
     return shuffled

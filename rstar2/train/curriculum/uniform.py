@@ -1,7 +1,7 @@
-"""All problems equally often: each pass over the data in a new random order.
+"""The default curriculum: all problems equally often, in a new random order for each pass over the data.
 
-Source: arXiv 2508.20722, which names no other order. In training VERL's own sampler draws these passes, so that the
-order of a seed is that of runs of earlier versions; `choose` does the same for simulations.
+Source: arXiv 2508.20722, which names no other order. In training, VERL's own sampler draws the order; a seed therefore
+gives the same order as in earlier versions. `choose` does the same for simulations.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from rstar2.train.outcomes import Problems
 
 
 def choose(problems: Problems, count: int, rng: np.random.Generator) -> list[int]:
-    """The problems that were asked least often, in random order.
+    """Chooses the problems that were used least often, in random order.
 
     Args:
         problems: the problems to choose from.
+        count: number of problems to choose.
+        rng: the source of randomness.
 
     Returns:
         `count` indices.

@@ -1,9 +1,12 @@
-"""What training will cost, calculated before anything starts: memory of a GPU, work of a step, judge, disk and hours.
+"""Estimates of a training run before it starts: memory of a GPU, work of a step, load of the judge, disk and hours.
 
-- `memory`: what a GPU holds while engines generate and while the trainer updates.
-- `work`: rollouts, tokens and tool calls of a step, seconds, judge, disk.
-- `fit`: what does not fit, and which key of the recipe to change.
-- `report`: all of it for the stages of a run.
+- `memory`: the memory of a GPU while engines generate, and while the trainer updates.
+- `work`: the rollouts, tokens, tool calls and seconds of a step, the judge's load, and disk space.
+- `measured`: values from another run that replace assumptions.
+- `fit`: warnings about what does not fit, with the recipe key to change.
+- `limits`: warnings about time limits and counts that do not fit.
+- `report`: the whole estimate for the stages of a run.
 
-Nothing here starts, reads a GPU or opens a socket. Bytes are bytes, GiB are 2^30.
+All of it is calculation: no process starts, no GPU is read, no socket is opened. Sizes are in bytes; a GiB is 2^30
+bytes.
 """

@@ -1,4 +1,4 @@
-"""What does not fit, and which key of the recipe to change."""
+"""Warnings about what does not fit in a run, each with the recipe key to change."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ from rstar2.train.estimate.work import Judge
 from rstar2.train.recipe import Hardware, StageRecipe
 
 MOST_IN_FLIGHT = 4
-"""Times the full-length rollouts that fit; rollouts are a quarter as long on average while they grow."""
+"""An engine may get this many times the full-length rollouts that fit, because rollouts have a quarter of their full
+length on average while they grow."""
 
 SHORT_S = 60.0
-"""Work of a step for each of a judge's workers that is not worth a larger judge."""
+"""A larger judge is not suggested if each worker has less than this many seconds of work in a step."""
 
 
 def stage_warnings(
     shape: ModelShape, recipe: StageRecipe, memory: Memory, judge: Judge, machine_memory: int | None = None
 ) -> Iterator[str]:
-    """One sentence for each thing of an RL stage that does not fit; `machine_memory` is what a CPU's ranks share."""
+    """Yields a warning for everything in an RL stage that does not fit.
+
+    Args:
+        shape: the model's shape.
+        recipe: the stage's recipe.
+        memory: the estimate of memory.
+        judge: the estimate of the judge's load.
+        machine_memory: bytes of memory that all ranks on a CPU share; None if unknown.
+    """
     hardware = recipe.hardware
     yield from division_warnings(shape, hardware)
     yield from memory_warnings(hardware, memory, machine_memory)
@@ -35,65 +44,78 @@ def stage_warnings(
 
 
 def _kl_warnings(recipe: StageRecipe, memory: Memory) -> Iterator[str]:
-    """What VERL's keys of a KL term ask for, which no recipe of ours has."""
+    """Yields warnings about VERL's keys for a KL term, which the shipped recipes do not set."""
     keys, actor = dotted(recipe.verl), "actor_rollout_ref.actor"
     if keys.get(f"{actor}.use_kl_loss"):
-        # VERL shards it over all ranks in fp32, as it does the trained weights.
+        # VERL shards the reference model over all ranks in fp32, like the trained weights.
         yield (
-            f"with use_kl_loss=true, VERL also holds a reference model, {_gib(memory.weights)} per GPU, which is not "
-            "counted above; verl.actor_rollout_ref.ref.fsdp_config.param_offload=true keeps it in the machine's memory"
+            f"with use_kl_loss=true, VERL also holds a reference model, {_gib(memory.weights)} per GPU. The estimate "
+            "does not include it. Set verl.actor_rollout_ref.ref.fsdp_config.param_offload=true to move it to the "
+            "machine's memory"
         )
     elif f"{actor}.kl_loss_coef" in keys:
         yield f"kl_loss_coef has no effect without a KL term in the loss: set verl.{actor}.use_kl_loss=true as well"
 
 
 def mode_warnings(recipe: StageRecipe) -> Iterator[str]:
-    """What an asynchronous mode asks for in addition."""
+    """Yields warnings about asynchronous modes."""
     if recipe.mode != "sync" and recipe.algorithm.correction == "none":
         yield (
-            f"with mode={recipe.mode}, older weights write part of the training tokens, and nothing corrects for it: "
-            "set algorithm.correction=token-tis"
+            f"with mode={recipe.mode}, older weights write part of the training tokens, and no correction is set: set "
+            "algorithm.correction=token-tis"
         )
     if recipe.mode == "separate_async":
         gpus = recipe.asynchronous.rollout_nodes * recipe.hardware.gpus_per_node
         yield (
-            f"mode=separate_async needs {gpus} more GPUs, which only generate; memory and hours are calculated as if "
+            f"mode=separate_async needs {gpus} more GPUs, which only generate. Memory and hours are estimated as if "
             "trainer and engines shared the other GPUs"
         )
 
 
 def disk_warnings(needed: int, free: int, may_keep_fewer: bool) -> Iterator[str]:
-    """Whether a run's checkpoints and models have room; a recipe of RL says how many checkpoints are kept."""
+    """Yields a warning if a run's checkpoints and models do not fit on the disk.
+
+    Args:
+        needed: bytes of checkpoints and models.
+        free: free bytes on the disk of the run's folder.
+        may_keep_fewer: whether the recipe has the key `checkpoint.keep`.
+    """
     if needed > free:
         fewer = "set checkpoint.keep=1, or " if may_keep_fewer else ""
         yield (
             f"checkpoints and models need {_gib(needed)}, but the disk of the run's folder has {_gib(free)} free: "
-            f"{fewer}give another folder with --run"
+            f"{fewer}choose another folder with --run"
         )
 
 
 def judge_warnings(judge: Judge) -> Iterator[str]:
-    """Whether a judge of a known size keeps up with a step's tool calls."""
+    """Yields a warning if the judge has too few workers for a step's tool calls."""
     if judge.workers is None or judge.tool_calls * judge.program_s < SHORT_S * judge.workers:
         return
     if judge.workers < judge.cores:
         yield (
             f"the judge has {judge.workers} workers, but the {judge.tool_calls:,} tool calls of a step need about "
-            f"{judge.cores}: rollouts will wait for it. Start a larger one (rstar2 judge up --workers {judge.cores}, "
-            f"then --judge URL), or give --judge-workers {judge.cores}"
+            f"{judge.cores}, so rollouts will wait for the judge: start a larger one (rstar2 judge up --workers "
+            f"{judge.cores}, then --judge URL), or set --judge-workers {judge.cores}"
         )
 
 
 def division_warnings(shape: ModelShape, hardware: Hardware) -> Iterator[str]:
-    """What of the model does not divide evenly over the hardware; vLLM and VERL refuse to start then."""
+    """Yields a warning if the model's attention heads cannot be divided evenly. vLLM or VERL would not start then."""
     for key in ("tensor_parallel", "sequence_parallel"):
         parts = getattr(hardware, key)
         if shape.heads % parts:
-            yield f"the model's {shape.heads} attention heads cannot be split by {parts}: change hardware.{key}"
+            yield (
+                f"the model's {shape.heads} attention heads cannot be divided by hardware.{key} = {parts}: choose a "
+                "number that divides them evenly"
+            )
 
 
 def memory_warnings(hardware: Hardware, memory: Memory, machine_memory: int | None = None) -> Iterator[str]:
-    """Whether trainer and engine each fit while they are at work; on a CPU both are there all the time."""
+    """Yields warnings if the trainer or the engine does not fit into memory.
+
+    On a GPU, each needs memory only while it works. On a CPU, both need it all the time.
+    """
     if memory.capacity is None:
         together = memory.update_total + memory.engine_weights + memory.engine_workspace + memory.kv_cache
         needed = hardware.gpus_per_node * together
@@ -131,58 +153,58 @@ def _engine_warnings(hardware: Hardware, memory: Memory) -> Iterator[str]:
     full, sent = memory.full_length_rollouts, memory.sequences_in_flight
     if not full:
         yield (
-            f"an engine has {_gib(memory.kv_cache)} per GPU for the KV cache, less than one rollout of full length "
-            f"needs: set hardware.tensor_parallel={2 * hardware.tensor_parallel}, or raise "
+            f"an engine has {_gib(memory.kv_cache)} per GPU for the KV cache, which is too little for one rollout of "
+            f"full length: set hardware.tensor_parallel={2 * hardware.tensor_parallel}, or raise "
             "hardware.engine_memory_share"
         )
     elif sent > MOST_IN_FLIGHT * full:
         yield (
-            f"an engine holds {full} rollouts of full length, and is sent {sent}: it will recompute many of them. Set "
-            f"hardware.sequences_in_flight={MOST_IN_FLIGHT * full}, or raise hardware.tensor_parallel"
+            f"an engine has room for {full} rollouts of full length, but gets {sent}, and will compute many of them "
+            f"again: set hardware.sequences_in_flight={MOST_IN_FLIGHT * full}, or raise hardware.tensor_parallel"
         )
 
 
 def _refill_warnings(recipe: StageRecipe) -> Iterator[str]:
-    """How much more a step may roll out than the plan says, which knows no model's groups without a gradient."""
+    """Yields a warning that replaced groups add rollouts. The number of groups to replace is not known before a run."""
     refills = recipe.groups.refill_batches
     if refills:
         most = round((1 + refills) * recipe.rollout.prompts * recipe.rollout.rollouts)
         yield (
-            f"groups without a gradient are replaced, so a step may roll out up to {1 + refills:g} times its problems, "
-            f"{most:,} rollouts; the plan expects the share of such groups that --like RUN had, or else none"
+            f"groups without a gradient are replaced, so a step may have up to {1 + refills:g} times its problems, "
+            f"{most:,} rollouts. The estimate uses the share of such groups in the run of --like, or else 0"
         )
 
 
 def _recover_warnings(recipe: StageRecipe) -> Iterator[str]:
-    """What the plan expects of recoveries: before a run nobody knows how many calls fail."""
+    """Yields a warning that recoveries add rollouts. The number of failed calls is not known before a run."""
     recover, prompts = recipe.recover, recipe.rollout.prompts
     if recover.failures:
         yield (
             f"up to {recover.failures} failed calls of each problem get {recover.rollouts} extra rollouts, up to "
-            f"{prompts * recover.most:,} in a step, after its other rollouts; the plan expects as many failed "
-            "calls as --like RUN had, or else all of them"
+            f"{prompts * recover.most:,} in a step, after its other rollouts. The estimate uses the number of failed "
+            "calls in the run of --like; without --like it uses the maximum"
         )
 
 
 def _rounds_warnings(recipe: StageRecipe) -> Iterator[str]:
-    """What the plan expects of groups in rounds, and the weights that go with them."""
+    """Yields warnings about groups in rounds."""
     rounds, algorithm = recipe.rounds, recipe.algorithm
     if rounds is None:
         return
     prompts = recipe.rollout.prompts
     yield (
         f"groups are rolled out in rounds of {rounds.size}, so a step makes {prompts * rounds.size:,} to "
-        f"{prompts * rounds.most:,} rollouts, not counting replaced groups; the plan expects the share that --like RUN "
-        "made, or else all"
+        f"{prompts * rounds.most:,} rollouts, not counting replaced groups. The estimate uses the "
+        "share of them that the run of --like made; without --like it uses the maximum"
     )
     if algorithm.objective == "grpo" and algorithm.loss_weights == "tokens":
         yield (
-            "groups that stop early train on fewer tokens, and every token weighs the same, so problems of middling "
-            "difficulty weigh a quarter of what they did: set algorithm.loss_weights=problems"
+            "groups that stop early train on fewer tokens, and every token has the same weight, so problems of medium "
+            "difficulty have only a quarter of their weight: set algorithm.loss_weights=problems"
         )
     if recipe.mode != "sync" and recipe.asynchronous.too_old == "drop":
         yield (
-            "groups of hard problems have more rounds, and those that take more than asynchronous.max_steps = "
+            "groups of hard problems have more rounds, and groups that take more than asynchronous.max_steps = "
             f"{recipe.asynchronous.max_steps} steps are dropped: set asynchronous.too_old=wait"
         )
 

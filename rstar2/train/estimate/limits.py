@@ -1,8 +1,8 @@
-"""Compares time limits with planned durations, and sizes of caches with counts, before anything starts.
+"""Compares time limits with estimated durations, and counts with the sizes that they must fit into.
 
-Two parts of a training know one number each, and neither knows the other's. Each pair that does not fit yields one
-sentence with the key to change. Recipes that VERL or vLLM would refuse, after minutes or after a step of rollouts, are
-refused by `rstar2.train.trainer.verl_limits`.
+In each pair, two parts of training have one number each, and neither part can see the other's. If they do not fit,
+there is a warning with the key to change. Recipes that VERL or vLLM would reject after minutes of work are rejected by
+`rstar2.train.trainer.verl_limits`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from rstar2.train.trainer.verl_limits import STICKY_REQUESTS
 BF16 = 2
 _ROUND_S = 600
 _MOST_SAVING_SHARE = 0.25
-"""The share of a run's time that saving may take before the user is warned."""
+"""The user is warned if saving takes more than this share of a run's time."""
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Seconds of the longest parts of a stage during which there is no sign of life, see `SignsOfLife`."""
+class SilentParts:
+    """Seconds of the longest parts of a stage without a sign of life (see `rstar2.train.launch.SignsOfLife`)."""
 
     start: float
-    """From a process's start to the first weights: Ray's limit for a process, the model, and a checkpoint to resume."""
+    """Start of the trainer until it has its weights: Ray's limit for a process, and reading a model or checkpoint."""
     rollout: float
-    """One rollout of full length, in which one call waits `judge.wait_s` for the judge."""
+    """One rollout of full length, with one call that waits `judge.wait_s` for the judge."""
     micro_batch: float
     """One micro-batch of the update."""
 
 
-def stage_pieces(
-    shape: ModelShape, recipe: StageRecipe, step: Step, disk: Disk, given: Assumptions
-) -> Pieces:
+def silent_parts(
+    shape: ModelShape, recipe: StageRecipe, step: Step, disk: Disk, assumptions: Assumptions
+) -> SilentParts:
     hardware = recipe.hardware
-    read_s = (disk.checkpoint + disk.queue + BF16 * shape.parameters) / given.disk_bytes_per_s
+    read_s = (disk.checkpoint + disk.queue + BF16 * shape.parameters) / assumptions.disk_bytes_per_s
     most_tokens = step.kept_rollouts * recipe.longest / hardware.ranks
-    return Pieces(
+    return SilentParts(
         start=hardware.worker_start_s + read_s,
         rollout=recipe.rollout.tokens * step.token_s + recipe.judge.wait_s,
         micro_batch=min(recipe.update_tokens, most_tokens) / step.update_tokens_per_s,
@@ -50,37 +50,37 @@ def stage_pieces(
 
 
 def limit_warnings(
-    shape: ModelShape, recipe: StageRecipe, pieces: Pieces, saving: Saving, given: Assumptions
+    shape: ModelShape, recipe: StageRecipe, parts: SilentParts, saving: Saving, assumptions: Assumptions
 ) -> Iterator[str]:
-    """One sentence for each limit of an RL stage that is shorter than what it has to allow, or has no effect."""
+    """Yields a warning for each limit of an RL stage that is too short or has no effect."""
     hardware = recipe.hardware
-    named = {
-        "starting the trainer": pieces.start,
-        "one rollout of full length, with the judge away,": pieces.rollout,
-        "one micro-batch of the update": pieces.micro_batch,
+    durations = {
+        "starting the trainer": parts.start,
+        "one rollout of full length, with the judge away,": parts.rollout,
+        "one micro-batch of the update": parts.micro_batch,
     }
-    what, longest = max(named.items(), key=lambda item: item[1])
+    part, longest = max(durations.items(), key=lambda item: item[1])
     if longest > hardware.hung_after_s:
         yield (
-            f"{what} may take {longest:,.0f} s without a sign of life, and after hardware.hung_after_s = "
-            f"{hardware.hung_after_s:,.0f} the trainer is stopped as hung: set hardware.hung_after_s={_above(longest)}"
+            f"{part} may take {longest:,.0f} s without a sign of life, but the trainer is stopped as hung after "
+            f"hardware.hung_after_s = {hardware.hung_after_s:,.0f}: set hardware.hung_after_s={_above(longest)}"
         )
-    yield from time_limit_warnings(shape, hardware, saving, pieces.micro_batch, given)
+    yield from time_limit_warnings(shape, hardware, saving, parts.micro_batch, assumptions)
     yield from _saving_warnings(recipe, saving)
     yield from _judge_limit_warnings(recipe)
     yield from _count_warnings(shape, recipe)
 
 
 def time_limit_warnings(
-    shape: ModelShape, hardware: Hardware, saving: Saving, micro_batch_s: float, given: Assumptions
+    shape: ModelShape, hardware: Hardware, saving: Saving, micro_batch_s: float, assumptions: Assumptions
 ) -> Iterator[str]:
-    """The limits that an RL stage and SFT share."""
+    """Yields warnings about the limits that both an RL stage and SFT have."""
     if hardware.device == "cuda":
         waits = max(saving.save_s, micro_batch_s)
         if waits > hardware.nccl_timeout_s:
             yield (
-                f"ranks may wait {waits:,.0f} s for one another, in saving a checkpoint or in a micro-batch, and after "
-                f"hardware.nccl_timeout_s = {hardware.nccl_timeout_s:,} the trainer ends: set "
+                f"ranks may wait {waits:,.0f} s for one another, to save a checkpoint or in a micro-batch, but the "
+                f"trainer ends after hardware.nccl_timeout_s = {hardware.nccl_timeout_s:,}: set "
                 f"hardware.nccl_timeout_s={_above(waits)}"
             )
         if hardware.nccl_timeout_s >= hardware.hung_after_s:
@@ -89,11 +89,12 @@ def time_limit_warnings(
                 f"{hardware.hung_after_s:,.0f}, so a rank that hangs is stopped before NCCL can name the operation: "
                 f"set hardware.hung_after_s={_above(hardware.nccl_timeout_s)}"
             )
-    export_s = 2 * MASTER * shape.parameters / given.disk_bytes_per_s
+    export_s = 2 * MASTER * shape.parameters / assumptions.disk_bytes_per_s
     if export_s > hardware.export_timeout_s:
         yield (
-            f"making a model of a checkpoint takes about {export_s:,.0f} s, and hardware.export_timeout_s = "
-            f"{hardware.export_timeout_s:,.0f}: set hardware.export_timeout_s={_above(export_s)}"
+            f"the conversion of a checkpoint to a model takes about {export_s:,.0f} s, but its limit is "
+            f"hardware.export_timeout_s = {hardware.export_timeout_s:,.0f}: set "
+            f"hardware.export_timeout_s={_above(export_s)}"
         )
 
 
@@ -101,7 +102,7 @@ def _saving_warnings(recipe: StageRecipe, saving: Saving) -> Iterator[str]:
     share = saving.save_s / (saving.save_s + saving.steps_between * saving.step_s)
     if share > _MOST_SAVING_SHARE:
         yield (
-            f"saving checkpoints takes {share:.0%} of the time, {saving.save_s:,.0f} s each: raise "
+            f"saving checkpoints takes {share:.0%} of the time ({saving.save_s:,.0f} s each): raise "
             f"checkpoint.every_minutes = {recipe.checkpoint.every_minutes:g} or checkpoint.every = "
             f"{recipe.checkpoint.every}"
         )
@@ -110,22 +111,22 @@ def _saving_warnings(recipe: StageRecipe, saving: Saving) -> Iterator[str]:
 def _judge_limit_warnings(recipe: StageRecipe) -> Iterator[str]:
     if recipe.judge.wait_s > MAX_WAIT_S:
         yield (
-            f"judge.wait_s = {recipe.judge.wait_s:,.0f} has no effect beyond {MAX_WAIT_S:,.0f} s, after which the "
-            f"judge itself gives a program up: set judge.wait_s={MAX_WAIT_S:.0f}"
+            f"judge.wait_s = {recipe.judge.wait_s:,.0f} has no effect beyond {MAX_WAIT_S:,.0f} s, because the judge "
+            f"itself gives up a program after that: set judge.wait_s={MAX_WAIT_S:.0f}"
         )
 
 
 def queue_warnings(recipe: StageRecipe, judge: Judge) -> Iterator[str]:
-    """Whether the tool calls of all rollouts in flight are run before they give up, if they come at once."""
-    if judge.workers is None or judge.workers < judge.cores:  # `judge_warnings` says so already
+    """Yields a warning if the judge is too small for a tool call of every rollout in flight at the same time."""
+    if judge.workers is None or judge.workers < judge.cores:  # `judge_warnings` has a warning for this
         return
     wait_s = judge.in_flight * judge.program_s / judge.workers
     if wait_s > recipe.judge.wait_s:
         workers = math.ceil(judge.in_flight * judge.program_s / recipe.judge.wait_s)
         yield (
-            f"{judge.in_flight:,} rollouts are in flight, and if all call a tool at once, the last waits "
-            f"{wait_s:,.0f} s for one of {judge.workers} workers; after judge.wait_s = {recipe.judge.wait_s:,.0f} the "
-            f"call is lost: give the judge at least {workers} workers, or raise judge.wait_s"
+            f"{judge.in_flight:,} rollouts are in flight. If all call a tool at once, the last waits "
+            f"{wait_s:,.0f} s for one of {judge.workers} workers, but its call is lost after judge.wait_s = "
+            f"{recipe.judge.wait_s:,.0f}: give the judge at least {workers} workers, or raise judge.wait_s"
         )
 
 
@@ -139,8 +140,9 @@ def _count_warnings(shape: ModelShape, recipe: StageRecipe) -> Iterator[str]:
     rollouts = rollout.prompts * rollout.rollouts
     if hardware.router == "verl" and hardware.engines > 1 and rollouts > STICKY_REQUESTS:
         yield (
-            f"VERL's router remembers the engines of the last {STICKY_REQUESTS:,} rollouts, and a step has "
-            f"{rollouts:,}: the others' KV caches are computed again in each turn. Set hardware.router=sessions"
+            f"a step has {rollouts:,} rollouts, but VERL's router remembers the engines of only the last "
+            f"{STICKY_REQUESTS:,}, so the KV caches of the others are computed again in each turn: set "
+            "hardware.router=sessions"
         )
     if optim.state == "fresh" and optim.warmup_steps > recipe.steps:
         yield (
@@ -150,5 +152,5 @@ def _count_warnings(shape: ModelShape, recipe: StageRecipe) -> Iterator[str]:
 
 
 def _above(seconds: float) -> int:
-    """A limit for what takes about this long: half as much again, in steps of ten minutes."""
+    """Returns a limit for a duration: 1.5 times the duration, rounded up to ten minutes."""
     return math.ceil(1.5 * seconds / _ROUND_S) * _ROUND_S

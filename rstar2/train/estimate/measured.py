@@ -1,4 +1,4 @@
-"""What a run's rollouts were like, so that the next one is calculated with that instead of with assumptions."""
+"""Assumptions for an estimate, measured in an earlier run."""
 
 from __future__ import annotations
 
@@ -16,38 +16,42 @@ from rstar2.train.records.steps import Metrics, step_metrics
 
 CALLS = "rstar2/calls"
 FAILED_CALLS = [f"{CALLS}/{status}" for status in get_args(CallStatus) if status not in ("ok", "lost")]
-"""The share of all calls that failed in each way."""
+"""Metrics with the share of all calls that failed in each way."""
 
 
 def measured_assumptions(run: Path) -> Assumptions:
-    """Of the last stage that has steps in a run's folder, or of a stage's own folder.
+    """Returns the assumptions from the last stage that has steps.
 
-    A UserError where no step was trained there.
+    Args:
+        run: the folder of a run, or of a stage.
+
+    Raises:
+        UserError: there are no steps.
     """
-    stages = [step_metrics(folder) for folder in (*(run / f"stage{number}" for number in STAGES), run)]
-    found = [list(steps.values()) for steps in stages if steps]
-    if not found:
+    folders = [step_metrics(folder) for folder in (*(run / f"stage{number}" for number in STAGES), run)]
+    stages = [list(steps.values()) for steps in folders if steps]
+    if not stages:
         raise UserError(
             f"no training steps in {run}",
-            "Give the folder of a run of rstar2 train or demo, or of one of its stages.",
+            "Name the folder of a run of rstar2 train or demo, or of one of its stages.",
         )
-    return assumptions_of(found[-1])
+    return assumptions_of(stages[-1])
 
 
 def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
-    """What a stage's steps say of rollouts; what none of them measured is assumed as before."""
+    """Returns the assumptions from a stage's steps. Values that no step has measured get their defaults."""
 
     def measured(*metrics: str) -> list[tuple[float, ...]]:
-        """The values of the steps that have all of them."""
-        found = (tuple(float(step.get(metric, math.nan)) for metric in metrics) for step in steps)
-        return [values for values in found if all(map(math.isfinite, values))]
+        """Returns the values of these metrics for each step that has all of them."""
+        rows = (tuple(float(step.get(metric, math.nan)) for metric in metrics) for step in steps)
+        return [values for values in rows if all(map(math.isfinite, values))]
 
     def mean(metric: str, otherwise: float) -> float:
         return fmean([value for (value,) in measured(metric)] or [otherwise])
 
     usual = Assumptions()
     updates = measured("response_length/mean", "rstar2/dropped_groups")
-    # The step that trained on most tokens decides on memory.
+    # The step that trained on the most tokens needs the most memory.
     tokens, dropped = max(updates, key=lambda each: each[0] * (1 - each[1]), default=(None, 0.0))
     rollouts = measured("rstar2/rollouts", "rstar2/saved_rollouts")
     failed = [calls * sum(shares) for calls, *shares in measured(CALLS, *FAILED_CALLS)]

@@ -1,9 +1,12 @@
-"""What one GPU holds at the two moments of a step: while the engines generate, and while the trainer updates.
+"""Estimates of one GPU's memory in the two parts of a step: while engines generate, and while the trainer updates.
 
-The trainer is VERL's FSDP2: weights, gradients and AdamW's moments in fp32, sharded over all ranks; computing in bf16.
-The engine is vLLM in bf16, which sleeps while the trainer updates. On a CPU everything is fp32 and stays. The bytes of
-activations were counted from what PyTorch saves for the backward pass of Qwen3 and Qwen2
-(tests/train/estimate/test_memory.py counts again); what FSDP gathers and an engine works with are estimates.
+The trainer is VERL's FSDP2. Weights, gradients and AdamW's moments are in fp32, sharded over all ranks, and it computes
+in bf16. The engine is vLLM in bf16, which sleeps while the trainer updates. On a CPU everything is in fp32, and stays
+in memory in both parts.
+
+The bytes of activations were counted: they are the tensors that PyTorch saves for the backward pass of Qwen3 and Qwen2
+(tests/train/estimate/test_memory.py counts them again). The memory for FSDP's gathered layers and for an engine's
+workspace is estimated.
 """
 
 from __future__ import annotations
@@ -21,30 +24,29 @@ if TYPE_CHECKING:
     from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
 MASTER = 4
-"""Bytes of a parameter in the trainer, and of its gradient."""
+"""Bytes of a parameter in the trainer, and also of its gradient."""
 MOMENTS = 8
 """Bytes of AdamW's two moments of a parameter."""
 ASLEEP = int(2.5 * GIB)
-"""What CUDA, NCCL and the graphs of a sleeping engine keep."""
+"""Bytes that CUDA, NCCL and the CUDA graphs take while the engine sleeps."""
 ENGINE_FIXED = int(2.5 * GIB)
-"""CUDA, NCCL and the graphs of an engine that is awake."""
+"""Bytes that CUDA, NCCL and the CUDA graphs take while the engine is awake."""
 PREFILL_TOKENS = 8192
-"""VERL's default of what an engine prefills at a time."""
+"""Number of tokens that an engine prefills at a time, by VERL's default."""
 CPU_LOGITS = 6
-"""Copies of the logits on a CPU, at their most: as the model makes them and without padding, and what the loss and its
-gradients take beside. On a GPU there is no padding, and the loss, flash-attn's or ours, writes the gradient over the
-logits."""
+"""The largest number of copies of the logits on a CPU: those of the model, those without padding, and those of the loss
+and its gradients. A GPU needs fewer, because there is no padding, and the gradient overwrites the logits."""
 CPU_LIBRARIES = GIB // 2
-"""Python and what a trainer's process imports, on a CPU."""
+"""Bytes of Python and its imports in a trainer's process on a CPU."""
 CPU_FRAGMENTED = 0.27
-"""Of activations, on a CPU: what glibc holds while the backward pass frees them, in blocks that fit nothing; fitted to
-the models of 11 and 73 million parameters of `benchmarks/train/plan_memory.py`."""
+"""On a CPU, the free blocks that glibc keeps during the backward pass, as a share of the activations. It was fitted to
+the models of 11 and 73 million parameters in `benchmarks/train/plan_memory.py`."""
 KV_BLOCK = 16
-"""Tokens; vLLM hands out the KV cache in blocks."""
+"""Tokens per block of vLLM's KV cache."""
 
 
 class Devices(Protocol):
-    """What the estimates need to know of the machines; `rstar2.train.recipe.Hardware` says it for a run."""
+    """The properties of machines that the estimates need. `rstar2.train.recipe.Hardware` has them for a run."""
 
     @property
     def device(self) -> str:
@@ -70,59 +72,72 @@ def gpu_of(hardware: Devices) -> GpuKind:
 
 @dataclass(frozen=True)
 class Update:
-    """What a step of an RL stage is expected to train on."""
+    """The rollouts that a step of an RL stage is expected to train on."""
 
     rollouts: int
-    """On all GPUs."""
+    """Number of rollouts on all GPUs."""
     mean_tokens: float
-    """Of one, with its prompt."""
+    """Tokens of an average rollout, with its prompt."""
 
     def lengths(self, longest: int) -> list[float]:
-        """Of each, spread evenly around the mean: from 0 to twice the mean, or as far as the longest allows."""
+        """Returns a length in tokens for each rollout.
+
+        The lengths are spread evenly from 0 to twice the mean. If `longest` is less than twice the mean, the range is
+        narrower: it ends at `longest` and has the same mean.
+        """
         high = min(longest, 2 * self.mean_tokens)
         low = 2 * self.mean_tokens - high
         return [low + (high - low) * (i + 0.5) / self.rollouts for i in range(self.rollouts)]
 
     def mean_context(self, longest: int) -> float:
-        """How many tokens a token attends to on average, itself included: half of its rollout, by tokens."""
+        """Returns the mean number of tokens that a token attends to, with itself: half the tokens of its rollout."""
         lengths = self.lengths(longest)
         return sum(length**2 for length in lengths) / 2 / sum(lengths)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one GPU, or of a CPU rank; `full_length_rollouts` and `sequences_in_flight` are counts per engine."""
+    """The memory of one GPU, or of one rank on a CPU. All values are bytes, except the two counts per engine."""
 
     capacity: int | None
-    """Of the GPU; None where it is not known."""
+    """The GPU's memory; None if unknown."""
     weights: int
     gradients: int
     optimizer: int
     activations: int
-    """At their most, of a full micro-batch; the larger of update and log-probabilities. On a CPU with the free blocks
-    between them."""
+    """The peak of the activations, with a full micro-batch of the update or of log-probabilities, whichever is larger.
+    On a CPU it includes free blocks between them."""
     gathered: int
-    """Weights and gradients of the layers at work, put together from all ranks."""
+    """Weights and gradients of the layers that are being computed, gathered from all ranks."""
     process: int
-    """Of a CPU's process: libraries, and weights on their way to the engine."""
+    """On a CPU: libraries of a process, and weights that are sent to the engine."""
     update_total: int
+    """The peak while the trainer updates, with a full micro-batch."""
     expected_update_total: int
-    """The same with a micro-batch of expected lengths."""
+    """The peak while the trainer updates, with a micro-batch of expected lengths."""
     engine_weights: int = 0
     engine_workspace: int = 0
     kv_cache: int = 0
     kept_by_trainer: int = 0
-    """What of the trainer stays on the GPU while the engines generate."""
+    """The part of the trainer's memory that stays on the GPU while the engines generate."""
     rollout_total: int = 0
+    """The peak while the engines generate."""
     full_length_rollouts: int = 0
-    """How many rollouts of the longest kind an engine's KV cache holds."""
+    """Number of rollouts of full length for which an engine's KV cache has room."""
     sequences_in_flight: int = 0
+    """Number of rollouts that an engine gets at the same time."""
     host_offload: int = 0
-    """Of a node's own memory, what offloading takes."""
+    """The part of a node's main memory that offloading takes."""
 
 
 def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Memory:
-    """A GPU's memory in an RL stage."""
+    """Estimates a GPU's memory in an RL stage.
+
+    Args:
+        shape: the model's shape.
+        recipe: the stage's recipe.
+        expected: the rollouts that the largest step trains on.
+    """
     hardware = recipe.hardware
     on_gpu = hardware.device == "cuda"
     # The engine's probabilities are divided by the temperature, in a copy of all logits.
@@ -133,24 +148,24 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Me
     def with_tokens(update: int, log_probs: int) -> Memory:
         return trainer_memory(shape, hardware, update, logits, log_probs, sends_weights=True)
 
-    # No micro-batch holds more than a rank's part of a step.
+    # A micro-batch has at most a rank's part of a step.
     part = -(-rollouts * recipe.longest // (hardware.nodes * hardware.gpus_per_node))
     full = with_tokens(*(min(limit, part) for limit in limits))
     lengths = expected.lengths(recipe.longest)
     tokens = (micro_batch_tokens(hardware, lengths, limit) for limit in limits)
     update = replace(full, expected_update_total=with_tokens(*tokens).update_total)
-    kept = {"none": update.weights + update.optimizer, "optimizer": update.weights, "all": 0}[
+    trainer_bytes = {"none": update.weights + update.optimizer, "optimizer": update.weights, "all": 0}[
         hardware.offload
     ]
-    offloaded = update.weights + update.optimizer - kept
+    offloaded = update.weights + update.optimizer - trainer_bytes
     width = 2 if on_gpu else 4
     weights = width * shape.parameters // hardware.tensor_parallel
     longest = KV_BLOCK * -(-recipe.longest // KV_BLOCK)
     rollout_kv = shape.kv_bytes(width, hardware.tensor_parallel) * longest
-    if update.capacity is None:  # the CPU engine makes its cache as it goes
+    if update.capacity is None:  # the CPU engine allocates its cache while it generates
         count = min(hardware.sequences_in_flight, recipe.rollout.prompts * recipe.rollout.rollouts)
         workspace, cache = CPU_LIBRARIES, count * rollout_kv
-        kept += update.process
+        trainer_bytes += update.process
     else:
         workspace = _engine_workspace(shape, hardware)
         cache = max(0, int(hardware.engine_memory_share * update.capacity) - weights - workspace)
@@ -161,8 +176,8 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Me
             "engine_weights": weights,
             "engine_workspace": workspace,
             "kv_cache": cache,
-            "kept_by_trainer": kept,
-            "rollout_total": weights + workspace + cache + kept,
+            "kept_by_trainer": trainer_bytes,
+            "rollout_total": weights + workspace + cache + trainer_bytes,
             "full_length_rollouts": count,
             "sequences_in_flight": hardware.sequences_in_flight if on_gpu else count,
             "host_offload": offloaded * hardware.gpus_per_node,
@@ -171,11 +186,12 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Me
 
 
 def sft_memory(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> Memory:
-    """A GPU's memory in SFT.
+    """Estimates a GPU's memory in SFT.
 
     Args:
-        sample: tokens of some of the conversations; empty where nothing is known of them, which are then expected at
-            their full length.
+        shape: the model's shape.
+        recipe: SFT's recipe.
+        sample: tokens of some of the conversations. If it is empty, conversations of full length are expected.
     """
     hardware, rows, longest = recipe.hardware, recipe.micro_batch_rows, recipe.max_tokens
     logits = 1 if hardware.device == "cuda" else CPU_LOGITS
@@ -197,21 +213,22 @@ def sft_memory(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> M
 
 
 def micro_batch_tokens(hardware: Hardware, lengths: Sequence[float], limit: int) -> int:
-    """Tokens per GPU that the largest micro-batch of a step computes, padding included.
+    """Returns the tokens per GPU in the largest micro-batch of a step, with padding.
 
     Args:
-        lengths: tokens of the rollouts or conversations of the step, on all GPUs.
-        limit: tokens per GPU of a micro-batch at most.
+        hardware: the machines.
+        lengths: tokens of the step's rollouts or conversations on all GPUs.
+        limit: limit for the tokens per GPU in a micro-batch.
     """
     split = hardware.sequence_parallel
     shares = max(1, hardware.nodes * hardware.gpus_per_node // split)
     if hardware.device == "cuda":
-        # As few micro-batches as hold the step, filled alike.
+        # VERL makes the smallest possible number of micro-batches, of about equal size.
         tokens = sum(lengths) / shares / split
         return math.ceil(tokens / max(1, math.ceil(tokens / limit)))
-    own = sorted(lengths)[::shares]
-    groups = rows_of_like_lengths(own, limit * split)
-    return math.ceil(max((len(group) * own[group[0]] for group in groups), default=0) / split)
+    rank_lengths = sorted(lengths)[::shares]
+    groups = rows_of_like_lengths(rank_lengths, limit * split)
+    return math.ceil(max((len(group) * rank_lengths[group[0]] for group in groups), default=0) / split)
 
 
 def trainer_memory(
@@ -223,13 +240,15 @@ def trainer_memory(
     *,
     sends_weights: bool,
 ) -> Memory:
-    """The memory of the trainer alone.
+    """Estimates the memory of the trainer, without an engine.
 
     Args:
-        tokens: those of a micro-batch of the update, per GPU.
-        logits: copies of such a micro-batch's logits at the moment of the loss.
-        log_prob_tokens: tokens of a micro-batch that only computes log-probabilities; 0 where there are none.
-        sends_weights: whether a CPU's process also holds the weights on their way to the engine.
+        shape: the model's shape.
+        hardware: the machines.
+        tokens: tokens per GPU in a micro-batch of the update.
+        logits: number of copies of the micro-batch's logits while the loss is computed.
+        log_prob_tokens: tokens per GPU in a micro-batch that only computes log-probabilities; 0 if there are none.
+        sends_weights: whether a process on a CPU also has a copy of the weights to send to the engine.
     """
     ranks = hardware.nodes * hardware.gpus_per_node
     on_gpu = hardware.device == "cuda"
@@ -237,11 +256,12 @@ def trainer_memory(
     weights, optimizer = (each * shape.parameters // ranks for each in (MASTER, MOMENTS))
     fragmented = 0.0 if on_gpu else CPU_FRAGMENTED
     activations = tokens * activation_bytes(shape, width, logits, hardware.gradient_checkpointing, fragmented)
-    # The entropy takes the softmax, and its product with the logits.
+    # The entropy needs the softmax, and its product with the logits.
     log_probs = log_prob_tokens * (
         3 * width * shape.vocab + width * (4 * shape.hidden + 3 * shape.intermediate)
     )
-    # This layer and the next, the embedding throughout; gradients of the largest of these before they are sharded.
+    # FSDP gathers the current layer, the next one and the embedding. The gradients of the largest of them exist in full
+    # before they are sharded.
     parameters = shape.embedding_parameters + 2 * shape.layer_parameters
     largest = max(shape.vocab * shape.hidden, shape.layer_parameters)
     gathered = width * parameters + (width + MASTER) * largest if on_gpu or ranks > 1 else 0
@@ -268,40 +288,41 @@ def trainer_memory(
 def activation_bytes(
     shape: ModelShape, width: int, logits: int, checkpointing: bool, fragmented: float = 0.0
 ) -> int:
-    """Bytes per token that a micro-batch's forward and backward pass hold at most.
+    """Returns the peak bytes per token in a micro-batch's forward and backward pass.
 
     Args:
-        width: bytes of a value, 2 for bf16; norms compute in fp32 and keep that too.
-        logits: copies of the logits at the moment of the loss.
-        checkpointing: whether only each layer's input is kept.
-        fragmented: free blocks in the backward pass, as a share of what is used. At the loss nothing was freed yet.
+        shape: the model's shape.
+        width: bytes of a value, 2 for bf16. Norms also store values in fp32.
+        logits: number of copies of the logits while the loss is computed.
+        checkpointing: whether only each layer's input is stored.
+        fragmented: free blocks in the backward pass, as a share of the used memory. There are none before it.
     """
     inputs = width * shape.layers * shape.hidden
     ends = (8 if width == 2 else 12) * shape.hidden + 2 * width * shape.head_dim
     layer = layer_bytes(shape, width)
-    kept = inputs if checkpointing else layer * shape.layers
-    at_loss = kept + ends + width * shape.hidden + logits * width * shape.vocab
+    stored = inputs if checkpointing else layer * shape.layers
+    at_loss = stored + ends + width * shape.hidden + logits * width * shape.vocab
     at_work = (2 * shape.hidden if width == 2 else 0) + 2 * width * (shape.intermediate + shape.head_dim)
-    in_layer = kept + (layer if checkpointing else 0) + at_work
+    in_layer = stored + (layer if checkpointing else 0) + at_work
     in_backward = in_layer + (0 if checkpointing else ends)
     return max(at_loss, math.ceil((1 + fragmented) * in_backward))
 
 
 def layer_bytes(shape: ModelShape, width: int) -> int:
-    """Bytes per token that a layer keeps for its backward pass, its input included; attention is flash attention."""
+    """Returns the bytes per token that a layer stores for its backward pass, with its input, under flash attention."""
     attention = {2: (10, 4), 4: (16, 8)}[width][0 if shape.head_norms else 1]
     norms = 4 * shape.heads + shape.head_norms * 4 * (shape.heads + shape.kv_heads) + 8
     hidden = {2: 16, 4: 24}[width]
     projected = attention * (shape.query_size + shape.key_size)
-    # PyTorch's attention on a CPU cannot share keys and values between heads under a mask, so they are repeated; where
-    # there is one head of them, as a view.
+    # PyTorch's attention on a CPU cannot share keys and values between heads if there is a mask, so it repeats them. A
+    # single head of keys is repeated as a view, which takes no memory.
     repeats = width == 4 and shape.kv_heads > 1
     repeated = 2 * width * (shape.query_size - shape.key_size) if repeats else 0
     return hidden * shape.hidden + 4 * width * shape.intermediate + projected + repeated + norms
 
 
 def _engine_workspace(shape: ModelShape, hardware: Hardware) -> int:
-    """An engine's activations when it prefills all it may, its logits, and what is always there."""
+    """Returns the bytes of an engine's workspace: activations of the largest prefill, logits, and a fixed part."""
     split = hardware.tensor_parallel
     prefill = PREFILL_TOKENS * (8 * shape.hidden + 2 * 3 * shape.intermediate // split)
     sampled = hardware.sequences_in_flight * shape.vocab * 4 * 3

@@ -1,4 +1,4 @@
-"""The whole estimate of a run: each stage's, and of all what a person looks at first."""
+"""The whole estimate of a run: one for each stage, and the sums and warnings of the run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rstar2.model_shape import ModelShape
 from rstar2.train.command import SFT_KEEP
 from rstar2.train.estimate.fit import division_warnings, memory_warnings, stage_warnings
 from rstar2.train.estimate.limits import (
-    Pieces,
+    SilentParts,
     limit_warnings,
     queue_warnings,
-    stage_pieces,
+    silent_parts,
     time_limit_warnings,
 )
 from rstar2.train.estimate.memory import Memory, stage_memory
@@ -38,50 +38,51 @@ from rstar2.train.recipe import SftRecipe, StageRecipe
 
 LONG_FILTER_HOURS = 6.0
 LONG_RUN_HOURS = 14 * 24.0
-"""The paper's run took half of it."""
+"""The user is warned about a longer run. It is twice the time of the paper's run."""
 FEWEST_PROMPTS = 16
-"""A step of fewer problems is not suggested."""
+"""The lowest number of problems per step that a warning suggests."""
 MOST_NODES = 64
-"""More machines are not suggested."""
+"""The largest number of machines that a warning suggests."""
 
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """One RL stage."""
+    """The estimate of one RL stage."""
 
     memory_per_gpu: Memory
     step: Step
     judge: Judge
     disk: Disk
     checkpoint: Saving
-    longest_silence: Pieces
-    """To compare with `hardware.hung_after_s`."""
+    longest_silence: SilentParts
+    """Durations to compare with `hardware.hung_after_s`."""
     hours: float
     filter_hours: float
-    """To sample the training problems before it; 0 where the stage takes all."""
+    """Hours to sample the training problems before the stage; 0 if the stage uses all problems."""
     agent_loop_processes: int
     warnings: list[str]
 
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """The stages of a run, by number, from a model's shape and their recipes alone."""
+    """The estimate of a run, from the model's shape and the stages' recipes."""
 
     shape: ModelShape
     gpus: int
     assumptions: Assumptions
     stages: dict[int, StageEstimate]
+    """The estimates of the stages, by number."""
     run_warnings: list[str]
-    """About the run as a whole."""
+    """Warnings about the run as a whole."""
 
     @property
     def largest(self) -> int:
-        """The stage of most tokens a step; of equal ones the last."""
+        """The number of the stage with the most tokens per step; the last one if several have the same."""
         return max(self.stages, key=lambda number: (self.stages[number].step.most_tokens, number))
 
     @property
     def hours(self) -> dict[str, float]:
-        """By stage, and in all."""
+        """Hours of each filter and stage, by name, and their sum under `total`."""
         hours = {}
         for number, stage in self.stages.items():
             if stage.filter_hours:
@@ -91,25 +92,31 @@ class RunEstimate:
 
     @property
     def disk(self) -> int:
-        """Bytes of all stages, one after another in the run's folder."""
+        """Bytes of all stages in the run's folder."""
         return sum(stage.disk.total for stage in self.stages.values())
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of the run and its stages, without duplicates. One that is not about all stages names its stages."""
-        said: dict[str, list[int]] = {}
+        """Warnings of the run and its stages, without duplicates.
+
+        A warning that is not about all stages begins with the numbers of its stages.
+        """
+        stages_of: dict[str, list[int]] = {}
         for number, stage in self.stages.items():
             for warning in stage.warnings:
-                said.setdefault(warning, []).append(number)
+                stages_of.setdefault(warning, []).append(number)
         return self.run_warnings + [
             warning
             if len(numbers) == len(self.stages)
             else f"stage {', '.join(map(str, numbers))}: {warning}"
-            for warning, numbers in said.items()
+            for warning, numbers in stages_of.items()
         ]
 
     def record(self) -> dict[str, Any]:
-        """For JSON: memory, step and judge are those of the largest stage; `stages` has each. Bytes and seconds."""
+        """Returns the estimate for JSON, in bytes and seconds.
+
+        Its memory, step and judge are those of the largest stage. `stages` has those of every stage.
+        """
         largest = self.stages[self.largest]
         stages = {f"stage{number}": asdict(stage) for number, stage in self.stages.items()}
         return {
@@ -131,7 +138,7 @@ class RunEstimate:
 
 
 def model_record(shape: ModelShape) -> dict[str, Any]:
-    """A model's size, for JSON."""
+    """Returns a model's size for JSON."""
     return {"parameters": shape.parameters, "kv_bytes_per_token": shape.kv_bytes(2), **asdict(shape)}
 
 
@@ -143,69 +150,73 @@ def estimate_run(
     rates: Rates | None = None,
     assumptions: Assumptions | None = None,
 ) -> RunEstimate:
-    """Calculate what stages cost.
+    """Estimates the stages of a run.
 
     Args:
-        judge_workers: those of the judge that will be used, where it is known.
-        machine_memory: bytes that the ranks of a CPU share, where they are known.
-        rates: tokens per second that the user states.
-        assumptions: what is expected of rollouts; by default what is known of the paper's.
+        shape: the model's shape.
+        recipes: the stages' recipes by number.
+        judge_workers: number of the judge's workers; None if unknown.
+        machine_memory: bytes of memory that all ranks on a CPU share; None if unknown.
+        rates: tokens per second that the user states; None to calculate them.
+        assumptions: assumptions about rollouts; None for those from the paper.
     """
-    given, rates = assumptions or Assumptions(), rates or Rates()
+    assumptions, rates = assumptions or Assumptions(), rates or Rates()
     stages = {}
     for number, recipe in recipes.items():
-        memory = stage_memory(shape, recipe, given.update(recipe))
-        step = stage_step(shape, recipe, memory, rates, given)
-        judge = stage_judge(recipe, step, given, judge_workers)
-        before = filter_hours(recipe, step, given)
+        memory = stage_memory(shape, recipe, assumptions.update(recipe))
+        step = stage_step(shape, recipe, memory, rates, assumptions)
+        judge = stage_judge(recipe, step, assumptions, judge_workers)
+        before = filter_hours(recipe, step, assumptions)
         disk = stage_disk(
             shape,
             recipe.checkpoint.keep + recipe.rules.may_go_back,
             1 + recipe.exported_models,
-            filter_disk(recipe, given),
-            queue_disk(recipe, step, given),
+            filter_disk(recipe, assumptions),
+            queue_disk(recipe, step, assumptions),
         )
         every = recipe.checkpoint
         checkpoint = saving(
-            every.every, every.every_minutes, step.seconds, disk.checkpoint + disk.queue, given
+            every.every, every.every_minutes, step.seconds, disk.checkpoint + disk.queue, assumptions
         )
-        pieces = stage_pieces(shape, recipe, step, disk, given)
+        parts = silent_parts(shape, recipe, step, disk, assumptions)
         stages[number] = StageEstimate(
             memory_per_gpu=memory,
             step=step,
             judge=judge,
             disk=disk,
             checkpoint=checkpoint,
-            longest_silence=pieces,
+            longest_silence=parts,
             hours=recipe.steps * step.seconds / 3600,
             filter_hours=before,
             agent_loop_processes=recipe.agent_loop_processes,
             warnings=[
                 *stage_warnings(shape, recipe, memory, judge, machine_memory),
                 *filter_warnings(number, recipe, before),
-                *limit_warnings(shape, recipe, pieces, checkpoint, given),
+                *limit_warnings(shape, recipe, parts, checkpoint, assumptions),
                 *queue_warnings(recipe, judge),
             ],
         )
     hardware = next(iter(recipes.values())).hardware
-    run_warnings = list(duration_warnings(shape, list(recipes.values()), rates, given))
-    return RunEstimate(shape, hardware.nodes * hardware.gpus_per_node, given, stages, run_warnings)
+    run_warnings = list(duration_warnings(shape, list(recipes.values()), rates, assumptions))
+    return RunEstimate(shape, hardware.nodes * hardware.gpus_per_node, assumptions, stages, run_warnings)
 
 
 def duration_warnings(
-    shape: ModelShape, recipes: list[StageRecipe], rates: Rates, given: Assumptions
+    shape: ModelShape, recipes: list[StageRecipe], rates: Rates, assumptions: Assumptions
 ) -> Iterator[str]:
-    """Whether a run takes weeks, with changes after which it does not."""
+    """Yields a warning if a run takes longer than `LONG_RUN_HOURS`, with changes that make it shorter."""
 
     def hours(recipes: list[StageRecipe]) -> float:
         total = 0.0
         for recipe in recipes:
-            step = stage_step(shape, recipe, stage_memory(shape, recipe, given.update(recipe)), rates, given)
-            total += recipe.steps * step.seconds / 3600 + filter_hours(recipe, step, given)
+            step = stage_step(
+                shape, recipe, stage_memory(shape, recipe, assumptions.update(recipe)), rates, assumptions
+            )
+            total += recipe.steps * step.seconds / 3600 + filter_hours(recipe, step, assumptions)
         return total
 
     def first(key: str, changed: Iterable[tuple[int, list[StageRecipe]]]) -> str:
-        """The first change that is enough, as a key and its value; only the key if none is."""
+        """Returns the first change that makes the run short enough, as KEY=VALUE; only the key if none does."""
         enough = (value for value, recipes in changed if hours(recipes) <= LONG_RUN_HOURS)
         value = next(enough, None)
         return key if value is None else f"{key}={value}"
@@ -255,45 +266,56 @@ def _with_nodes(recipes: list[StageRecipe], nodes: int) -> list[StageRecipe]:
 
 
 def filter_warnings(number: int, recipe: StageRecipe, hours: float) -> Iterator[str]:
-    """Whether the filter before a stage takes long enough that a user wants to know."""
+    """Yields a warning if the filter before a stage takes longer than `LONG_FILTER_HOURS`."""
     if hours > LONG_FILTER_HOURS:
         yield (
-            f"the training problems are sampled {recipe.drop_solved} times each before stage {number}, about "
-            f"{hours:.0f} hours on all engines: give a run that has sampled them already (--solved), or set "
+            f"the training problems are sampled {recipe.drop_solved} times each before stage {number}, which takes "
+            f"about {hours:.0f} hours on all engines: name a run that has sampled them already (--solved), or set "
             'solved_by="outcomes" or drop_solved=0'
         )
 
 
 def start_warnings(model: Path, first: int) -> Iterator[str]:
-    """Whether training begins with a later stage, from a model that no stage before it made."""
+    """Yields a warning if training begins with a later stage, but its model is not from an earlier stage.
+
+    Args:
+        model: the folder of the model that training starts from.
+        first: the number of the first stage.
+    """
     made_by = {
         folder.parent.parent.name if folder.parent.name == "models" else folder.parent.name
         for folder in (model.absolute(), model.resolve())
     }
     if made_by.isdisjoint(f"stage{number}" for number in range(1, first)) and first > 1:
         yield (
-            f"stage {first} is to start from {model}, which is not the model of an earlier stage: begin with --stage "
-            f"1, or give the folder of stage {first - 1} or of its run (--model)"
+            f"stage {first} would start from {model}, which is not the model of an earlier stage: begin with --stage "
+            f"1, or name the folder of stage {first - 1} or of its run (--model)"
         )
 
 
 def sft_saving(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> Saving:
-    """The checkpoints of SFT; `sample` has the tokens of some of the conversations, as for `sft_memory`."""
-    given = Assumptions()
+    """Estimates the saving of SFT's checkpoints.
+
+    Args:
+        shape: the model's shape.
+        recipe: SFT's recipe.
+        sample: tokens of some of the conversations; empty if they are unknown.
+    """
+    assumptions = Assumptions()
     mean = sum(sample) / len(sample) if sample else recipe.max_tokens
-    step_s = sft_step_s(shape, recipe, mean, given)
+    step_s = sft_step_s(shape, recipe, mean, assumptions)
     checkpoint = sft_disk(shape, recipe).checkpoint
-    return saving(recipe.checkpoint_every, recipe.checkpoint_every_minutes, step_s, checkpoint, given)
+    return saving(recipe.checkpoint_every, recipe.checkpoint_every_minutes, step_s, checkpoint, assumptions)
 
 
 def sft_disk(shape: ModelShape, recipe: SftRecipe) -> Disk:
-    """The disk of SFT's checkpoints and model: the best step's checkpoint or model stays beside the last ones."""
+    """Estimates the disk space of SFT's checkpoints and models. Those of the best step stay beside the last ones."""
     by = recipe.chosen_by
     return stage_disk(shape, SFT_KEEP + (by == "validation"), models=1 + bool(recipe.held_out.data))
 
 
 def sft_warnings(recipe: SftRecipe, shape: ModelShape, memory: Memory, checkpoint: Saving) -> Iterator[str]:
-    """One sentence for each thing of SFT that does not fit."""
+    """Yields a warning for everything in SFT that does not fit."""
     yield from division_warnings(shape, recipe.hardware)
     yield from memory_warnings(recipe.hardware, memory)
     yield from time_limit_warnings(shape, recipe.hardware, checkpoint, 0.0, Assumptions())

@@ -1,4 +1,4 @@
-"""What the filter leaves behind: the kept problems, and a card that says from what, how and how many."""
+"""The output of the filter: the problems that remain, and a card with counts and settings."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ KEPT = "kept.jsonl"
 
 
 def write_card(
-    out: Path, tally: Tally, kept: Iterable[str], samples: int, settings: dict[str, Any]
+    out: Path, tally: Tally, remaining: Iterable[str], samples: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write `kept.jsonl`, a line of id and count for each kept problem, and then `card.json`, and return the card.
+    """Writes `kept.jsonl` and then `card.json`, and returns the card.
+
+    `kept.jsonl` has a line with id and counts for each problem that remains.
 
     Args:
-        kept: ids, in the order of training.
-        samples: of each problem.
-        settings: everything that decided the verdicts, with the digests of model and problems.
+        out: the filter's folder.
+        tally: the verdicts of all samples.
+        remaining: ids of the problems that remain, in the order of training.
+        samples: number of samples of each problem.
+        settings: all settings that the verdicts depend on, with the digests of model and problems.
     """
     correct = {
         problem: sum(verdict == "correct" for verdict in seen.values())
         for problem, seen in tally.samples.items()
     }
-    names = list(kept)
+    names = list(remaining)
     with whole_file(out / KEPT) as file:
         for name in names:
             file.write(json.dumps({"id": name, "correct": correct[name], "samples": samples}) + "\n")

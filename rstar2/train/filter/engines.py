@@ -1,6 +1,6 @@
-"""Opens all engines that the filter may use: in this process on a CPU, else a vLLM server for every engine's GPUs.
+"""Starts the engines of the filter: in this process on a CPU, otherwise vLLM servers on all GPUs.
 
-The servers are started through Ray, on the nodes of the cluster that RAY_ADDRESS names, or on this machine.
+The servers are started through Ray, on the cluster at RAY_ADDRESS or on this machine.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ from rstar2.train.command import worker_environment
 from rstar2.train.recipe import Hardware
 
 CPU_BATCH = 128
+"""Rollouts that an engine on a CPU generates at the same time."""
 READY_S = 2400.0
-"""How long Ray may take to place the servers, and they to load the policy."""
+"""Limit for the seconds in which Ray places the servers and they load the policy."""
 _POLL_S = 0.5
 _STOP_S = 30.0
 
 
 @contextmanager
 def open_engines(model: Path, hardware: Hardware, logs: Path) -> Iterator[tuple[list[Engine], ChatCodec]]:
-    """As many engines of a model as the hardware holds, for the length of the block.
+    """A context with engines of a model on all of the hardware, and the model's codec.
 
-    A UserError without vLLM, a Failure where the servers do not start.
+    Raises:
+        UserError: vLLM is not installed.
+        Failure: the servers do not start.
     """
     codec = load_codec(model)
     if hardware.device == "cpu":
@@ -56,17 +59,25 @@ def open_engines(model: Path, hardware: Hardware, logs: Path) -> Iterator[tuple[
         ),
     )
     with running_servers(command, environment, hardware.engines, hardware.tensor_parallel, logs) as urls:
-        opened = [asyncio.run(open_server(url, tokenizer=str(model))) for url in urls]
-        yield [each.engine for each in opened], codec
+        servers = [asyncio.run(open_server(url, tokenizer=str(model))) for url in urls]
+        yield [each.engine for each in servers], codec
 
 
 @contextmanager
 def running_servers(
     command: list[str], environment: dict[str, str], count: int, gpus: int, logs: Path
 ) -> Iterator[list[str]]:
-    """The URLs of `count` servers with `gpus` GPUs each, which run for the length of the block.
+    """A context with running servers; its value is their URLs.
 
-    `command` is given `--host` and `--port` on top. A Failure, with the end of the log, where one does not start.
+    Args:
+        command: the command of a server. `--host` and `--port` are added to it.
+        environment: environment variables of the servers.
+        count: number of servers.
+        gpus: number of GPUs of each server.
+        logs: folder for the servers' logs.
+
+    Raises:
+        Failure: a server does not start. The error has the end of its log.
     """
     logs = logs.absolute()
     log, ready = logs / "filter_servers.log", logs / "filter_servers.json"

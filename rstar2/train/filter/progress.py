@@ -1,4 +1,4 @@
-"""How far the filter before a stage is, by the files in its folder; `rstar2 watch` reads them again and again."""
+"""The progress of the filter before a stage, from the files in its folder. `rstar2 watch` reads them repeatedly."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SETTINGS, VERDICTS, CARD = "settings.json", "verdicts.jsonl", "card.json"
-"""In the order in which they appear: the card is the last file of a filter that is done."""
+"""Files of a filter, in the order in which they are written. A filter with a card has finished."""
 
 
 @dataclass(frozen=True)
 class SamplesDone:
-    """Of a filter that is not done."""
+    """The progress of a filter that has not finished."""
 
     done: int
-    """Samples with a verdict; an error is none, as it is sampled again."""
+    """Number of samples with a verdict. An error is not a verdict, because the sample is repeated."""
     wanted: int
+    """Number of all samples."""
 
 
 def samples_done(folder: Path) -> SamplesDone | None:
-    """How far the filter is that writes to a folder; None where there is none, or it is done."""
+    """Returns the progress of the filter in a folder, or None if there is no filter or it has finished."""
     if (folder / CARD).exists():
         return None
     try:
@@ -33,10 +34,11 @@ def samples_done(folder: Path) -> SamplesDone | None:
 
 
 def verdicts_written(folder: Path) -> int:
-    """The samples with a verdict that a filter has written to a folder, done or not; an error is no verdict."""
+    """Returns the number of samples with a verdict in a filter's folder. An error is not a verdict."""
     verdicts = b""
     with contextlib.suppress(FileNotFoundError):
         verdicts = (folder / VERDICTS).read_bytes()
-    # Counted, not parsed: there are hundreds of thousands. No id of a problem has such quotes, since JSON escapes them.
+    # The lines are counted without parsing, because there may be hundreds of thousands. A problem's id cannot contain
+    # this text, because JSON escapes quotes.
     lines = verdicts[: verdicts.rfind(b"\n") + 1]
     return lines.count(b"\n") - lines.count(b'"verdict": "error"')

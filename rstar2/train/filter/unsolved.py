@@ -1,4 +1,7 @@
-"""Leaves out the problems that a policy solves every time: counted before, believed after a stage, or sampled now."""
+"""Leaves out the problems that a policy solves every time.
+
+This is decided by new samples, by verdicts or traces of an earlier run, or by the outcomes of the stage before.
+"""
 
 from __future__ import annotations
 
@@ -38,26 +41,28 @@ from rstar2.train.reward import solved, text_to_grade
 from rstar2.train.sampling import JudgeAddress, Rows, check_samples, drop_solved, leave_out, problems_of
 
 _GRADERS = 4
-"""Processes, beside engines on GPUs."""
-MOST_ERRORS = 0.05
-"""Share of the samples that may end in an error; a problem that lost one is kept, as if it had been wrong."""
+"""Number of grader processes if the engines run on GPUs."""
+MAX_ERROR_SHARE = 0.05
+"""The largest share of samples with an error. A problem with an error remains, as if it had been wrong."""
 
 
 @dataclass(frozen=True)
 class StageFilter:
-    """What the filter of one stage samples, with what, and where it keeps the verdicts."""
+    """The filter of one stage: its inputs and its folders."""
 
     model: Path
     """The policy that the stage starts from."""
     rows: Rows
+    """The training problems."""
     recipe: StageRecipe
     judge: JudgeAddress
     out: Path
+    """The folder for verdicts, card and the problems that remain."""
     logs: Path
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything that decides the verdicts."""
+        """All settings that the verdicts depend on."""
         return {
             "model": {"path": str(self.model.absolute()), "sha256": model_hash(self.model)},
             "data": {"problems": len(self.rows), "sha256": fingerprint(problems_of(self.rows))},
@@ -67,9 +72,10 @@ class StageFilter:
 
 
 def unsolved(stage: StageFilter, on_progress: Callable[[Progress], None]) -> Rows:
-    """Sample every problem `recipe.drop_solved` times with the policy that a stage starts from; see `drop_solved`.
+    """Samples every problem `recipe.drop_solved` times, and returns those that were not solved every time.
 
-    Verdicts, kept problems and card are written to `stage.out`, where a killed call continues.
+    The policy is the one that the stage starts from. `rstar2.train.sampling.drop_solved` has the exact rule. Verdicts,
+    remaining problems and card are written to `stage.out`. A call after a kill continues there.
 
     Raises:
         UserError: vLLM is not installed, or the folder has verdicts of other settings.
@@ -85,24 +91,27 @@ def unsolved(stage: StageFilter, on_progress: Callable[[Progress], None]) -> Row
     tally = Tally.of(out / VERDICTS.file)
     if not finished:
         _check_errors(tally)
-    kept = drop_solved(stage.rows, _outcomes(tally), recipe.drop_solved, recipe.rollout.prompts)
+    remaining = drop_solved(stage.rows, _outcomes(tally), recipe.drop_solved, recipe.rollout.prompts)
     if not finished:
-        write_card(out, tally, (row["extra_info"]["id"] for row in kept), recipe.drop_solved, identity)
-    return kept
+        write_card(out, tally, (row["extra_info"]["id"] for row in remaining), recipe.drop_solved, identity)
+    return remaining
 
 
-def unsolved_as_counted(file: Path, rows: Rows, recipe: StageRecipe) -> Rows:
-    """The same, by an earlier filter's verdicts or an evaluation's traces, as `counted` finds them."""
+def unsolved_by_file(file: Path, rows: Rows, recipe: StageRecipe) -> Rows:
+    """Returns the problems that were not solved every time, by a file of `solved_file`."""
     counted_before = file.name == VERDICTS.file
     outcomes = _outcomes(Tally.of(file)) if counted_before else solved(read_traces(file), recipe.reward)
     return drop_solved(rows, outcomes, recipe.drop_solved, recipe.rollout.prompts)
 
 
-def unsolved_as_believed(model: Path, rows: Rows, recipe: StageRecipe) -> Rows:
-    """The same by the outcomes of the stage that made the model, without sampling anything.
+def unsolved_by_outcomes(model: Path, rows: Rows, recipe: StageRecipe) -> Rows:
+    """Returns the problems that are probably not solved every time, by the outcomes of the stage that made the model.
 
-    A problem is left out if it is more likely than not that `recipe.drop_solved` further rollouts would all be correct,
-    by the posterior of its pass rate (`rstar2.train.outcomes.Problems.belief`). A UserError as of `outcomes_before`.
+    A problem is left out if it is more likely than not that all of `recipe.drop_solved` further rollouts would be
+    correct. The probability follows from the posterior of its pass rate (`rstar2.train.outcomes.Problems.belief`).
+
+    Raises:
+        UserError: see `outcomes_before`.
     """
     problems = outcomes_before(model, recipe).problems([row["extra_info"]["id"] for row in rows], 0, 0)
     belief = problems.belief(recipe.curriculum.discount)
@@ -110,12 +119,17 @@ def unsolved_as_believed(model: Path, rows: Rows, recipe: StageRecipe) -> Rows:
 
 
 def outcomes_before(model: Path, recipe: StageRecipe) -> OutcomeReader:
-    """The outcomes of the stage that made a model; a UserError if there are none, or another reward decided them."""
+    """Returns the outcomes of the stage that made a model.
+
+    Raises:
+        UserError: there are no outcomes, or they are of another reward than the recipe's.
+    """
     before = outcomes_of(model)
     hint = 'Set solved_by = "samples", which samples the problems with the model.'
     if before is None:
         raise UserError(
-            f'solved_by = "outcomes" needs {model.parent / OUTCOMES_FILE}, which the stage that makes a model writes',
+            f'solved_by = "outcomes" needs the file {model.parent / OUTCOMES_FILE}, which the stage that made the '
+            "model should have written",
             hint,
         )
     reward = before.header.get("reward")
@@ -127,9 +141,13 @@ def outcomes_before(model: Path, recipe: StageRecipe) -> OutcomeReader:
     return before
 
 
-def check_counted(path: Path, rows: Rows, recipe: StageRecipe) -> None:
-    """Raise a UserError where what `counted` finds does not decide on each of the rows, or as of `counted`."""
-    file = counted(path, recipe)
+def check_solved_file(path: Path, rows: Rows, recipe: StageRecipe) -> None:
+    """Checks that a file decides about every problem.
+
+    Raises:
+        UserError: a problem has too few samples in the file, or `solved_file` raises it.
+    """
+    file = solved_file(path, recipe)
     samples: Counter[str] = Counter()
     if file.name == VERDICTS.file:
         samples.update({problem: len(seen) for problem, seen in Tally.of(file).samples.items()})
@@ -143,38 +161,43 @@ def check_counted(path: Path, rows: Rows, recipe: StageRecipe) -> None:
             raise UserError(f"--solved {path}: {error.message}", error.hint) from error
 
 
-def counted(path: Path, recipe: StageRecipe | None) -> Path:
-    """The verdicts of a filter, or the traces of an `rstar2 eval` run of one benchmark: a file, or in its folder.
+def solved_file(path: Path, recipe: StageRecipe | None) -> Path:
+    """Finds the file of `--solved`: verdicts of a filter, or traces of an `rstar2 eval` run of one benchmark.
 
-    A UserError where there is not one such file, the verdicts were reached under another reward than the recipe's, or
-    there is no recipe of a stage that leaves out solved problems.
+    Args:
+        path: the file, or a folder that contains it.
+        recipe: the recipe of the stage that leaves out solved problems; None if no stage does.
+
+    Raises:
+        UserError: there is no such file or several, the verdicts are of another reward than the recipe's, or `recipe`
+            is None.
     """
     if recipe is None:
         raise UserError(
             f"--solved {path}: no stage of this run leaves out solved problems (drop_solved = 0)",
-            "Leave out --solved, or set drop_solved, the number of samples in each of which a problem must be solved.",
+            "Remove --solved, or set drop_solved: a problem is left out if it is solved in each of this many samples.",
         )
     in_folder = sorted(path.glob(f"**/{VERDICTS.file}")) or sorted(path.glob(f"**/{TRACES.file}"))
-    found = [path] if path.is_file() else in_folder
-    if len(found) != 1:
+    files = [path] if path.is_file() else in_folder
+    if len(files) != 1:
         raise UserError(
-            f"--solved {path}: needs one file of verdicts or traces there, but has {len(found)}",
-            "Give the `rstar2 eval` run over the training problems, or the `solved` folder of a stage that "
-            "filtered them.",
+            f"--solved {path}: needs exactly one file of verdicts or traces, but there are {len(files)}",
+            "Name the folder of an `rstar2 eval` run over the training problems, or the `solved` folder of a stage "
+            "that filtered them.",
         )
-    settings = found[0].with_name(SETTINGS)
-    if found[0].name == VERDICTS.file and settings.is_file():
+    settings = files[0].with_name(SETTINGS)
+    if files[0].name == VERDICTS.file and settings.is_file():
         reward = json.loads(settings.read_text(encoding="utf-8")).get("reward")
         if reward != recipe.reward:
             raise UserError(
                 f"--solved {path}: its verdicts use reward = {reward}, but the recipe has {recipe.reward}",
-                "Leave out --solved to sample the problems again.",
+                "Remove --solved, so that the problems are sampled again.",
             )
-    return found[0]
+    return files[0]
 
 
 def sampling_of(recipe: StageRecipe) -> EvalSettings:
-    """How the problems of a stage are sampled: with the limits and the temperature of its own rollouts."""
+    """Returns the settings for sampling a stage's problems: the limits and temperature of its own rollouts."""
     hardware = recipe.hardware
     each = CPU_BATCH if hardware.device == "cpu" else hardware.sequences_in_flight
     return EvalSettings(
@@ -188,14 +211,14 @@ def sampling_of(recipe: StageRecipe) -> EvalSettings:
 
 
 class PolicyMethod(AgentMethod):
-    """The agent loop, with the verdict that decides the reward of training."""
+    """The agent loop of an evaluation, with the verdicts of training."""
 
     def __init__(self, agent: Agent, settings: EvalSettings, reward: str) -> None:
         super().__init__(agent, settings)
         self._reward = reward
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """The trace with its verdict, which is `error` if the judge or the grader could not decide it."""
+        """Returns the trace with its verdict. It is `error` if the judge lost a call or the grader failed."""
         if trace.lost_calls:
             return trace.model_copy(update={"verdict": "error"})
         verdict = await self.verdict(trace, problem, text_to_grade(trace, self._reward))
@@ -206,7 +229,10 @@ class PolicyMethod(AgentMethod):
 def filter_part(
     problems: list[Problem], out: Path, method: PolicyMethod, identity: Mapping[str, Any], keep_traces: bool
 ) -> Part:
-    """What the filter samples. It keeps verdicts, errors among them, and with `keep_traces` the traces too."""
+    """Returns the filter's part of a run of `rstar2.eval.run`.
+
+    Verdicts are saved, including errors. With `keep_traces`, traces are saved too.
+    """
     record = replace(VERDICTS, errors=True, results=False, beside=TRACES if keep_traces else None)
     return Part(problems, out, method, record=record, identity=identity)
 
@@ -239,11 +265,11 @@ def _sample(stage: StageFilter, identity: Mapping[str, Any], on_progress: Callab
 
 def _check_errors(tally: Tally) -> None:
     errors, samples = tally.counts["error"], tally.counts.total()
-    if errors > MOST_ERRORS * samples:
+    if errors > MAX_ERROR_SHARE * samples:
         raise Failure(
             f"{errors} of the {samples} samples that decide which problems are solved failed with an error of the "
             "engines, the judge or the grader",
-            "The logs of this start say which; the same command repeats these samples.",
+            "Find the cause in the logs of this start. The same command then repeats these samples.",
         )
 
 

@@ -1,1 +1,1 @@
-"""What a training run leaves to be looked at: where its time went, and rollouts kept as traces."""
+"""The records of a training run: metrics, alarms, progress, timing, outcomes of problems, and traces."""

@@ -1,8 +1,8 @@
-"""Tells from the metrics of a stage's steps whether training begins to collapse, or rollouts are missing from them.
+"""Alarms: signs in a stage's metrics that training begins to collapse, or that rollouts are missing.
 
-The paper's training collapsed after its last step whatever the authors changed (arXiv 2508.20722), so it is worth
-knowing early. The thresholds are ours: the paper gives none. docs/results/alarms.md says how many collapses of short
-runs each alarm foresaw (`benchmarks/train/alarms.py`).
+The paper's training collapsed after its last step, whatever the authors changed (arXiv 2508.20722). An early warning is
+therefore useful. The paper gives no thresholds; these are ours. docs/results/alarms.md says how many collapses of
+short runs each alarm predicted (`benchmarks/train/alarms.py`).
 """
 
 from __future__ import annotations
@@ -25,46 +25,55 @@ from rstar2.train.records.steps import held_out_accuracy
 
 ALARMS_FILE = "alarms.jsonl"
 Metrics = Mapping[str, Any]
-_NUMBERS = {
+_FINITE_METRICS = {
     "actor/entropy": "entropy",
     "rstar2/tokens": "length",
     "rstar2/reward": "reward",
     "actor/grad_norm": "gradient",
 }
-"""What is told of where it is not a number."""
+"""Metrics that raise an alarm if they are NaN or infinite, with the name that the alarm has for each."""
 
 
 class AlarmSettings(Strict):
-    """The thresholds at which a sign of collapse is reported. Training continues."""
+    """The thresholds of the alarms that warn of a collapse. An alarm does not stop training. It is reported in the
+    terminal, by `rstar2 watch` and on the report page. The comparisons use means over `window` steps."""
 
     window: int = Field(5, ge=1)
-    """Steps over which values are averaged. The first window of a stage is what later steps are compared with."""
+    """Number of steps over which each metric is averaged. Entropy and tool calls are compared with the first window of
+    the stage."""
     entropy_fall: float = Field(0.7, gt=0, le=1)
-    """Entropy is lower than in the stage's first steps by this share: the policy repeats itself."""
+    """Report an alarm if entropy has fallen by more than this share since the stage's first window. 0.7 means: it is
+    below 30 % of its first value. The policy then writes almost the same every time."""
     entropy_rise: float = Field(2.0, gt=0)
-    """Entropy is higher than in the stage's first steps by this share: the policy writes noise."""
+    """Report an alarm if entropy has risen by more than this share since the stage's first window. 2 means: it is above
+    3 times its first value. The policy then writes noise."""
     length_change: float = Field(2.0, gt=1)
-    """Rollouts are longer or shorter than `length_over` steps before by this factor."""
+    """Report an alarm if the mean length of rollouts has grown or shrunk by this factor within `length_over` steps."""
     length_over: int = Field(20, ge=1)
-    """Steps over which a change of length is measured."""
+    """Number of steps over which `length_change` is measured."""
     truncated: float = Field(0.2, gt=0, le=1)
-    """This share of the rollouts is truncated by the token budget. In the paper, at times a tenth in stage 1."""
+    """Report an alarm if at least this share of the rollouts ended at the token budget. In stage 1 of the paper it was
+    10 % at times."""
     undecided: float = Field(0.01, gt=0, le=1)
-    """This share of the answers could not be decided by the grader, and earned no reward: the model has found answers
-    that take too much work or meet a fault of the grader, or the grader's processes are killed."""
+    """Report an alarm if the grader could not decide more than this share of the answers. Such answers earn no reward.
+    Causes: the model writes answers that take the grader too much work or cause an error in it, or the grader's
+    processes are killed."""
     reward_fall: float = Field(0.15, gt=0, le=1)
-    """The pass rate, of the rollouts with a verdict before selection, is this much lower than the stage's best."""
+    """Report an alarm if the pass rate is this much below the stage's highest. 0.15 means: 15 percentage points. The
+    pass rate covers the rollouts with a verdict, before selection."""
     information_fall: float = Field(0.2, gt=0, le=1)
-    """What the rollouts' tokens say about their problem (`rstar2.train.information`) is lower than the
-    stage's highest by this share: the policy writes the same whatever it is asked."""
+    """Report an alarm if the metric `rstar2/information` has fallen by this share from the stage's highest. It
+    estimates how much the text of rollouts depends on their problem (`rstar2.train.information`). At 0, the policy
+    writes the same text for every problem."""
     calls_change: float = Field(1.5, gt=1)
-    """Tool calls per rollout are more or fewer than in the stage's first steps by this factor: the policy gives up the
-    tool, or calls it without end."""
+    """Report an alarm if the number of tool calls per rollout has grown or shrunk by this factor since the stage's
+    first window. The policy then stops using the tool, or calls it too often."""
     unsolved_rise: float = Field(0.1, gt=0, le=1)
-    """The share of problems that no rollout solves is this much higher than the stage's lowest."""
+    """Report an alarm if the share of problems that no rollout solves is this much above the stage's lowest. 0.1 means:
+    10 percentage points."""
     mismatch: float = Field(0.05, gt=0)
-    """The divergence of the engine's and the trainer's probabilities, in nats per token, is at least this: the rollouts
-    are not those of the policy that is trained."""
+    """Report an alarm if the probabilities of the engine and of the trainer diverge by at least this many nats per
+    token. The rollouts then come from another policy than the one that is trained."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +81,20 @@ class Alarm:
     """A sign of collapse at one step of a stage."""
 
     sign: str
-    """entropy, length, truncation, reward, information, calls, unsolved or mismatch; nan_entropy, nan_length,
-    nan_reward or nan_gradient; undecided, failed, lost, discarded or held_out."""
+    """The name of the sign. For a collapse: entropy, length, truncation, reward, information, calls, unsolved or
+    mismatch. For a value that is not a number: nan_entropy, nan_length, nan_reward or nan_gradient. For rollouts and
+    answers that do not count: undecided, failed, lost, discarded or held_out."""
     text: str
-    """With the values and the key of the threshold."""
+    """The message, with the values and the key of the threshold."""
 
 
 class AlarmRecorder:
-    """Looks at each step of a stage, and keeps new alarms in `alarms.jsonl` of its folder.
+    """Checks each step of a stage, and appends new alarms to `alarms.jsonl` in the stage's folder.
 
     Args:
-        before: the stage's steps of earlier starts, by number.
-        warn: told of each new alarm.
+        folder: the stage's folder.
+        before: metrics of the steps of earlier starts, by number.
+        warn: called with the message of each new alarm.
     """
 
     def __init__(
@@ -99,7 +110,7 @@ class AlarmRecorder:
         self._warn = warn
 
     def on_step(self, number: int, metrics: Metrics) -> None:
-        # A step that is run again after a kill, and what came after it, is replaced.
+        # After a kill, a step may run again. It then replaces its earlier metrics and those of all later steps.
         self._steps = {step: each for step, each in self._steps.items() if step < number} | {number: metrics}
         for alarm in new_alarms(list(self._steps.values()), self._settings):
             self._warn(f"step {number}: {alarm.text}")
@@ -108,26 +119,32 @@ class AlarmRecorder:
 
 
 def read_alarms(folder: Path) -> dict[int, list[Alarm]]:
-    """The alarms of a stage by the step at which they began; of a step that was run again each once."""
+    """Returns the alarms of a stage by the step at which they began.
+
+    If a step ran twice, each of its alarms is returned once.
+    """
     path = folder / ALARMS_FILE
-    found: dict[int, dict[str, Alarm]] = {}
+    alarms_of_step: dict[int, dict[str, Alarm]] = {}
     for _, line in whole_lines(path) if path.exists() else ():
-        # A version that did not remove torn lines may have written on in one.
+        # An earlier version did not remove an incomplete last line, but appended to it.
         with contextlib.suppress(ValueError):
             row = json.loads(line)
-            found.setdefault(row["step"], {})[row["sign"]] = Alarm(row["sign"], row["text"])
-    return {step: list(signs.values()) for step, signs in sorted(found.items())}
+            alarms_of_step.setdefault(row["step"], {})[row["sign"]] = Alarm(row["sign"], row["text"])
+    return {step: list(signs.values()) for step, signs in sorted(alarms_of_step.items())}
 
 
 def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
-    """The signs at the last of a stage's steps, given all of them in order.
+    """Returns the alarms that apply at a stage's last step.
 
-    Before a window is full there are none but of what is not a number, of answers that the grader could not decide and
-    of rollouts without a verdict.
+    Three kinds of alarm need no full window: metrics that are not numbers, answers that the grader could not decide,
+    and rollouts without a verdict.
+
+    Args:
+        steps: the metrics of all steps of the stage so far, in order.
     """
     if not steps:
         return []
-    found = (
+    signs = (
         _entropy(steps, settings),
         _length(steps, settings),
         _truncation(steps, settings),
@@ -137,7 +154,7 @@ def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
         _unsolved(steps, settings),
         _mismatch(steps, settings),
     )
-    collapse = [alarm for alarm in found if alarm is not None]
+    collapse = [alarm for alarm in signs if alarm is not None]
     return [
         *_not_numbers(steps[-1]),
         *_without_verdict(steps[-1]),
@@ -147,29 +164,32 @@ def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
 
 
 def new_alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
-    """Those of the last step that the step before did not have."""
+    """Returns the alarms of the last step that did not apply at the step before."""
     before = {alarm.sign for alarm in alarms(steps[:-1], settings)}
     return [alarm for alarm in alarms(steps, settings) if alarm.sign not in before]
 
 
 def _not_numbers(step: Metrics) -> list[Alarm]:
-    """Comparisons with NaN are false, so that no threshold would tell of it."""
+    """Returns an alarm for each metric that is NaN or infinite.
+
+    The thresholds do not cover this, because every comparison with NaN is false.
+    """
     return [
         Alarm(f"nan_{word}", f"{name} is not a number (NaN or infinite)")
-        for name, word in _NUMBERS.items()
+        for name, word in _FINITE_METRICS.items()
         if name in step and not math.isfinite(step[name])
     ]
 
 
 def _without_verdict(step: Metrics) -> Iterator[Alarm]:
-    """Rollouts that say nothing about the policy, which a healthy run has none of."""
+    """Yields alarms for rollouts without a verdict. A healthy run has none."""
     rollouts, failed = step.get("rstar2/rollouts", 0), step.get("rstar2/failed_rollouts", 0)
     if failed:
         kinds = ((kind, step.get(f"rstar2/failed_rollouts/{kind}", 0)) for kind in get_args(FailureKind))
         causes = ", ".join(f"{kind.replace('_', ' ')} {count:.0f}" for kind, count in kinds if count)
         tokens = step["rstar2/failed_tokens"]
         lengths = (
-            f", after {tokens:.0f} tokens on average; others have {step['rstar2/tokens']:.0f}"
+            f". On average they failed after {tokens:.0f} tokens; the other rollouts have {step['rstar2/tokens']:.0f}"
             if tokens
             else ""
         )
@@ -183,21 +203,24 @@ def _without_verdict(step: Metrics) -> Iterator[Alarm]:
     if discarded := step.get("rstar2/discarded_rollouts", 0):
         yield Alarm(
             "discarded",
-            f"the step was rolled out again, because too many of its rollouts could not be used: {discarded:.0f} were "
-            "not trained on",
+            f"too many rollouts of the step could not be used, so its {discarded:.0f} rollouts were discarded and "
+            "sampled again",
         )
     left_out = step.get("rstar2/held_out_lost", 0) + step.get("rstar2/held_out_failed", 0)
     if left_out:
-        measured = "" if held_out_accuracy(step) is not None else ": too many for a measurement"
+        too_many = "" if held_out_accuracy(step) is not None else ". These are too many for a measurement"
         yield Alarm(
             "held_out",
-            f"{left_out:.0f} of {step['rstar2/held_out_rollouts']:.0f} held-out rollouts failed or lost a call and "
-            f"were left out{measured}",
+            f"{left_out:.0f} of {step['rstar2/held_out_rollouts']:.0f} held-out rollouts failed or lost a call, and "
+            f"were left out{too_many}",
         )
 
 
 def _undecided(steps: Sequence[Metrics], settings: AlarmSettings) -> Iterator[Alarm]:
-    """Answers that the grader could not decide, over the last window or the steps so far."""
+    """Yields an alarm if the grader could not decide too many answers of the last `window` steps.
+
+    Until there are `window` steps, it covers all steps so far.
+    """
     last = [step for step in steps[-settings.window :] if "rstar2/undecided" in step]
     share = sum(step["rstar2/undecided"] for step in last) / len(last) if last else 0.0
     if share <= settings.undecided:
@@ -208,15 +231,15 @@ def _undecided(steps: Sequence[Metrics], settings: AlarmSettings) -> Iterator[Al
     causes = ", ".join(f"{LABELS[reason]} {each:.1%}" for reason, each in shares if each)
     yield Alarm(
         "undecided",
-        f"the grader could not decide {share:.1%} of the answers, which earn no reward ({causes}): look at the traces "
-        "with these rules, and end the run if the model writes such answers on purpose (alarms.undecided)",
+        f"the grader could not decide {share:.1%} of the answers ({causes}), which therefore earn no reward: read "
+        "traces with these rules, and end the run if the model writes such answers on purpose (alarms.undecided)",
     )
 
 
 def _mean(steps: Sequence[Metrics], name: str, end: int, window: int) -> float | None:
-    """The mean of what is a number in the window that ends before `end`; None where there is none.
+    """Returns the mean of a metric's finite values in the window that ends before index `end`.
 
-    None too where the window is not full or a step has no such metric.
+    Returns None if no value is finite, if the window is not full, or if a step in it lacks the metric.
     """
     values = [step[name] for step in steps[max(0, end - window) : end] if name in step]
     numbers = [value for value in values if math.isfinite(value)]
@@ -224,13 +247,16 @@ def _mean(steps: Sequence[Metrics], name: str, end: int, window: int) -> float |
 
 
 def _means(steps: Sequence[Metrics], name: str, window: int) -> list[float]:
-    """A metric's mean in each window so far; empty if the last window has none."""
+    """Returns a metric's mean in each window so far, or an empty list if the last window has no mean."""
     means = [_mean(steps, name, end, window) for end in range(window, len(steps) + 1)]
     return [] if not means or means[-1] is None else [mean for mean in means if mean is not None]
 
 
 def _since_first(steps: Sequence[Metrics], name: str, window: int) -> tuple[float, float] | None:
-    """A metric's means in the stage's first window and in the last; None while these overlap, or if one is missing."""
+    """Returns a metric's means in the stage's first window and in its last.
+
+    Returns None while the two windows overlap, or if one of them has no mean.
+    """
     first, last = _mean(steps, name, window, window), _mean(steps, name, len(steps), window)
     return None if first is None or last is None or len(steps) < 2 * window else (first, last)
 
@@ -253,8 +279,8 @@ def _information(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | N
         return None
     return Alarm(
         "information",
-        f"what rollouts say about their problem fell from {max(means):.3g} to {means[-1]:.3g} nats per token: read "
-        "traces of different problems, and end the run if they are alike (alarms.information_fall)",
+        f"the information of rollouts about their problem fell from {max(means):.3g} to {means[-1]:.3g} nats per "
+        "token: read traces of different problems, and end the run if they are alike (alarms.information_fall)",
     )
 
 
@@ -267,8 +293,8 @@ def _calls(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
         return None
     return Alarm(
         "calls",
-        f"tool calls per rollout went from {first:.2f} to {last:.2f}: read traces, and see whether the reward can be "
-        "earned without the tool (alarms.calls_change)",
+        f"tool calls per rollout changed from {first:.2f} to {last:.2f}: read traces, and check whether the model can "
+        "earn the reward without the tool (alarms.calls_change)",
     )
 
 
@@ -278,8 +304,8 @@ def _unsolved(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None
         return None
     return Alarm(
         "unsolved",
-        f"problems that no rollout solves rose from {min(means):.1%} to {means[-1]:.1%}: the pass rate may follow; "
-        "keep the last checkpoint, and try a lower optim.lr (alarms.unsolved_rise)",
+        f"the share of problems that no rollout solves rose from {min(means):.1%} to {means[-1]:.1%}, and the pass "
+        "rate may fall soon: keep the last checkpoint, and try a lower optim.lr (alarms.unsolved_rise)",
     )
 
 
@@ -289,8 +315,8 @@ def _mismatch(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None
         return None
     return Alarm(
         "mismatch",
-        f"the engine's and the trainer's probabilities diverge by {last:.3g} nats per token: see whether the engine "
-        "has the present weights, and try algorithm.correction (alarms.mismatch)",
+        f"the engine's and the trainer's probabilities diverge by {last:.3g} nats per token: check that the engine has "
+        "the current weights, and try algorithm.correction (alarms.mismatch)",
     )
 
 
@@ -303,7 +329,8 @@ def _length(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
     if before > 0 and not 1 / settings.length_change < last / before < settings.length_change:
         return Alarm(
             "length",
-            f"mean length went from {before:.0f} to {last:.0f} tokens within {over} steps (alarms.length_change)",
+            f"the mean length changed from {before:.0f} to {last:.0f} tokens within {over} steps "
+            "(alarms.length_change)",
         )
     return None
 
@@ -312,7 +339,7 @@ def _truncation(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | No
     last = _mean(steps, "rstar2/truncated", len(steps), settings.window)
     if last is None or last < settings.truncated:
         return None
-    return Alarm("truncation", f"{last:.0%} of the rollouts end by the token budget (alarms.truncated)")
+    return Alarm("truncation", f"{last:.0%} of the rollouts end at the token budget (alarms.truncated)")
 
 
 def _reward(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:

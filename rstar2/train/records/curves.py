@@ -1,4 +1,4 @@
-"""Pass rate, failed calls and length of the training rollouts, per step (the paper's figure 4)."""
+"""Curves of pass rate, failed calls and length of training rollouts over the steps, as in the paper's figure 4."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ import numpy as np
 from rstar2.train.records.steps import numbered_metrics
 
 WINDOW = 5
-"""Steps that a smoothed point averages, itself the last."""
+"""Number of steps in the mean of a smoothed point. The point's own step is the last of them."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Measured on all rollouts of a step, before RoC selects. Lists of equal length."""
+    """Metrics of all rollouts of each step, before the selection. All lists but `starts` have one entry per step."""
 
     steps: list[int]
-    """From 1, counted over all stages."""
+    """The numbers of the steps, from 1, counted over all stages."""
     pass_rate: list[float]
     failed: list[float]
-    """Failed calls among the calls of correct traces."""
+    """The share of failed calls among the calls of correct rollouts."""
     tokens: list[float]
     starts: list[int]
     """The first step of each stage."""
 
     def smoothed(self) -> Curve:
-        """Means over the last WINDOW steps, of what was measured in them; NaN where nothing was."""
+        """Returns the means over the last `WINDOW` steps. NaN values do not count; a mean without values is NaN."""
         return Curve(
             self.steps, _trailing(self.pass_rate), _trailing(self.failed), _trailing(self.tokens), self.starts
         )
 
 
 def curve(root: Path) -> Curve:
-    """Read the metrics of the stages below `root`."""
-    found = list(numbered_metrics(root))
-    rows = [metrics for _, _, _, metrics in found]
+    """Reads the metrics of all stages of the run in `root`."""
+    steps = list(numbered_metrics(root))
+    rows = [metrics for _, _, _, metrics in steps]
     firsts: dict[int, int] = {}
-    for number, stage, _, _ in found:
+    for number, stage, _, _ in steps:
         firsts.setdefault(stage, number)
     return Curve(
-        steps=[number for number, _, _, _ in found],
+        steps=[number for number, _, _, _ in steps],
         pass_rate=[row["rstar2/pass_rate"] for row in rows],
         failed=[row["rstar2/failed_call_ratio_correct"] for row in rows],
         tokens=[row["rstar2/tokens"] for row in rows],

@@ -1,7 +1,7 @@
-"""An error that ends training at once, left in a stage's folder by any process of the trainer.
+"""The final error: a file in a stage's folder, by which any process of the trainer can end training at once.
 
-Rollouts run in processes of VERL's that only count a rollout that failed. `rstar2.train.launch` looks for this file
-while the trainer runs, and then stops it.
+Rollouts run in processes of VERL, in which an error only counts as a failed rollout. `rstar2.train.launch` checks for
+this file while the trainer runs, and stops the trainer if there is one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ FINAL_ERROR_FILE = "final_error.json"
 
 
 def write_final_error(folder: Path, error: RStarError) -> None:
-    """Leave an error for the launcher. On a full disk nothing is left, and the rollout counts as failed."""
+    """Writes an error for the launcher. If the disk is full, it writes nothing, and the rollout counts as failed."""
     about = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
     with contextlib.suppress(OSError):
         write_json(folder / FINAL_ERROR_FILE, about)
 
 
 def read_final_error(path: Path) -> RStarError | None:
-    """The error that a process left, with what a resumed run does; None if there is none."""
+    """Returns the error in a file of `write_final_error`, with a hint how to resume, or None if there is no error."""
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         kind = UserError if about["exit_code"] == UserError.exit_code else Failure

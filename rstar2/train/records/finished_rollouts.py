@@ -1,21 +1,21 @@
-"""Finished rollouts on disk, so that a run that is killed in the middle of a step does not make them again.
+"""Saves finished rollouts to disk, so that they are reused if a run is killed in the middle of a step.
 
 ```
 STAGE/finished-rollouts/
-  settings.json           what rollouts depend on besides the weights; without this file none are kept
-  step-12-DIGEST/         of step 12, by the weights of step 11; the digest is of their files and of the settings
-    HOST-PID.rollouts     what one of VERL's workers has begun and finished since the trainer started
-    reusable.rollouts     what may be used again, of earlier starts of the trainer
+  settings.json           settings that rollouts depend on; without this file rollouts are not saved
+  step-12-DIGEST/         rollouts of step 12; the digest is of the settings and of the weights of step 11
+    HOST-PID.rollouts     rollouts that one of VERL's workers has begun or finished since the trainer started
+    reusable.rollouts     rollouts of earlier starts of the trainer that may be reused
 ```
 
-A failed rollout is made anew. If more than `MOST_FAILED` of a step's rollouts failed, nothing is used again, because
-failures hit long rollouts most.
+A failed rollout runs again. If more than `MAX_FAILED_SHARE` of a step's rollouts failed, none is reused, because long
+rollouts fail most often.
 
-A rollout is used again only if every rollout that was begun before it has ended too. Those that a kill interrupts are
-longer than others, and they are made anew, at any length; if all finished ones were used again, a killed step would
-train on rollouts that are too short. With this rule the length of a rollout does not decide whether it is made anew.
+A rollout is reused only if every rollout that began before it has also ended. A kill mostly interrupts long rollouts.
+They run again, and may then have any length. If all finished rollouts were reused, a killed step would train on
+rollouts that are too short. With this rule, the length of a rollout does not decide whether it runs again.
 
-A record is `_HEAD`, then a key as JSON, then for a finished rollout its body: JSON and three arrays.
+A record in a file is `_HEAD`, then a key as JSON. A finished rollout has a body after it: JSON and three arrays.
 """
 
 from __future__ import annotations
@@ -48,32 +48,35 @@ from rstar2.train.trainer.checkpoints import actor_of, saved_step
 FOLDER = "finished-rollouts"
 SETTINGS_FILE = "settings.json"
 REUSABLE = "reusable.rollouts"
-_NO_INFLUENCE = (
+_IGNORED_KEYS = (
     "format", "judge_url", "judge_token", "judge_wait_s", "traces", "trace_share", "may_end_unfinished"
 )  # fmt: skip
-"""Keys of agent_loop.yaml that do not change what a rollout is; the format's file is looked at itself."""
+"""Keys of agent_loop.yaml that do not change rollouts. `format` is a path; the digest of the file itself counts."""
 _HEAD = struct.Struct("<cIII")
-"""Kind, bytes of the key, bytes of the body, CRC-32 of both."""
-MOST_FAILED = 0.01
+"""The kind of record, the bytes of the key, the bytes of the body, and the CRC-32 of key and body."""
+MAX_FAILED_SHARE = 0.01
+"""The largest share of failed rollouts in a step with which the others are reused."""
 _BEGUN, _FINISHED, _FAILED = b"B", b"F", b"X"
 _COUNTS = struct.Struct("<IIII")
-"""Bytes of the body's JSON, tokens of the prompt and of the response, whether there are log-probabilities."""
+"""The head of a body: bytes of the JSON, tokens of the prompt, tokens of the response, and 1 if there are
+log-probabilities."""
 log = logging.getLogger(__name__)
 
 Key = tuple[str, int, int]
-"""A rollout of a step: problem, how often the problem was handed out before in the step, number in its group."""
+"""A rollout of a step: the problem's id, the number of times that the step used the problem before, and the rollout's
+number in its group."""
 
 
 @dataclass(frozen=True)
 class SavedRollout:
-    """A graded rollout, as it goes to VERL."""
+    """A graded rollout, with the data that VERL gets."""
 
     prompt_ids: list[int]
     response_ids: list[int]
     response_mask: list[int]
     logprobs: list[float] | None
     fields: dict[str, Any]
-    """All else, JSON-able."""
+    """All other data, as JSON values."""
 
     def to_bytes(self) -> bytes:
         fields = json.dumps(self.fields).encode()
@@ -102,11 +105,11 @@ class SavedRollout:
 
 
 class RolloutStore:
-    """The finished rollouts of a stage, for one of VERL's workers: keeps its own, and returns those of earlier starts.
+    """Saves the rollouts of one of VERL's workers, and returns rollouts that earlier starts of the trainer finished.
 
-    The process that hands rollouts out decides by `folder_or_none` which folder a step has, for all workers. If each
-    looked at the last checkpoint itself, one that a network file system shows an old state would keep nothing, and the
-    rule for what is used again would not see its long rollouts.
+    One process chooses the folder of a step for all workers, with `folder_or_none`. If each worker looked at the last
+    checkpoint itself, it could see an old state on a network file system, and save nothing. The rule for reuse would
+    then miss its long rollouts.
     """
 
     def __init__(self) -> None:
@@ -116,7 +119,7 @@ class RolloutStore:
         self._reusable: dict[Key, tuple[int, int]] = {}
 
     def take(self, step: int, key: Key) -> SavedRollout | None:
-        """The rollout of this key that an earlier start of the trainer has finished, once; None if there is none."""
+        """Returns a rollout that an earlier start of the trainer finished, or None. Each rollout is returned once."""
         if step != self._step:
             return None
         place = self._reusable.pop(key, None)
@@ -126,20 +129,20 @@ class RolloutStore:
             with (self._folder / REUSABLE).open("rb") as file:
                 file.seek(place[0])
                 return SavedRollout.from_bytes(file.read(place[1]))
-        except OSError as error:  # it can be made anew
+        except OSError as error:  # the rollout then runs again
             log.warning("a finished rollout of step %d cannot be read: %s", step, error)
             return None
 
     def begun(self, step: int, key: Key) -> None:
-        """An engine has begun a rollout."""
+        """Records that an engine has begun a rollout."""
         self._append(step, _BEGUN, key)
 
     def finished(self, step: int, key: Key, rollout: SavedRollout) -> None:
-        """Keep a rollout."""
+        """Saves a finished rollout."""
         self._append(step, _FINISHED, key, rollout.to_bytes())
 
     def failed(self, step: int, key: Key) -> None:
-        """A rollout ended that is not kept, because it failed or lost a call; whenever it began, it is made anew."""
+        """Records that a rollout failed or lost a call, so that it will run again."""
         self._append(step, _FAILED, key)
 
     def _append(self, step: int, kind: bytes, key: Key, body: bytes = b"") -> None:
@@ -152,13 +155,18 @@ class RolloutStore:
                 self._file = (self._folder / name).open("ab", buffering=0)
             record = _record(kind, json.dumps([*key, time.time()]).encode(), body)
             if self._file.write(record) < len(record):
-                raise OSError("it was not written whole")
-        except OSError as error:  # training needs none of this
-            log.warning("finished rollouts of step %d are no longer kept: %s", step, error)
+                raise OSError("a record was not written completely")
+        except OSError as error:  # training can continue without saved rollouts
+            log.warning("finished rollouts of step %d are no longer saved: %s", step, error)
             self._folder = None
 
     def turn_to(self, step: int, folder: Path | None) -> None:
-        """Begin a step whose rollouts are in a folder; nothing is kept if that is None. Earlier steps are over."""
+        """Begins a step, and ends the steps before it.
+
+        Args:
+            step: the step's number.
+            folder: the folder for its rollouts; None to save nothing.
+        """
         if self._step is not None and step <= self._step:
             return
         if self._file is not None:
@@ -169,22 +177,27 @@ class RolloutStore:
                 records = _records(folder / REUSABLE)
                 self._reusable = {each.key: (each.body_at, each.body_bytes) for each in records}
         except OSError as error:
-            log.warning("finished rollouts of step %d are not used again: %s", step, error)
+            log.warning("finished rollouts of step %d are not reused: %s", step, error)
 
 
 def folder_or_none(stage: Path, step: int, model: str) -> Path | None:
-    """As `step_folder`, but a fault is a warning: training needs none of this."""
+    """Returns `step_folder`. An error becomes a warning and None, because training can continue without the folder."""
     try:
         return step_folder(stage, step, model)
     except (OSError, UserError) as error:
-        log.warning("finished rollouts of step %d are not kept: %s", step, error)
+        log.warning("finished rollouts of step %d are not saved: %s", step, error)
         return None
 
 
 def step_folder(stage: Path, step: int, model: str) -> Path | None:
-    """The folder for the rollouts of a step; None if none are kept, or the step is not the one after a checkpoint.
+    """Returns the folder for the rollouts of a step.
 
-    `model` is what the stage starts from: a folder, or a hub id.
+    Returns None if rollouts are not saved, or if the step before has no checkpoint.
+
+    Args:
+        stage: the stage's folder.
+        step: the step's number.
+        model: the model that the stage starts from: a folder, or a hub id.
     """
     settings = read_json(stage / FOLDER / SETTINGS_FILE)
     if settings is None or saved_step(stage / "checkpoints") != step - 1:
@@ -198,28 +211,28 @@ def step_folder(stage: Path, step: int, model: str) -> Path | None:
 
 
 def prepare(stage: Path, model: str) -> int:
-    """Before a trainer starts: say that rollouts are kept, and which may be used again; returns how many may.
+    """Prepares the folder before a trainer starts, and returns the number of rollouts that may be reused.
 
-    Everything else in the folder is removed: other steps, and rollouts by other weights or settings.
+    It removes the rollouts of other steps, weights and settings.
     """
     write_json(stage / FOLDER / SETTINGS_FILE, _settings(stage))
     step = (saved_step(stage / "checkpoints") or 0) + 1
-    kept = step_folder(stage, step, model)
+    current = step_folder(stage, step, model)
     for folder in (stage / FOLDER).glob("step-*"):
-        if folder != kept:
+        if folder != current:
             shutil.rmtree(folder, ignore_errors=True)
-    return _gather(kept) if kept is not None and kept.is_dir() else 0
+    return _gather(current) if current is not None and current.is_dir() else 0
 
 
 def remove_up_to(stage: Path, step: int) -> None:
-    """Remove the rollouts of steps that are in a checkpoint: up to `step`."""
+    """Removes the rollouts of steps up to `step`, which are in a checkpoint."""
     for folder in (stage / FOLDER).glob("step-*"):
         if int(folder.name.split("-")[1]) <= step:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def forget(stage: Path) -> None:
-    """Keep no rollouts of a stage, and remove those that are there."""
+    """Removes the saved rollouts of a stage, and stops saving."""
     shutil.rmtree(stage / FOLDER, ignore_errors=True)
 
 
@@ -229,8 +242,8 @@ def _settings(stage: Path) -> dict[str, Any]:
         name: hashlib.sha256((stage / name).read_bytes()).hexdigest()
         for name in ("train.parquet", FORMAT_FILE)
     }
-    influence = {name: value for name, value in loop.items() if name not in _NO_INFLUENCE}
-    return {"version": __version__, **files, "agent_loop": json_digest(influence, 16)}
+    relevant = {name: value for name, value in loop.items() if name not in _IGNORED_KEYS}
+    return {"version": __version__, **files, "agent_loop": json_digest(relevant, 16)}
 
 
 @dataclass(frozen=True)
@@ -238,7 +251,7 @@ class _Record:
     kind: bytes
     key: Key
     at_s: float
-    """When it was written, by the clock."""
+    """The time when it was written, in seconds since the epoch."""
     start: int
     body_at: int
     body_bytes: int
@@ -253,7 +266,12 @@ def _record(kind: bytes, key: bytes, body: bytes) -> bytes:
 
 
 def _records(path: Path, checked: bool = False) -> Iterator[_Record]:
-    """The records of a file; if they are to be `checked`, up to the first that a kill has torn."""
+    """Yields the records of a file.
+
+    Args:
+        path: the file.
+        checked: whether to compare checksums, and to stop at the first damaged record.
+    """
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         size, start = os.fstat(file.fileno()).st_size, 0
         while start + _HEAD.size <= size:
@@ -262,7 +280,7 @@ def _records(path: Path, checked: bool = False) -> Iterator[_Record]:
             if body_at + body_bytes > size:
                 return
             key = file.read(key_bytes)
-            # A kill may have torn it, or the power have failed before the disk had it.
+            # A record may be damaged by a kill, or by a power failure before it was on the disk.
             if checked and zlib.crc32(file.read(body_bytes), zlib.crc32(key)) != crc:
                 return
             problem, handed_out, session, at_s = json.loads(key)
@@ -273,7 +291,7 @@ def _records(path: Path, checked: bool = False) -> Iterator[_Record]:
 
 
 def _gather(folder: Path) -> int:
-    """Put what may be used again into one file, and remove the workers' files; returns how many rollouts it holds."""
+    """Moves the reusable rollouts of a step into one file, and returns their number. The workers' files are removed."""
     begun: dict[Key, float] = {}
     failed: set[Key] = set()
     finished: dict[Key, tuple[Path, _Record]] = {}
@@ -287,7 +305,7 @@ def _gather(folder: Path) -> int:
                 finished[record.key] = file, record
             else:
                 failed.add(record.key)
-    if len(failed) > MOST_FAILED * (len(finished) + len(failed)):
+    if len(failed) > MAX_FAILED_SHARE * (len(finished) + len(failed)):
         shutil.rmtree(folder)
         return 0
     ended = finished.keys() | failed

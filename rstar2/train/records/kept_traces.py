@@ -1,14 +1,14 @@
-"""The rollouts of training that are kept as traces, for a person who wants to know why a reward changed.
+"""Traces of training rollouts on disk, so that a person can find out why a reward changed.
 
 ```
 STAGE/traces/
-  step-000012.jsonl          a sample of the step's rollouts, and those that lost a tool call or that the grader could
-                             not decide
-  failed-HOST-PID.jsonl      rollouts that the engine could not finish or the grader not grade, of all steps; one file
-                             per process
+  step-000012.jsonl          a sample of the step's rollouts, and all that lost a tool call or that the grader could not
+                             decide
+  failed-HOST-PID.jsonl      rollouts of all steps in which the engine or the grader failed; one file per process
 ```
-A step's file is written whole by the one process that samples for the trainer, so a step that is run again after a
-kill replaces its file. Every line is a `rstar2.loop.trace.Trace` with `step`, `reward` and `kept`.
+
+The sampler's process writes a step's file, whole or not at all. A step that runs again after a kill replaces its file.
+Every line is a `rstar2.loop.trace.Trace` with `step`, `reward` and `kept` (whether it was trained on).
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from rstar2.train.group import Rollout
 
 
 def may_be_kept(trace: Trace, share: float, seed: int) -> bool:
-    """Whether a rollout's trace is carried to the sampler.
+    """Whether a rollout's trace is sent to the sampler, which may then save it.
 
-    It is drawn with probability `share`; one that lost a call or that the grader could not decide always is.
+    This is so with probability `share`, and always if the rollout lost a call or the grader could not decide its
+    answer. It is never so if `share` is 0.
     """
     if share <= 0:
         return False
@@ -41,21 +42,29 @@ def may_be_kept(trace: Trace, share: float, seed: int) -> bool:
 def choose(
     rollouts: Sequence[Rollout], carried: Sequence[int], count: int, seed: int, step: int
 ) -> list[int]:
-    """The indices of a step's rollouts to keep, in order: `count` (-1: all) of `carried`, and every telling one.
+    """Chooses the rollouts of a step whose traces are saved.
 
-    Those are the rollouts that lost a call or that the grader could not decide.
+    It draws `count` rollouts, and adds all that lost a call or whose answer the grader could not decide.
 
-    `carried` are the indices of the rollouts whose trace has come along.
+    Args:
+        rollouts: the step's rollouts.
+        carried: indices of the rollouts whose trace was sent to the sampler.
+        count: number of rollouts to draw; -1 for all, 0 for none at all.
+        seed: the recipe's seed.
+        step: the step's number.
+
+    Returns:
+        Indices into `rollouts`, in ascending order.
     """
     if count < 0 or count >= len(carried):
         return sorted(carried)
     drawn = np.random.default_rng([seed, step]).choice(len(carried), size=count, replace=False)
-    telling = {i for i in carried if count and (rollouts[i].lost_calls or rollouts[i].undecided)}
-    return sorted({carried[i] for i in drawn.tolist()} | telling)
+    unusual = {i for i in carried if count and (rollouts[i].lost_calls or rollouts[i].undecided)}
+    return sorted({carried[i] for i in drawn.tolist()} | unusual)
 
 
 def write_step(folder: Path, step: int, traces: Iterable[Trace]) -> None:
-    """Write a step's traces, whole or not at all."""
+    """Writes a step's traces, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(folder / f"step-{step:06}.jsonl") as file:
         for trace in traces:
@@ -63,6 +72,6 @@ def write_step(folder: Path, step: int, traces: Iterable[Trace]) -> None:
 
 
 def write_failed(folder: Path, trace: Trace) -> None:
-    """Append a rollout without a verdict to this process's own file."""
+    """Appends a failed rollout to the file of this process."""
     with TraceWriter(folder / f"failed-{socket.gethostname()}-{os.getpid()}.jsonl") as writer:
         writer.write(trace)

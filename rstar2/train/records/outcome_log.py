@@ -1,14 +1,14 @@
-"""The outcomes of a stage's problems on disk: what its curriculum chooses by, and what the stage after it starts from.
+"""The outcomes of a stage's problems on disk. The stage's curriculum and the next stage use them.
 
 ```
 STAGE/outcomes.jsonl
   {"reward": "paper", "problems": 240}                       the first line
-  {"step": 3, "outcomes": {"train-17": [5, 8], …}}           of 8 rollouts with a verdict, 5 are correct
+  {"step": 3, "outcomes": {"train-17": [5, 8], …}}           5 of 8 rollouts with a verdict are correct
 ```
 
-The sampler of VERL's trainer appends a line for each step that is trained on. At the trainer's start, lines of steps
-after the last checkpoint are removed, because these steps are run again. Outcomes of the stage before are in lines with
-steps at 0 and below. A stage that was begun by an earlier version has no such file; it begins when it is resumed.
+The sampler of VERL's trainer appends a line for each step that is trained on. When the trainer starts, lines of steps
+after the last checkpoint are removed, because these steps run again. Outcomes of the stage before have step numbers of
+0 and below. A stage that began with an earlier version has no such file. It gets one when it is resumed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ PROBLEMS = {
     "useful": "problems whose group is likely to have both outcomes, by the posterior of their pass rates",
     "solved": "problems whose rollouts are all likely to be correct",
     "hopeless": "problems none of whose rollouts is likely to be correct",
-    "unseen": "problems that were never asked",
-    "prediction_error": "mean distance of the pass rates of the step's problems from those expected of them before",
-    "prediction_correlation": "correlation of the two",
+    "unseen": "problems that were never used",
+    "prediction_error": "mean distance between the expected and the observed pass rates of the step's problems",
+    "prediction_correlation": "correlation between the expected and the observed pass rates of the step's problems",
 }
-"""The metrics `rstar2/problems/…` of a step, and what they are."""
+"""The metrics `rstar2/problems/…` of a step, with a description."""
 Counts = dict[str, tuple[int, int]]
-"""By problem, the rollouts that are correct, and all with a verdict."""
+"""For each problem the number of correct rollouts, and the number of rollouts with a verdict."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class OutcomeReader:
         self._path = stage / OUTCOMES_FILE
         self._position = 0
         self.header: dict[str, Any] = {}
-        """The first line; empty before it was read."""
+        """The first line of the file; empty until it has been read."""
         self.steps: list[StepOutcomes] = []
 
     def read(self) -> bool:
-        """Read what was appended since the last call; returns whether there was anything."""
+        """Reads the lines since the last call. Returns whether there were new outcomes."""
         if not self._path.exists():
             return False
         with self._path.open("rb") as file:
@@ -83,11 +83,17 @@ class OutcomeReader:
 
     @property
     def next_step(self) -> int:
-        """The step after the last one with outcomes; 1 before the first."""
+        """The number of the step after the last one with outcomes; 1 if there are no outcomes."""
         return max((each.step for each in self.steps), default=0) + 1
 
     def problems(self, ids: Sequence[str], steps: int, rollouts: int) -> Problems:
-        """The problems of these ids with their outcomes; others are left out."""
+        """Returns these problems with their outcomes.
+
+        Args:
+            ids: the problems' ids. Outcomes of other problems are left out.
+            steps: number of steps of the stage.
+            rollouts: number of rollouts per problem in a step.
+        """
         place = {name: at for at, name in enumerate(ids)}
         rows = [
             (place[name], each.step, correct, total)
@@ -99,7 +105,13 @@ class OutcomeReader:
 
 
 class OutcomeRecorder:
-    """Appends the outcomes of the steps of a stage, and measures what was believed of them before."""
+    """Appends the outcomes of each step of a stage, and measures how well they were predicted.
+
+    Args:
+        stage: the stage's folder.
+        rollouts: number of rollouts per problem in a step.
+        discount: see `rstar2.train.outcomes.Problems.belief`.
+    """
 
     def __init__(self, stage: Path, rollouts: int, discount: float) -> None:
         self._path = stage / OUTCOMES_FILE
@@ -108,9 +120,14 @@ class OutcomeRecorder:
         self._discount = discount
 
     def record(self, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Record a step's rollouts; those without a verdict are left out. Returns metrics `rstar2/problems/…`.
+        """Appends the outcomes of a step's rollouts. Rollouts without a verdict are left out.
 
-        Raises OSError if the file cannot be written: a resumed run could not choose the same problems.
+        Returns:
+            The metrics `rstar2/problems/…`.
+
+        Raises:
+            OSError: the file cannot be written. Training cannot continue then, because a resumed run would choose other
+                problems.
         """
         counts = counted(rollouts)
         self._reader.read()
@@ -124,22 +141,25 @@ class OutcomeRecorder:
         return {**_prediction(*before, counts), **self._shares()}
 
     def _belief(self) -> tuple[list[str], Belief]:
-        """What is believed of the problems that have outcomes."""
+        """Returns the ids of the problems with outcomes, and the posterior of their pass rates."""
         ids = sorted({name for each in self._reader.steps for name in each.counts})
         return ids, self._reader.problems(ids, 0, self._rollouts).belief(self._discount)
 
     def _shares(self) -> dict[str, float]:
-        """How many problems are believed solved, hopeless and useful, and how many were never asked."""
+        """Returns the number of problems that are probably solved, hopeless and useful, and of those never used."""
         ids, belief = self._belief()
         solved, hopeless = (int(each(self._rollouts).sum()) for each in (belief.solved, belief.hopeless))
-        found = {"solved": solved, "hopeless": hopeless, "useful": len(ids) - solved - hopeless}
+        counts = {"solved": solved, "hopeless": hopeless, "useful": len(ids) - solved - hopeless}
         if "problems" in self._reader.header:
-            found["unseen"] = self._reader.header["problems"] - len(ids)
-        return {f"rstar2/problems/{name}": float(count) for name, count in found.items()}
+            counts["unseen"] = self._reader.header["problems"] - len(ids)
+        return {f"rstar2/problems/{name}": float(count) for name, count in counts.items()}
 
 
 def counted(rollouts: Sequence[Rollout]) -> Counts:
-    """The outcomes of rollouts, by problem. Those that lost a call or that the grader could not decide are left out."""
+    """Returns the outcomes of rollouts, by problem.
+
+    Rollouts that lost a call, or whose answer the grader could not decide, are left out.
+    """
     verdicts: dict[str, list[bool]] = defaultdict(list)
     for rollout in rollouts:
         if rollout.problem_id and not rollout.lost_calls and not rollout.undecided:
@@ -148,9 +168,10 @@ def counted(rollouts: Sequence[Rollout]) -> Counts:
 
 
 def _prediction(ids: Sequence[str], belief: Belief, counts: Counts) -> dict[str, float]:
-    """How far the pass rates of a step's problems are from what was expected of those that were asked before.
+    """Compares the pass rates of a step's problems with those expected from earlier outcomes.
 
-    The correlation is left out if it is undefined: of fewer than two problems, or of equal values.
+    Problems without earlier outcomes do not count. The correlation is left out if it is undefined: if there are fewer
+    than two problems, or if all values are equal.
     """
     expected = dict(zip(ids, belief.mean.tolist(), strict=True))
     pairs = [
@@ -159,16 +180,22 @@ def _prediction(ids: Sequence[str], belief: Belief, counts: Counts) -> dict[str,
     if not pairs:
         return {}
     predicted, observed = np.array(pairs).T
-    found = {"prediction_error": float(np.abs(predicted - observed).mean())}
+    metrics = {"prediction_error": float(np.abs(predicted - observed).mean())}
     if len(pairs) > 1 and predicted.std() > 0 and observed.std() > 0:
-        found["prediction_correlation"] = float(np.corrcoef(predicted, observed)[0, 1])
-    return {f"rstar2/problems/{name}": value for name, value in found.items()}
+        metrics["prediction_correlation"] = float(np.corrcoef(predicted, observed)[0, 1])
+    return {f"rstar2/problems/{name}": value for name, value in metrics.items()}
 
 
 def begin(stage: Path, ids: Collection[str], reward: str, model: Path) -> None:
-    """Begin the file of a stage that has none, with the outcomes of the stage that made its model, if there are any.
+    """Creates the file of a stage, unless it exists. It begins with the outcomes of the stage that made the model.
 
-    Outcomes that another reward decided, and those of problems that this stage does not have, are left out.
+    Outcomes are left out if they are of another reward, or of problems that this stage does not have.
+
+    Args:
+        stage: the stage's folder.
+        ids: the ids of the stage's problems.
+        reward: the name of the recipe's reward.
+        model: the folder of the model that the stage starts from.
     """
     if (stage / OUTCOMES_FILE).exists():
         return
@@ -184,13 +211,13 @@ def begin(stage: Path, ids: Collection[str], reward: str, model: Path) -> None:
 
 
 def outcomes_of(model: Path) -> OutcomeReader | None:
-    """The outcomes of the stage that made a model; None if its folder has none."""
+    """Returns the outcomes of the stage that made a model, or None if there are none."""
     reader = OutcomeReader(model.parent)
     return reader if reader.read() else None
 
 
 def forget_after(stage: Path, step: int) -> None:
-    """Remove the outcomes of the steps after `step`, which are run again, and a line that a kill has torn."""
+    """Removes the outcomes of steps after `step`, which will run again, and an incomplete last line."""
     reader = OutcomeReader(stage)
     reader.read()
     if not reader.header:

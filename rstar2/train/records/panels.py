@@ -1,4 +1,4 @@
-"""Which columns of `rstar2.train.records.steps` are looked at together, for `rstar2 watch` and the report page."""
+"""Panels of curves for `rstar2 watch` and the report page, from the columns of `rstar2.train.records.steps`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ Unit = Literal["share", "count", "seconds", "number"]
 
 @dataclass(frozen=True)
 class Panel:
-    """Some curves over the steps that share their axis."""
+    """Curves over the steps with a common axis."""
 
     name: str
-    """For a narrow terminal."""
+    """A short title for a narrow terminal."""
     title: str
     y: str
+    """The label of the axis."""
     unit: Unit
     lines: tuple[tuple[str, str], ...]
-    """Column and label."""
+    """For each curve its column and its label."""
     usual: str = ""
-    """The band in which the values usually lie, and by whose word."""
+    """The usual range of the values, and its source."""
 
     def curves(self, steps: Sequence[Step]) -> list[tuple[str, list[tuple[int, float]]]]:
-        """Label and points (step, value) of each line that is somewhere other than 0; of the first in any case.
+        """Returns the label and the points (step, value) of each curve.
 
-        A measurement that is not a number is no point.
+        A curve is left out if all its values are 0, except the first curve. Values that are missing, NaN or infinite
+        have no point.
         """
-        found = []
+        curves = []
         for place, (column, label) in enumerate(self.lines):
             points = [
                 (step.number, value)
@@ -41,8 +43,8 @@ class Panel:
                 if (value := step.values[column]) is not None and math.isfinite(value)
             ]
             if any(value for _, value in points) or (points and place == 0):
-                found.append((label, points))
-        return found
+                curves.append((label, points))
+        return curves
 
 
 PANELS = (
@@ -126,18 +128,18 @@ PANELS = (
     ),
     Panel(
         "problems",
-        "Problems, by what is believed of them",
+        "Problems by expected outcome",
         "problems",
         "count",
         tuple((f"problems_{name}", name) for name in ("useful", "solved", "hopeless", "unseen")),
     ),
     Panel(
         "prediction",
-        "Pass rates expected of problems and observed",
+        "Expected and observed pass rates of problems",
         "",
         "number",
         (("problems_prediction_error", "mean error"), ("problems_prediction_correlation", "correlation")),
-        "the error of a group of 8 with a pass rate of one half is 0.14 by chance alone",
+        "by chance alone, the error of a group of 8 with a pass rate of 0.5 is 0.14",
     ),
     Panel(
         "no verdict",
@@ -166,7 +168,7 @@ PANELS = (
         "Tool calls",
         "calls per rollout",
         "number",
-        (("calls", "all that finished"),),
+        (("calls", "all finished rollouts"),),
         "steady or slowly falling; near 0 the policy answers without the tool",
     ),
     Panel(
@@ -175,7 +177,7 @@ PANELS = (
         "of the problems",
         "share",
         (("dropped_groups", "not trained on"), ("unsolved_groups", "solved by no rollout")),
-        "not trained on: up to 70 % late in stage 2 (the paper); solved by none: falling",
+        "not trained on: up to 70 % late in stage 2 (the paper); solved by no rollout: falling",
     ),
     Panel(
         "information",
@@ -183,7 +185,7 @@ PANELS = (
         "nats per token",
         "number",
         (("information", "openings of rollouts with a verdict"),),
-        "steady; towards 0 all problems get the same text",
+        "steady; near 0, all problems get the same text",
     ),
     Panel(
         "gradient",
@@ -208,7 +210,7 @@ PANELS = (
         "KL, nats per token",
         "number",
         (("mismatch_kl", "mismatch KL, kept"), ("mismatch_k3", "never negative (k3), kept")),
-        "below 0.01; more calls for algorithm.correction",
+        "below 0.01; if it is higher, set algorithm.correction",
     ),
     Panel(
         "no weight",
@@ -216,7 +218,7 @@ PANELS = (
         "of the kept tokens",
         "share",
         (("without_weight", "left out"),),
-        "below 1 %; more calls for engines that agree better",
+        "below 1 %; if it is higher, engine and trainer differ too much",
     ),
     Panel("judge", "Judge", "seconds a call", "seconds", (("call_s", "mean"), ("slowest_call_s", "slowest"))),
     Panel(

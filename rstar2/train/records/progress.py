@@ -1,8 +1,9 @@
-"""How far the present step is: small files that the trainer's processes replace while they work.
+"""The progress of the current step, in two small files that the trainer's processes replace while they work.
 
-`rollouts.json` counts finished rollouts; the sampler writes it. `alive.json` says what the first rank of the trainer is
-doing, such as "update, 37 of 120 micro-batches"; `rstar2.train.verl.activity` writes it. `rstar2.train.launch` takes a
-change of either as a sign of life, and `rstar2 watch` shows the newer one.
+`rollouts.json` has the number of finished rollouts. The sampler writes it. `alive.json` has the activity of the
+trainer's first rank, such as "update, 37 of 120 micro-batches". `rstar2.train.verl.activity` writes it.
+
+For `rstar2.train.launch`, a change of either file is a sign of life. `rstar2 watch` shows the newer one.
 """
 
 from __future__ import annotations
@@ -21,43 +22,43 @@ ACTIVITY_FILE = "alive.json"
 WRITE_EVERY_S = 2.0
 LOADING_MODEL, LOADING_CHECKPOINT = "loading the model", "loading a checkpoint"
 SENDING_WEIGHTS = "weights to the engines"
-_OF_START_UP = frozenset({LOADING_MODEL, LOADING_CHECKPOINT, SENDING_WEIGHTS})
-"""Phases before the first step; weights are sent after each step too, whose rollouts have then been counted."""
+_START_UP_PHASES = frozenset({LOADING_MODEL, LOADING_CHECKPOINT, SENDING_WEIGHTS})
+"""Phases that occur before the first step. Weights are also sent after each step."""
 
 
 @dataclass(frozen=True)
 class RolloutProgress:
-    """Of one stage's folder."""
+    """The progress of the rollouts of a stage's current step. Its fields are the keys of `rollouts.json`."""
 
     step: int
     finished: int
     """Rollouts of this step that are graded or failed."""
     wanted: int
-    """Of how many; 0 while held-out problems are rolled out."""
+    """Number of rollouts that the step needs; 0 while held-out problems are rolled out."""
     ahead: int = 0
-    """Finished ones in addition, which a later step may take; asynchronous modes only."""
+    """Further finished rollouts, which a later step may use. Only in asynchronous modes."""
     judge_away_s: float = 0.0
     """Seconds that training has waited for the judge."""
     discarded: bool = False
-    """The step's rollouts are discarded, and no others are under way: ending now would lose nothing of it."""
+    """Whether the step's rollouts were discarded and no others are running. Ending training now would lose none."""
     failed: int = 0
-    """Finished rollouts without a verdict, because an engine or something else failed."""
+    """Rollouts of this step that failed and have no verdict."""
     fault: str = ""
-    """What is wrong with this step's rollouts, for people; empty if nothing is."""
+    """A message about a fault of this step's rollouts; empty if there is none."""
 
     def text(self) -> str:
-        """For people."""
-        what = f"of {self.wanted} rollouts" if self.wanted else "held-out rollouts"
-        more = f", {self.ahead} ahead of it" if self.ahead else ""
+        """Returns the progress as text for people."""
+        rollouts = f"of {self.wanted} rollouts" if self.wanted else "held-out rollouts"
+        ahead = f", {self.ahead} ahead of it" if self.ahead else ""
         failed = f", {self.failed} of them failed" if self.failed else ""
-        shown = f"step {self.step}, {self.finished} {what} finished{failed}{more}"
-        return f"{shown}, judge away for {self.judge_away_s:.0f} s" if self.judge_away_s else shown
+        text = f"step {self.step}, {self.finished} {rollouts} finished{failed}{ahead}"
+        return f"{text}, judge away for {self.judge_away_s:.0f} s" if self.judge_away_s else text
 
 
 class ProgressWriter:
-    """Replaces the file of a stage's folder if there is progress: every `WRITE_EVERY_S`.
+    """Writes `rollouts.json` in a stage's folder when there is progress, at most every `WRITE_EVERY_S`.
 
-    A new fault, and that rollouts were discarded, is written at once.
+    It writes at once if there is a new fault, or if rollouts were discarded.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,31 +72,31 @@ class ProgressWriter:
         new_fault = bool(progress.fault) and progress.fault != before.fault
         at_once = new_fault or progress.discarded != before.discarded
         if progress != self._written and (at_once or now - self._written_at >= WRITE_EVERY_S):
-            with contextlib.suppress(OSError):  # a full disk must not end a step that needs none
+            with contextlib.suppress(OSError):  # the step needs no disk, so a full disk must not end it
                 write_json(self._path, asdict(progress))
             self._written, self._written_at = progress, now
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What the first rank of a trainer is doing."""
+    """The activity of the trainer's first rank. Its fields are the keys of `alive.json`."""
 
     phase: str
-    """update, log-probabilities, saving a checkpoint …"""
+    """The phase, such as "update", "log-probabilities" or "saving a checkpoint"."""
     done: int = 0
-    """Finished parts of the phase."""
+    """Number of finished parts of the phase."""
     total: int = 0
-    """All parts of the phase; 0 if their number is not known."""
+    """Number of all parts of the phase; 0 if it is not known."""
     parts: str = ""
-    """What the parts are: micro-batches, tensors; empty for a phase that cannot be divided."""
+    """The noun for the parts, "micro-batches" or "tensors"; empty for a phase without parts."""
 
     @property
     def in_step(self) -> bool:
-        """Whether a step has certainly begun."""
-        return self.phase not in _OF_START_UP
+        """Whether a step has begun. It is False while weights are sent, because this also happens before the first."""
+        return self.phase not in _START_UP_PHASES
 
     def text(self) -> str:
-        """For people."""
+        """Returns the activity as text for people."""
         if not self.parts:
             return self.phase
         count = f"{self.done} of {self.total}" if self.total else f"{self.done}"
@@ -103,7 +104,7 @@ class Activity:
 
 
 class ActivityWriter:
-    """Replaces a stage's `alive.json`: at once when a phase begins, and within it at most every `WRITE_EVERY_S`."""
+    """Writes a stage's `alive.json` when a phase begins, and then at most every `WRITE_EVERY_S`."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ACTIVITY_FILE
@@ -113,13 +114,13 @@ class ActivityWriter:
     def write(self, activity: Activity) -> None:
         now = time.monotonic()
         if activity.phase != self._phase or now - self._written_at >= WRITE_EVERY_S:
-            with contextlib.suppress(OSError):  # a full disk must not end a step that needs none
+            with contextlib.suppress(OSError):  # the step needs no disk, so a full disk must not end it
                 write_json(self._path, asdict(activity))
             self._phase, self._written_at = activity.phase, now
 
 
 def read_progress(path: Path) -> RolloutProgress | None:
-    """What a stage's file says; None where there is none that can be read."""
+    """Returns the progress in a stage's `rollouts.json`, or None if the file is missing or cannot be read."""
     try:
         return RolloutProgress(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -127,7 +128,7 @@ def read_progress(path: Path) -> RolloutProgress | None:
 
 
 def read_activity(path: Path) -> Activity | None:
-    """What a stage's `alive.json` says; None if it is missing or cannot be read."""
+    """Returns the activity in a stage's `alive.json`, or None if the file is missing or cannot be read."""
     try:
         return Activity(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -135,7 +136,7 @@ def read_activity(path: Path) -> Activity | None:
 
 
 def changed_at(path: Path) -> int:
-    """When a file was last replaced, in ns; 0 if it is missing."""
+    """Returns the time of a file's last change, in ns; 0 if it is missing."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -143,16 +144,17 @@ def changed_at(path: Path) -> int:
 
 
 def current_activity(folder: Path) -> Activity | None:
-    """What the trainer of a stage's folder is doing besides rollouts; None while rollouts are newer."""
+    """Returns the activity in a stage's `alive.json`, or None if `rollouts.json` is newer."""
     alive = folder / ACTIVITY_FILE
     return read_activity(alive) if changed_at(alive) > changed_at(folder / PROGRESS_FILE) else None
 
 
 class FaultWarner:
-    """Warns once of each fault that a stage's file names.
+    """Warns once of each fault in a stage's `rollouts.json`.
 
     Args:
-        warn: called with the fault's text.
+        path: the file.
+        warn: called with the message.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
@@ -161,7 +163,7 @@ class FaultWarner:
         self._warned: set[str] = set()
 
     def look(self) -> None:
-        """Read the file, and warn if its fault is a new one."""
+        """Reads the file, and warns if it has a new fault."""
         progress = read_progress(self._path)
         if progress and progress.fault and progress.fault not in self._warned:
             self._warned.add(progress.fault)
@@ -169,6 +171,6 @@ class FaultWarner:
 
 
 def describe(folder: Path) -> str:
-    """For people: how far a stage's folder is, its step and what is done in it; empty if nothing is known."""
+    """Returns the progress and activity of a stage as text for people; empty if nothing is known."""
     progress, activity = read_progress(folder / PROGRESS_FILE), current_activity(folder)
     return "; ".join(each.text() for each in (progress, activity) if each)

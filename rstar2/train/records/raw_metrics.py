@@ -1,8 +1,9 @@
-"""Statistics of a step's rollouts before the selection, and of the selection itself: what VERL logs comes after.
+"""Metrics of a step's rollouts before the selection, and of the selection itself. VERL's metrics cover only the rest.
 
-What says something about the policy (pass rate, length, failed calls, penalties) covers the rollouts with a verdict:
-those that finished and lost no call to the judge. The others are counted beside it. If groups are rolled out in rounds,
-these statistics cover the first rounds, of which every problem has one: later rounds are of undecided groups only.
+Metrics of the policy (pass rate, length, failed calls, penalties) cover the rollouts with a verdict: those that
+finished and lost no call to the judge. Rollouts without a verdict are counted separately. If groups are rolled out in
+rounds, these metrics cover only first rounds: every problem has one, and later rounds happen only in undecided groups.
+
 Amounts (rollouts, tokens, calls) cover all rollouts.
 """
 
@@ -25,36 +26,37 @@ from rstar2.train.select import Selection
 from rstar2.train.select.roc import p_err, p_format
 
 FAILURES = tuple(status for status in get_args(CallStatus) if status != "ok")
-"""Every way in which a call can fail; `lost` is the judge's fault."""
+"""The statuses of failed calls. `lost` is the judge's fault."""
 DROPPED = ("failed", "lost", "left_out", "no_gradient", "wrong", "correct")
-"""Why a rollout is not trained on: it failed; a call of it was lost; a rule of the selection leaves it out;
-nothing of its group is trained on; and wrong and correct ones that the selection did not draw."""
+"""Reasons why a rollout is not trained on. failed: it failed. lost: the judge lost a call. left_out: the selection
+excludes it. no_gradient: nothing of its group is trained on. wrong, correct: the selection did not choose it, and its
+reward is 0 or below, or above 0."""
 MISSED = get_args(Missed)
-"""Every reason why an answer is not correct."""
+"""The reasons why an answer is not correct."""
 FailureKind = Literal["engine", "grader", "agent_loop", "missing"]
-"""What kept a rollout from a verdict: the engine, the grader, or our own code and VERL's around it; missing: it left no
-record at all."""
+"""The part in which a rollout failed. agent_loop: our own code, or VERL's code around it. missing: unknown, because the
+rollout left no record."""
 
 
 @dataclass(frozen=True)
 class FailedRollout:
-    """A rollout without a verdict, because something other than the model and its calls failed."""
+    """A rollout without a verdict because of an error outside the model and its calls."""
 
     kind: FailureKind
     reason: str
     """The error's text."""
     tokens: int | None = None
-    """Tokens after its prompt when it failed; None if that is not known."""
+    """Tokens after its prompt when it failed; None if unknown."""
 
 
 def failure_text(failed: Sequence[FailedRollout]) -> str:
-    """The most frequent causes, and how often each."""
+    """Returns the three most frequent causes with their counts, for messages."""
     causes = Counter(f"{each.kind}: {each.reason}" for each in failed)
     return "; ".join(f"{count} x {cause}" for cause, count in causes.most_common(3))
 
 
 def failed_tokens(failed: Sequence[FailedRollout]) -> float:
-    """The mean length of failed rollouts, of those whose length is known; 0 if none is."""
+    """Returns the mean length in tokens of the failed rollouts whose length is known, or 0 if there are none."""
     return (
         float(np.mean(known))
         if (known := [each.tokens for each in failed if each.tokens is not None])
@@ -64,29 +66,31 @@ def failed_tokens(failed: Sequence[FailedRollout]) -> float:
 
 def raw_metrics(
     rollouts: Sequence[Rollout],
-    kept: Sequence[int],
+    chosen: Sequence[int],
     groups: Sequence[Sequence[int]],
     selection: Selection,
     failed: Sequence[FailedRollout] = (),
     first_round: int | None = None,
 ) -> dict[str, float]:
-    """The metrics `rstar2/…` of a step that is trained on.
+    """Returns the metrics `rstar2/…` of a step that is trained on.
 
     Args:
-        rollouts: those that finished.
-        kept: indices into `rollouts`, as are the lists of `groups`.
-        failed: those of the same groups that did not finish.
-        first_round: how many rollouts of a group its first round has; None if groups are not rolled out in rounds.
+        rollouts: the finished rollouts. At least one of them has a verdict.
+        chosen: indices into `rollouts` of those that are trained on.
+        groups: for each problem, the indices of its rollouts.
+        selection: the recipe's selection.
+        failed: the failed rollouts of the same groups.
+        first_round: number of rollouts in the first round of a group; None if groups are not rolled out in rounds.
     """
     all_judged = [rollout for rollout in rollouts if not rollout.lost_calls]
     first = [each for each in all_judged if first_round is None or each.sample < first_round]
     judged = first or all_judged
     correct = [rollout for rollout in judged if rollout.correct]
-    kept_correct = [rollouts[i] for i in kept if rollouts[i].correct]
+    chosen_correct = [rollouts[i] for i in chosen if rollouts[i].correct]
     rewards = [
         {rollouts[i].reward_before_penalty for i in group if not rollouts[i].lost_calls} for group in groups
     ]
-    trained = sum(not set(group).isdisjoint(kept) for group in groups)
+    trained = sum(not set(group).isdisjoint(chosen) for group in groups)
     wall_s = sum(rollout.wall_s for rollout in rollouts)
     lost = [rollout for rollout in rollouts if rollout.lost_calls]
     kinds = Counter(each.kind for each in failed)
@@ -95,11 +99,11 @@ def raw_metrics(
         "rstar2/reward": _mean(judged, lambda rollout: rollout.reward),
         **_answers(judged),
         "rstar2/failed_call_ratio_correct": _failed_ratio(correct),
-        "rstar2/kept_failed_call_ratio_correct": _failed_ratio(kept_correct),
+        "rstar2/kept_failed_call_ratio_correct": _failed_ratio(chosen_correct),
         "rstar2/p_err": _mean(correct, p_err),
-        "rstar2/kept_p_err": _mean(kept_correct, p_err),
+        "rstar2/kept_p_err": _mean(chosen_correct, p_err),
         "rstar2/p_format": _mean(correct, p_format),
-        "rstar2/kept_p_format": _mean(kept_correct, p_format),
+        "rstar2/kept_p_format": _mean(chosen_correct, p_format),
         "rstar2/tokens": _mean(all_judged, lambda rollout: rollout.tokens),
         "rstar2/tokens_max": float(max(rollout.tokens for rollout in all_judged)),
         "rstar2/truncated": _mean(judged, lambda rollout: rollout.truncated),
@@ -115,8 +119,8 @@ def raw_metrics(
         "rstar2/failed_tokens": failed_tokens(failed),
         "rstar2/tool_wait_share": sum(r.tool_wait_s for r in rollouts) / wall_s if wall_s else 0.0,
         "rstar2/rollouts": float(len(rollouts) + len(failed)),
-        "rstar2/kept": float(len(kept)),
-        **_dropped(rollouts, set(kept), groups, selection, len(failed)),
+        "rstar2/kept": float(len(chosen)),
+        **_dropped(rollouts, set(chosen), groups, selection, len(failed)),
         "rstar2/mixed_groups": sum(len(each) > 1 for each in rewards) / len(rewards),
         "rstar2/dropped_groups": 1 - trained / len(groups),
         **_by_problem([[rollouts[i] for i in group if not rollouts[i].lost_calls] for group in groups]),
@@ -124,14 +128,14 @@ def raw_metrics(
 
 
 def recovery_metrics(
-    groups: Sequence[Sequence[tuple[Rollout, Recovery]]], failed: Sequence[FailedRollout], kept: int
+    groups: Sequence[Sequence[tuple[Rollout, Recovery]]], failed: Sequence[FailedRollout], trained: int
 ) -> dict[str, float]:
-    """The metrics `rstar2/recover/…` of rollouts that began after a failed call. No other metric of ours covers them.
+    """Returns the metrics `rstar2/recover/…` of recoveries. No other metric `rstar2/…` covers recoveries.
 
     Args:
-        groups: those that finished, by the failed call that they began after.
-        failed: those that did not finish.
-        kept: how many are trained on.
+        groups: the finished recoveries, in one list for each failed call.
+        failed: the recoveries that failed.
+        trained: number of recoveries that are trained on.
     """
     finished = [each for group in groups for each in group]
     judged = [(rollout, recovery) for rollout, recovery in finished if not rollout.lost_calls]
@@ -149,13 +153,13 @@ def recovery_metrics(
         "rstar2/recover/lost": float(len(finished) - len(judged)),
         "rstar2/recover/groups": float(len(groups)),
         "rstar2/recover/tokens": float(sum(rollout.tokens - each.begun_with for rollout, each in finished)),
-        "rstar2/recover/kept": float(kept),
+        "rstar2/recover/kept": float(trained),
         **(shares if judged else {}),
     }
 
 
 def rounds_metrics(rounds: Rounds, groups: Sequence[RoundsOfGroup]) -> dict[str, float]:
-    """How many rollouts the rounds of a step saved, how many rounds its groups had, and why they stopped."""
+    """Returns metrics of rounds: the rollouts that they saved, their number per group, and the reasons to stop."""
     by_rounds = Counter(group.rounds for group in groups)
     decisions = Counter(group.decision for group in groups)
     return {
@@ -168,9 +172,9 @@ def rounds_metrics(rounds: Rounds, groups: Sequence[RoundsOfGroup]) -> dict[str,
 
 
 def _by_problem(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
-    """The share of problems that no rollout solved, and how much rollouts depend on their problem.
+    """Returns the share of problems that no rollout solved, and how much rollouts depend on their problem.
 
-    A figure that the rollouts with a verdict cannot tell is left out.
+    A metric is missing if there are too few rollouts with a verdict.
     """
     judged = [group for group in groups if group]
     unsolved = sum(not any(rollout.correct for rollout in group) for group in judged)
@@ -182,7 +186,7 @@ def _by_problem(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
 
 
 def _answers(judged: Sequence[Rollout]) -> dict[str, float]:
-    """The shares of answers that are not correct, by the reason; `undecided` are those that the grader failed."""
+    """Returns the share of each reason why an answer is not correct, and the share that the grader could not decide."""
     reasons = Counter(rollout.missed for rollout in judged if not rollout.correct)
     return {
         **{f"rstar2/answers/{reason}": reasons[reason] / len(judged) for reason in MISSED},
@@ -191,7 +195,7 @@ def _answers(judged: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Calls per rollout, the share of each failure among all calls, and how long a call took."""
+    """Returns calls per rollout, the share of each kind of failure among all calls, and seconds per call."""
     outcomes: Counter[str] = sum((Counter(rollout.outcomes) for rollout in rollouts), Counter())
     calls = outcomes.total()
     return {
@@ -203,7 +207,10 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _repairs(judged: Sequence[Rollout]) -> dict[str, float]:
-    """What followed turns with a failed call: a right call, and a correct answer; nothing if no call failed."""
+    """Returns two shares of the turns with a failed call. It returns nothing if no call failed.
+
+    The first is the share that a later turn repaired. The second is the share in rollouts with a correct answer.
+    """
     failed = sum(rollout.failed_turns for rollout in judged)
     if not failed:
         return {}
@@ -215,16 +222,16 @@ def _repairs(judged: Sequence[Rollout]) -> dict[str, float]:
 
 def _dropped(
     rollouts: Sequence[Rollout],
-    kept: set[int],
+    chosen: set[int],
     groups: Sequence[Sequence[int]],
     selection: Selection,
     failed: int,
 ) -> dict[str, float]:
-    """How many rollouts are not trained on, by reason; the first that applies counts."""
+    """Counts the rollouts that are not trained on by the first reason in `DROPPED` that applies."""
     reasons: Counter[str] = Counter(failed=failed)
     for group in groups:
-        trained = not kept.isdisjoint(group)
-        for rollout in (rollouts[i] for i in group if i not in kept):
+        trained = not chosen.isdisjoint(group)
+        for rollout in (rollouts[i] for i in group if i not in chosen):
             if rollout.lost_calls:
                 reasons["lost"] += 1
             elif selection.excludes(rollout):

@@ -1,8 +1,8 @@
-"""The steps of a run as one table: what VERL and our sampler measured, by names that say what they are.
+"""The table of a run's steps, `steps.csv`: the metrics of VERL and of our sampler, under plain names.
 
-VERL's metrics stand whole in `stage1/metrics-1.jsonl` and so on, one file per start of the trainer. `steps.csv` in the
-run's folder is made of them after each step: one row per step, over all stages. VERL writes null for a measurement that
-is NaN or infinite; here it is NaN.
+Each start of the trainer writes all of VERL's metrics to a file such as `stage1/metrics-1.jsonl`. After each step,
+`steps.csv` in the run's folder is made from these files, with one row per step over all stages. VERL writes null for a
+value that is NaN or infinite; in the table it is NaN.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rstar2.train.records.raw_metrics import DROPPED, FAILURES, MISSED, FailureK
 
 STEPS_FILE = "steps.csv"
 STEPS_BEFORE_FILE = "steps_before.json"
-"""In a stage's folder: how many steps the stages before it have. Their metrics may lack one: a kill after a checkpoint
-leaves no line of its step, which is not repeated."""
+"""File in a stage's folder with the number of steps of the stages before. It cannot be counted from their metrics,
+which may lack a step: after a kill between a checkpoint and the step's metrics, the step does not run again."""
 MAIN_METRIC = "rstar2/pass_rate"
 SFT_METRIC = "train/loss"
 VALIDATION_METRIC = "val/loss"
@@ -56,7 +56,7 @@ def _share(part: Callable[[Metrics], float]) -> Callable[[Metrics], float | None
 
 
 def _rolling(step: Metrics) -> float:
-    """Seconds in which rollouts were made: without the part in which the judge was away."""
+    """Returns the seconds of rollouts, without the seconds in which the step waited for the judge."""
     paused_s = float(step.get("rstar2/judge_pause_s", 0.0))
     return max(0.0, _seconds(step, "gen") - paused_s)
 
@@ -83,9 +83,9 @@ def _waiting(step: Metrics) -> float:
 
 
 def held_out_accuracy(step: Mapping[str, Any]) -> float | None:
-    """The mean accuracy of the sources of held-out problems, of the rollouts with a verdict; None if not measured."""
-    found = [value for key, value in step.items() if key.startswith("val-") and "/acc/mean@" in key]
-    return sum(found) / len(found) if found else None
+    """Returns the accuracy on held-out problems: the mean over their sources. None if it was not measured."""
+    accuracies = [value for key, value in step.items() if key.startswith("val-") and "/acc/mean@" in key]
+    return sum(accuracies) / len(accuracies) if accuracies else None
 
 
 def _left_out_by_correction(step: Metrics) -> float | None:
@@ -101,11 +101,11 @@ def _held_out_left_out(step: Metrics) -> float | None:
 COLUMNS = (
     Column(
         "pass_rate",
-        "correct rollouts of those with a verdict (none that failed or lost a call), before selection; with "
-        "groups.round, those of first rounds",
+        "share of correct rollouts among those with a verdict (those that finished and lost no call), before "
+        "selection; with groups.round, in first rounds only",
         _metric(MAIN_METRIC),
     ),
-    Column("reward", "mean reward of the same", _metric("rstar2/reward")),
+    Column("reward", "mean reward of the rollouts with a verdict", _metric("rstar2/reward")),
     *(
         Column(
             f"answers_{reason}",
@@ -116,13 +116,14 @@ COLUMNS = (
     ),
     Column(
         "undecided",
-        f"share of them that the grader could not decide: {', '.join(LABELS[reason] for reason in UNDECIDED)}",
+        "share of the rollouts with a verdict whose answer the grader could not decide: "
+        f"{', '.join(LABELS[reason] for reason in UNDECIDED)}",
         _metric("rstar2/undecided"),
     ),
     Column("kept_reward", "mean reward of the rollouts trained on", _metric("critic/rewards/mean")),
     Column(
         "held_out",
-        "accuracy on held-out problems, of the rollouts with a verdict; empty if too many have none",
+        "accuracy on held-out problems, over the rollouts with a verdict; empty if too many have none",
         held_out_accuracy,
     ),
     Column("held_out_left_out", "held-out rollouts that failed or lost a call", _held_out_left_out),
@@ -132,49 +133,65 @@ COLUMNS = (
         _metric("rstar2/held_out_undecided"),
     ),
     Column(
-        "failed_calls", "failed calls inside correct rollouts", _metric("rstar2/failed_call_ratio_correct")
+        "failed_calls",
+        "share of failed calls among the calls of correct rollouts",
+        _metric("rstar2/failed_call_ratio_correct"),
     ),
     Column(
         "kept_failed_calls",
-        "the same, for the kept rollouts",
+        "share of failed calls among the calls of correct rollouts that are trained on",
         _metric("rstar2/kept_failed_call_ratio_correct"),
     ),
     Column(
         "repaired",
-        "share of the turns with a failed call that a turn with right calls follows; empty if no call failed",
+        "share of the turns with a failed call after which all calls of a later turn succeeded; empty if no call "
+        "failed",
         _metric("rstar2/repaired"),
     ),
     Column(
         "answered_after_failure",
-        "share of them that are in rollouts with a correct answer",
+        "share of the turns with a failed call that are in rollouts with a correct answer",
         _metric("rstar2/answered_after_failure"),
     ),
-    Column("p_err", "mean penalty for failed calls of correct rollouts", _metric("rstar2/p_err")),
-    Column("kept_p_err", "the same, for the kept rollouts", _metric("rstar2/kept_p_err")),
-    Column("p_format", "mean penalty for their answer blocks", _metric("rstar2/p_format")),
-    Column("kept_p_format", "the same, for the kept rollouts", _metric("rstar2/kept_p_format")),
-    Column("rollouts", "rollouts of the step, those that failed included", _metric("rstar2/rollouts")),
+    Column("p_err", "mean RoC penalty of correct rollouts for failed calls", _metric("rstar2/p_err")),
+    Column(
+        "kept_p_err",
+        "mean RoC penalty for failed calls of correct rollouts that are trained on",
+        _metric("rstar2/kept_p_err"),
+    ),
+    Column("p_format", "mean RoC penalty of correct rollouts for answer blocks", _metric("rstar2/p_format")),
+    Column(
+        "kept_p_format",
+        "mean RoC penalty for answer blocks of correct rollouts that are trained on",
+        _metric("rstar2/kept_p_format"),
+    ),
+    Column("rollouts", "number of rollouts of the step, including failed ones", _metric("rstar2/rollouts")),
     Column(
         "reused",
-        "of them finished before the trainer was started again, and used as they were",
+        "number of rollouts that finished before the trainer was started again, and were reused",
         _metric("rstar2/reused_rollouts"),
     ),
-    Column("kept", "of them trained on", _metric("rstar2/kept")),
+    Column("kept", "number of rollouts that are trained on", _metric("rstar2/kept")),
     *(
-        Column(f"dropped_{reason}", f"not trained on: {reason}", _metric(f"rstar2/dropped/{reason}"))
+        Column(
+            f"dropped_{reason}",
+            f"number of rollouts that are not trained on, because of: {reason}",
+            _metric(f"rstar2/dropped/{reason}"),
+        )
         for reason in DROPPED
     ),
     *(
         Column(
             f"failed_{kind}",
-            f"rollouts that failed through: {kind}",
+            f"number of rollouts that failed in: {kind}",
             _metric(f"rstar2/failed_rollouts/{kind}"),
         )
         for kind in get_args(FailureKind)
     ),
     Column(
         "discarded",
-        "rollouts of this step that were not trained on, because too many of them failed or lost a call",
+        "number of rollouts that were discarded before the step was rolled out again, because too many of them could "
+        "not be used",
         _metric("rstar2/discarded_rollouts"),
     ),
     Column(
@@ -189,25 +206,25 @@ COLUMNS = (
     ),
     Column(
         "saved",
-        "rollouts that were not made, because rounds decided their group early (groups.round)",
+        "number of rollouts that were not needed, because their group was decided early (groups.round)",
         _metric("rstar2/saved_rollouts"),
     ),
-    Column("rounds", "rounds per group (groups.round)", _metric("rstar2/rounds")),
+    Column("rounds", "mean number of rounds per group (groups.round)", _metric("rstar2/rounds")),
     Column(
         "recoveries",
-        "extra rollouts that began after a failed call, those that failed included (recover); none of the columns "
-        "about all rollouts covers them",
+        "number of recoveries, including failed ones: extra rollouts that began after a failed call (recover). Other "
+        "columns do not cover them",
         _metric("rstar2/recover/rollouts"),
     ),
     Column(
         "recovery_tokens",
-        "tokens that they wrote and read, without those they began with",
+        "tokens of the finished recoveries, without those that they began with",
         _metric("rstar2/recover/tokens"),
     ),
-    Column("recoveries_kept", "of them trained on", _metric("rstar2/recover/kept")),
+    Column("recoveries_kept", "number of recoveries that are trained on", _metric("rstar2/recover/kept")),
     Column(
         "recoveries_lost_or_failed",
-        "of them without a verdict",
+        "number of recoveries without a verdict",
         lambda step: (
             step["rstar2/recover/failed"] + step["rstar2/recover/lost"]
             if "rstar2/recover/failed" in step
@@ -216,95 +233,128 @@ COLUMNS = (
     ),
     Column(
         "recoveries_repaired",
-        "share of those with a verdict that had a turn with right calls",
+        "share of the recoveries with a verdict in which all calls of a turn succeeded",
         _metric("rstar2/recover/repaired"),
     ),
-    Column("recoveries_correct", "share whose answer is correct", _metric("rstar2/recover/correct")),
+    Column(
+        "recoveries_correct",
+        "share of the recoveries with a verdict whose answer is correct",
+        _metric("rstar2/recover/correct"),
+    ),
     Column(
         "recoveries_mixed",
-        "share of the failed calls that they began after whose recoveries have different rewards",
+        "share of the groups of recoveries whose rewards differ",
         _metric("rstar2/recover/mixed_groups"),
     ),
     Column(
         "unsolved_groups",
-        "share of the problems of which no rollout is correct, of those with a verdict",
+        "share of the problems that no rollout solved, among those with a verdict",
         _metric("rstar2/unsolved_groups"),
     ),
     Column(
         "information",
-        "what the tokens of rollouts say about their problem, nats per token (`rstar2.train.information`)",
+        "information of rollouts about their problem, in nats per token (`rstar2.train.information`)",
         _metric("rstar2/information"),
     ),
     Column(
         "retrieved",
-        "share of these rollouts that are most like the other rollouts of their own problem",
+        "share of rollouts that are most similar to the other rollouts of their own problem",
         _metric("rstar2/retrieved"),
     ),
     Column(
         "stale_groups",
-        "groups left out because they took too many steps (asynchronous modes)",
+        "number of groups that were left out because they took too many steps (asynchronous modes)",
         _metric("training/off_policy/evicted_samples"),
     ),
     Column(
         "staleness",
-        "steps between the weights that began a rollout and those it trains, mean of those kept",
+        "steps between the weights that started a rollout and those that it trains, mean over the rollouts that are "
+        "trained on",
         _metric("training/off_policy/trajectory_staleness_worst/mean"),
     ),
     Column(
         "off_policy_tokens",
-        "share of the kept tokens in turns that older weights began",
+        "share of the tokens that are trained on in turns that older weights started",
         _metric("rstar2/off_policy_tokens"),
     ),
     Column("calls", "tool calls per rollout", _metric("rstar2/calls")),
     *(
         Column(
-            f"calls_{status}", f"share of calls that ended so: {status}", _metric(f"rstar2/calls/{status}")
+            f"calls_{status}",
+            f"share of calls with the status: {status}",
+            _metric(f"rstar2/calls/{status}"),
         )
         for status in FAILURES
     ),
     Column("tokens", "mean tokens of a rollout after its prompt", _metric("rstar2/tokens")),
-    Column("tokens_max", "tokens of the longest", _metric("rstar2/tokens_max")),
-    Column("truncated", "share that ended by the token budget", _metric("rstar2/truncated")),
+    Column("tokens_max", "tokens of the longest rollout after its prompt", _metric("rstar2/tokens_max")),
+    Column("truncated", "share of rollouts that ended at the token budget", _metric("rstar2/truncated")),
     Column(
         "bad_calls_ends",
-        "share that ended by the limit of failed calls in a row",
+        "share of rollouts that ended at the limit for failed calls in a row",
         _metric("rstar2/bad_calls_ends"),
     ),
     Column(
         "penalty",
-        "what length and turns took off the reward, mean of correct rollouts",
+        "penalty for length and turns that the reward lost, mean over correct rollouts",
         _metric("rstar2/penalty"),
     ),
-    Column("entropy", "nats per token, of the trainer's policy in kept rollouts", _metric("actor/entropy")),
     Column(
-        "mismatch_kl", "KL of engine and trainer in kept rollouts, nats per token", _metric("rollout_corr/kl")
+        "entropy",
+        "entropy of the trainer's policy in rollouts that are trained on, in nats per token",
+        _metric("actor/entropy"),
+    ),
+    Column(
+        "mismatch_kl",
+        "KL divergence of engine and trainer in rollouts that are trained on, in nats per token",
+        _metric("rollout_corr/kl"),
     ),
     Column(
         "mismatch_k3",
-        "the same, by an estimate that is never negative and that noise raises too (k3), in kept rollouts",
+        "the k3 estimate of the KL divergence of engine and trainer, which is never negative and grows with noise",
         _metric("rollout_corr/k3_kl"),
     ),
     Column(
         "without_weight",
-        "share of the kept tokens that `algorithm.correction` left out of the loss",
+        "share of the trained tokens that `algorithm.correction` removed from the loss",
         _left_out_by_correction,
     ),
-    Column("grad_norm", "of the gradient of kept rollouts, before it is clipped", _metric("actor/grad_norm")),
+    Column(
+        "grad_norm",
+        "norm of the gradient of the rollouts that are trained on, before clipping",
+        _metric("actor/grad_norm"),
+    ),
     Column("call_s", "mean seconds until the judge answered a call", _metric("rstar2/call_s")),
-    Column("slowest_call_s", "of the slowest", _metric("rstar2/slowest_call_s")),
+    Column(
+        "slowest_call_s",
+        "seconds until the judge answered the slowest call",
+        _metric("rstar2/slowest_call_s"),
+    ),
     Column("judge_pause_s", "seconds that the step waited for the judge", _metric("rstar2/judge_pause_s")),
     Column("step_s", "seconds of the step", _metric("timing_s/step")),
     Column(
-        "share_rollout", "share of it: the model writes", _share(lambda step: _rolling(step) - _tools(step))
+        "share_rollout",
+        "share of the step's time in which the model generates",
+        _share(lambda step: _rolling(step) - _tools(step)),
     ),
-    Column("share_tools", "share: an average rollout waits for tools", _share(_tools)),
+    Column(
+        "share_tools", "share of the step's time in which an average rollout waits for tools", _share(_tools)
+    ),
     Column(
         "share_update",
-        "share: log-probabilities to new weights",
+        "share of the step's time from log-probabilities to new weights",
         _share(lambda step: _seconds(step, *_UPDATE)),
     ),
-    Column("share_checkpoint", "share: saving", _share(lambda step: _seconds(step, "save_checkpoint"))),
-    Column("share_waiting", "share: the rest, a judge that is away included", _share(_waiting)),
+    Column(
+        "share_checkpoint",
+        "share of the step's time in which checkpoints are saved",
+        _share(lambda step: _seconds(step, "save_checkpoint")),
+    ),
+    Column(
+        "share_waiting",
+        "share of the step's time that remains, including waiting for the judge",
+        _share(_waiting),
+    ),
 )
 
 
@@ -313,39 +363,39 @@ class Step:
     """One step of a run."""
 
     number: int
-    """From 1, over all stages; one of which a kill left no metrics is counted."""
+    """The step's number over all stages, from 1. It also counts steps whose metrics were lost to a kill."""
     stage: int
     stage_step: int
-    """From 1 in each stage."""
+    """The step's number in its stage, from 1."""
     values: dict[str, float | None]
-    """By the names of COLUMNS; None where it was not measured, NaN where the measurement is not a number."""
+    """Values by the names of `COLUMNS`. None if a value was not measured, NaN if it is NaN or infinite."""
 
 
 def step_metrics(folder: Path) -> dict[int, Metrics]:
-    """A stage's metrics by step, by VERL's names; where a step was run twice, the later run counts."""
+    """Returns a stage's metrics under VERL's names, by step. If a step ran twice, its later run counts."""
     return _by_step(folder, MAIN_METRIC)
 
 
-def _by_step(folder: Path, named: str) -> dict[int, Metrics]:
-    """The steps that have a metric, which a line of validation alone has not."""
-    rows = (row for row in _rows(folder) if named in row["data"])
+def _by_step(folder: Path, metric: str) -> dict[int, Metrics]:
+    """Returns the metrics of the steps that have `metric`. Lines with only validation metrics lack it."""
+    rows = (row for row in _rows(folder) if metric in row["data"])
     return dict(sorted({int(row["step"]): row["data"] for row in rows}.items()))
 
 
 def with_nan(metrics: Metrics) -> Metrics:
-    """A step's metrics as VERL wrote them, with NaN in place of null."""
+    """Returns a step's metrics with NaN in place of VERL's null."""
     return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of all starts of a trainer, in order."""
+    """Yields the rows of all starts of a trainer, in order."""
     for path in sorted(folder.glob("metrics-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
         for row in metrics_rows(path.read_bytes()):
             yield {**row, "data": with_nan(row["data"])}
 
 
 def metrics_rows(written: bytes) -> Iterator[dict[str, Any]]:
-    """The steps' lines of a metrics file; those that a kill or a full disk has torn are left out, wherever they are."""
+    """Yields the rows of a metrics file. Lines that are incomplete, after a kill or on a full disk, are left out."""
     for line in written[: written.rfind(b"\n") + 1].splitlines():
         with contextlib.suppress(ValueError):
             row = json.loads(line)
@@ -354,22 +404,22 @@ def metrics_rows(written: bytes) -> Iterator[dict[str, Any]]:
 
 
 def sft_metrics(folder: Path) -> dict[int, Metrics]:
-    """The metrics of SFT, as `step_metrics`."""
+    """Returns SFT's metrics under VERL's names, by step."""
     return _by_step(folder, SFT_METRIC)
 
 
 def sft_losses(folder: Path) -> list[float]:
-    """The loss of each step of SFT."""
+    """Returns the loss of each step of SFT."""
     return [float(step[SFT_METRIC]) for step in sft_metrics(folder).values()]
 
 
 def validation_losses(folder: Path) -> dict[int, float]:
-    """The validation loss of each step of SFT that was measured, in nats per taught token."""
+    """Returns the validation losses of SFT in nats per taught token, by step. Steps without measurement are missing."""
     return {step: float(row[VALIDATION_METRIC]) for step, row in _by_step(folder, VALIDATION_METRIC).items()}
 
 
 def run_steps(root: Path) -> list[Step]:
-    """The steps of all stages below `root`, in order."""
+    """Returns the steps of all stages of the run in `root`, in order."""
     return [
         Step(number, stage, step, {column.name: column.value(metrics) for column in COLUMNS})
         for number, stage, step, metrics in numbered_metrics(root)
@@ -377,35 +427,38 @@ def run_steps(root: Path) -> list[Step]:
 
 
 def numbered_metrics(root: Path) -> Iterator[tuple[int, int, int, Metrics]]:
-    """Each step of all stages below `root`: its number over all stages, the stage, its number there, its metrics."""
+    """Yields (number over all stages, stage, number in the stage, metrics) for each step of the run in `root`."""
     before = 0
     for stage in _STAGES:
         folder = root / f"stage{stage}"
         metrics = step_metrics(folder)
-        told = read_json(folder / STEPS_BEFORE_FILE)
-        before = before if told is None else int(told)
+        steps_before = read_json(folder / STEPS_BEFORE_FILE)
+        before = before if steps_before is None else int(steps_before)
         for step, measured in metrics.items():
             yield before + step, stage, step, measured
         before += max(metrics, default=0)
 
 
 def write_steps_before(folder: Path, steps: int) -> None:
-    """Keep in a stage's folder how many steps the stages before it have."""
+    """Writes the number of steps of the stages before to a stage's folder."""
     write_json(folder / STEPS_BEFORE_FILE, steps)
 
 
 def as_csv(steps: list[Step]) -> str:
-    """One row per step, with a header; what was not measured is empty, and what is not a number `nan`."""
+    """Returns the table as CSV: a header, and one row per step.
+
+    A value that was not measured is empty. A value that is NaN or infinite is `nan`.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["step", "stage", "stage_step", *(column.name for column in COLUMNS)])
     for step in steps:
         values = [step.values[column.name] for column in COLUMNS]
-        shown = ["" if value is None else f"{value:.6g}" for value in values]
-        writer.writerow([step.number, step.stage, step.stage_step, *shown])
+        cells = ["" if value is None else f"{value:.6g}" for value in values]
+        writer.writerow([step.number, step.stage, step.stage_step, *cells])
     return out.getvalue()
 
 
 def write_steps(root: Path) -> None:
-    """Write `steps.csv` of the stages below `root`."""
+    """Writes `steps.csv` of the run in `root`."""
     write_text(root / STEPS_FILE, as_csv(run_steps(root)))

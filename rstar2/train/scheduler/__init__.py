@@ -1,12 +1,14 @@
-"""Decides which rollout engine runs which rollout, and when: a session is admitted where its KV cache will have room.
+"""The rollout scheduler. It decides which engine runs a rollout, and starts it when the KV cache will have room.
 
-Nothing here knows VERL, Ray or the clock: the caller says what happened and what time it is.
+Here a rollout is called a session. The scheduler does not use VERL, Ray or the clock: the caller reports events and
+their time.
 
 ```
-rollout's turn ─→ policy.Scheduler ─→ on_placed(session, engine)
-                    lengths.LengthModel   how long rollouts become, learned from those that ended
-                    metrics.read_vllm     what an engine's KV cache really holds
+a session's turn ─→ policy.Scheduler ─→ placed(session, engine)
+                      engine.EngineState    the sessions of an engine, and the KV cache that they will need
+                      lengths.LengthModel   predicts lengths from the sessions that ended
+                      metrics.read_vllm     reads the use of an engine's KV cache
 ```
 
-`rstar2.train.verl.engines.router` is VERL's plugin around it.
+`rstar2.train.verl.engines.router` is the plugin by which VERL uses it.
 """

@@ -1,4 +1,4 @@
-"""The books of one engine: which sessions it holds, and how much of its KV cache they will need."""
+"""The state of one engine: its sessions, and how much of its KV cache they will need."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rstar2.train.scheduler.lengths import HORIZONS, Floats, LengthModel
 from rstar2.train.scheduler.metrics import Reading
 
 BLOCK = 16
-"""Tokens of a block of vLLM's KV cache; a session takes whole ones."""
+"""Tokens per block of vLLM's KV cache. A session takes whole blocks."""
 _FRESH_S = 30.0
-"""An older reading is not acted on."""
+"""Readings that are older than this many seconds are ignored."""
 _FULL_SHARE = 0.9
-"""An engine whose cache was seen so full takes no more sessions."""
+"""An engine gets no further session if more than this share of its cache would be in use."""
 _DISTRUST_S = 600.0
-"""So long after a preemption every session of the engine is counted at its full length."""
+"""For this many seconds after a preemption, all sessions of the engine count with their full length."""
 _AHEAD = np.linspace(0.0, 1.0, HORIZONS)
 
 
@@ -28,49 +28,51 @@ class Session:
     name: str
     group: str
     order: tuple[int, int]
-    """When its group, and when it first asked: who waits is served in this order."""
+    """The order of waiting sessions: the number of the first request of its group, then that of its own first
+    request."""
     prompt: int
     """Tokens of its first request."""
     longest: int
-    """Tokens that it may grow to, its prompt included."""
+    """Limit for its tokens, with its prompt."""
     tokens: int
-    """At the start of its last turn."""
-    news_at: float
-    """When it last asked for an engine, ended a turn, or was placed."""
+    """Number of tokens at the start of its last turn."""
+    updated_at: float
+    """The time when it last requested an engine, ended a turn, or was placed."""
     number: int = -1
-    """In the length model; -1 before it was placed for the first time."""
+    """Its number in the length model; -1 until it is placed for the first time."""
     engine: str | None = None
-    asked_at: float | None = None
-    """Since when it waits for an engine; None while it does not."""
+    waiting_since: float | None = None
+    """The time since when it waits for an engine; None if it does not wait."""
     busy: bool = False
-    """Whether the engine works for it."""
+    """Whether the engine is working on one of its turns."""
     mean: Floats | None = None
-    """Shape (HORIZONS,): tokens it is expected to hold from now on; None where that is not known."""
+    """Expected tokens in the KV cache at each horizon from now on, of shape (HORIZONS,); None if unknown."""
     variance: Floats | None = None
+    """The variance of these tokens, of the same shape."""
 
     def expect(self, lengths: LengthModel) -> None:
-        """Set what it is expected to hold."""
+        """Calculates `mean` and `variance`."""
         room = max(1, self.longest - self.prompt)
         chance = lengths.lasting((self.tokens - self.prompt) / room)
         if chance is None:
             self.mean = self.variance = None
             return
-        held = np.minimum(self.tokens + room * _AHEAD, self.longest) + BLOCK
-        self.mean = held * chance
-        self.variance = held * held * chance * (1 - chance)
+        tokens = np.minimum(self.tokens + room * _AHEAD, self.longest) + BLOCK
+        self.mean = tokens * chance
+        self.variance = tokens * tokens * chance * (1 - chance)
 
 
 @dataclass
-class EngineBooks:
-    """What one engine holds, and what that will need of its KV cache at most."""
+class EngineState:
+    """The sessions of one engine, and how much of its KV cache they will need."""
 
     name: str
     capacity: int | None
-    """Tokens; None where it is not known, and `in_flight` alone counts."""
+    """Tokens in its KV cache. If it is None, the capacity is unknown, and only `in_flight` limits its sessions."""
     in_flight: int
-    """Sessions that it works for at a time; where the capacity is not known, all that it is given."""
+    """Limit for the sessions that it works on at the same time. If the capacity is unknown, idle sessions count too."""
     safety: float
-    """Standard deviations of what its sessions will need that are kept free."""
+    """This many standard deviations of the needed tokens are kept free."""
     sessions: dict[str, Session] = field(default_factory=dict)
     _busy: int = 0
     _full: int = 0
@@ -89,11 +91,11 @@ class EngineBooks:
         self._count(session, 1)
 
     def remove(self, session: Session) -> None:
-        """Take a session off the books; it must be as it was when it was added."""
+        """Removes a session. Its values must be the same as when it was added."""
         del self.sessions[session.name]
         session.engine = None
         self._count(session, -1)
-        if not self.sessions:  # what was lost to rounding
+        if not self.sessions:  # removes rounding errors
             self._mean, self._variance = np.zeros(HORIZONS), np.zeros(HORIZONS)
 
     def _count(self, session: Session, sign: int) -> None:
@@ -107,14 +109,14 @@ class EngineBooks:
             self._variance += sign * session.variance
 
     def set_busy(self, session: Session, busy: bool) -> None:
-        """Note whether the engine works for one of its sessions."""
+        """Sets whether the engine is working on a session."""
         if session.busy != busy:
             session.busy = busy
             self._busy += 1 if busy else -1
             self._idle_tokens += -session.tokens if busy else session.tokens
 
     def read(self, reading: Reading, now: float) -> None:
-        """Note what the engine reports."""
+        """Takes over a report of the engine about its KV cache."""
         self.capacity = reading.capacity or self.capacity
         if self.capacity is not None:
             self._used, self._read_at = int(reading.used_share * self.capacity), now
@@ -123,10 +125,10 @@ class EngineBooks:
         self._preemptions = reading.preemptions
 
     def free(self, session: Session, now: float) -> float:
-        """Tokens that are still free with one more session; negative where it does not fit.
+        """Returns the tokens that stay free in the KV cache if one more session is added; negative if it does not fit.
 
-        What the sessions will need is the most that they are expected to hold together at any time from now on, with
-        `safety` standard deviations of it; their full lengths where nothing is known, and never more than these.
+        The needed tokens are the maximum over all horizons of the sessions' expected tokens, plus `safety` standard
+        deviations. Sessions count with their full length if nothing is known about lengths, and never with more.
         """
         if self.capacity is None:
             return (self.in_flight - len(self.sessions) - 1) * float(blocks(session.longest))
@@ -137,13 +139,13 @@ class EngineBooks:
         needed = float(self._full + blocks(session.longest))
         if session.mean is not None and session.variance is not None and now >= self._distrusted_until:
             deviation = np.sqrt(np.maximum(0.0, self._variance + session.variance))
-            held = self._mean + session.mean + self.safety * deviation
-            needed = min(needed, self._unknown + float(held.max()))
+            expected = self._mean + session.mean + self.safety * deviation
+            needed = min(needed, self._unknown + float(expected.max()))
         if now - self._read_at <= _FRESH_S:
             needed = max(needed, (self._used + self._idle_tokens + session.tokens) / _FULL_SHARE)
         return self.capacity - needed
 
 
 def blocks(tokens: int) -> int:
-    """Tokens in whole blocks."""
+    """Rounds a number of tokens up to whole blocks."""
     return -(-tokens // BLOCK) * BLOCK

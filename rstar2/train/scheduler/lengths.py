@@ -1,4 +1,4 @@
-"""Learns how long rollouts become, so that an engine need not keep room for the full length of all of them."""
+"""Predicts the lengths of rollouts, so that an engine need not reserve the full length for each of them."""
 
 from __future__ import annotations
 
@@ -8,42 +8,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 16384
-"""Rollouts remembered, the last that started: one step of the paper's, since the policy changes."""
+"""Number of rollouts, the last that started, from which lengths are predicted. It is one step of the paper. Older
+rollouts are from an older policy."""
 BINS = 128
+"""Number of bins for the lengths."""
 HORIZONS = 17
-"""From now to a full length later, evenly."""
+"""Number of points at which a prediction is made: evenly spaced from now to one full length later."""
 _EVERY = 32
-"""Rollouts that end between two calculations."""
+"""A new calculation is made after this many rollouts have ended."""
 _FEWEST = 256
-"""Rollouts of which an average is made; of fewer nothing is known."""
+"""No prediction is made from fewer rollouts than this."""
 _UNENDED = 0.02
+"""The largest share of rollouts that have not ended among those that count."""
 
 Floats = NDArray[np.float64]
 
 
 class LengthModel:
-    """The lengths of the last rollouts, as shares of the most that each could have become.
+    """The lengths of the last rollouts, as shares of their full lengths.
 
-    Those that end first are short. So rollouts count in the order in which they started, up to where more than a few
-    have not ended; these few count as if they came to their full length.
+    The rollouts that end first are short, so they are not a fair sample. Rollouts therefore count in the order in which
+    they started, and only as long as at most a share of `_UNENDED` has not ended. Those that have not ended count with
+    their full length.
+
+    Args:
+        window: number of rollouts, the last that started, that count.
     """
 
     def __init__(self, window: int = WINDOW) -> None:
         self._window = window
         self._first = 0
-        """The number of the oldest that is remembered."""
+        """The number of the oldest rollout in `_ends`."""
         self._ends: deque[int | None] = deque()
-        """The bin of each ended rollout, in order of their start; None before it ended."""
+        """The bin of each rollout's length, in order of their start; None if the rollout has not ended."""
         self._counted = 0
-        """How many of them count, the oldest."""
+        """Number of rollouts that count: the first in `_ends`."""
         self._counts = np.zeros(BINS)
+        """Number of ended rollouts in each bin, among those that count."""
         self._unended = 0
-        """Of those that count."""
+        """Number of rollouts that have not ended, among those that count."""
         self._ended_since = 0
+        """Number of rollouts that have ended since the last calculation."""
         self._lasting: Floats | None = None
 
     def started(self) -> int:
-        """Count a rollout that starts; returns its number."""
+        """Adds a rollout that starts, and returns its number."""
         self._ends.append(None)
         if len(self._ends) > self._window:
             self._uncount(self._ends.popleft())
@@ -60,7 +69,7 @@ class LengthModel:
             self._counts[oldest] -= 1
 
     def ended(self, number: int, share: float) -> None:
-        """Note the share of its full length, 0 to 1, at which a rollout ended."""
+        """Records the length of a rollout that has ended, as a share of its full length (0 to 1)."""
         place = number - self._first
         if place < 0:
             return
@@ -75,7 +84,7 @@ class LengthModel:
             self._extend()
 
     def _extend(self) -> None:
-        """Count more rollouts, as far as they have ended, and calculate anew."""
+        """Adds rollouts to those that count, and calculates the prediction again."""
         while self._counted < len(self._ends):
             at = self._ends[self._counted]
             if at is None and self._unended + 1 > _UNENDED * (self._counted + 1):
@@ -93,8 +102,12 @@ class LengthModel:
         self._lasting = np.where(enough, alive[later] / np.maximum(alive[:BINS, None], 1.0), 1.0)
 
     def lasting(self, share: float) -> Floats | None:
-        """The chance that a rollout that has come to `share` lasts to each horizon; None while nothing is known.
+        """Returns the probability that a rollout still runs at each horizon, of shape (HORIZONS,).
 
-        Shape (HORIZONS,): one that writes 1 / (HORIZONS - 1) of its full length further at each.
+        From one horizon to the next, the rollout grows by 1 / (HORIZONS - 1) of its full length. Returns None if too
+        few rollouts have ended.
+
+        Args:
+            share: the rollout's length so far, as a share of its full length.
         """
         return None if self._lasting is None else self._lasting[min(BINS - 1, int(share * BINS))]

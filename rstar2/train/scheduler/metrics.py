@@ -1,4 +1,4 @@
-"""Reads what an engine reports of its KV cache from the text of vLLM's /metrics."""
+"""Reads the state of an engine's KV cache from vLLM's page /metrics."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclass(frozen=True)
 class Reading:
-    """An engine's KV cache at a moment."""
+    """The state of an engine's KV cache."""
 
     capacity: int | None
-    """Tokens; None where the engine does not say."""
+    """Tokens; None if the engine does not report it."""
     used_share: float
-    """By requests that run; what is only kept for later turns does not count."""
+    """The share that running requests use. Blocks that are only cached for later turns do not count."""
     running: int
+    """Number of running requests."""
     waiting: int
-    """Requests."""
+    """Number of waiting requests."""
     preemptions: int
-    """Requests thrown out for want of room, since the engine started."""
+    """Number of requests that were preempted since the engine started, because the cache was full."""
 
 
 def read_vllm(text: str) -> Reading | None:
-    """The reading in vLLM's Prometheus text; None where it has none, because `disable_log_stats` is on.
+    """Reads vLLM's metrics in Prometheus' text format. Returns None if they are missing (`disable_log_stats`).
 
-    With data parallelism inside of an engine, shares are the largest and counts are summed.
+    If an engine uses data parallelism, its parts are combined: the largest share, and the sum of each count.
     """
     values: dict[str, list[float]] = {}
     capacity = 0

@@ -1,9 +1,10 @@
-"""Selections: which of a problem's rollouts are trained on. One module per selection, named in recipes as `select`.
+"""Selections: functions that choose which rollouts of a problem are trained on. Each module here holds one selection.
 
-A selection is a function `select(group, rng)` that returns indices into `group.rollouts`, at most `group.keep` of them
-(see `rstar2.train.group.Group`). Its keyword-only parameters are its settings, which a recipe writes beside its name:
-`select = "roc"`, or a table `[select]` with `name = "roc"` and `penalty_floor = 0.01`. A function of a user's own
-module is named `module:object` instead.
+A selection is a function `select(group, rng)`. It returns at most `group.keep` indices into `group.rollouts` (see
+`rstar2.train.group.Group`). Its keyword-only parameters are its settings.
+
+A recipe names a selection under the key `select`: `select = "roc"`, or a table `[select]` with `name = "roc"` and
+settings such as `penalty_floor = 0.01`. A function in a user's own module is named `module:object`.
 """
 
 from __future__ import annotations
@@ -26,26 +27,34 @@ SELECTIONS = NamedFunctions(__name__, "select", ROLE, "select", ("group", "rng")
 
 
 class SelectFunction(Protocol):
-    """What a selection is; `settings` are its keyword-only parameters."""
+    """The signature of a selection. `settings` are its keyword-only parameters."""
 
     def __call__(self, group: Group, rng: np.random.Generator, **settings: Any) -> Sequence[int]: ...
 
 
 class SelectSettings(Strict, extra="allow"):
-    """The selection by its name, and the settings of that selection."""
+    """The selection, which chooses the rollouts of each problem to train on: its name, and its settings.
+    `select = "roc"` is short for a table with only a name."""
 
     name: str = SELECTIONS.default
-    """A selection of `rstar2.train.select`, or `module:object` for a function of your own."""
+    """The name of a selection. roc: Resampling on Correct (RoC) as the paper describes it. release: RoC as in the
+    authors' code. random: at random, as in plain GRPO. all_failed: at random, without rollouts whose tool calls all
+    failed. void_turn: at random, without rollouts that have a turn with neither a call nor an answer.
+    `module:object`: a function of your own."""
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """The name alone as a table, checked and completed with the defaults of the selection's settings."""
+        """Turns a name into a table, checks the settings, and adds the defaults of those that are missing."""
         return SELECTIONS.completed(values)
 
 
 class Selection:
-    """A recipe's selection, ready to be applied. A UserError if it is a user's own and cannot be loaded."""
+    """A recipe's selection, ready to be applied.
+
+    Raises:
+        UserError: the selection is a user's own function and cannot be loaded.
+    """
 
     def __init__(self, settings: SelectSettings) -> None:
         self.name = settings.name
@@ -55,16 +64,17 @@ class Selection:
         self._excludes: Callable[[Rollout], bool] | None = getattr(module, "excludes", None)
 
     def excludes(self, rollout: Rollout) -> bool:
-        """Whether a rule of the selection keeps the rollout from ever being trained on."""
+        """Whether the selection never trains on this rollout, whatever else is in its group."""
         return self._excludes is not None and self._excludes(rollout)
 
     def choose(self, rollouts: Sequence[Rollout], keep: int, rng: np.random.Generator) -> list[int]:
-        """The indices of the rollouts to train on, in order, at most `keep`; none that lost a call to the judge.
+        """Returns the indices of at most `keep` rollouts to train on, in ascending order.
 
-        What the judge lost says nothing about the policy: it is left out before anything is counted.
+        Rollouts with a call that the judge lost are left out first, because they say nothing about the policy. The
+        selection does not see them.
 
         Raises:
-            Failure: a user's selection failed, or returned something else than such indices.
+            Failure: a user's selection raised an error, or did not return at most `keep` different indices.
         """
         usable = [i for i, rollout in enumerate(rollouts) if not rollout.lost_calls]
         group = Group(tuple(rollouts[i] for i in usable), keep)
@@ -73,7 +83,7 @@ class Selection:
         return [usable[i] for i in self._checked(returned, group)]
 
     def _checked(self, returned: Any, group: Group) -> list[int]:
-        """What a selection returned, as sorted indices."""
+        """Checks the return value of a selection, and returns it as sorted indices."""
         size, indices, fault = len(group.rollouts), [], ""
         try:
             indices = sorted(operator.index(i) for i in returned)
@@ -88,6 +98,6 @@ class Selection:
         if fault:
             raise Failure(
                 f"{ROLE} {self.name} returned {returned!r:.200} for a group of {size} rollouts, {fault}",
-                "Return indices into group.rollouts, each once, and at most group.keep of them.",
+                "Return at most `group.keep` indices into `group.rollouts`, each once.",
             )
         return indices

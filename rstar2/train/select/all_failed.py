@@ -1,6 +1,6 @@
-"""Rollouts at random, without those whose tool calls all failed.
+"""A selection that draws rollouts at random, without those whose tool calls all failed.
 
-Source: none; a simple rule to compare RoC with.
+It has no published source. It is a simple rule to compare Resampling on Correct (RoC) with.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from rstar2.train.select import random
 
 
 def select(group: Group, rng: np.random.Generator) -> list[int]:
-    """G at random of the rollouts with no call, or with a call that did not fail.
+    """Draws G rollouts at random from those that have no call, or at least one call that did not fail.
 
     Args:
-        group: the N rollouts of a problem.
+        group: the N rollouts of a problem; G is `group.keep`.
+        rng: the source of randomness.
 
     Returns:
-        The indices of min(M, G) rollouts, if M of them are not excluded.
+        The indices of min(M, G) rollouts, where M is the number of rollouts that are not excluded.
     """
     usable = [i for i, rollout in enumerate(group.rollouts) if not excludes(rollout)]
     return [usable[i] for i in random.select(group.only(usable), rng)]
 
 
 def excludes(rollout: Rollout) -> bool:
-    """Whether a rollout is never trained on."""
+    """Whether a rollout has tool calls and all of them failed."""
     return 0 < rollout.calls == rollout.failed_calls

@@ -1,6 +1,6 @@
-"""Rollouts at random, whatever their rewards and failures.
+"""A selection that draws rollouts at random, whatever their rewards and failures.
 
-Source: plain GRPO (arXiv 2402.03300), which trains on all rollouts that it samples. It does so here too if
+Source: plain GRPO (arXiv 2402.03300), which trains on all rollouts that it samples. This selection does the same if
 `rollout.rollouts` equals `groups.keep`.
 """
 
@@ -12,10 +12,11 @@ from rstar2.train.group import Group
 
 
 def select(group: Group, rng: np.random.Generator) -> list[int]:
-    """Plain GRPO: G of the rollouts, drawn uniformly without replacement.
+    """Draws G rollouts uniformly without replacement.
 
     Args:
-        group: the N rollouts of a problem.
+        group: the N rollouts of a problem; G is `group.keep`.
+        rng: the source of randomness.
 
     Returns:
         The indices of min(N, G) rollouts.

@@ -1,4 +1,4 @@
-"""RoC as in the authors' released code, which ranks where the paper draws.
+"""Resampling on Correct (RoC) as in the authors' released code. It ranks rollouts; the paper draws them at random.
 
 Source: github.com/microsoft/rStar, the down-sampling of its RL script.
 """
@@ -23,14 +23,15 @@ def select(
     min_zero_reward_trace_num: Annotated[int, Field(ge=0)] = 0,
     min_non_zero_reward_trace_num: Annotated[int, Field(ge=0)] = 0,
 ) -> list[int]:
-    """The authors' code: each kind's share of G; the correct rollouts with the least p_total, the first wrong ones.
+    """Chooses the correct rollouts with the lowest p_total, and the first wrong rollouts of the group.
 
-    Each kind's share is rounded, and at least its minimum. If the shares do not add up to G, the G rollouts with the
-    least p_total are chosen, whatever their reward. Nothing is random. The settings have the names of the released
-    code.
+    The G chosen rollouts have the same shares of correct and wrong ones as the group. Each share is rounded, and raised
+    to its minimum. If the two numbers do not add up to G, the G rollouts with the lowest p_total are chosen, whatever
+    their reward. Nothing is random. The settings have the names of the released code.
 
     Args:
-        group: the N rollouts of a problem.
+        group: the N rollouts of a problem; G is `group.keep`.
+        rng: not used.
         roc_error_ratio: Whether failed calls count against a correct rollout.
         roc_answer_format: Whether missing or repeated answer blocks count against a correct rollout.
         min_zero_reward_trace_num: Choose at least this many wrong rollouts, or all if there are fewer.
@@ -63,10 +64,11 @@ def select(
 
 
 def penalty(rollout: Rollout, roc_error_ratio: bool = True, roc_answer_format: bool = True) -> float:
-    """p_total of the released code, which reads a rollout's text, in [0, 2].
+    """Returns p_total of the released code, in [0, 2].
 
-    Instead of calls it sees the replies in the text. Its turns go from `<|im_start|>assistant` to `<|im_end|>`, which
-    leaves out the first turn, whose header is in the prompt, and a turn that the token budget cut off.
+    The released code reads a rollout's text. It counts tool outputs in place of calls. A turn goes from
+    `<|im_start|>assistant` to `<|im_end|>`. The first turn does not count, because its header is in the prompt. A turn
+    that the token budget cut off does not count either.
     """
     p_err = share_of_failed(rollout.error_replies, rollout.replies)
     p_format = surplus_blocks(rollout.closed_blocks, rollout.later_turns_ended)

@@ -1,6 +1,7 @@
-"""GRPO-RoC as published: wrong rollouts uniformly, correct ones in favour of those with few failures and one answer.
+"""Resampling on Correct (RoC), the selection of the paper's GRPO-RoC.
 
-Source: arXiv 2508.20722, section on GRPO-RoC (resample on correct).
+Wrong rollouts are drawn uniformly. Of the correct ones, those with few failed calls and one answer are drawn more
+often. Source: arXiv 2508.20722, section on GRPO-RoC.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ def select(
     roc_answer_format: bool = True,
     penalty_floor: Annotated[float, Field(gt=0)] = 1e-3,
 ) -> list[int]:
-    """The paper's RoC: half of the wrong rollouts uniformly, the rest of G from the correct ones by 1 / p_total.
+    """Draws half of the wrong rollouts, and fills up to G with correct ones, weighted by 1 / p_total.
 
-    Wrong rollouts are drawn uniformly, so that every way of failing stays visible. In a group of other than 2G
-    rollouts either kind may be short of its part; the other kind then fills the gap.
+    Wrong rollouts are drawn uniformly, so that every way of failing remains in the batch. If N is not 2 G, there may be
+    too few rollouts of one kind; the other kind then fills the gap.
 
     Args:
-        group: the N rollouts of a problem.
+        group: the N rollouts of a problem; G is `group.keep`.
+        rng: the source of randomness.
         roc_error_ratio: Whether failed calls count against a correct rollout.
         roc_answer_format: Whether missing or repeated answer blocks count against a correct rollout.
-        penalty_floor: Minimum of p_total, so that the weight 1 / p_total of a faultless rollout is finite.
+        penalty_floor: Minimum of p_total. It keeps the weight 1 / p_total finite for a rollout without penalties.
 
     Returns:
         The indices of min(N, G) rollouts.
@@ -52,25 +54,25 @@ def select(
 
 
 def penalty(rollout: Rollout, roc_error_ratio: bool = True, roc_answer_format: bool = True) -> float:
-    """p_total = p_err + p_format, in [0, 2], of what the settings count."""
+    """Returns p_total, in [0, 2]: the sum of p_err and p_format, without the part that a setting switches off."""
     return p_err(rollout) * roc_error_ratio + p_format(rollout) * roc_answer_format
 
 
 def p_err(rollout: Rollout) -> float:
-    """The share of failed calls, in [0, 1]; `NO_CALL_PENALTY` without a call."""
+    """Returns the share of failed calls, in [0, 1], or `NO_CALL_PENALTY` if the rollout has no call."""
     return share_of_failed(rollout.failed_calls, rollout.calls)
 
 
 def p_format(rollout: Rollout) -> float:
-    """1 without an answer block, else the number of blocks above one per turn, in [0, 1]."""
+    """Returns the number of surplus answer blocks per turn, at most 1. Without an answer block it is 1."""
     return surplus_blocks(rollout.answer_blocks, max(rollout.turns, 1))
 
 
 def share_of_failed(failed: int, calls: int) -> float:
-    """p_err by its counts."""
+    """Calculates p_err from its counts."""
     return failed / calls if calls else NO_CALL_PENALTY
 
 
 def surplus_blocks(blocks: int, turns: int) -> float:
-    """p_format by its counts; 1 also if there are no turns to divide by."""
+    """Calculates p_format from its counts. It is 1 if there is no answer block or no turn."""
     return min(1.0, (blocks - 1) / turns) if blocks and turns else 1.0

@@ -1,6 +1,6 @@
-"""Rollouts at random, without those that have a void turn: one with neither a call that parses nor an answer.
+"""A selection that draws rollouts at random, without those that have a void turn.
 
-Source: SimpleTIR, arXiv 2509.02479.
+A void turn has neither a call that parses nor an answer. Source: SimpleTIR, arXiv 2509.02479.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from rstar2.train.select import random
 
 
 def select(group: Group, rng: np.random.Generator) -> list[int]:
-    """SimpleTIR: G at random of the rollouts in which every turn has a call that parses or an answer.
+    """Draws G rollouts at random from those without a void turn.
 
-    A call in the last turn that the limit allows counts, although it is not run.
+    Calls in the last allowed turn are not run, but they count.
 
     Args:
-        group: the N rollouts of a problem.
+        group: the N rollouts of a problem; G is `group.keep`.
+        rng: the source of randomness.
 
     Returns:
-        The indices of min(M, G) rollouts, if M of them have no void turn.
+        The indices of min(M, G) rollouts, where M is the number of rollouts without a void turn.
     """
     usable = [i for i, rollout in enumerate(group.rollouts) if not excludes(rollout)]
     return [usable[i] for i in random.select(group.only(usable), rng)]
 
 
 def excludes(rollout: Rollout) -> bool:
-    """Whether a rollout is never trained on."""
+    """Whether a rollout has a void turn."""
     return rollout.void_turns > 0

@@ -1,1 +1,1 @@
-"""What is known of VERL's trainer without importing VERL: settings, checkpoints, disk space, and causes of failure."""
+"""Settings, checkpoints, disk space and causes of failure of VERL's trainer. Nothing here imports VERL."""

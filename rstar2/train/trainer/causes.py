@@ -1,4 +1,4 @@
-"""Finds in a trainer's log why it failed, and what helps: the root cause before the errors that follow from it."""
+"""Finds the cause of a trainer's failure in its log, and a remedy. Errors that only follow from it are skipped."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READ_BYTES = 8_000_000
-"""How much of the end of a log is searched. A step of a large run prints some thousands of bytes."""
+"""Number of bytes at the end of a log that are searched. A step of a large run prints some thousands of bytes."""
 _LONGEST = 500
+"""Limit for the characters of a cause."""
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
 """The prefix that Ray and torch put before each line of their processes."""
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Failure)(?::|$)")
@@ -18,46 +19,47 @@ _CONSEQUENCE = re.compile(
     r"|ChildFailedError|^torch\.distributed\.DistBackendError|^BrokenPipeError|^ConnectionResetError|^KeyboardInterrupt"
     r"|^RuntimeError: Sync replay buffer selected terminal groups"
 )
-"""Errors that follow from another one: a process has ended, or (VERL's own) all rollouts of a step failed."""
+"""Errors that only follow from another error: a process has ended, or all rollouts of a step failed."""
 _ENGINE_DIED = "rollout server failed: The actor died"
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a trainer failed."""
+    """The cause of a trainer's failure."""
 
     line: str
     """The line of the log, without the prefix of Ray or torch."""
     remedy: str = ""
-    """What the user can do; empty if that is not known."""
+    """A sentence that says what the user can do; empty if no remedy is known."""
 
 
 _KNOWN: tuple[tuple[str, str], ...] = (
     (
         r"^rstar2\.errors\.Failure: step \d+: rollouts that failed",
-        "The log has each failed rollout's error, at 'rollout … failed'. The same command continues from the last "
-        "checkpoint, with new engines.",
+        "Remove the cause: the log has each failed rollout's error after 'rollout … failed'. The same command then "
+        "continues from the last checkpoint, with new engines.",
     ),
     (
         r"CUDA out of memory|HIP out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
-        "A GPU is out of memory: set hardware.offload=all or a smaller hardware.engine_memory_share, or in a new run "
-        "fewer hardware.update_tokens; `rstar2 plan` says what fits.",
+        "A GPU is out of memory: set hardware.offload=all or a smaller hardware.engine_memory_share. In a new run, you "
+        "can also lower hardware.update_tokens. `rstar2 plan` calculates what fits.",
     ),
     (
         r"No available memory for the cache blocks|KV cache is needed, which is larger",
-        "An engine has no room for its KV cache: set a larger hardware.engine_memory_share, or in a new run "
+        "An engine has no room for its KV cache: raise hardware.engine_memory_share. In a new run, you can also raise "
         "hardware.tensor_parallel.",
     ),
     (
         r"not enough disk space for the checkpoint of step \d|No space left on device|Errno 28\]|os error 28\b|"
         r"Disk quota exceeded|Errno 122\]|os error 122\b|OutOfDiskError|Local disk is full",
-        "The disk is full: make room, or keep fewer checkpoints (checkpoint.keep); the same command then continues.",
+        "The disk is full: free disk space, or keep fewer checkpoints (checkpoint.keep). The same command then "
+        "continues.",
     ),
     (
-        # torch's messages if a file could not be written to its end.
+        # Messages of torch if a file could not be written completely.
         r"basic_ios::clear: iostream error|PytorchStreamWriter failed|inline_container\.cc:\d+\] \. unexpected pos",
-        "A checkpoint could not be written, most often because the disk or a quota is full: make room, or keep fewer "
-        "checkpoints (checkpoint.keep); the same command then continues.",
+        "A checkpoint could not be written, most often because the disk or a quota is full: free disk space, or keep "
+        "fewer checkpoints (checkpoint.keep). The same command then continues.",
     ),
     (
         r"low on memory|memory pressure|OutOfMemoryError: Task was killed|oom-kill|Cannot allocate memory",
@@ -69,7 +71,7 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     ),
     (
         r"api_key not configured|wandb\.errors|wandb: ERROR",
-        "Run `wandb login`, set WANDB_MODE=offline, or leave wandb out of trackers.",
+        "Run `wandb login`, set WANDB_MODE=offline, or remove wandb from `trackers`.",
     ),
     (
         r"Watchdog caught collective operation timeout|NCCL error|ncclSystemError|ncclRemoteError|"
@@ -79,34 +81,37 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     ),
     (
         r"CUDA error: |device-side assert|uncorrectable ECC|\bXid\b",
-        "A GPU failed: `nvidia-smi -q` and the kernel's log name it; CUDA_LAUNCH_BLOCKING=1 finds the operation.",
+        "A GPU failed: `nvidia-smi -q` and the kernel's log show which. CUDA_LAUNCH_BLOCKING=1 finds the operation.",
     ),
     (
         r"^ZeroDivisionError: float division by zero$",
-        'With algorithm.correction = "icepop" VERL ends so if no token at all is within its bounds: engine and trainer '
-        "then compute different things. Look at mismatch_kl in steps.csv, and compare what the engines have loaded.",
+        'With algorithm.correction = "icepop", VERL fails like this if no token is within the bounds, which means that '
+        "engine and trainer compute different probabilities. Look at mismatch_kl in steps.csv, and check that the "
+        "engines have loaded the trainer's model.",
     ),
     (
         r"The current node timed out during startup",
-        "The machine is too busy: Ray gives its own processes 30 s to start, which no setting changes. Stop other "
-        "work there, then run the same command.",
+        "The machine is too busy: Ray's own processes must start within 30 s, and no setting changes this. Stop other "
+        "work on the machine, then run the same command.",
     ),
     (
         r"failed to register to the raylet|worker_register_timeout",
-        "Ray's processes did not start in time, as on a slow disk: raise hardware.worker_start_s.",
+        "Ray's processes did not start in time, for example because the disk is slow: raise hardware.worker_start_s.",
     ),
 )
 """Patterns of root causes with their remedies. If a log matches several, the first in this list is the cause."""
 
 
 def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause:
-    """Finds why a trainer failed in its log, from byte `start` on.
+    """Finds the cause of a trainer's failure in its log.
 
-    Takes the first line that matches a known root cause. If none does, takes the last exception that does not merely
-    follow from another, else the last exception, else the last line.
+    It is the first line that matches a known cause. If there is none, it is the last exception that does not only
+    follow from another one, or else the last exception, or else the last line.
 
     Args:
-        exit_code: the trainer's exit code, which explains the end of a trainer that was killed.
+        log: the trainer's log.
+        start: the byte of the log from which to search.
+        exit_code: the trainer's exit code. It shows whether the trainer was killed.
     """
     with log.open("rb") as file:
         size = file.seek(0, 2)
@@ -120,16 +125,16 @@ def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause
                 return Cause(line[:_LONGEST], remedy)
     exceptions = [line for line in lines if _EXCEPTION.match(line)]
     first_hand = [line for line in exceptions if not _CONSEQUENCE.search(line)]
-    found = (first_hand or exceptions or lines or ["no output"])[-1]
+    cause = (first_hand or exceptions or lines or ["no output"])[-1]
     remedy = ""
-    if _ENGINE_DIED in found:
+    if _ENGINE_DIED in cause:
         remedy = (
-            "A rollout engine ended. If the log does not say why, the kernel's log (dmesg) says whether the machine "
-            "ran out of memory. The same command continues from the last checkpoint."
+            "A rollout engine ended. If the log does not say why, check in the kernel's log (dmesg) whether the "
+            "machine ran out of memory. The same command continues from the last checkpoint."
         )
     elif exit_code is not None and exit_code < 0 and not first_hand:
         remedy = (
-            "The trainer was killed. If nobody did so on purpose, the kernel's log (dmesg) says whether the machine "
-            "ran out of memory."
+            "The trainer was killed. If nobody did so on purpose, check in the kernel's log (dmesg) whether the "
+            "machine ran out of memory."
         )
-    return Cause(found[:_LONGEST], remedy)
+    return Cause(cause[:_LONGEST], remedy)

@@ -1,13 +1,13 @@
-"""Finds out which of VERL's checkpoints on disk are whole, where a killed stage resumes, and which to remove.
+"""Checks VERL's checkpoints on disk: which are complete, where a killed stage resumes, and which to remove.
 
 ```
 checkpoints/
   latest_checkpointed_iteration.txt   the step to resume from
-  global_step_20/actor/               of RL; SFT has no folder actor
-    model_world_size_8_rank_0.pt …    one file per rank; optim_… and extra_state_… likewise
+  global_step_20/actor/               only in RL; in SFT the files are in global_step_20/
+    model_world_size_8_rank_0.pt …    one file per rank; the same for optim_… and extra_state_…
     fsdp_config.json huggingface/     the number of ranks; the model's config and tokenizer
-  global_step_20/data.pt              where in the data training is; SFT writes data_0.pt …
-  global_step_20/transfer_queue/      problems that are handed out and their rollouts; asynchronous modes only
+  global_step_20/data.pt              the position in the training data; in SFT data_0.pt …
+  global_step_20/transfer_queue/      problems whose rollouts have begun; only in asynchronous modes
 ```
 """
 
@@ -27,84 +27,91 @@ from rstar2.files import write_text
 
 POINTER = "latest_checkpointed_iteration.txt"
 BEFORE = "global_step_0"
-"""The checkpoint that a stage starts from; VERL counts its steps from 1."""
+"""The folder for a checkpoint that a stage starts from. VERL counts the stage's own steps from 1."""
 _PARTS = ("model", "optim", "extra_state")
 
 
 def steps_of(checkpoints: Path) -> list[int]:
-    """The steps of which there is a folder, whole or not, in order; without that of the stage before."""
+    """Returns the steps that have a checkpoint folder, complete or not, in order. `BEFORE` does not count."""
     names = (folder.name.removeprefix("global_step_") for folder in checkpoints.glob("global_step_*"))
     return sorted(int(name) for name in names if name.isdigit() and int(name))
 
 
 def newest_size(checkpoints: Path) -> tuple[int, int]:
-    """The step of the newest folder, whole or not, and the bytes in it; 0 and 0 if there is none."""
+    """Returns the step and the bytes of the newest checkpoint, complete or not; (0, 0) if there is none."""
     step = max(steps_of(checkpoints), default=0)
     size = 0
     for file in (checkpoints / f"global_step_{step}").rglob("*") if step else ():
-        with suppress(FileNotFoundError):  # it was renamed meanwhile
+        with suppress(FileNotFoundError):  # VERL may rename files at the same time
             size += file.stat().st_size
     return step, size
 
 
 def actor_of(checkpoint: Path) -> Path:
-    """The folder of a checkpoint that holds the weights."""
+    """Returns the folder of a checkpoint that has the weights."""
     actor = checkpoint / "actor"
     return actor if actor.is_dir() else checkpoint
 
 
 def fault(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, None for one that is whole.
+    """Says what is wrong with a checkpoint; None if it is complete.
 
-    A file that was cut short lacks the index at its end, which is looked for; its other bytes are not read.
+    A truncated file lacks the index at its end. Only the index is checked; other bytes are not read.
     """
     actor = actor_of(checkpoint)
     try:
         ranks = int(json.loads((actor / "fsdp_config.json").read_text(encoding="utf-8"))["world_size"])
     except (OSError, ValueError, KeyError, TypeError):
-        return f"{actor / 'fsdp_config.json'} is missing or torn"
+        return f"{actor / 'fsdp_config.json'} is missing or incomplete"
     files = [actor / f"{part}_world_size_{ranks}_rank_{rank}.pt" for part in _PARTS for rank in range(ranks)]
     data = sorted(checkpoint.glob("data*.pt")) or [checkpoint / "data.pt"]
     for file in [*files, *data]:
         if not file.is_file():
             return f"{file} is missing"
         if not zipfile.is_zipfile(file):
-            return f"{file} is cut short"
+            return f"{file} is truncated"
     return _queue_fault(checkpoint / "transfer_queue")
 
 
 def _queue_fault(queue: Path) -> str | None:
-    """The same of VERL's queue, which is pickled; None where there is none."""
+    """Says what is wrong with the pickled queue in a checkpoint; None if it is complete or missing."""
     if queue.is_dir() and not (queue / "metadata.json").is_file():
         return f"{queue / 'metadata.json'} is missing"
-    for file in sorted(queue.rglob("*.pkl")):
-        with file.open("rb") as opened:
-            opened.seek(-min(1, file.stat().st_size), os.SEEK_END)
-            if opened.read() != pickle.STOP:
-                return f"{file} is cut short"
+    for path in sorted(queue.rglob("*.pkl")):
+        with path.open("rb") as file:
+            file.seek(-min(1, path.stat().st_size), os.SEEK_END)
+            if file.read() != pickle.STOP:
+                return f"{path} is truncated"
     return None
 
 
 def choose_checkpoint(checkpoints: Path, warn: Callable[[str], None]) -> None:
-    """Have VERL's pointer name the last checkpoint that is whole; `warn` is told of damaged ones it passes over.
+    """Makes VERL's pointer name the last complete checkpoint.
 
-    VERL writes the pointer last but not by rename, so a kill can leave it empty; and a machine that lost power may
-    have lost the end of files that were written before it. A Failure where all that was finished is damaged.
+    VERL writes the pointer last, but not by renaming, so a kill can leave it empty. After a power failure, files that
+    were written before the pointer may be truncated.
+
+    Args:
+        checkpoints: the folder of all checkpoints.
+        warn: called with a message for each damaged checkpoint that is skipped.
+
+    Raises:
+        Failure: all finished checkpoints are damaged.
     """
     pointer = checkpoints / POINTER
     if not pointer.exists():
         return
     named = pointer.read_text(encoding="utf-8").strip()
     steps = steps_of(checkpoints)
-    # What is newer than the pointer says was being written when the trainer ended.
+    # Checkpoints that are newer than the pointer were being written when the trainer ended.
     finished = [step for step in steps if not named.isdigit() or step <= int(named)]
     for step in reversed(finished):
-        wrong = fault(checkpoints / f"global_step_{step}")
-        if wrong is None:
+        problem = fault(checkpoints / f"global_step_{step}")
+        if problem is None:
             break
-        # With a torn pointer the newest may be the one that was being written: that is no damage.
+        # If the pointer is incomplete, the newest checkpoint may be one that was being written. It is not damaged.
         if named.isdigit():
-            warn(f"the checkpoint of step {step} is damaged and is skipped: {wrong}")
+            warn(f"the checkpoint of step {step} is damaged and is skipped: {problem}")
     else:
         if (checkpoints / BEFORE).is_dir():
             step = 0
@@ -121,23 +128,31 @@ def choose_checkpoint(checkpoints: Path, warn: Callable[[str], None]) -> None:
 
 
 def finished_steps(checkpoints: Path) -> list[int]:
-    """The steps whose checkpoint is no longer being written, in order; none where the pointer is torn."""
+    """Returns the steps with a finished checkpoint, in order. It is empty if the pointer is incomplete."""
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else ""
     return [step for step in steps_of(checkpoints) if named.isdigit() and step <= int(named)]
 
 
 def saved_step(checkpoints: Path) -> int | None:
-    """Returns the step after which a trainer would resume: 0 without a checkpoint, None if the pointer is torn."""
+    """Returns the step after which a trainer would resume.
+
+    It is 0 if there is no checkpoint, and None if the pointer is incomplete.
+    """
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else "0"
     return int(named) if named.isdigit() else None
 
 
 def prune(checkpoints: Path, keep: int, spared: Collection[int] = ()) -> None:
-    """Remove all but the `keep` last finished checkpoints; those of earlier starts too, which VERL forgets.
+    """Removes all finished checkpoints except the last `keep`.
 
-    The steps `spared` stay, and so does what is newer than the pointer says.
+    It also removes those of earlier starts, which VERL does not.
+
+    Args:
+        checkpoints: the folder of all checkpoints.
+        keep: number of checkpoints that stay.
+        spared: steps whose checkpoints stay too.
     """
     for step in finished_steps(checkpoints)[:-keep]:
         if step not in spared:
@@ -145,7 +160,7 @@ def prune(checkpoints: Path, keep: int, spared: Collection[int] = ()) -> None:
 
 
 def last_checkpoint(checkpoints: Path) -> Path | None:
-    """The one that VERL's pointer names."""
+    """Returns the checkpoint that VERL's pointer names, or None if there is no pointer."""
     pointer = checkpoints / POINTER
     if not pointer.exists():
         return None

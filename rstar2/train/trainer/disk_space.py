@@ -1,6 +1,6 @@
-"""Compares the free disk space with the next checkpoint's size: at a start, after each step, before VERL saves.
+"""Compares the free disk space with the size of the next checkpoint: at a start, after each step, and before saving.
 
-Missing space is a UserError: to start again without more space would fail again, at the price of a step.
+Missing space is a UserError, so that training is not started again by itself. It would fail again, after another step.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ _REMEDY = "Free disk space, or keep fewer checkpoints (checkpoint.keep)"
 
 
 def check_disk_space(checkpoint: Path, size: int, step: int) -> UserError | None:
-    """Returns the error of a checkpoint that does not fit on the disk, or None if it fits.
+    """Returns an error if a checkpoint does not fit on the disk, or None if it fits.
 
     Args:
-        checkpoint: the folder that it is written to. Files of an earlier start in it are replaced, so their space
-            counts as free.
-        size: bytes of its weights and optimizer state, of all ranks.
+        checkpoint: the checkpoint's folder. Files of an earlier start in it will be replaced, so their space counts as
+            free.
+        size: bytes of the weights and optimizer states of all ranks.
+        step: the checkpoint's step, for the message.
     """
     needed, free = size + SMALL_FILES_BYTES, free_bytes(checkpoint) + folder_bytes(checkpoint)
     if needed <= free:
         return None
     return UserError(
         f"not enough disk space for the checkpoint of step {step}: it needs {gib(needed)}, but the disk of "
-        f"{checkpoint} has {gib(free)} free. Nothing of it was written",
+        f"{checkpoint} has {gib(free)} free. The checkpoint was not written",
         f"{_REMEDY}.",
     )
 
@@ -52,7 +53,8 @@ def disk_space_warning(checkpoints: Path, removed_first: Collection[Path] = ()) 
     Returns None if it fits or if there is no checkpoint yet. An unfinished checkpoint counts as part of the next one.
 
     Args:
-        removed_first: folders that VERL removes before it writes the next checkpoint.
+        checkpoints: the folder of all checkpoints.
+        removed_first: folders that VERL removes before it writes the next checkpoint. Their space counts as free.
     """
     shortage = _shortage(checkpoints, removed_first)
     return shortage and f"{shortage}: training will end before it is written. {_REMEDY}"
@@ -71,21 +73,21 @@ def _shortage(checkpoints: Path, removed_first: Collection[Path] = ()) -> str | 
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that may be written to the disk of a folder, which need not exist yet."""
+    """Returns the free bytes on the disk of a folder. The folder need not exist."""
     existing = next(folder for folder in [path.absolute(), *path.absolute().parents] if folder.is_dir())
     return shutil.disk_usage(existing).free
 
 
 def folder_bytes(folder: Path) -> int:
-    """Disk space of a folder's files. Targets of links are not counted, nor are files that disappear meanwhile."""
+    """Returns the disk space of a folder's files in bytes. Targets of links do not count."""
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with suppress(FileNotFoundError):  # VERL removed it meanwhile
+            with suppress(FileNotFoundError):  # VERL may remove files at the same time
                 size += (Path(parent) / name).lstat().st_blocks * 512
     return size
 
 
 def gib(size: int) -> str:
-    """A number of bytes as text, in GiB or MiB."""
+    """Returns a number of bytes as text, in GiB or MiB."""
     return f"{size / (1 << 30):,.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):,.0f} MiB"

@@ -1,4 +1,7 @@
-"""When rollouts are made: before an update, as in the paper, or ahead of it, by VERL's asynchronous trainers."""
+"""Modes of training: rollouts are sampled before each update, as in the paper, or while earlier updates run.
+
+The second kind uses VERL's asynchronous trainers.
+"""
 
 from __future__ import annotations
 
@@ -13,45 +16,53 @@ Mode = Literal["sync", "colocate_async", "separate_async"]
 
 
 class AsyncSettings(Strict):
-    """How far rollouts run ahead of the update; without effect if `mode` is sync."""
+    """Settings of the asynchronous modes, in which rollouts run ahead of the update. In mode sync they have no
+    effect."""
 
     batches_ahead: float = Field(1.0, gt=0)
-    """Number of problems handed out ahead of the step they are meant for, in multiples of `rollout.prompts`."""
+    """Number of problems whose rollouts start before the step that will train on them, in multiples of
+    `rollout.prompts`."""
     max_steps: int = Field(8, ge=2)
-    """Steps that a problem's rollouts may be under way, counting the first and the last."""
+    """Age limit for a problem's rollouts, in steps. It counts every step from the one in which they start to the one
+    that trains on them, both included."""
     too_old: Literal["drop", "wait"] = "drop"
-    """What happens to a problem that exceeds `max_steps`. drop: its rollouts are left out, and another problem is
-    handed out. wait: before that point, a step waits until its rollouts are finished."""
+    """The rule for rollouts that would exceed `max_steps`. drop: all rollouts of their problem are left out, and
+    another problem takes its place. wait: a step waits until they are finished, so that they do not become too old."""
     rollout_nodes: int = Field(1, ge=1)
-    """Machines with `hardware.gpus_per_node` GPUs that only generate, in addition to `hardware.nodes`. Only for
-    separate_async."""
+    """Number of machines that only generate, in addition to `hardware.nodes`. Each has `hardware.gpus_per_node` GPUs.
+    Only for separate_async."""
 
 
 def mode_fault(mode: Mode, settings: AsyncSettings, device: str, router: str) -> str:
-    """Why a mode would not work, or waste every step, on a device and with a router; empty where it works."""
+    """Says why a mode cannot work, or why it would waste every step; empty if it works.
+
+    Args:
+        device: `hardware.device` of the recipe.
+        router: `hardware.router` of the recipe.
+    """
     if mode == "sync":
         return ""
     if mode == "separate_async" and device == "cpu":
         return (
-            'mode = "separate_async" needs GPUs: VERL sends weights between GPUs by NCCL and has no way to do so on a '
-            'CPU; use mode = "colocate_async" there'
+            'mode = "separate_async" needs GPUs, because VERL sends the weights by NCCL: on a CPU, use mode = '
+            '"colocate_async"'
         )
     if device == "cuda" and router == "verl":
         return (
-            f'mode = "{mode}" needs hardware.router = "sessions" on GPUs: VERL\'s own router sends an engine any '
-            "number of requests, and an update that has to interrupt more than 1,000 of them never begins"
+            f'mode = "{mode}" needs hardware.router = "sessions" on GPUs: VERL\'s own router sends any number of '
+            "requests to an engine, and an update that has to interrupt more than 1,000 requests never begins"
         )
     ahead = settings.batches_ahead
     if settings.too_old == "drop" and ahead + 1 > settings.max_steps:
         return (
             f"asynchronous.batches_ahead = {ahead:g} needs asynchronous.max_steps of at least {math.ceil(ahead) + 1}, "
-            f"not {settings.max_steps}: problems would be too old before their step"
+            f"not {settings.max_steps}: otherwise rollouts are too old before a step can train on them"
         )
     return ""
 
 
 def verl_keys(mode: Mode, settings: AsyncSettings, gpus_per_node: int) -> dict[str, Any]:
-    """VERL's keys of a mode."""
+    """Returns the VERL keys that set a mode."""
     sampler = "trainer.v1.sampler"
     if mode == "sync":
         return {f"{sampler}.custom_sampler.name": "SelectingReplayBuffer"}
@@ -64,7 +75,8 @@ def verl_keys(mode: Mode, settings: AsyncSettings, gpus_per_node: int) -> dict[s
     }
     if mode == "separate_async":
         keys |= {
-            # Groups are selected over a whole step, so a step is one update, and each is sent to the engines.
+            # A selection needs all groups of a step, so a step is one update. After each step, the engines get the
+            # new weights.
             "trainer.v1.separate_async.parameter_sync_step": 1,
             "actor_rollout_ref.hybrid_engine": False,
             "actor_rollout_ref.rollout.nnodes": settings.rollout_nodes,

@@ -1,7 +1,7 @@
-"""Decides when a trainer saves besides its regular steps: when time is up, and when it is asked to stop.
+"""Decides when a trainer saves in addition to its regular steps: after a time, and before it stops early.
 
-A signal asks for that, or a rule of the recipe. Shared by the command line, which asks, and by the hooks in VERL's
-trainers, which answer.
+A signal or a rule of the recipe (`rstar2.train.rules`) can stop a trainer early. The command line uses this module to
+request the stop, and the hooks in VERL's trainers use it to save and stop.
 """
 
 from __future__ import annotations
@@ -16,24 +16,30 @@ from rstar2.train.decision import read_decision
 STAGE_FOLDER = "RSTAR2_STAGE_FOLDER"
 """Environment variable of VERL's processes with the folder of the stage."""
 SAVE_EVERY = "rstar2_save_every_s"
-"""Added to VERL's table `trainer`: seconds between two checkpoints."""
+"""Our key in VERL's table `trainer`: seconds between two checkpoints."""
 STOP_AFTER = "rstar2_stop_after"
-"""Added to SFT's table `trainer`: the step after which the trainer saves and ends; null for the last one."""
+"""Our key in the table `trainer` of SFT: the step after which the trainer saves and ends; null for the last step."""
 STOP_FILE = "stop_after_step"
-"""In a stage's folder: the trainer is to save after the present step and then end."""
+"""File in a stage's folder. If it exists, the trainer saves after the current step and then ends."""
 
 
 @dataclass(frozen=True)
 class AtStepEnd:
-    """What a trainer does at the end of a step."""
+    """A decision at the end of a step."""
 
     save: bool
+    """Whether the trainer saves a checkpoint."""
     stop: bool
-    """It is saved then, too."""
+    """Whether the trainer ends after this step. It then also saves."""
 
 
 class SaveTiming:
-    """Decides at the end of each step whether it is saved although its number does not ask for it."""
+    """Decides at the end of each step whether the trainer saves in addition to its regular steps, and whether it ends.
+
+    Args:
+        folder: the stage's folder.
+        every_s: seconds between two checkpoints.
+    """
 
     def __init__(self, folder: Path, every_s: float) -> None:
         self._folder = folder
@@ -42,15 +48,15 @@ class SaveTiming:
 
     @classmethod
     def of_config(cls, trainer: Any) -> SaveTiming:
-        """The timing in VERL's table `trainer`, which `rstar2.train.command` writes."""
+        """Creates it from VERL's table `trainer`, which `rstar2.train.command` writes."""
         return cls(Path(trainer.default_local_dir).parent, float(trainer[SAVE_EVERY]))
 
     def at_step_end(self, step: int) -> AtStepEnd:
-        """What to do at the end of this step. A rule that has decided ends no step before its own one."""
+        """Returns the decision at the end of a step. A rule's decision to stop applies from its own step on."""
         decision = read_decision(self._folder)
         stop = (self._folder / STOP_FILE).exists() or (decision is not None and step >= decision.step)
         return AtStepEnd(stop or time.monotonic() - self._saved_at >= self._every_s, stop)
 
     def saved(self) -> None:
-        """Note that a checkpoint was saved just now."""
+        """Records that a checkpoint was saved now."""
         self._saved_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""The trackers that VERL reports metrics to, and those that get rollouts as traces: names, folders and credentials."""
+"""Trackers for metrics and for traces: their names, folders and credentials."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ Tracker = Literal[
     "vemlp_wandb",
     "rl_insight",
 ]
-"""All that VERL 0.9.1 offers, but for `file`, which is always written."""
+"""The trackers of VERL 0.9.1, except `file`, which is always used."""
 TraceTracker = Literal["mlflow", "trackio", "weave"]
 PROJECT = "rstar2"
-"""The project that all runs belong to in a tracker."""
+"""The project of all runs in a tracker."""
 FIRST_STEP = "RSTAR2_FIRST_STEP"
-"""Environment variable with the number of steps of the stages before, because VERL counts each stage's from 1."""
+"""Environment variable with the number of steps of the stages before. VERL itself counts the steps of each stage
+from 1."""
 _WANDB = "https://api.wandb.ai"
 WANDB_OFFLINE = ("offline", "dryrun", "disabled")
 """Values of WANDB_MODE that need no key."""
@@ -60,7 +61,7 @@ _PACKAGES = {
 
 
 def tracker_keys(trackers: Sequence[Tracker], folder: Path) -> dict[str, Any]:
-    """VERL's keys for a phase in its folder; `file` is what `rstar2 watch` and the report read."""
+    """Returns VERL's keys for the trackers of a phase. `rstar2 watch` and the report page read the tracker `file`."""
     return {
         "trainer.logger": ["file", *trackers],
         "trainer.project_name": PROJECT,
@@ -69,7 +70,7 @@ def tracker_keys(trackers: Sequence[Tracker], folder: Path) -> dict[str, Any]:
 
 
 def run_name(folder: Path) -> str:
-    """A phase's name in trackers: the run's name, and the phase's if it has a folder of its own."""
+    """Returns the name of a phase in trackers: the run's name, and the phase's name if it has its own folder."""
     folder = folder.absolute()
     return f"{folder.parent.name}-{folder.name}" if _is_phase(folder) else folder.name
 
@@ -77,14 +78,15 @@ def run_name(folder: Path) -> str:
 def tracker_environment(
     trackers: Sequence[str], folder: Path, environ: Mapping[str, str], first_step: int = 0
 ) -> dict[str, str]:
-    """Environment variables that say where trackers write, and at which step a phase begins there.
+    """Returns environment variables for trackers: where they write, and at which step a phase begins.
 
-    `rstar2.train.verl.output.trackers` makes a phase one run in a tracker, however often it is started.
+    `rstar2.train.verl.output.trackers` makes each phase one run in a tracker, however often it is started.
 
     Args:
-        trackers: those of metrics and those of traces.
-        environ: the user's. A variable that is set there stays.
-        first_step: steps of the stages before.
+        trackers: all trackers, for metrics and for traces.
+        folder: the folder of the phase.
+        environ: the user's environment. A variable that is set there keeps its value.
+        first_step: number of steps of the stages before.
     """
     folder = folder.absolute()
     root = folder.parent if _is_phase(folder) else folder
@@ -94,12 +96,12 @@ def tracker_environment(
         "trackio": {"TRACKIO_DIR": str(root / "trackio")},
         "swanlab": {"SWANLAB_LOG_DIR": str(root / "swanlab"), "SWANLAB_RESUME": "allow"},
     }
-    wanted = [default for name in trackers for default in defaults.get(name, {}).items()]
-    env = {FIRST_STEP: str(first_step), **{key: environ.get(key, value) for key, value in wanted}}
+    variables = [default for name in trackers for default in defaults.get(name, {}).items()]
+    env = {FIRST_STEP: str(first_step), **{key: environ.get(key, value) for key, value in variables}}
     if "tensorboard" in trackers:
         env["TENSORBOARD_DIR"] = str(root / "tensorboard" / run_name(folder))
     if "rl_insight" in trackers:
-        # Without it VERL's adapter reports nothing.
+        # VERL's adapter reports nothing without this variable.
         env["VERL_RL_INSIGHT_ENABLE"] = "1"
     return env
 
@@ -110,11 +112,13 @@ def check_trackers(
     sft: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Check that trackers can be used before training starts.
+    """Checks before training starts that all trackers can be used.
 
     Args:
-        traces: trackers that get traces.
-        sft: whether SFT's trainer reports, which has no Ray.
+        trackers: trackers for metrics.
+        traces: trackers for traces.
+        sft: whether the trainer is that of SFT, which runs without Ray.
+        environ: the user's environment.
 
     Raises:
         UserError: a package or the credentials of a tracker are missing, or it cannot be used in SFT.
@@ -128,24 +132,26 @@ def check_trackers(
                     if package.distribution
                     else f"Install the package with the module {package.module}"
                 )
-                raise UserError(f"{key} has {name}, which is not installed", f"{install}, or leave it out.")
+                raise UserError(
+                    f"{key} has {name}, which is not installed", f"{install}, or remove it from {key}."
+                )
             if missing := _missing_credentials(name, environ):
                 raise UserError(f"{key} has {name}, but {missing[0]}", missing[1])
     if sft and "rl_insight" in trackers:
         raise UserError(
             "trackers has rl_insight, which reports through Ray, but SFT runs without Ray",
-            "Leave it out for SFT.",
+            "Remove it from the trackers of SFT.",
         )
 
 
 def _installed(module: str) -> bool:
-    """Whether a package is there; a folder of its name, such as the `./wandb` that W&B writes to, is none."""
+    """Whether a package is installed. A folder with its name, such as W&B's output folder `./wandb`, does not count."""
     spec = find_spec(module)
     return spec is not None and spec.origin is not None
 
 
 def _missing_credentials(name: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """What a tracker lacks and what to do about it; None if it has all it needs."""
+    """Returns what a tracker lacks, and a hint, or None if nothing is missing."""
 
     def lacks(*variables: str) -> bool:
         return not all(environ.get(variable) for variable in variables)
@@ -186,14 +192,15 @@ def _missing_credentials(name: str, environ: Mapping[str, str]) -> tuple[str, st
 
 
 def _is_phase(folder: Path) -> bool:
-    """Whether a folder lies in that of its run; `rstar2 sft` trains in the run's folder, which may be called sft."""
+    """Whether a folder is that of a phase within a run. `rstar2 sft` trains in the run's own folder, which may be named
+    sft too."""
     if folder.name == "sft":
         return (folder.parent / "config.json").is_file()
     return re.fullmatch(r"stage\d", folder.name) is not None
 
 
 def _key_on_file(environ: Mapping[str, str]) -> bool:
-    """Whether `wandb login` has left a key for the server that is used."""
+    """Whether `wandb login` has stored a key for the W&B server in use."""
     host = urlsplit(environ.get("WANDB_BASE_URL", _WANDB)).hostname or ""
     try:
         return netrc.netrc(environ.get("NETRC")).authenticators(host) is not None

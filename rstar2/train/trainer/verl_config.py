@@ -1,4 +1,4 @@
-"""Checks a recipe's keys of VERL's own config against that config, before anything is started."""
+"""Checks a recipe's table `[verl]` against VERL's config before training starts."""
 
 from __future__ import annotations
 
@@ -13,31 +13,39 @@ from rstar2.errors import UserError
 def check_verl_keys(
     trainer: Literal["ppo_trainer", "sft_trainer_engine"], recipes: Iterable[list[str]]
 ) -> None:
-    """Raise a UserError for a key or value that VERL's config does not take; of each recipe its `verl_overrides`.
+    """Checks that VERL's config accepts all keys and values. If VERL is not installed, nothing is checked.
 
-    Takes half a second, as Hydra reads VERL's files without importing VERL. Where VERL is not installed, nothing is
-    checked.
+    It takes half a second, because Hydra reads VERL's files without importing VERL.
+
+    Args:
+        trainer: the name of VERL's config.
+        recipes: the `verl_overrides` of each recipe.
+
+    Raises:
+        UserError: VERL's config rejects a key or value.
     """
     verl = find_spec("verl")
-    wanted = {tuple(overrides) for overrides in recipes} - {()}
-    if verl is None or not wanted:
+    checked = {tuple(overrides) for overrides in recipes} - {()}
+    if verl is None or not checked:
         return
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
 
     folders = verl.submodule_search_locations or []
     with initialize_config_dir(str(Path(folders[0]) / "trainer" / "config"), version_base=None):
-        for overrides in wanted:
+        for overrides in checked:
             try:
                 compose(trainer, list(overrides))
             except HydraException as error:
-                raise _refusal(error) from error
+                raise _user_error(error) from error
 
 
-def _refusal(error: Exception) -> UserError:
-    said, _, rest = str(error).partition("\n")
+def _user_error(error: Exception) -> UserError:
+    message, _, rest = str(error).partition("\n")
     _, to_append, added = rest.partition("To append to your config use ")
     hint = "Correct the key or the value in --set verl.… or in the recipe's table [verl]."
     if to_append:
-        hint += f" A key that VERL reads although its config lacks it has a plus: --set verl.{added.strip()}"
-    return UserError(f"VERL refuses a key: {said}", hint)
+        hint += (
+            f" If VERL reads a key that its config lacks, write it with a plus: --set verl.{added.strip()}"
+        )
+    return UserError(f"VERL refuses a key: {message}", hint)

@@ -1,6 +1,6 @@
-"""Sizes that VERL and vLLM fix, and the recipes that do not fit them, which they would refuse late.
+"""Limits in VERL and vLLM, and checks for recipes that exceed them. VERL and vLLM themselves would fail much later.
 
-The numbers are VERL 0.9.1's; a test compares them with its own.
+The numbers are those of VERL 0.9.1. A test compares them with VERL's.
 """
 
 from __future__ import annotations
@@ -9,38 +9,45 @@ from collections.abc import Mapping
 from typing import Any
 
 STICKY_REQUESTS = 10_000
-"""How many requests VERL's router remembers an engine for."""
+"""Number of requests for which VERL's router remembers the engine."""
 BATCHED_TOKENS = 8192
-"""Tokens that an engine computes at a time, by default."""
+"""Default limit for the tokens that an engine computes at a time."""
 QUEUED_SAMPLES = 100_000
-"""Prompts and rollouts that VERL's queue holds, by default."""
+"""Default limit for the prompts and rollouts in VERL's queue."""
 _BATCHED = "actor_rollout_ref.rollout.max_num_batched_tokens"
 _QUEUED = "transfer_queue.backend.SimpleStorage.total_storage_size"
 
 
 def engine_fault(sequences_in_flight: int, verl: Mapping[str, Any]) -> str:
-    """Says why vLLM would not start with the recipe's number of rollouts at a time; empty if it would."""
+    """Says why vLLM would not start with the recipe's `hardware.sequences_in_flight`; empty if it would.
+
+    Args:
+        sequences_in_flight: the recipe's value.
+        verl: VERL's keys that the recipe sets.
+    """
     tokens = verl.get(_BATCHED, BATCHED_TOKENS)
     if isinstance(tokens, int) and sequences_in_flight > tokens:
         return (
             f"hardware.sequences_in_flight = {sequences_in_flight} is more than the {tokens} tokens that vLLM computes "
-            f"at a time, which it refuses: lower it, or set verl.{_BATCHED}={sequences_in_flight}"
+            f"at a time, so vLLM would not start: lower it, or set verl.{_BATCHED}={sequences_in_flight}"
         )
     return ""
 
 
 def queue_fault(prompts: int, rollouts: int, batches: float, verl: Mapping[str, Any]) -> str:
-    """Why VERL's queue would overflow in a step; empty if it does not.
+    """Says why VERL's queue would overflow in a step; empty if it would not.
 
     Args:
-        rollouts: of each prompt.
-        batches: how many steps' prompts there are at a time.
+        prompts: prompts per step.
+        rollouts: rollouts per prompt.
+        batches: number of steps whose prompts are in the queue at the same time.
+        verl: VERL's keys that the recipe sets.
     """
     room = verl.get(_QUEUED, QUEUED_SAMPLES)
     samples = int(batches * prompts * (1 + rollouts))
     if isinstance(room, int) and samples > room:
         return (
-            f"{samples:,} prompts and rollouts are under way at a time, and VERL's queue holds {room:,}: lower "
+            f"{samples:,} prompts and rollouts are under way at a time, but VERL's queue has room for {room:,}: lower "
             f"rollout.prompts or rollout.rollouts, or set verl.{_QUEUED}={2 * samples}"
         )
     return ""

@@ -1,17 +1,18 @@
-"""Everything that imports VERL or Ray: extensions through the hooks of VERL 0.9.1; none of its code is copied.
+"""The only folder that imports VERL or Ray. It extends VERL 0.9.1 through its hooks, and copies none of its code.
 
-- `plugin`: loaded into every VERL process by VERL_USE_EXTERNAL_MODULES; what makes VERL train on a CPU.
-- `torch_kernels`: loaded likewise if `hardware.attention` is "torch"; what stands in for flash-attn.
-- `cpu`: the platform, training engine and rollout backend that it registers, and the engine's micro-batches.
-- `agent_loop`: our agent loop, judge and grader behind VERL's agent-loop hook.
-- `sampler`: RoC behind VERL's custom-sampler hook.
-- `held_out`: what VERL measures on held-out problems, without the rollouts that have no verdict.
-- `rendezvous`: the port at which the workers find each other, on CPUs and GPUs alike.
-- `rollout_fields`: what travels from the agent loop to the sampler.
+- `plugin`: makes VERL train on a CPU. VERL_USE_EXTERNAL_MODULES loads it into every VERL process.
+- `torch_kernels`: replaces flash-attn by PyTorch if `hardware.attention` is "torch". It is loaded in the same way.
+- `cpu`: the platform, training engine and rollout backend for a CPU, and the engine's micro-batches.
+- `agent_loop`: our agent loop, judge and grader, through VERL's agent-loop hook.
+- `sampler`: the selection of rollouts, such as Resampling on Correct (RoC), through VERL's custom-sampler hook.
+- `held_out`: the measurement on held-out problems, over the rollouts that have a verdict.
+- `rendezvous`: the port at which the workers find each other, on CPUs and GPUs.
+- `rollout_fields`: the data that the agent loop passes to the sampler.
 
-Private touch points, held by tests/train/verl/test_contract.py: `initialize_global_process_group` and `..._ray` of
-`verl.utils.distributed`, `verl.workers.rollout.base._ROLLOUT_REGISTRY`, `ReplayBuffer._materialize_batch` and its
+It also replaces or uses these private parts of VERL, which tests/train/verl/test_contract.py checks:
+`initialize_global_process_group` and `initialize_global_process_group_ray` of `verl.utils.distributed`,
+`verl.workers.rollout.base._ROLLOUT_REGISTRY`, `ReplayBuffer._materialize_batch` and its
 `_sync_metadata_from_transfer_queue`, `PPOTrainer._validate` and its `_val_metrics_update`, `prepare_micro_batches` of
 the FSDP engine, `RayWorkerGroup.__init__` and its `master_port_range`, `SYNTHETIC_PADDING_SEQ_LEN` of
-`verl.trainer.ppo.padding_utils`, `cross_entropy_loss` of `verl.utils.torch_functional`.
+`verl.trainer.ppo.padding_utils`, and `cross_entropy_loss` of `verl.utils.torch_functional`.
 """

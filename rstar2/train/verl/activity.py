@@ -1,8 +1,8 @@
-"""Has the first rank of the trainer say what it is doing: which micro-batch, which tensor it sends, whether it saves.
+"""Reports the activity of the trainer's first rank: the current micro-batch, the tensor that it sends, or saving.
 
-An update can take hours and prints nothing. The hooks are around the methods of VERL's FSDP engine, in the process of
-rank 0 alone, and are set when that process has joined its process group: only the processes that train do. VERL's own
-code runs unchanged between them.
+An update can take hours and prints nothing. Hooks around methods of VERL's FSDP engine therefore write what it is
+doing. They are installed only in the process of rank 0, when it joins its process group. VERL's own code does not
+change.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _PHASES = {
     "save_checkpoint": "saving a checkpoint",
     "load_checkpoint": LOADING_CHECKPOINT,
 }
-"""The phase that each of these methods of VERL's engine begins."""
+"""The phase that begins with each of these methods of VERL's engine."""
 
 
 def report_after(join: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function of VERL that joins a process group: afterwards the first rank reports what it does."""
+    """Wraps a function of VERL that joins a process group, so that the first rank reports its activity afterwards."""
 
     @functools.wraps(join)
     def joined(*args: Any, **kwargs: Any) -> Any:
@@ -47,9 +47,9 @@ def report_after(join: Callable[..., Any]) -> Callable[..., Any]:
     return joined
 
 
-@functools.cache  # the actor and a reference model join one after the other
+@functools.cache  # it is called twice if there is a reference model, which joins after the actor
 def report_activity(folder: Path) -> None:
-    """From now on, write to `folder/alive.json` what VERL's FSDP engine does in this process."""
+    """Installs the hooks, which write the activity of VERL's FSDP engine in this process to `folder/alive.json`."""
     from verl.workers.engine.fsdp import transformer_impl
 
     hooks = ActivityHooks(ActivityWriter(folder))
@@ -63,7 +63,7 @@ def report_activity(folder: Path) -> None:
 
 
 class ActivityHooks:
-    """Wraps functions of VERL so that each call writes the trainer's activity."""
+    """Wrappers for functions of VERL. Each call of a wrapped function writes the trainer's activity."""
 
     def __init__(self, writer: ActivityWriter) -> None:
         self._write = writer.write

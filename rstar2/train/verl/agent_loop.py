@@ -1,4 +1,4 @@
-"""Runs one rollout for VERL, through its agent-loop hook: the same loop, judge and grader as in chat and evaluation."""
+"""VERL's agent-loop hook: it runs a rollout with the same loop, judge and grader as chat and evaluation."""
 
 from __future__ import annotations
 
@@ -40,27 +40,32 @@ from rstar2.train.verl.rollout_fields import recoverable_field, to_extra_fields
 
 @functools.cache
 def _judge(url: str, token: str | None, wait_s: float) -> JudgeClient:
-    """One client per process: calls made at the same time are sent together."""
+    """Returns the process's client of the judge. A shared client sends calls made at the same time in one message."""
     return JudgeClient(url, token, wait_s)
 
 
 @functools.cache
 def _grader() -> GraderPool:
-    """One pool per process; it ends with the process."""
+    """Returns the process's pool of grader processes. It ends with the process."""
     pool = GraderPool(workers=1)
     pool.__enter__()
     return pool
 
 
 END_S = 5.0
-"""In which training that ends stops all its processes."""
-_ENGINES_TRIED = 3
-"""For one turn, where engines die under it."""
+"""Limit for the seconds in which training stops all its processes when it ends."""
+_ENGINE_ATTEMPTS = 3
+"""Limit for the engines that are tried for one turn, if engines die while they generate it."""
 log = logging.getLogger(__name__)
 
 
 class GraderFault(Failure):
-    """The grader could not grade a finished rollout, `trace`, through a fault of its own."""
+    """The grader could not grade a finished rollout, because of an error of its own.
+
+    Args:
+        why: the error.
+        trace: the rollout.
+    """
 
     def __init__(self, why: str, trace: Trace) -> None:
         super().__init__(f"the grader failed: {why}")
@@ -68,9 +73,9 @@ class GraderFault(Failure):
 
 
 class _ServerEngine:
-    """VERL's server client as an `Engine` for one rollout; notes which weights wrote the trace.
+    """An `Engine` for one rollout, over VERL's client. It records which weights wrote each turn.
 
-    Its requests' id begins with the rollout's group, see `rstar2.train.verl.engines.router`.
+    The id of its requests begins with the rollout's group (see `rstar2.train.verl.engines.router`).
     """
 
     name = "verl"
@@ -83,7 +88,7 @@ class _ServerEngine:
         self._request_id = f"{group}{GROUP_ENDS}{uuid.uuid4().hex}"
         self.versions: dict[str, Any] = {}
         self.written_by: Counter[int] = Counter()
-        """Tokens of the turns that each step's weights began."""
+        """Number of tokens in the turns that each step's weights started, by step."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -96,8 +101,8 @@ class _ServerEngine:
         }
         try:
             output = await self._generate(list(prompt_ids), params)
-        except Exception as error:  # VERL's client raises whatever its server did
-            raise EngineError(f"VERL's rollout server failed: {_said_by_server(error)}") from error
+        except Exception as error:  # VERL's client can raise any error of its server
+            raise EngineError(f"VERL's rollout server failed: {_server_message(error)}") from error
         fields = output.extra_fields
         self.versions.setdefault("min_global_steps", fields.get("min_global_steps"))
         self.versions["max_global_steps"] = fields.get("max_global_steps")
@@ -108,8 +113,8 @@ class _ServerEngine:
         return Generation(token_ids, output.log_probs, "length" if full or not token_ids else "stop")
 
     async def _generate(self, prompt_ids: list[int], params: dict[str, Any]) -> Any:
-        """VERL's answer, from another engine where the rollout's own one died."""
-        for _ in range(_ENGINES_TRIED - 1):
+        """Returns VERL's response. If the rollout's engine died, another engine generates it."""
+        for _ in range(_ENGINE_ATTEMPTS - 1):
             try:
                 return await self._client.generate(
                     request_id=self._request_id, prompt_ids=prompt_ids, sampling_params=params
@@ -123,7 +128,11 @@ class _ServerEngine:
         )
 
     def ended(self, tokens: int | None) -> None:
-        """Tell our router, where it is used, that the rollout is over: its tokens in all, None where it failed."""
+        """Tells our router, if it is used, that the rollout has ended.
+
+        Args:
+            tokens: its number of tokens, with the prompt; None if it failed.
+        """
         end = getattr(self._router, "end_session", None)
         if end is not None:
             end.remote(self._request_id, tokens)
@@ -132,10 +141,11 @@ class _ServerEngine:
         return None
 
 
-class _LostOnce:
-    """The tools of one rollout; after a lost call every further call is lost at once.
+class _StopAfterLostCall:
+    """The tools of one rollout. After the judge has lost a call, every further call counts as lost without being run.
 
-    Such a rollout is left out of the update, so it is not worth waiting for a judge that is away in each of its turns.
+    A rollout with a lost call is not trained on. Waiting for an unreachable judge in each of its turns would be in
+    vain.
     """
 
     def __init__(self, tools: ToolRunner) -> None:
@@ -151,14 +161,14 @@ class _LostOnce:
         return call
 
 
-def _said_by_server(error: Exception) -> str:
-    """What a server's error says, without the traceback that Ray puts before what the server itself raised."""
+def _server_message(error: Exception) -> str:
+    """Returns the text of a server's error, without the traceback that Ray adds."""
     cause = error.cause if isinstance(error, RayTaskError) else None
     return str(error) if cause is None else f"{type(cause).__name__}: {cause}"
 
 
 class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """One rollout; its settings are those of `rstar2.train.command.agent_loop_yaml`, named as in the recipe."""
+    """Runs rollouts. `rstar2.train.command.agent_loop_yaml` writes its settings, which are named as in the recipe."""
 
     def __init__(
         self,
@@ -193,7 +203,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     @contextmanager
     def _ends_training(self) -> Iterator[None]:
-        """An error within the block ends training at once: every further rollout would have it too."""
+        """A context in which an error ends training at once, because every further rollout would fail the same way."""
         try:
             yield
         except RStarError as error:
@@ -201,7 +211,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             raise
 
     def _seed_of(self, row: dict[str, Any], beginning: Beginning | None) -> int | None:
-        """The rollout's seed on a CPU, so that a run can be repeated; None on vLLM, which is faster without."""
+        """Returns the rollout's seed on a CPU, so that a run can be repeated. vLLM gets None, which is faster."""
         if self.rollout_config.name != CPU_ROLLOUT:
             return None
         name = f"{row['global_steps']} {row['extra_info']['id']}"
@@ -210,15 +220,18 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         return sample_seed(self._seed, name, int(row["session_id"]))
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """Make a rollout of a problem."""
+        """Runs a rollout of a problem."""
         return await self._roll_out(sampling_params, kwargs)
 
     async def recover(
         self, sampling_params: dict[str, Any], beginning: Beginning, replay: bool, **kwargs: Any
     ) -> AgentLoopOutput:
-        """Make a rollout that begins after a failed call of another.
+        """Runs a recovery: a rollout that begins after a failed call of another.
 
-        `replay` says whether the calls before it are run again, because they left something behind.
+        Args:
+            sampling_params: VERL's sampling parameters.
+            beginning: the turns that the recovery begins with.
+            replay: whether their calls run again first, because the tool keeps state.
         """
         return await self._roll_out(sampling_params, kwargs, beginning, replay)
 
@@ -238,14 +251,14 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         tokens, keep_state = None, False
         try:
             async with self._tools.opened() as tools:
-                lost_once = _LostOnce(tools)
+                stopping_tools = _StopAfterLostCall(tools)
                 for call in begun.calls if replay else ():
                     if call.arguments is not None:
-                        await lost_once.run(call.name, call.arguments)
+                        await stopping_tools.run(call.name, call.arguments)
                 trace = await continue_rollout(
                     begun,
                     engine=engine,
-                    tools=lost_once,
+                    tools=stopping_tools,
                     codec=self._codec,
                     limits=self._limits,
                     sampling=Sampling(
@@ -257,9 +270,10 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         except RolloutError as error:
             if self._trace_share > 0:
                 if self._may_end_unfinished:
-                    # Training that ends stops its engines before this process: what fails then is no failure.
+                    # When training ends, the engines stop before this process. Rollouts that fail because of this are
+                    # not recorded.
                     await asyncio.sleep(END_S)
-                write_failed(self._traces, _described(error.trace, kwargs))
+                write_failed(self._traces, _with_problem(error.trace, kwargs))
             raise
         except AccessRefused as error:
             # Every further call would be lost too.
@@ -267,9 +281,9 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             raise
         finally:
             engine.ended(tokens)
-        trace = await self._rewarded(_described(trace, kwargs))
+        trace = await self._rewarded(_with_problem(trace, kwargs))
         recovery = None if beginning is None else recovery_of(trace, beginning.turns)
-        # Traces of recoveries are not kept: everything that reads traces takes each for a rollout of the problem.
+        # Traces of recoveries are not saved, because readers of traces take each for a whole rollout of the problem.
         with_trace = recovery is None and may_be_kept(trace, self._trace_share, self._seed)
         recoverable = self._recover and recovery is None and may_recover(trace)
         return AgentLoopOutput(
@@ -289,11 +303,14 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         )
 
     async def _rewarded(self, trace: Trace) -> Trace:
-        """Grade a trace's final turn against the gold answer and give it its reward.
+        """Grades the answer of a trace, and returns the trace with its verdict and reward.
 
-        An answer that the grader could not decide counts as not correct, because a model could provoke it on purpose.
-        Raises GraderFault if grading was prevented by something that no answer can cause, and a Failure that ends
-        training if a user's reward failed.
+        An answer that the grader could not decide counts as not correct, because a model could write such answers on
+        purpose.
+
+        Raises:
+            GraderFault: the grader failed for a reason that no answer can cause.
+            Failure: a user's reward function raised an error. It ends training.
         """
         verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward.name))
         if verdict.grader_failed:
@@ -311,12 +328,12 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             )
         graded = trace.model_copy(update={**asdict(verdict), "read_by": reading_rule(self._reward.name)})
         with self._ends_training():
-            # In a thread, because a user's reward may take long.
+            # It runs in a thread, because a user's reward function may take long.
             return await asyncio.to_thread(self._reward.rewarded, graded)
 
 
-def _described(trace: Trace, row: dict[str, Any]) -> Trace:
-    """The trace with what VERL's row knows of its problem and step."""
+def _with_problem(trace: Trace, row: dict[str, Any]) -> Trace:
+    """Returns the trace with the problem, answer and step of VERL's row."""
     about = row.get("extra_info") or {}
     return trace.model_copy(
         update={

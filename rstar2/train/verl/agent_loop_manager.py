@@ -1,15 +1,13 @@
-"""Hands VERL's prompts to rollouts, with one agent loop for all rollouts of a process, and records those that fail.
+"""Our version of VERL's manager of agent loops and of its workers. It differs from VERL's in four ways.
 
-VERL makes an agent loop for every rollout, by Hydra, which takes 5 to 8 ms of the process that runs all of them: more
-than the loop itself. Ours keeps no state between rollouts.
-
-VERL leaves a failed rollout out of its queue, so that nobody after it knows of it. Here it leaves a tag in the queue,
-by which `rstar2.train.verl.sampler` counts it.
-
-VERL starts all rollouts of a group together. If the recipe rolls groups out in rounds (`rstar2.train.rounds`), each
-waits here for its round, and those that a decided group does not need return without a rollout. VERL takes a group as
-finished when all of them have returned, in every mode. Recoveries (`rstar2.train.recover`) are made before the last one
-returns, when all others have ended, so that long rollouts give as many as short ones.
+- One agent loop serves all rollouts of a process. VERL makes one for every rollout with Hydra. This takes 5 to 8 ms,
+  which is more than the loop itself takes. Our loop has no state between rollouts.
+- A failed rollout leaves a tag in VERL's queue, by which `rstar2.train.verl.sampler` counts it. VERL leaves nothing.
+- A group can be rolled out in rounds (`rstar2.train.rounds`). VERL starts all rollouts of a group together; here each
+  waits for its round. If the group is decided earlier, the remaining ones return without a rollout. VERL takes a group
+  as finished when all of them have returned.
+- Recoveries (`rstar2.train.recover`) run after all rollouts of a group have ended, before the last one returns. Long
+  rollouts therefore get as many recoveries as short ones.
 
 VERL's setting `rollout.agent.agent_loop_manager_class` names this module's manager.
 """
@@ -38,7 +36,7 @@ from rstar2.train.recover import Beginning, RecoverSettings, draw_beginnings
 from rstar2.train.rounds import GroupInRounds, Rounds
 from rstar2.train.select import Selection, SelectSettings
 from rstar2.train.verl.agent_loop import GraderFault
-from rstar2.train.verl.reuse import HandedOut, RolloutReuse
+from rstar2.train.verl.reuse import ProblemMarker, RolloutReuse
 from rstar2.train.verl.rollout_fields import (
     failed_tag,
     recoveries_key,
@@ -51,11 +49,12 @@ from rstar2.train.verl.rollout_fields import (
 )
 
 REASON_CHARS = 200
+"""Limit for the characters of an error's text in the record of a failed rollout."""
 log = logging.getLogger(__name__)
 
 
 class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """VERL's worker, except for where the agent loop comes from, when a rollout begins and what a failed one leaves."""
+    """VERL's worker, with the changes that this module's docstring describes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -88,12 +87,12 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             )
         loop: Any = self._loops[agent_name]
         if trajectory["validate"]:
-            await self._rolled_out(lambda: loop.run(sampling_params, **row), row, "val")
+            await self._run_rollout(lambda: loop.run(sampling_params, **row), row, "val")
             return
         try:
             await self._groups.run(
                 row,
-                lambda: self._rolled_out(
+                lambda: self._run_rollout(
                     lambda: self._reuse.run(loop.run, sampling_params, row), row, "train"
                 ),
             )
@@ -108,7 +107,14 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         row: dict[str, Any],
         beginnings: list[tuple[Beginning, bool]],
     ) -> None:
-        """Make the recoveries from some failed calls of a group, which are told of before."""
+        """Runs the recoveries of a group, after a tag with their number was put into VERL's queue.
+
+        Args:
+            loop: the agent loop.
+            sampling_params: VERL's sampling parameters.
+            row: the row of the group's last rollout.
+            beginnings: see `Beginnings.ended`.
+        """
         if not beginnings:
             return
         uid, count = str(row["uid"]), self._beginnings.settings.rollouts
@@ -118,32 +124,32 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         async def one(number: int, session: int) -> None:
             beginning, replay = beginnings[number]
             member = {**row, "uid": recovery_group(uid, number), "session_id": session}
-            await self._rolled_out(
+            await self._run_rollout(
                 lambda: loop.recover(sampling_params, beginning, replay, **member), member, "train"
             )
 
         await asyncio.gather(*(one(each, i) for each in range(len(beginnings)) for i in range(count)))
 
-    async def _rolled_out(
+    async def _run_rollout(
         self, run: Callable[[], Awaitable[agent_loop.AgentLoopOutput]], row: dict[str, Any], partition: str
     ) -> Rollout | None:
-        """Make a rollout and put it into VERL's queue; None if it failed, of which a tag in the queue tells."""
+        """Runs a rollout and puts it into VERL's queue. If it fails, it puts a tag there and returns None."""
         try:
             output = await run()
-            # VERL's queue does not need it, and it is as large as the rollout.
+            # The field is removed, because it is as large as the rollout and VERL's queue does not need it.
             if (recoverable := take_recoverable(output.extra_fields)) and partition == "train":
                 self._beginnings.add(row, *recoverable)
             await self._agent_loop_postprocess(output, partition == "val", **row)
             return rollout_of(output.extra_fields)
-        except Exception as error:  # whatever it is, the rollout has no verdict
+        except Exception as error:  # any error means that the rollout has no verdict
             name = f"{row['uid']}_{row['session_id']}_0"
             log.warning("rollout %s failed", name, exc_info=error)
-            await tq.async_kv_put(key=name, partition_id=partition, tag=failed_tag(_described(error)))
+            await tq.async_kv_put(key=name, partition_id=partition, tag=failed_tag(_failure_record(error)))
             return None
 
 
 class Groups:
-    """The groups that one of VERL's workers is rolling out.
+    """Runs the rollouts of one worker in rounds, if the recipe says so.
 
     Args:
         settings: `sampler_kwargs` of the trainer config, see `rstar2.train.verl.sampler`.
@@ -155,10 +161,15 @@ class Groups:
             self._rounds = Rounds(**settings["rounds"])
             self._selection = Selection(SelectSettings.model_validate(dict(settings["select"])))
         self._groups: dict[str, GroupInRounds] = {}
-        """Those in rounds of which VERL has not started every rollout yet."""
+        """The groups of which VERL has not started every rollout yet."""
 
     async def run(self, row: Mapping[str, Any], roll_out: Callable[[], Awaitable[Rollout | None]]) -> None:
-        """Make the rollout of a row when its round begins, or not at all if its group does not need it."""
+        """Runs the rollout of a row when its round begins. It does not run it if the group does not need it.
+
+        Args:
+            row: the row of VERL's batch.
+            roll_out: runs the rollout; it returns None if the rollout failed.
+        """
         if self._rounds is None:
             await roll_out()
             return
@@ -182,7 +193,7 @@ class Groups:
 
 
 class Beginnings:
-    """The failed calls of the groups that one of VERL's workers is rolling out, after which others may begin.
+    """Collects the failed calls of one worker's groups, after which recoveries may begin.
 
     Args:
         settings: `sampler_kwargs` of the trainer config, see `rstar2.train.verl.sampler`.
@@ -196,13 +207,21 @@ class Beginnings:
         self._ended: dict[str, int] = defaultdict(int)
 
     def add(self, row: Mapping[str, Any], trace: Trace, replay: bool) -> None:
-        """Note a rollout of a row's group that has failed calls; `replay`: a beginning's calls have to be run again."""
+        """Adds a rollout with failed calls.
+
+        Args:
+            row: the row of VERL's batch that the rollout belongs to.
+            trace: the rollout.
+            replay: whether the calls before a recovery must run again, because the tool keeps state.
+        """
         self._traces[str(row["uid"])].append((trace, replay))
 
     def ended(self, row: Mapping[str, Any]) -> list[tuple[Beginning, bool]]:
-        """Note that a rollout of a row's group has ended, or was not needed.
+        """Counts a rollout of a group that has ended or was not needed.
 
-        Returns those drawn of the group's failed calls if it was the last; none otherwise.
+        Returns:
+            If it was the last of its group, the beginnings drawn for recoveries, each with `replay` of `add`. Otherwise
+            an empty list.
         """
         if not self.settings.failures:
             return []
@@ -211,16 +230,16 @@ class Beginnings:
         if self._ended[uid] < self._rollouts:
             return []
         del self._ended[uid]
-        noted = self._traces.pop(uid, [])
-        # Seeded by step and problem, so that a resumed run draws as an uninterrupted one would.
+        traces = self._traces.pop(uid, [])
+        # Seeded by step and problem, so that a resumed run draws the same failed calls as an uninterrupted one.
         about = row.get("extra_info") or {}
         seed = sample_seed(self._seed, f"recover {row['global_steps']} {about.get('id', '')}", 0)
-        replay = {trace.sample: again for trace, again in noted}
-        drawn = draw_beginnings([trace for trace, _ in noted], self.settings.failures, seed)
-        return [(each, replay[each.trace.sample]) for each in drawn]
+        replay = {trace.sample: must_replay for trace, must_replay in traces}
+        beginnings = draw_beginnings([trace for trace, _ in traces], self.settings.failures, seed)
+        return [(each, replay[each.trace.sample]) for each in beginnings]
 
 
-def _described(error: Exception) -> FailedRollout:
+def _failure_record(error: Exception) -> FailedRollout:
     reason = (" ".join(str(error).split()) or type(error).__name__)[:REASON_CHARS]
     if isinstance(error, RolloutError):
         return FailedRollout("engine", reason, error.trace.tokens)
@@ -230,13 +249,13 @@ def _described(error: Exception) -> FailedRollout:
 
 
 class AgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
-    """VERL's manager, with the workers of this module."""
+    """VERL's manager, with this module's workers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(AgentLoopWorker)
-        self._handed_out = HandedOut(self.config)
+        self._marker = ProblemMarker(self.config)
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        self._handed_out.mark(prompts)
+        self._marker.mark(prompts)
         super().generate_sequences(prompts)

@@ -1,4 +1,7 @@
-"""Asks a Ray cluster for the GPUs of its nodes: `python -m rstar2.train.verl.cluster ADDRESS` prints a JSON list."""
+"""Counts the GPUs of a Ray cluster.
+
+`python -m rstar2.train.verl.cluster ADDRESS` prints a JSON list with the number of GPUs of each node.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import ray
 
 
 def gpus_by_node(address: str) -> list[float]:
-    """The GPUs of each live node; raises what Ray raises where no cluster answers."""
+    """Returns the number of GPUs of each live node. Raises Ray's error if no cluster responds at the address."""
     ray.init(address=address, log_to_driver=False, logging_level="error")
     try:
         return [node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]]

@@ -1,8 +1,8 @@
-"""Runs torchrun on every node of a Ray cluster, which SFT on several nodes needs, and ends when one of them ends.
+"""Runs torchrun on every node of a Ray cluster, for SFT on several nodes. It ends when one of them fails.
 
-`python -m rstar2.train.verl.every_node NODES GPUS NAMES -m torch.distributed.run …` adds the rendezvous to torchrun's
-command line. NAMES are the environment variables, with commas between, that the nodes get from here. What torchrun
-prints is printed here.
+`python -m rstar2.train.verl.every_node NODES GPUS NAMES -m torch.distributed.run …` adds the options of the rendezvous
+to torchrun's command line. NAMES are names of environment variables, separated by commas, that are copied to the nodes.
+The output of torchrun on all nodes is printed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rstar2.processes import die_with, free_port
 
 PLACEMENT_S = 600.0
-"""How long the cluster may take to have the GPUs free."""
+"""Limit for the seconds until the cluster has free GPUs."""
 REGISTER_TIMEOUT = "RAY_worker_register_timeout_seconds"
-"""How long Ray waits for a process to start, from `hardware.worker_start_s`; the actor has as long, and a minute."""
+"""Ray's environment variable for the limit of a process's start. Its value comes from `hardware.worker_start_s`. An
+actor here may take one minute longer."""
 TORCHRUN = ["-m", "torch.distributed.run"]
 
 
 class Node:
-    """An actor on one node, holding its GPUs."""
+    """An actor on one node, which owns its GPUs."""
 
     def rendezvous(self) -> tuple[str, int]:
-        """This node's address, and a port that is free there."""
+        """Returns this node's address and a free port."""
         return ray.util.get_node_ip_address(), free_port()
 
     def run(self, rank: int, address: tuple[str, int], words: list[str]) -> int:
-        """Run torchrun to its end; returns its exit code. It is asked to end where this actor is killed."""
+        """Runs torchrun and returns its exit code. If this actor is killed, torchrun gets SIGTERM."""
         where = [f"--node-rank={rank}", f"--master-addr={address[0]}", f"--master-port={address[1]}"]
         process = subprocess.Popen(
             [sys.executable, *TORCHRUN, *where, *words], preexec_fn=die_with(os.getpid(), signal.SIGTERM)
@@ -43,7 +44,10 @@ class Node:
 
 
 def run(nodes: int, gpus: int, names: list[str], words: list[str]) -> int:
-    """The exit code of the first torchrun that failed, else 0; raises what Ray raises without the nodes."""
+    """Runs torchrun on all nodes.
+
+    Returns the exit code of the first torchrun that failed, or 0. Raises Ray's error if the cluster lacks the nodes.
+    """
     ray.init(runtime_env={"env_vars": {name: os.environ[name] for name in names}})
     group = placement_group([{"CPU": 1, "GPU": gpus}] * nodes, strategy="STRICT_SPREAD")
     ray.get(group.ready(), timeout=PLACEMENT_S)
@@ -59,7 +63,8 @@ def run(nodes: int, gpus: int, names: list[str], words: list[str]) -> int:
         address = ray.get(actors[0].rendezvous.remote(), timeout=start_s)
     except ray.exceptions.GetTimeoutError:
         sys.exit(
-            f"no process started on the first node within {start_s:.0f} s: on a slow disk raise hardware.worker_start_s"
+            f"no process started on the first node within {start_s:.0f} s: if the disk is slow, raise "
+            "hardware.worker_start_s"
         )
     running = [each.run.remote(rank, address, words) for rank, each in enumerate(actors)]
     while running:

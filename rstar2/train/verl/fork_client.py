@@ -1,8 +1,10 @@
-"""Runs `[-m MODULE | SCRIPT] ARGUMENTS…` in a fork of the fork server, or in a fresh interpreter where there is none.
+"""The client of the fork server: it runs `[-m MODULE | SCRIPT] ARGUMENTS…` in a fork of the server.
 
-It takes the place of the Python executable, for the trainer and for each of Ray's workers, and stands for the
-forked process while that lives: passes signals on to it and ends with its exit code. It is started by path, as
-`python -I -S fork_client.py …`, and imports next to nothing, because its start is what is to be saved.
+If there is no server, it runs the command in a new interpreter.
+
+It replaces the Python executable of the trainer and of each of Ray's workers. While the forked process runs, the client
+forwards signals to it, and it ends with the same exit code. It is started by its path, as
+`python -I -S fork_client.py …`, and imports very little, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from types import FrameType
 SOCKET_VARIABLE = "RSTAR2_FORK_SERVER"
 """Environment variable with the name of the server's socket in the abstract namespace."""
 PARENT_POLL_S = 1.0
-"""How often the client looks whether its parent still lives."""
+"""Seconds between two checks that the client's parent still lives."""
 ANSWER_S = 300.0
-"""How long the server may take to answer, its own imports included; a fresh interpreter runs the command then."""
+"""Limit for the seconds until the server responds, including its own imports. After that, a new interpreter runs the
+command."""
 
 
 def main() -> None:
-    """Run the command that is on the command line; never returns."""
+    """Runs the command of the command line. It never returns."""
     arguments = sys.argv[1:]
     request = {"argv": arguments, "env": dict(os.environ), "cwd": os.getcwd(), "umask": _umask()}
     may_begin, begin = os.pipe()
@@ -37,7 +40,7 @@ def main() -> None:
         server.sendall(body)
         child = int.from_bytes(exactly(server, 8), "big")
     except (OSError, KeyError):
-        # The server is an optimization: without it the command runs as it would have anyway.
+        # The server only saves time. Without it the command runs in a new interpreter.
         os.execv(sys.executable, [sys.executable, *arguments])
     server.settimeout(PARENT_POLL_S)
 
@@ -49,9 +52,10 @@ def main() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, pass_on)
-    # Only now: a signal sent in answer to the command's first output would otherwise end this process alone.
+    # The command begins only now that signals are forwarded. A signal in response to its first output would otherwise
+    # end only this process.
     _let_begin(begin)
-    # Bounded by the child's life: the server answers when the child ends, and its own end closes the socket.
+    # This wait ends with the child, when the server responds, or with the server, whose end closes the socket.
     status = _wait(server, child)
     if os.WIFSIGNALED(status):
         signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
@@ -69,14 +73,18 @@ def _let_begin(pipe: int) -> None:
 
 
 def _wait(server: socket.socket, child: int) -> int:
-    """The child's wait status; it is killed when this process's parent ends, as the child itself would notice."""
+    """Returns the child's wait status.
+
+    If this process's parent ends, this process ends too, and the server kills the child. Without the fork server, the
+    child itself would end with that parent.
+    """
     parent = os.getppid()
     while True:
         try:
             return int.from_bytes(exactly(server, 8), "big")
         except TimeoutError:
             if os.getppid() != parent:
-                os._exit(1)  # the server kills the child of a client that is gone
+                os._exit(1)  # the server then kills the child
         except OSError:
             return int(signal.SIGKILL)
 
@@ -88,7 +96,7 @@ def _umask() -> int:
 
 
 def exactly(sock: socket.socket, count: int) -> bytes:
-    """So many bytes; an OSError where the other end left, or sent nothing in time."""
+    """Receives exactly `count` bytes. Raises OSError if the other end closes the connection or is silent too long."""
     received = b""
     while len(received) < count:
         part = sock.recv(count - len(received))

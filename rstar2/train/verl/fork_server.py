@@ -1,13 +1,15 @@
-"""A process that has imported torch, transformers and VERL once, and forks itself for every process that needs them.
+"""The fork server: a process that has imported torch, transformers and VERL, and forks when a process needs them.
 
-One run of VERL on a laptop is nine processes, each of which imports the same libraries for several seconds of
-processor time, again in each stage. Forked from this one they have them at once, and share their memory. Only the
-CPU profile uses it; `rstar2.train.verl.fork_client` is the other end. It exists only for speed: where it is not
-there or does not answer, the same commands run in fresh interpreters.
+A run of VERL on a laptop has nine processes. Each of them would import the same libraries, which takes several seconds
+of processor time, and again in every stage. A fork has them at once, and shares their memory.
+
+The server exists only for speed, and only the CPU profile uses it. `rstar2.train.verl.fork_client` is its client. If
+the server is missing or does not respond, the same commands run in new interpreters.
 
     python -m rstar2.train.verl.fork_server LISTENER LOG
 
-LISTENER is the descriptor of a listening socket; LOG only tells whoever lists processes which run this one serves.
+LISTENER is the descriptor of a listening socket. LOG is not used; it shows in a list of processes which run this
+server belongs to.
 """
 
 from __future__ import annotations
@@ -50,20 +52,20 @@ PRELOADED = (
     "rstar2.train.verl.plugin",
     "rstar2.train.verl.sampler",
 )
-"""What the trainers' processes import. Anything left out is only imported later, by the process that wants it."""
+"""Modules that the trainer's processes import. If one is missing here, each process that needs it imports it itself."""
 FIXED_AT_IMPORT = {
-    # The first job of a cluster, which is what a trainer is in a cluster of its own.
+    # The id of a cluster's first job. A trainer has a cluster of its own, so it is the first job.
     "RAY_JOB_ID": "01000000",
-    # pyarrow's usual allocator starts a thread, which no fork would have.
+    # pyarrow's usual allocator starts a thread, and threads do not survive a fork.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-"""Environment variables that libraries read once, when they are imported, so that a child's own come too late.
+"""Environment variables that libraries read when they are imported. A fork cannot change them any more.
 
-RAY_RAYLET_PID, whose process a worker must not outlive, is one more; the workers are bound to this process instead,
-and `fork_client` to the raylet.
+RAY_RAYLET_PID is set too, to this process. A worker of Ray ends with the process of that id. Here it ends with this
+process, and `fork_client` ends with Ray's raylet.
 """
 REQUEST_S = 10.0
-"""How long a client may take to send its request once it is connected."""
+"""Limit for the seconds from a client's connection until its request is complete."""
 
 
 @dataclass
@@ -75,28 +77,28 @@ class _Child:
 
 @dataclass(frozen=True)
 class Job:
-    """What a forked process is to run: the parts of a command line and where it was given."""
+    """The command that a forked process runs, and the process state that it runs in."""
 
     argv: list[str]
     env: dict[str, str]
     cwd: str
     umask: int
     descriptors: list[int]
-    """Standard input, output and error, and a pipe in which a byte arrives when the job may begin."""
+    """Standard input, output and error, and a pipe. A byte arrives in the pipe when the job may begin."""
 
 
 class ForkServer:
-    """Accepts requests on a Unix socket that is bound and listening, and forks a child for each."""
+    """Accepts requests on a listening Unix socket, and forks a child for each."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._children: dict[int, _Child] = {}
-        """By descriptor: each child is found by its pidfd and by its client's connection."""
+        """Each child by two descriptors: its pidfd and the connection to its client."""
 
     def serve(self) -> Job:
-        """Fork for every request. Returns only in a child, with what that is to run."""
+        """Forks a child for every request. It returns only in a child, with the child's job."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
@@ -109,7 +111,7 @@ class ForkServer:
         connection, _ = self._listener.accept()
         connection.settimeout(REQUEST_S)
         try:
-            _refuse_strangers(connection)
+            _check_user(connection)
             job = _receive(connection)
         except (OSError, ValueError):
             connection.close()
@@ -119,7 +121,7 @@ class ForkServer:
         if pid == 0:
             die_with(server, signal.SIGKILL)()
             connection.close()
-            self._forget_all()
+            self._close_server_descriptors()
             return job
         for descriptor in job.descriptors:
             os.close(descriptor)
@@ -127,12 +129,19 @@ class ForkServer:
         for descriptor in (connection.fileno(), child.pidfd):
             self._children[descriptor] = child
             self._selector.register(descriptor, selectors.EVENT_READ)
-        with contextlib.suppress(OSError):  # a client that is gone is noticed by its closed connection
+        with contextlib.suppress(
+            OSError
+        ):  # if the client has ended, `serve` sees that its connection is closed
             connection.sendall(pid.to_bytes(8, "big"))
         return None
 
     def _reap(self, child: _Child, descriptor: int) -> None:
-        """A child ended, or its client did, and then the child must not outlive it."""
+        """Cleans up after a child that ended, or kills a child whose client ended.
+
+        Args:
+            child: the child.
+            descriptor: the descriptor that became readable: the child's pidfd or its client's connection.
+        """
         if descriptor != child.pidfd:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGKILL)
@@ -145,8 +154,8 @@ class ForkServer:
         child.connection.close()
         os.close(child.pidfd)
 
-    def _forget_all(self) -> None:
-        """In a child: close what belongs to the server."""
+    def _close_server_descriptors(self) -> None:
+        """Closes, in a child, the descriptors that belong to the server."""
         self._selector.close()
         self._listener.close()
         for child in {id(child): child for child in self._children.values()}.values():
@@ -155,17 +164,19 @@ class ForkServer:
         self._children.clear()
 
 
-def _refuse_strangers(connection: socket.socket) -> None:
-    """Raise PermissionError for another user's client: whoever may connect has its commands run as this user."""
+def _check_user(connection: socket.socket) -> None:
+    """Raises PermissionError if the client belongs to another user, because its commands run as this user."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid():
-        raise PermissionError(f"user {uid} is not served")
+        raise PermissionError(f"the client belongs to user {uid}, not to user {os.getuid()}")
 
 
 def _receive(connection: socket.socket) -> Job:
-    """One request: an eight-byte length with four descriptors, then JSON.
+    """Receives a request: a length of eight bytes together with four descriptors, then JSON.
 
-    Raises OSError where the client left or sent nothing in time, ValueError where what it sent is no request.
+    Raises:
+        OSError: the client closed the connection, or sent nothing for `REQUEST_S`.
+        ValueError: the data is not a request.
     """
     header, descriptors, _, _ = socket.recv_fds(connection, 8, 4)
     if len(header) < 8 or len(descriptors) != 4:
@@ -173,10 +184,11 @@ def _receive(connection: socket.socket) -> Job:
     return Job(**json.loads(exactly(connection, int.from_bytes(header, "big"))), descriptors=descriptors)
 
 
-def _become(job: Job, set_by_imports: dict[str, str]) -> None:
-    """Take on the process state the job was asked for in: descriptors, environment, folder, random numbers.
+def _set_up_process(job: Job, set_by_imports: dict[str, str]) -> None:
+    """Gives this process the state of its client: descriptors, environment, folder and umask.
 
-    Returns when the client passes signals on to this process; the process ends where the client has ended first.
+    It returns when the client is ready to forward signals to this process. If the client ends before, this process
+    ends.
     """
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
@@ -189,17 +201,17 @@ def _become(job: Job, set_by_imports: dict[str, str]) -> None:
     os.environ.update(set_by_imports | job.env)
     os.chdir(job.cwd)
     os.umask(job.umask)
-    # Ray's C++ library has read RAY_… from the server's environment already.
+    # Ray's C++ library has read the RAY_… variables of the server. It reads the job's now.
     raylet = sys.modules["ray._raylet"]
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
-    # random is seeded anew by Python at a fork; torch starts from a fixed seed in a fresh interpreter, too.
+    # Python seeds `random` again after a fork. torch starts from a fixed seed in a new interpreter too.
     sys.modules["numpy"].random.seed()
-    # Bounded by the client's life: its end closes the pipe.
+    # This wait ends at the latest with the client, whose end closes the pipe.
     if not os.read(may_begin, 1):
         os._exit(1)
     os.close(may_begin)
-    # VERL loads what this names when it is imported, which was before the job's environment was known.
+    # VERL loads these modules when it is imported. That was before this process had the job's environment.
     for name in filter(None, os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")):
         importlib.import_module(name)
 
@@ -217,17 +229,18 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     os.environ |= FIXED_AT_IMPORT | {"RAY_RAYLET_PID": str(os.getpid())}
     before = dict(os.environ)
-    # Nearly all that the imports make stays: looking for what does not takes a tenth of their time.
+    # Imports create almost no garbage, but searching for it takes a tenth of their time.
     gc.disable()
     for name in PRELOADED:
         importlib.import_module(name)
     set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    # What is not collected again is not written to again, so that parent and children keep sharing it.
+    # The garbage collector writes to the objects that it examines, and memory that is written to is no longer shared.
+    # Frozen objects are not examined.
     gc.collect()
     gc.freeze()
     gc.enable()
     job = ForkServer(listener).serve()
-    _become(job, set_by_imports)
+    _set_up_process(job, set_by_imports)
     _run(job.argv)
 
 

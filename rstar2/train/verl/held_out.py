@@ -1,8 +1,8 @@
-"""Measures the policy on held-out problems over the rollouts that have a verdict.
+"""Measures the policy on held-out problems, over the rollouts that have a verdict.
 
-VERL counts a rollout as wrong if it failed or lost a tool call. `rstar2.train.verl.sampler`
-leaves both out of what VERL measures and counts them here. If they are too many, the step has no measurement. VERL has
-no hook for this: when this module is imported, it replaces two methods of VERL's trainer.
+VERL would count a rollout as wrong if it failed or lost a tool call. `rstar2.train.verl.sampler` removes such rollouts
+before VERL measures, and counts them here. If there are too many, the step has no measurement. VERL has no hook for
+this, so this module replaces two methods of VERL's trainer when it is imported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from rstar2.train.records.raw_metrics import FailedRollout, failure_text
 
-_MEASURED = "val-"
-"""How the names of VERL's measurements begin."""
+_VAL_PREFIX = "val-"
+"""The first characters of the names of VERL's metrics on held-out problems."""
 log = logging.getLogger(__name__)
 
 
@@ -41,41 +41,49 @@ class HeldOut:
     def add(
         self, rollouts: int, lost: Sequence[str], failed: Sequence[FailedRollout], undecided: int = 0
     ) -> None:
-        """Count the rollouts of some problems; `rollouts` are all of them."""
+        """Adds the rollouts of some problems.
+
+        Args:
+            rollouts: number of all rollouts, including those without a verdict.
+            lost: the reason for each rollout that lost a tool call.
+            failed: the rollouts that failed.
+            undecided: number of rollouts whose answer the grader could not decide.
+        """
         self.rollouts += rollouts
         self.lost += lost
         self.failed += failed
         self.undecided += undecided
 
     def metrics(self) -> dict[str, float]:
-        """How many there are, how many have no verdict, and which share of the others the grader could not decide."""
-        decidable = self.rollouts - len(self.lost) - len(self.failed)
+        """Returns the metrics `rstar2/held_out_…`: counts of rollouts, and the share of undecided answers.
+
+        The share is over the rollouts with a verdict.
+        """
+        with_verdict = self.rollouts - len(self.lost) - len(self.failed)
         return {
-            "rstar2/held_out_undecided": self.undecided / decidable if decidable else 0.0,
+            "rstar2/held_out_undecided": self.undecided / with_verdict if with_verdict else 0.0,
             "rstar2/held_out_rollouts": float(self.rollouts),
             "rstar2/held_out_lost": float(len(self.lost)),
             "rstar2/held_out_failed": float(len(self.failed)),
         }
 
     def fault(self, step: int, max_lost_share: float, max_failed_share: float) -> str:
-        """Why there is no measurement; empty if there is one."""
+        """Says why there is no measurement; empty if there is one."""
         faults = []
         if len(self.lost) > max_lost_share * self.rollouts:
             causes = "; ".join(f"{count} x {why}" for why, count in Counter(self.lost).most_common(3))
             faults.append(
-                f"{len(self.lost)} lost a tool call ({causes}), more than judge.max_lost_share = {max_lost_share:g}"
+                f"{len(self.lost)} of {self.rollouts} rollouts lost a tool call ({causes}), more than "
+                f"judge.max_lost_share = {max_lost_share:g}"
             )
         if len(self.failed) > max_failed_share * self.rollouts:
             faults.append(
-                f"{len(self.failed)} failed ({failure_text(self.failed)}), more than rollout.max_failed_share = "
-                f"{max_failed_share:g}"
+                f"{len(self.failed)} of {self.rollouts} rollouts failed ({failure_text(self.failed)}), more than "
+                f"rollout.max_failed_share = {max_failed_share:g}"
             )
         if not faults:
             return ""
-        return (
-            f"step {step}: the held-out problems are not measured: of {self.rollouts} rollouts "
-            + " and ".join(faults)
-        )
+        return f"step {step}: there is no measurement on held-out problems: {'; '.join(faults)}"
 
 
 def with_accuracy(
@@ -85,12 +93,16 @@ def with_accuracy(
     verdicts: Sequence[float],
     samples: int,
 ) -> dict[str, Any]:
-    """VERL's metrics with one accuracy per source: the mean over its problems of the share of correct rollouts.
+    """Replaces the accuracies in VERL's metrics by one per source.
 
-    VERL has one for each number of rollouts that a problem has left, each over other problems.
+    The accuracy is the mean over the problems of a source of their shares of correct rollouts. VERL has an accuracy for
+    each number of rollouts with a verdict that a problem can have, each over the problems with that number.
 
     Args:
-        sources: of each rollout with a verdict, as are `problems` and `verdicts`.
+        metrics: VERL's metrics.
+        sources: the source of each rollout with a verdict.
+        problems: the problem of each of these rollouts.
+        verdicts: 1 for each of these rollouts that is correct, else 0.
         samples: rollouts per problem.
     """
     shares: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -98,8 +110,10 @@ def with_accuracy(
         shares[source][problem].append(verdict)
     others = {name: value for name, value in metrics.items() if "/acc/mean@" not in name}
     return others | {
-        f"val-core/{source}/acc/mean@{samples}": float(np.mean([np.mean(each) for each in found.values()]))
-        for source, found in shares.items()
+        f"val-core/{source}/acc/mean@{samples}": float(
+            np.mean([np.mean(each) for each in of_source.values()])
+        )
+        for source, of_source in shares.items()
     }
 
 
@@ -108,7 +122,7 @@ _verls_metrics = PPOTrainer._val_metrics_update
 
 
 def _validate(self: Any) -> dict[str, Any]:
-    """Stands in for VERL's, which measures all held-out problems."""
+    """Replaces VERL's `_validate`, which measures over all held-out rollouts."""
     buffer = self.replay_buffer
     buffer.held_out = HeldOut()
     try:
@@ -117,7 +131,7 @@ def _validate(self: Any) -> dict[str, Any]:
         metrics = {}
     if fault := buffer.held_out_fault():
         buffer.fault(fault)
-        metrics = {name: value for name, value in metrics.items() if not name.startswith(_MEASURED)}
+        metrics = {name: value for name, value in metrics.items() if not name.startswith(_VAL_PREFIX)}
     return {**metrics, **buffer.held_out.metrics()}
 
 
@@ -129,7 +143,10 @@ def _val_metrics_update(
     sample_turns: list[int],
     expected_acc_counts: dict[tuple[str, str], int] | None = None,
 ) -> dict[str, Any]:
-    """Stands in for VERL's, without `expected_acc_counts`, by which VERL counts what is missing as wrong."""
+    """Replaces VERL's `_val_metrics_update`.
+
+    It ignores `expected_acc_counts`, with which VERL counts missing rollouts as wrong.
+    """
     metrics = _verls_metrics(self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns)
     samples = int(self.config.actor_rollout_ref.rollout.val_kwargs.n)
     return with_accuracy(metrics, data_sources, sample_uids, reward_extra_infos_dict["acc"], samples)

@@ -1,7 +1,7 @@
-"""Runs a task on every node of a Ray cluster that says what is there: packages, GPUs, the run's folder, the judge.
+"""Examines every node of a Ray cluster: its packages, its GPUs, the run's folder, and the connection to the judge.
 
-`python -m rstar2.train.verl.node_check` reads what to check as JSON from standard input and prints a JSON list: first
-this machine, then each node. `rstar2.train.machine_checks` compares them.
+`python -m rstar2.train.verl.node_check` reads a request from standard input, as JSON, and prints a JSON list of
+reports: first that of this machine, then one for each node. `rstar2.train.machine_checks` compares them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PACKAGES = ("rstar2", "verl", "torch", "vllm", "transformers", "ray", "flash-att
 ALL_GPUS = dict.fromkeys(
     (f"RAY_EXPERIMENTAL_NOSET_{name}_VISIBLE_DEVICES" for name in ("CUDA", "HIP", "ROCR")), "1"
 )
-"""With these variables Ray leaves a task that asks for no GPU those that its node has; else it hides them."""
+"""With these variables, a Ray task that requests no GPU sees all GPUs of its node. Otherwise Ray hides them."""
 
 
 def examine(
@@ -28,11 +28,19 @@ def examine(
     try_gpus: str = "",
     gpus_s: float = 0.0,
 ) -> dict[str, Any]:
-    """What a node has, and what is wrong there: `faults` for good, `away` what may pass.
+    """Examines the node that it runs on. It imports all modules itself, because the node may lack rstar2.
 
-    It imports everything by itself: a node may lack rstar2.
+    Args:
+        name: the node's name.
+        marker: a file in the run's folder whose content is its own name; None to skip this check.
+        judge: URL and token of the judge; None to skip this check.
+        gpus: number of GPUs that must work.
+        try_gpus: a program that prints a word for each GPU that works.
+        gpus_s: limit for the seconds of this program.
 
-    `try_gpus` is a program that prints a word for each GPU that works; `gpus` of them have to, within `gpus_s` seconds.
+    Returns:
+        A report with the keys `node`, `versions` (of packages), `sources` (a digest of rstar2's code), `faults`
+        (messages about permanent faults) and `away` (messages about faults that may go away).
     """
     import hashlib
     import importlib.metadata
@@ -42,21 +50,21 @@ def examine(
     import subprocess
     import sys
 
-    found: dict[str, Any] = {"node": name, "versions": {}, "sources": None, "faults": [], "away": []}
+    report: dict[str, Any] = {"node": name, "versions": {}, "sources": None, "faults": [], "away": []}
     for package in PACKAGES:
         try:
-            found["versions"][package] = importlib.metadata.version(package)
+            report["versions"][package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found["versions"][package] = None
+            report["versions"][package] = None
     spec = importlib.util.find_spec("rstar2")
     if spec is None or spec.origin is None:
-        found["faults"].append("cannot import rstar2")
+        report["faults"].append("cannot import rstar2")
     else:
         digest = hashlib.sha256()
         root = pathlib.Path(spec.origin).parent
         for file in sorted(root.rglob("*.py")):
             digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
-        found["sources"] = digest.hexdigest()
+        report["sources"] = digest.hexdigest()
     if marker is not None:
         path = pathlib.Path(marker)
         try:
@@ -66,7 +74,7 @@ def examine(
                 "x", encoding="utf-8"
             )
         except OSError as error:
-            found["faults"].append(f"cannot read and write {path.parent}: {error.strerror or error}")
+            report["faults"].append(f"cannot read and write {path.parent}: {error.strerror or error}")
     if gpus:
         try:
             tried = subprocess.run(
@@ -79,7 +87,7 @@ def examine(
         if usable < gpus:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             limited = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
-            found["faults"].append(
+            report["faults"].append(
                 f"has {gpus} GPUs by Ray, but PyTorch can use {usable} of them{limited}"
                 + (f": {why}" if why else "")
             )
@@ -90,13 +98,17 @@ def examine(
         try:
             try_judge(str(judge[0]), judge[1])
         except RStarError as error:
-            found["faults" if error.exit_code == 2 else "away"].append(error.message)
-    return found
+            report["faults" if error.exit_code == 2 else "away"].append(error.message)
+    return report
 
 
-def examine_all(asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """This machine and each live node; raises what Ray raises if the cluster does not answer in time."""
-    ray.init(address=asked["address"], log_to_driver=False, logging_level="error")
+def examine_all(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the reports of this machine and of each live node. Raises Ray's error if the cluster does not respond.
+
+    Args:
+        request: the keys `address`, `marker`, `judge`, `try_gpus`, `gpus_s`, and `limit_s`, the limit for all reports.
+    """
+    ray.init(address=request["address"], log_to_driver=False, logging_level="error")
     try:
         task = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": ALL_GPUS})(examine)
         running = [
@@ -104,16 +116,16 @@ def examine_all(asked: dict[str, Any]) -> list[dict[str, Any]]:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             ).remote(
                 node["NodeManagerHostname"],
-                asked["marker"],
-                asked["judge"],
+                request["marker"],
+                request["judge"],
                 int(node["Resources"].get("GPU", 0)),
-                asked["try_gpus"],
-                asked["gpus_s"],
+                request["try_gpus"],
+                request["gpus_s"],
             )
             for node in ray.nodes()
             if node["Alive"]
         ]
-        return [examine("here"), *ray.get(running, timeout=asked["limit_s"])]
+        return [examine("here"), *ray.get(running, timeout=request["limit_s"])]
     finally:
         ray.shutdown()
 

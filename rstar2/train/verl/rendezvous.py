@@ -1,9 +1,9 @@
-"""Has VERL's workers find each other at a port that the kernel gives to nothing else; works by being imported.
+"""Makes VERL's workers meet at a port that the kernel does not assign to other connections.
 
-VERL 0.9.1 asks for any free port and gives it back; a worker listens there seconds later. The kernel gives such ports
-to connections too, so on a busy machine now and then one was taken, and the training failed at its start. VERL's worker
-groups also take a range of ports, which its trainers do not set. The range is that of the trainer's machine, though
-the first worker's node uses it.
+VERL 0.9.1 picks a free port, and a worker listens on it some seconds later. On a busy machine, the kernel sometimes
+assigned the port to a connection in between, and training failed at its start. VERL's worker groups also accept a range
+of ports, which VERL's trainers do not set. Importing this module sets it. The range is determined on the trainer's
+machine, but the first worker's node uses it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rstar2.processes import unassigned_ports
 
 
 def _with_ports(original: Callable[..., None]) -> Callable[..., None]:
-    """Stands in for `RayWorkerGroup.__init__`: the first free port from a random one on."""
+    """Wraps `RayWorkerGroup.__init__`, so that VERL takes the first free port after a random one."""
 
     @functools.wraps(original)
     def init(group: RayWorkerGroup, *args: Any, **kwargs: Any) -> None:
         if ports := unassigned_ports():
-            # Not from the end: VERL's search ends there.
+            # The start is in the first half of the range, because VERL searches only up to the end of the range.
             first = random.SystemRandom().choice(ports[: len(ports) // 2])
             kwargs.setdefault("master_port_range", [first, ports.stop])
         original(group, *args, **kwargs)

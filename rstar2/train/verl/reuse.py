@@ -1,7 +1,7 @@
-"""Uses rollouts again that an earlier start of the trainer has finished, and keeps those that finish now.
+"""Reuses rollouts that finished before the trainer was started again, and saves those that finish now.
 
-Each of VERL's agent-loop workers runs its rollouts through a `RolloutReuse`. What is on disk, and which rollouts may be
-used again, is in `rstar2.train.records.finished_rollouts`.
+Each of VERL's agent-loop workers runs its rollouts through a `RolloutReuse`. The files, and the rule for what may be
+reused, are in `rstar2.train.records.finished_rollouts`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from rstar2.train.verl.agent_loop import END_S
 from rstar2.train.verl.rollout_fields import from_saved, rollout_of, to_saved
 
 _HANDED_OUT = "handed_out"
-"""In a row's `extra_info`: how often the step had handed out its problem before."""
-_KEPT_IN = "rollouts_kept_in"
-"""In a row's `extra_info`: the folder for the step's rollouts; empty if none are kept."""
+"""Key in a row's `extra_info`: the number of times that the step has used the problem before."""
+_FOLDER = "rollouts_kept_in"
+"""Key in a row's `extra_info`: the folder for the step's rollouts; empty if they are not saved."""
 _on_begin: ContextVar[Callable[[], None]] = ContextVar("on_begin")
 
 
-class HandedOut:
-    """Decides, in the one process that hands out problems, what all workers must agree on.
+class ProblemMarker:
+    """Adds two values to the rows of a batch on which all workers must agree.
 
-    That is the number of a problem which a step hands out more than once, and the folder for the step's rollouts.
+    One is the number of times that the step has used the problem before, because a step may use a problem twice. The
+    other is the folder for the step's rollouts. Only one process marks batches, so all workers get the same values.
     """
 
     def __init__(self, config: Any) -> None:
@@ -42,7 +43,7 @@ class HandedOut:
         self._counts: Counter[str] = Counter()
 
     def mark(self, prompts: TensorDict) -> None:
-        """Write both into the rows of VERL's batch."""
+        """Writes both values into the `extra_info` of VERL's batch."""
         step = prompts["global_steps"]
         if step != self._step:
             self._step, self._counts = step, Counter()
@@ -51,19 +52,24 @@ class HandedOut:
         for row in rows:
             problem = str(row.get("id", ""))
             row[_HANDED_OUT] = self._counts[problem]
-            row[_KEPT_IN] = "" if self._folder is None else str(self._folder)
+            row[_FOLDER] = "" if self._folder is None else str(self._folder)
             self._counts[problem] += 1
         assign_non_tensor_stack(prompts, "extra_info", rows)
 
 
 class RolloutReuse:
-    """For one of VERL's agent-loop workers."""
+    """Runs the rollouts of one agent-loop worker, and reuses those that finished before.
+
+    Args:
+        client: VERL's client of the engines. If it can tell when a rollout gets an engine, a rollout counts as begun
+            from then on.
+    """
 
     def __init__(self, client: Any) -> None:
         self._store = RolloutStore()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._knows_begin = hasattr(client, "_acquire_server")
-        if self._knows_begin:
+        self._reports_begin = hasattr(client, "_acquire_server")
+        if self._reports_begin:
             _report_begin(client)
 
     async def run(
@@ -72,9 +78,15 @@ class RolloutReuse:
         sampling: dict[str, Any],
         row: dict[str, Any],
     ) -> AgentLoopOutput:
-        """A rollout of the training data: the saved one of its key, or else a new one, which is saved."""
+        """Returns the saved rollout of a row, or runs a new one and saves it.
+
+        Args:
+            rollout: runs a rollout.
+            sampling: VERL's sampling parameters.
+            row: the row of VERL's batch.
+        """
         step, key = int(row["global_steps"]), _key(row)
-        folder = (row.get("extra_info") or {}).get(_KEPT_IN)
+        folder = (row.get("extra_info") or {}).get(_FOLDER)
         self._store.turn_to(step, Path(folder) if folder else None)
         saved = self._store.take(step, key)
         if saved is not None:
@@ -88,7 +100,7 @@ class RolloutReuse:
                 self._store.begun(step, key)
 
         _on_begin.set(on_begin)
-        if not self._knows_begin:
+        if not self._reports_begin:
             on_begin()
         try:
             output = await rollout(sampling, **row)
@@ -102,7 +114,11 @@ class RolloutReuse:
         return output
 
     def _failed(self, step: int, key: Key) -> None:
-        """Record a failure if this process outlives it: training that ends stops engines and judge first."""
+        """Records a failure after `END_S`, if this process still runs then.
+
+        When training ends, engines and judge are stopped first. A rollout that fails because of this must not count as
+        failed.
+        """
 
         async def record() -> None:
             await asyncio.sleep(END_S)
@@ -114,7 +130,7 @@ class RolloutReuse:
 
 
 def _report_begin(client: Any) -> None:
-    """Have VERL's client call `_on_begin` when a rollout has got an engine, for which it may wait long."""
+    """Makes VERL's client call `_on_begin` when a rollout gets an engine. Until then it may have waited for long."""
     acquire = client._acquire_server
 
     async def acquire_and_report(request_id: str, **fields: Any) -> Any:
@@ -143,7 +159,7 @@ def _to_saved(output: AgentLoopOutput) -> SavedRollout:
 
 
 def _to_output(saved: SavedRollout) -> AgentLoopOutput:
-    # The same fields are set as by the agent loop, since VERL's queue stacks rollouts.
+    # VERL's queue stacks rollouts, so these are the same fields as the agent loop sets.
     return AgentLoopOutput(
         prompt_ids=saved.prompt_ids,
         response_ids=saved.response_ids,

@@ -1,7 +1,8 @@
-"""Applies the selection behind VERL's custom-sampler hook: of the rollouts of a problem, at most G go to the update.
+"""VERL's custom sampler: it applies the recipe's selection, so that at most G rollouts of a problem are trained on.
 
-Rollouts without a verdict are left out first: those that lost a tool call to the judge, and those that failed. If they
-are too many, the step is not trained on. It waits, for the judge if that lost them, and is rolled out again.
+Rollouts without a verdict are left out first: those that failed, and those with a tool call that the judge lost. If
+there are too many of them, all rollouts of the step are discarded. Training waits for a while, or until the judge
+answers if it lost the calls. Then the step is rolled out again.
 """
 
 from __future__ import annotations
@@ -62,102 +63,120 @@ from rstar2.train.verl.rollout_fields import (
 )
 
 POLL_S = 0.1
-"""Seconds between two looks at VERL's queue; VERL's default of 2 is most of a step's time for a small model."""
+"""Seconds between two polls of VERL's queue. VERL's default of 2 would be most of a step's time for a small model."""
 POLL_SHARE = 0.05
-"""Share of the time that looking may take. A look lists every rollout, so the more there are the fewer looks."""
+"""The largest share of the time that polling may take. A poll lists every rollout, so it takes longer the more there
+are."""
 LONGEST_POLL_S = 10.0
 JUDGE_POLL_S = 5.0
 EMPTY_STEPS = 10
-"""Times that a step is rolled out when nothing of it can be trained on."""
+"""Training ends after a step has been rolled out this many times and nothing of it could be trained on."""
 FAILED_STEPS = 3
-"""Times that a step is rolled out when too many of its rollouts fail. A new start, with new engines, helps more."""
+"""Training ends after too many of a step's rollouts have failed this many times. A new start, with new engines, helps
+more than another attempt."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 30.0, 300.0
-"""Seconds before a step of which too many rollouts failed is rolled out again."""
-_EVICTED = ("off_policy", "rollout_failure")
-"""VERL's reasons to leave a group out, as in the names of its metrics, which are missing where there is none."""
+"""Seconds to wait, the first time and at most, before a step is rolled out again because too many rollouts failed."""
+_EVICTION_REASONS = ("off_policy", "rollout_failure")
+"""VERL's reasons to leave a group out. Each has its own metric, which is missing if no group was left out."""
 log = logging.getLogger(__name__)
 
 
 class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
-    """Selects the rollouts of every group to train on, logs what the group looked like before, and keeps traces.
+    """Selects the rollouts to train on, logs metrics of all rollouts before the selection, and saves traces.
 
-    `sampler_kwargs` of the trainer config: `discount` (of what is known of problems), `select` (SelectSettings), `keep`
-    (G), `drop_equal_rewards`, `refill_batches`, `rounds` (Rounds, or None), `recover` (RecoverSettings, which only
-    `rstar2.train.verl.agent_loop_manager` reads), `judge` (JudgeSettings), `seed`, `traces` (a folder),
-    `traces_per_step`, `trace_trackers`, `run` (its name in trackers), `prompts` (problems per step), `rollouts` (per
-    problem), `held_out_samples` (rollouts of a held-out problem), `max_failed_share`, `agent_loop` (the file of
-    `command.agent_loop_yaml`).
+    Its settings are `sampler_kwargs` in the trainer config:
+
+    | key | value |
+    |---|---|
+    | `select` | `SelectSettings` |
+    | `keep` | G, the limit for the rollouts of a problem that are trained on |
+    | `drop_equal_rewards` | whether groups with equal rewards are left out |
+    | `refill_batches` | limit for replacements of such groups, in multiples of `prompts` |
+    | `rounds` | the arguments of `Rounds`, or None |
+    | `recover` | `RecoverSettings`; only `rstar2.train.verl.agent_loop_manager` reads it |
+    | `judge` | `JudgeSettings` |
+    | `max_failed_share` | the largest share of failed rollouts with which a step is trained on |
+    | `discount` | the discount of outcomes, for metrics of problems |
+    | `prompts`, `rollouts` | problems per step, and rollouts per problem |
+    | `held_out_samples` | rollouts per held-out problem |
+    | `traces`, `traces_per_step` | folder for traces, and limit for traces per step |
+    | `trace_trackers`, `run` | trackers that receive traces, and the name of the run there |
+    | `seed` | the recipe's seed |
+    | `agent_loop` | path of the file that `rstar2.train.command.agent_loop_yaml` writes |
     """
 
     held_out: HeldOut
-    """The rollouts of the measurement on held-out problems that is under way; `rstar2.train.verl.held_out` sets it."""
+    """The rollouts of the current measurement on held-out problems. `rstar2.train.verl.held_out` sets it."""
 
     def __init__(self, **kwargs: Any) -> None:
-        given = kwargs["sampler_kwargs"]
-        self._selection = Selection(SelectSettings.model_validate(dict(given["select"])))
-        self._keep = int(given["keep"])
-        self._drop_equal_rewards = bool(given["drop_equal_rewards"])
-        self._rounds = None if given["rounds"] is None else Rounds(**given["rounds"])
-        self._judge = JudgeSettings.model_validate(dict(given["judge"]))
-        self._seed = int(given["seed"])
-        self._traces = Path(given["traces"])
-        self._traces_per_step = int(given["traces_per_step"])
-        self._trace_trackers = TraceSender(given["trace_trackers"], str(given["run"]))
-        self._agent_loop = Path(given["agent_loop"])
-        self._per_problem = {"train": int(given["rollouts"]), "val": int(given["held_out_samples"])}
-        self._wanted = int(given["prompts"]) * self._per_problem["train"]
+        options = kwargs["sampler_kwargs"]
+        self._selection = Selection(SelectSettings.model_validate(dict(options["select"])))
+        self._keep = int(options["keep"])
+        self._drop_equal_rewards = bool(options["drop_equal_rewards"])
+        self._rounds = None if options["rounds"] is None else Rounds(**options["rounds"])
+        self._judge = JudgeSettings.model_validate(dict(options["judge"]))
+        self._seed = int(options["seed"])
+        self._traces = Path(options["traces"])
+        self._traces_per_step = int(options["traces_per_step"])
+        self._trace_trackers = TraceSender(options["trace_trackers"], str(options["run"]))
+        self._agent_loop = Path(options["agent_loop"])
+        self._per_problem = {"train": int(options["rollouts"]), "val": int(options["held_out_samples"])}
+        self._rollouts_per_step = int(options["prompts"]) * self._per_problem["train"]
         self._progress = ProgressWriter(self._agent_loop.parent)
         self._step = 0
-        self._raw: dict[str, float] = {}
-        self._lost: list[str] = []
+        self._step_metrics: dict[str, float] = {}
+        self._lost_reasons: list[str] = []
         self._judge_failed = False
-        """Whether too many of the last rollouts lost a call."""
-        self._max_failed_share = float(given["max_failed_share"])
+        """Whether too many of the step's rollouts lost a call."""
+        self._max_failed_share = float(options["max_failed_share"])
         self._failed: list[FailedRollout] = []
-        """The last rollouts that failed."""
+        """The step's rollouts that failed."""
         self._finished_tokens = 0.0
-        """The mean length of the last ones that finished."""
-        self._rolled_out = 0
-        """How many the last rollouts are."""
+        """The mean length of the step's rollouts that finished."""
+        self._rollout_count = 0
+        """Number of the step's rollouts, including those that failed."""
         self._failed_wait = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
         self._fault = ""
-        """What is wrong with the step's rollouts."""
+        """A message about the step's rollouts; empty if nothing is wrong."""
         self._poll_begun_at = 0.0
-        self._refills = int(float(given["refill_batches"]) * given["prompts"])
-        """Dropped groups of a step that are replaced."""
+        self._refill_limit = int(float(options["refill_batches"]) * options["prompts"])
+        """Limit for the dropped groups of a step that are replaced."""
         self._replaced: dict[str, list[Any]] = {}
-        """The extra fields of the rollouts of each dropped and replaced group, by the group's key."""
+        """The extra fields of the finished rollouts of each replaced group, by the group's key."""
         self._replaced_failed: list[FailedRollout] = []
-        """Those of such groups that failed."""
+        """The failed rollouts of all replaced groups."""
         self._replaced_rounds: dict[str, RoundsOfGroup] = {}
-        """What became of such groups, by their keys, if groups are rolled out in rounds."""
+        """The results of the replaced groups that were rolled out in rounds, by the group's key."""
         self._replaced_recoveries: dict[str, _Recoveries] = {}
-        """The recoveries of such groups, by the groups' keys."""
+        """The recoveries of each replaced group, by the group's key."""
         self._accepted: set[str] = set()
-        """Groups that are not replaced."""
+        """Finished groups that will not be replaced."""
         self._outcomes = OutcomeRecorder(
-            self._agent_loop.parent, self._per_problem["train"], float(given["discount"])
+            self._agent_loop.parent, self._per_problem["train"], float(options["discount"])
         )
-        self._left_out: list[Rollout] = []
-        """Rollouts of groups that are neither trained on nor counted, such as those that are too old."""
-        # What VERL's own filter for groups without a signal needs; which groups those are is decided here.
+        self._evicted_rollouts: list[Rollout] = []
+        """Rollouts of groups that VERL removed before a step took them, for example because they are too old."""
+        # VERL's filter for groups without a signal needs these settings. `_dapo_filtered_keys` decides which groups
+        # they are.
         refill = {
             "filter_groups_metric": "selection",
-            "train_batch_size": int(given["prompts"]),
+            "train_batch_size": int(options["prompts"]),
             "gen_batch_size": 1,
         }
-        super().__init__(**{"poll_interval": POLL_S, **(refill if self._refills else {}), **kwargs})
+        super().__init__(**{"poll_interval": POLL_S, **(refill if self._refill_limit else {}), **kwargs})
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """A step's batch and metrics.
+        """Returns the batch of a step and its metrics.
+
+        The step is rolled out again until there are rollouts to train on.
 
         Raises:
-            JudgeError: too many rollouts lost a call, and the judge was away for longer than the recipe's
-                `judge.stop_after_s`, or `EMPTY_STEPS` times in a row while it answers.
-            Failure: too many rollouts failed, `FAILED_STEPS` times; or the selection leaves out all of them, whatever
-                was rolled out; or a signal has asked for the end, and the step would be rolled out again.
+            JudgeError: too many rollouts lost a call. Either the judge was away for longer than the recipe's
+                `judge.stop_after_s`, or it answered and the step still lost too many calls `EMPTY_STEPS` times.
+            Failure: too many rollouts failed `FAILED_STEPS` times, or nothing could be trained on `EMPTY_STEPS` times,
+                or the step would be rolled out again after a signal to stop.
         """
         self._step, self._fault = global_steps, ""
         paused_s, lost, failed, empty, discarded = 0.0, 0, 0, 0, 0
@@ -172,11 +191,11 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             if batch.keys:
                 self._failed_wait.reset()
                 again = {"rstar2/judge_pause_s": paused_s, "rstar2/discarded_rollouts": float(discarded)}
-                return batch, {**metrics, **self._raw, **again}
-            discarded += self._rolled_out
+                return batch, {**metrics, **self._step_metrics, **again}
+            discarded += self._rollout_count
             if self._judge_failed:
                 lost += 1
-                # Only waiting counts: to roll a step out again may take longer than the limit.
+                # Only the waiting counts, because rolling a step out may itself take longer than the limit.
                 paused_s += self._await_judge(self._judge.stop_after_s - paused_s)
                 self._lost_again(lost)
             elif self._too_many_failed:
@@ -186,7 +205,7 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                 empty += 1
                 self._nothing_to_train_on(empty)
             self._end_if_asked()
-            self._progress.write(RolloutProgress(self._step, 0, self._wanted, fault=self._fault))
+            self._progress.write(RolloutProgress(self._step, 0, self._rollouts_per_step, fault=self._fault))
             self.refill_fn(batch_size)
 
     def _materialize_batch(
@@ -195,12 +214,12 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         selected_prompt_uids: list[str],
         partition_snapshot: dict[str, dict[str, Any]],
     ) -> KVBatchMeta:
-        """The selected groups' kept rollouts; none if too many failed or lost a call."""
+        """Returns the rollouts to train on. There are none if too many failed or lost a call."""
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         batch, in_rounds = _without_rounds(batch)
         batch, recoveries = self._without_recoveries(batch)
         batch, failed = self._without_failed(
-            batch, self._made(batch.partition_id, selected_prompt_uids, in_rounds)
+            batch, self._started_rollouts(batch.partition_id, selected_prompt_uids, in_rounds)
         )
         if partition_id == "val":
             return self._with_verdict(batch, failed)
@@ -214,79 +233,100 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         groups: dict[str, list[int]] = defaultdict(list)
         for i, key in enumerate(keys):
             groups[_group(key)].append(i)
-        kept = self._select(rollouts, groups, in_rounds)
+        trained = self._select(rollouts, groups, in_rounds)
         all_recoveries = recoveries.with_others(self._replaced_recoveries.values())
         step_failed = [*failed, *self._replaced_failed]
-        self._failed = [*step_failed, *all_recoveries.failed]
-        self._rolled_out = len(rollouts) + len(all_recoveries.rollouts) + len(self._failed)
-        self._finished_tokens = float(np.mean([each.tokens for each in rollouts])) if rollouts else 0.0
-        finished = [*rollouts, *all_recoveries.rollouts]
-        self._lost = [rollout.lost_because for rollout in finished if rollout.lost_calls]
-        self._judge_failed = len(self._lost) > self._judge.max_lost_share * len(finished)
+        self._count_without_verdict(rollouts, all_recoveries, step_failed)
         if self._judge_failed or self._too_many_failed:
-            kept, known = [], {}
+            trained, known = [], {}
         else:
-            known = self._outcomes.record(self._step, [*rollouts, *self._left_out])
-        self._left_out = []
-        kept_recoveries = self._trained_recoveries(recoveries) if kept else []
-        dropped = [keys[i] for i in sorted(set(range(len(keys))) - set(kept))]
-        dropped += sorted(set(recoveries.keys) - {recoveries.keys[i] for i in kept_recoveries})
+            known = self._outcomes.record(self._step, [*rollouts, *self._evicted_rollouts])
+        self._evicted_rollouts = []
+        trained_recoveries = self._trained_recoveries(recoveries) if trained else []
+        dropped = [keys[i] for i in sorted(set(range(len(keys))) - set(trained))]
+        dropped += sorted(set(recoveries.keys) - {recoveries.keys[i] for i in trained_recoveries})
         if dropped:
             tq.kv_clear(keys=dropped, partition_id=partition_id)
-        if self._lost:
-            log.warning("step %d: left out before selection: %s", self._step, self._lost_text())
-        if self._failed:
-            log.warning("step %d: left out before selection: %s", self._step, self._failed_text())
         in_groups, start = list(groups.values()), len(keys)
         for replaced in self._replaced.values():
             in_groups.append(list(range(start, start + len(replaced))))
             start += len(replaced)
-        if kept:
+        if trained:
             first = None if self._rounds is None else self._rounds.size
-            self._raw = raw_metrics(rollouts, kept, in_groups, self._selection, step_failed, first) | known
+            self._step_metrics = (
+                raw_metrics(rollouts, trained, in_groups, self._selection, step_failed, first) | known
+            )
             if self._rounds is not None:
                 whole = [*in_rounds.values(), *self._replaced_rounds.values()]
-                self._raw |= rounds_metrics(self._rounds, whole)
-            self._raw["rstar2/reused_rollouts"] = float(sum(map(reused, fields)))
+                self._step_metrics |= rounds_metrics(self._rounds, whole)
+            self._step_metrics["rstar2/reused_rollouts"] = float(sum(map(reused, fields)))
             if all_recoveries.count:
-                self._raw |= recovery_metrics(
-                    all_recoveries.by_group(), all_recoveries.failed, len(kept_recoveries)
+                self._step_metrics |= recovery_metrics(
+                    all_recoveries.by_group(), all_recoveries.failed, len(trained_recoveries)
                 )
-            written = [*(fields[i] for i in kept), *(recoveries.fields[i] for i in kept_recoveries)]
-            self._raw["rstar2/off_policy_tokens"] = self._off_policy([written_by(each) for each in written])
+            written = [*(fields[i] for i in trained), *(recoveries.fields[i] for i in trained_recoveries)]
+            self._step_metrics["rstar2/off_policy_tokens"] = self._off_policy(
+                [written_by(each) for each in written]
+            )
         if self._traces_per_step:
-            self._keep_traces(fields, rollouts, set(kept))
+            self._keep_traces(fields, rollouts, set(trained))
         return KVBatchMeta(
             partition_id=partition_id,
-            keys=[*(keys[i] for i in kept), *(recoveries.keys[i] for i in kept_recoveries)],
-            tags=[*(batch.tags[order[i]] for i in kept), *(recoveries.tags[i] for i in kept_recoveries)],
+            keys=[*(keys[i] for i in trained), *(recoveries.keys[i] for i in trained_recoveries)],
+            tags=[
+                *(batch.tags[order[i]] for i in trained),
+                *(recoveries.tags[i] for i in trained_recoveries),
+            ],
         )
 
+    def _count_without_verdict(
+        self, rollouts: list[Rollout], recoveries: _Recoveries, failed: list[FailedRollout]
+    ) -> None:
+        """Counts the step's rollouts that failed or lost a call, and logs why.
+
+        Args:
+            rollouts: the finished rollouts of problems.
+            recoveries: all recoveries.
+            failed: the failed rollouts of problems.
+        """
+        finished = [*rollouts, *recoveries.rollouts]
+        self._failed = [*failed, *recoveries.failed]
+        self._rollout_count = len(finished) + len(self._failed)
+        self._finished_tokens = float(np.mean([each.tokens for each in rollouts])) if rollouts else 0.0
+        self._lost_reasons = [rollout.lost_because for rollout in finished if rollout.lost_calls]
+        self._judge_failed = len(self._lost_reasons) > self._judge.max_lost_share * len(finished)
+        if self._lost_reasons:
+            log.warning("step %d: left out before selection: %s", self._step, self._lost_text())
+        if self._failed:
+            log.warning("step %d: left out before selection: %s", self._step, self._failed_text())
+
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
-        """Keep what rollouts of groups came to that VERL removes before a step takes them."""
+        """Saves the rollouts of groups that VERL removes before a step takes them, so that their outcomes count."""
         others = uids - self._replaced.keys()
         keys = [
             key
             for key, tag in self.partitions[partition_id].items()
             if _group(key) in others and is_rollout(tag) and not is_recovery(key)
         ]
-        self._left_out += map(rollout_of, _extra_fields(keys, partition_id))
+        self._evicted_rollouts += map(rollout_of, _extra_fields(keys, partition_id))
         super()._clear_groups(partition_id, uids)
 
     @property
     def _too_many_failed(self) -> bool:
-        return len(self._failed) > self._max_failed_share * self._rolled_out
+        return len(self._failed) > self._max_failed_share * self._rollout_count
 
-    def _made(self, partition_id: str, problems: list[str], in_rounds: Mapping[str, RoundsOfGroup]) -> int:
-        """How many rollouts of these problems' groups were begun, recoveries not counted."""
+    def _started_rollouts(
+        self, partition_id: str, problems: list[str], in_rounds: Mapping[str, RoundsOfGroup]
+    ) -> int:
+        """Counts the rollouts of these groups that were started, without recoveries."""
         full = self._per_problem[partition_id]
         return sum(in_rounds[each].made if each in in_rounds else full for each in problems)
 
     def _without_recoveries(self, batch: KVBatchMeta) -> tuple[KVBatchMeta, _Recoveries]:
-        """A batch without the recoveries from failed calls, and these."""
+        """Splits a batch into the rollouts of problems and the recoveries from failed calls."""
         tags = dict(zip(batch.keys, batch.tags, strict=True))
         planned = {key: count for key, tag in tags.items() if (count := recoveries_of(tag)) is not None}
-        made = KVBatchMeta(
+        recoveries = KVBatchMeta(
             partition_id=batch.partition_id,
             keys=[key for key in tags if is_recovery(key)],
             tags=[tag for key, tag in tags.items() if is_recovery(key)],
@@ -295,14 +335,18 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         rest = KVBatchMeta(
             partition_id=batch.partition_id, keys=of_problems, tags=[tags[key] for key in of_problems]
         )
-        made, failed = self._without_failed(made, sum(planned.values()))
-        order = sorted(range(len(made.keys)), key=lambda i: made.keys[i])
-        keys = [made.keys[i] for i in order]
+        recoveries, failed = self._without_failed(recoveries, sum(planned.values()))
+        order = sorted(range(len(recoveries.keys)), key=lambda i: recoveries.keys[i])
+        keys = [recoveries.keys[i] for i in order]
         fields = _extra_fields(keys, batch.partition_id)
-        return _cleared(rest, planned), _Recoveries(keys, [made.tags[i] for i in order], fields, failed)
+        return _cleared(rest, planned), _Recoveries(keys, [recoveries.tags[i] for i in order], fields, failed)
 
     def _trained_recoveries(self, recoveries: _Recoveries) -> list[int]:
-        """The indices of the recoveries to train on: of each group all that may be, if they give a gradient."""
+        """Returns the indices of the recoveries to train on.
+
+        A group whose recoveries give a gradient is trained on, without those that lost a call or that the selection
+        excludes.
+        """
         trained: list[int] = []
         for members in recoveries.groups().values():
             usable = [
@@ -315,19 +359,20 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                 trained += usable
         return sorted(trained)
 
-    def _without_failed(self, batch: KVBatchMeta, made: int) -> tuple[KVBatchMeta, list[FailedRollout]]:
-        """A batch without the rollouts that failed, and these; one that left no record at all counts too.
+    def _without_failed(self, batch: KVBatchMeta, started: int) -> tuple[KVBatchMeta, list[FailedRollout]]:
+        """Splits a batch into the rollouts that finished and those that failed.
 
-        `made` is how many were begun.
+        Args:
+            started: number of rollouts that were started. A rollout that is not in the batch counts as failed.
         """
         why = {
             key: failure
             for key, tag in zip(batch.keys, batch.tags, strict=True)
             if (failure := failure_of(tag))
         }
-        missing = made - len(batch.keys)
-        lost_track = FailedRollout("missing", "it left no record; the trainer's log may say why")
-        return _cleared(batch, why), [*why.values(), *[lost_track] * missing]
+        missing = started - len(batch.keys)
+        without_record = FailedRollout("missing", "it left no record; the trainer's log may say why")
+        return _cleared(batch, why), [*why.values(), *[without_record] * missing]
 
     def _with_verdict(self, batch: KVBatchMeta, failed: list[FailedRollout]) -> KVBatchMeta:
         """Returns the held-out rollouts that lost no call. The others are counted and removed from the queue.
@@ -348,24 +393,26 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return batch
 
     def fault(self, text: str, discarded: bool = False) -> None:
-        """Say what is wrong: in the log, and in the file that the user's terminal is warned by."""
+        """Writes a warning to the log, and to the file from which the user's terminal shows it."""
         self._fault = text
         log.warning("%s", text)
-        self._progress.write(RolloutProgress(self._step, 0, self._wanted, discarded=discarded, fault=text))
+        self._progress.write(
+            RolloutProgress(self._step, 0, self._rollouts_per_step, discarded=discarded, fault=text)
+        )
 
     def _end_if_asked(self) -> None:
-        """Raise a Failure instead of rolling a step out again if a signal has asked for the end.
+        """Raises a Failure if a signal has asked training to stop, so that the step is not rolled out again.
 
-        While the step waits, `rstar2.train.launch` ends training itself.
+        While a step waits, `rstar2.train.launch` stops training itself.
         """
         if (self._agent_loop.parent / STOP_FILE).exists():
             self._progress.write(
-                RolloutProgress(self._step, 0, self._wanted, discarded=True, fault=self._fault)
+                RolloutProgress(self._step, 0, self._rollouts_per_step, discarded=True, fault=self._fault)
             )
             raise Failure(f"step {self._step} is not rolled out again, because training was asked to end")
 
     def held_out_fault(self) -> str:
-        """Why the measurement on held-out problems that is under way says nothing; empty if it does."""
+        """Says why the current measurement on held-out problems is not valid; empty if it is."""
         return self.held_out.fault(self._step, self._judge.max_lost_share, self._max_failed_share)
 
     def _sync_metadata_from_transfer_queue(self) -> None:
@@ -385,13 +432,13 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         failed = [failure for tag in tags if (failure := failure_of(tag))]
         if failed and not self._fault:
             self._fault = f"step {self._step}: rollouts fail, and are left out: {failure_text(failed[:1])}"
-        # With refills more than these are rolled out; how many are held out is not known here.
-        wanted = 0 if partition_id == "val" else max(finished, self._wanted + recoveries)
-        return RolloutProgress(self._step, finished, wanted, failed=len(failed), fault=self._fault)
+        # Refills add rollouts to these. The number of held-out rollouts is not known here.
+        total = 0 if partition_id == "val" else max(finished, self._rollouts_per_step + recoveries)
+        return RolloutProgress(self._step, finished, total, failed=len(failed), fault=self._fault)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        """Of the finished groups those that give no gradient, to be replaced, as far as `refill_batches` goes."""
-        if partition_id == "val" or not self._refills:
+        """Returns the finished groups to replace: those that give no gradient, up to the limit of `refill_batches`."""
+        if partition_id == "val" or not self._refill_limit:
             return set(), Counter()
         undecided = self.finished_keys[partition_id] - self._accepted
         groups: dict[str, list[str]] = defaultdict(list)
@@ -410,14 +457,14 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                     failed[_group(key)].append(failure)
                 else:
                     groups[_group(key)].append(key)
-        found = set()
+        dropped = set()
         for group, keys in groups.items():
             fields = _extra_fields(keys, partition_id)
             rollouts = [rollout_of(each) for each in fields]
-            kept = [rollouts[i] for i in self._choose(rollouts, in_rounds.get(group))]
+            trained = [rollouts[i] for i in self._choose(rollouts, in_rounds.get(group))]
             recovered = _recoveries_of_group(recoveries[group], partition_id)
-            trains = gives_gradient(kept, self._drop_equal_rewards) or self._trained_recoveries(recovered)
-            if trains or len(self._replaced) >= self._refills:
+            trains = gives_gradient(trained, self._drop_equal_rewards) or self._trained_recoveries(recovered)
+            if trains or len(self._replaced) >= self._refill_limit:
                 self._accepted.add(group)
             else:
                 self._replaced_recoveries[group] = recovered
@@ -425,18 +472,20 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                 self._replaced_failed += failed[group]
                 if group in in_rounds:
                     self._replaced_rounds[group] = in_rounds[group]
-                found.add(group)
-        return found, Counter()
+                dropped.add(group)
+        return dropped, Counter()
 
     def _choose(self, rollouts: list[Rollout], whole: RoundsOfGroup | None = None) -> list[int]:
-        """The indices of a problem's rollouts to train on. A fault of a user's selection ends training at once.
+        """Returns the indices of a problem's rollouts to train on. An error in a user's selection ends training.
 
-        `whole` is what became of its group if that was rolled out in rounds.
+        Args:
+            rollouts: the finished rollouts of the problem.
+            whole: the result of the problem's group if it was rolled out in rounds.
         """
         keep = self._keep
         if self._rounds is not None and whole is not None:
             keep = self._rounds.kept(whole.made, keep)
-        # Seeded by step and problem, so that a resumed run draws as an uninterrupted one would.
+        # Seeded by step and problem, so that a resumed run chooses the same rollouts as an uninterrupted one.
         seed = sample_seed(self._seed, f"roc {self._step} {rollouts[0].problem_id}", 0)
         try:
             return self._selection.choose(rollouts, keep, np.random.default_rng(seed))
@@ -450,56 +499,65 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         groups: dict[str, list[int]],
         in_rounds: Mapping[str, RoundsOfGroup] | None = None,
     ) -> list[int]:
-        """The indices of the rollouts to train on.
+        """Returns the indices of the rollouts to train on.
 
-        Where no group gives a gradient, one whose advantages are all zero, because VERL needs a batch; nothing where
-        there is none of these either.
+        If no group gives a gradient, it returns those of one group with equal rewards, because VERL needs a batch. If
+        no group has two rollouts, it returns nothing.
         """
-        kept: list[int] = []
+        trained: list[int] = []
         spare: list[int] = []
         for group, members in groups.items():
             whole = (in_rounds or {}).get(group)
             chosen = [members[i] for i in self._choose([rollouts[m] for m in members], whole)]
             if gives_gradient([rollouts[i] for i in chosen], self._drop_equal_rewards):
-                kept += chosen
+                trained += chosen
             elif len(chosen) > 1:
                 spare = chosen
-        return sorted(kept or spare)
+        return sorted(trained or spare)
 
-    def _off_policy(self, kept: list[dict[int, int]]) -> float:
-        """The share of the kept rollouts' tokens in turns that older weights began than the step's own.
+    def _off_policy(self, trained: list[dict[int, int]]) -> float:
+        """Returns the share of trained tokens in turns that started with older weights than the step's.
 
-        Step n's are those that step n - 1 made. A turn that was interrupted and continued counts whole.
+        The weights of step n are those that step n - 1 produced. All tokens of a turn count, even if an update
+        interrupted the turn and newer weights continued it.
+
+        Args:
+            trained: for each rollout, its number of tokens by the step whose weights started the turn.
         """
-        total = sum(sum(tokens.values()) for tokens in kept)
-        older = sum(count for tokens in kept for made_by, count in tokens.items() if made_by < self._step - 1)
+        total = sum(sum(tokens.values()) for tokens in trained)
+        older = sum(count for tokens in trained for step, count in tokens.items() if step < self._step - 1)
         return older / total if total else 0.0
 
     def _nothing_to_train_on(self, times: int) -> None:
-        """Say why a step is rolled out again; a Failure once that was in vain `EMPTY_STEPS` times in a row."""
+        """Logs why a step is rolled out again. Raises Failure at the `EMPTY_STEPS`th time in a row."""
         why = (
             f"step {self._step}: no problem has two rollouts left (select = {self._selection.name}, "
             f"{self._lost_text()}, {self._failed_text()})"
         )
         if times == EMPTY_STEPS:
             raise Failure(
-                f"{why}, {times} times in a row; the last checkpoint is kept",
-                "Use a selection that leaves out less, or a model that makes better calls.",
+                f"{why}, {times} times in a row. The last checkpoint is kept",
+                "Use a selection that excludes fewer rollouts, or a model that makes better calls.",
             )
-        log.warning("%s; it is rolled out again", why)
+        log.warning("%s. The step is rolled out again", why)
 
     def _await_judge(self, limit_s: float) -> float:
-        """Wait until the judge answers, and say why; the seconds that took, JudgeError past the limit."""
+        """Waits until the judge answers, and returns the seconds of waiting. Raises JudgeError after `limit_s`."""
         why = f"step {self._step}: {self._lost_text()}"
         [settings] = json.loads(self._agent_loop.read_text())
-        self.fault(f"{why}; training waits for the judge at {settings['judge_url']}", discarded=True)
+        self.fault(f"{why}, so training waits for the judge at {settings['judge_url']}", discarded=True)
         begun_at = time.monotonic()
         with SyncJudgeClient(settings["judge_url"], settings["judge_token"], JUDGE_POLL_S) as judge:
             while True:
                 away_s = round(time.monotonic() - begun_at, 1)
                 self._progress.write(
                     RolloutProgress(
-                        self._step, 0, self._wanted, judge_away_s=away_s, discarded=True, fault=self._fault
+                        self._step,
+                        0,
+                        self._rollouts_per_step,
+                        judge_away_s=away_s,
+                        discarded=True,
+                        fault=self._fault,
                     )
                 )
                 try:
@@ -513,68 +571,69 @@ class SelectingReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                     left_s = begun_at + limit_s - time.monotonic()
                     if left_s <= 0:
                         raise JudgeError(
-                            f"{why}, for {self._judge.stop_after_s:g} s; the last checkpoint is kept",
+                            f"{why}, and the judge was away for {self._judge.stop_after_s:g} s. The last checkpoint is "
+                            "kept",
                             "Start the judge again, then run the same command.",
                         ) from error
                     time.sleep(min(JUDGE_POLL_S, left_s))
 
     def _lost_again(self, times: int) -> None:
-        """JudgeError once a judge that answers has lost too many calls of a step `EMPTY_STEPS` times in a row."""
+        """Raises JudgeError at the `EMPTY_STEPS`th time that the judge answers but loses too many calls of a step."""
         if times == EMPTY_STEPS:
             raise JudgeError(
-                f"step {self._step}: {self._lost_text()}, {times} times in a row although the judge answers; the last "
+                f"step {self._step}: {self._lost_text()}, {times} times in a row although the judge answers. The last "
                 "checkpoint is kept",
-                "See the judge's own log for why it loses programs, then run the same command.",
+                "Find out in the judge's log why it loses programs, then run the same command.",
             )
 
     def _failed_again(self, times: int) -> None:
-        """Wait before a step is rolled out again; a Failure if too many failed for the `FAILED_STEPS`th time."""
-        limit = f"more than rollout.max_failed_share = {self._max_failed_share:g} of {self._rolled_out}"
+        """Waits before a step is rolled out again. Raises Failure at the `FAILED_STEPS`th time."""
+        limit = f"more than rollout.max_failed_share = {self._max_failed_share:g} of {self._rollout_count}"
         why = f"step {self._step}: {self._failed_text()}, {limit}"
         if times == FAILED_STEPS:
             raise Failure(
-                f"{why}, {times} times; nothing of it was trained on, and the last checkpoint is kept",
-                "Remove the cause, which the trainer's log tells in full at 'rollout … failed'; then run the same "
-                "command, which starts new engines.",
+                f"{why}, {times} times. The step was not trained on, and the last checkpoint is kept",
+                "Remove the cause: the trainer's log has each error in full after 'rollout … failed'. Then run the "
+                "same command, which starts new engines.",
             )
         wait_s = self._failed_wait.next_s()
         self.fault(
-            f"{why}; nothing of it is trained on, and it is rolled out again in {wait_s:g} s", discarded=True
+            f"{why}. The step is not trained on, and is rolled out again in {wait_s:g} s", discarded=True
         )
         time.sleep(wait_s)
 
     def _failed_text(self) -> str:
-        """How many rollouts failed, the most frequent causes, and how long they were beside those that finished."""
+        """Returns the number of failed rollouts, their most frequent causes, and their mean length, for messages."""
         if not self._failed:
             return "rollouts that failed: 0"
         tokens = failed_tokens(self._failed)
         lengths = (
-            f", after {tokens:.0f} tokens on average; others have {self._finished_tokens:.0f}"
+            f", after {tokens:.0f} tokens on average (finished rollouts have {self._finished_tokens:.0f})"
             if tokens
             else ""
         )
         return f"rollouts that failed: {len(self._failed)} ({failure_text(self._failed)}){lengths}"
 
     def _lost_text(self) -> str:
-        """How many rollouts lost a tool call, and the most frequent causes."""
-        causes = "; ".join(f"{count} x {why}" for why, count in Counter(self._lost).most_common(3))
-        return f"rollouts that lost a tool call: {len(self._lost)} ({causes})"
+        """Returns the number of rollouts that lost a tool call and the most frequent causes, for messages."""
+        causes = "; ".join(f"{count} x {why}" for why, count in Counter(self._lost_reasons).most_common(3))
+        return f"rollouts that lost a tool call: {len(self._lost_reasons)} ({causes})"
 
-    def _keep_traces(self, fields: list[Any], rollouts: list[Rollout], kept: set[int]) -> None:
+    def _keep_traces(self, fields: list[Any], rollouts: list[Rollout], trained: set[int]) -> None:
         carried = {i: trace for i, each in enumerate(fields) if (trace := trace_of(each)) is not None}
         chosen = choose(rollouts, list(carried), self._traces_per_step, self._seed, self._step)
-        # A rollout's problem may have been handed out in an earlier step.
-        traces = [carried[i].model_copy(update={"kept": i in kept, "step": self._step}) for i in chosen]
+        # A rollout may have started in an earlier step, so its trace gets the number of this step.
+        traces = [carried[i].model_copy(update={"kept": i in trained, "step": self._step}) for i in chosen]
         write_step(self._traces, self._step, traces)
-        if kept:  # else the step is rolled out again
-            self._raw["rstar2/traces_not_sent"] = float(self._trace_trackers.send(traces))
+        if trained:  # otherwise the step is rolled out again
+            self._step_metrics["rstar2/traces_not_sent"] = float(self._trace_trackers.send(traces))
 
 
 class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]
-    """The same for VERL's asynchronous trainers.
+    """The sampler for VERL's asynchronous trainers.
 
-    A step takes the oldest of the groups that are finished. A group that is too old, or could not even record that its
-    rollouts failed, is left out by VERL and another problem handed out; see `trainer.modes.AsyncSettings`.
+    A step takes the oldest finished groups. VERL replaces a group with another problem if it is too old, or if its
+    rollouts failed without a record. See `rstar2.train.trainer.modes.AsyncSettings`.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -586,21 +645,21 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """The batch of a step, after the selection, and its metrics; a Failure where group after group has failed."""
+        """Returns the batch of a step and its metrics. It also raises Failure if too many groups in a row failed."""
         if partition_id == "train" and self._resumed:
             self._resumed = False
             self._clear_trained(partition_id)
         self._failed_in_a_row = 0
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         if partition_id == "train":
-            metrics = {f"training/{name}/evicted_samples": 0 for name in _EVICTED} | metrics
+            metrics = {f"training/{name}/evicted_samples": 0 for name in _EVICTION_REASONS} | metrics
         return batch, metrics
 
     def _rollout_progress(self, partition_id: str) -> RolloutProgress:
         progress = super()._rollout_progress(partition_id)
         if partition_id == "val":
             return progress
-        # A step takes whole groups; what else is finished may be for a later one.
+        # A step takes whole groups. Other finished rollouts may be for a later step.
         groups = self.finished_keys[partition_id]
         of_problems = {
             key: _ended(tag, self._rounds)
@@ -608,12 +667,15 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
             if not is_recovery(key)
         }
         whole = sum(count for key, count in of_problems.items() if _group(key) in groups)
-        ready = min(whole, self._wanted)
+        ready = min(whole, self._rollouts_per_step)
         ahead = sum(of_problems.values()) - ready
-        return replace(progress, finished=ready, wanted=self._wanted, ahead=ahead)
+        return replace(progress, finished=ready, wanted=self._rollouts_per_step, ahead=ahead)
 
     def _clear_trained(self, partition_id: str) -> None:
-        """Remove rollouts of no group: those of the step that a checkpoint was saved in, which it holds too."""
+        """Removes rollouts that belong to no group.
+
+        A checkpoint also has the rollouts of the step in which it was saved. They have been trained on.
+        """
         self._sync_metadata_from_transfer_queue()
         groups = self.prompt_global_steps[partition_id]
         trained = [key for key in self.partitions[partition_id] if _group(key) not in groups]
@@ -627,8 +689,8 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
         self._failed_in_a_row += failed
         if self._failed_in_a_row > self._most_failed:
             raise Failure(
-                f"step {global_steps}: rollouts of {self._failed_in_a_row} groups failed; the last checkpoint is kept",
-                "The trainer's log says why, at 'Error in _run_prompt'.",
+                f"step {global_steps}: rollouts of {self._failed_in_a_row} groups failed. The last checkpoint is kept",
+                "Find the cause in the trainer's log, at 'Error in _run_prompt'. Then run the same command.",
             )
         evicted: tuple[set[str], int, int, dict[str, Any]] = super()._evict_terminal_groups(
             global_steps, partition_id, eviction_reasons
@@ -638,7 +700,8 @@ class SelectingReplayBufferAsync(SelectingReplayBuffer, ReplayBufferAsync):  # t
 
 @dataclass(frozen=True)
 class _Recoveries:
-    """Rollouts that began after failed calls; the lists of those that finished are parallel."""
+    """Recoveries: rollouts that began after a failed call. `keys`, `tags` and `fields` have an entry for each that
+    finished."""
 
     keys: list[str]
     tags: list[dict[str, Any]]
@@ -651,25 +714,25 @@ class _Recoveries:
 
     @property
     def count(self) -> int:
-        """All of them, those that failed included."""
+        """The number of recoveries, including those that failed."""
         return len(self.keys) + len(self.failed)
 
     def groups(self) -> dict[str, list[int]]:
-        """Their indices by the failed call that they began after."""
+        """Returns the indices of the finished recoveries of each failed call, by the name of their group."""
         groups: dict[str, list[int]] = defaultdict(list)
         for i, key in enumerate(self.keys):
             groups[key.rsplit("_", 2)[0]].append(i)
         return groups
 
     def by_group(self) -> list[list[tuple[Rollout, Recovery]]]:
-        """Those that finished, by the failed call that they began after."""
+        """Returns the finished recoveries, with one list for each failed call."""
         return [
             [(self.rollouts[i], recovery_in(self.fields[i])) for i in members]
             for members in self.groups().values()
         ]
 
     def with_others(self, others: Iterable[_Recoveries]) -> _Recoveries:
-        """These and those of other groups."""
+        """Returns these recoveries together with others."""
         every = [self, *others]
         return _Recoveries(
             [key for each in every for key in each.keys],
@@ -680,14 +743,19 @@ class _Recoveries:
 
 
 def _recoveries_of_group(tags: Mapping[str, dict[str, Any]], partition_id: str) -> _Recoveries:
-    """A finished group's recoveries, by their keys in VERL's queue."""
+    """Returns the recoveries of a finished group.
+
+    Args:
+        tags: the tags of its recoveries by their key in VERL's queue.
+        partition_id: "train" or "val", VERL's name for the part of the queue.
+    """
     keys = sorted(key for key, tag in tags.items() if is_rollout(tag))
     failed = [failure for tag in tags.values() if (failure := failure_of(tag))]
     return _Recoveries(keys, [tags[key] for key in keys], _extra_fields(keys, partition_id), failed)
 
 
 def _run_a_program(judge: SyncJudgeClient) -> None:
-    """Raise a JudgeError unless the judge runs a program: `/health` answers also if no program would get a result."""
+    """Raises JudgeError if the judge cannot run a program. Its `/health` may answer even then."""
     judge.health()
     result = judge.run(RunRequest(code="print(1)"))
     if result.outcome == "lost":
@@ -695,12 +763,12 @@ def _run_a_program(judge: SyncJudgeClient) -> None:
 
 
 def poll_interval(cost_s: float) -> float:
-    """Seconds to wait after a look at VERL's queue that took `cost_s`."""
+    """Returns the seconds to wait after a poll of VERL's queue that took `cost_s` seconds."""
     return min(max(POLL_S, cost_s * (1 / POLL_SHARE - 1)), LONGEST_POLL_S)
 
 
 def _extra_fields(keys: list[str], partition_id: str) -> list[Any]:
-    """What the agent loop passes of each rollout, see `rstar2.train.verl.rollout_fields`."""
+    """Returns the fields that the agent loop stored for each rollout (`rstar2.train.verl.rollout_fields`)."""
     if not keys:
         return []
     return list(
@@ -709,7 +777,11 @@ def _extra_fields(keys: list[str], partition_id: str) -> list[Any]:
 
 
 def _ended(tag: Mapping[str, Any], rounds: Rounds | None) -> int:
-    """How many rollouts a key of VERL's queue stands for, in progress: one, or all that its group does not need."""
+    """Returns the number of rollouts that a key of VERL's queue stands for in the progress of a step.
+
+    It is 1 for a rollout. For a group that was rolled out in rounds, it is the number of rollouts that the group did
+    not need.
+    """
     whole = rounds_of(tag)
     if recoveries_of(tag) is not None:
         return 0
@@ -717,14 +789,14 @@ def _ended(tag: Mapping[str, Any], rounds: Rounds | None) -> int:
 
 
 def _without_rounds(batch: KVBatchMeta) -> tuple[KVBatchMeta, dict[str, RoundsOfGroup]]:
-    """A batch of rollouts alone, and what became of the groups that were rolled out in rounds."""
+    """Splits a batch into its rollouts and the results of groups that were rolled out in rounds."""
     tags = zip(batch.keys, batch.tags, strict=True)
     keys = {key: whole for key, tag in tags if (whole := rounds_of(tag))}
     return _cleared(batch, keys), {_group(key): whole for key, whole in keys.items()}
 
 
 def _cleared(batch: KVBatchMeta, keys: Collection[str]) -> KVBatchMeta:
-    """A batch without some of its rollouts, which leave VERL's queue."""
+    """Returns a batch without the rollouts of these keys, and removes them from VERL's queue."""
     if not keys:
         return batch
     tq.kv_clear(keys=list(keys), partition_id=batch.partition_id)
@@ -735,5 +807,5 @@ def _cleared(batch: KVBatchMeta, keys: Collection[str]) -> KVBatchMeta:
 
 
 def _group(key: str) -> str:
-    """The group of a trajectory; VERL's keys are GROUP_SESSION_INDEX."""
+    """Returns the group of a rollout. VERL's keys are GROUP_SESSION_INDEX."""
     return key.split("_")[0]

@@ -1,9 +1,11 @@
-"""Has VERL's RL trainer save when time is up, and save and end when it is asked to; works by being imported.
+"""Makes VERL's RL trainer save a checkpoint after a time, and save and stop when a signal asks for it.
 
-VERL 0.9.1 saves every `trainer.save_freq` steps only. VERL's key `trainer.checkpoint_callback_class` names the callback
-here, so only the trainer's own process imports this module. At the end of each step's update the callback sets
-`save_freq`, which VERL reads right after that, and for the last step the number of steps: VERL then saves, writes the
-step's metrics and ends as it does after any last step.
+VERL 0.9.1 saves only every `trainer.save_freq` steps. VERL's key `trainer.checkpoint_callback_class` names the callback
+in this module, so only the trainer's main process imports it. The import replaces `PPOTrainer.step`.
+
+At the end of each step's update, the callback sets `save_freq`, which VERL reads right after that. To stop, it also
+sets the total number of steps to the current one. VERL then saves, writes the step's metrics and ends as after any
+last step.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from rstar2.train.trainer.saving import SaveTiming
 
 
 class SavesInTime(CheckpointCallback):  # type: ignore[misc]
-    """Notes when a checkpoint is saved, and decides when the next one is."""
+    """Decides after each step whether VERL saves a checkpoint."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -27,7 +29,7 @@ class SavesInTime(CheckpointCallback):  # type: ignore[misc]
         self._every = config.trainer.save_freq
 
     def step_ended(self, trainer: PPOTrainer) -> None:
-        """Called after a step's update, before VERL decides whether it saves."""
+        """Sets VERL's settings for saving. It is called after a step's update, before VERL reads them."""
         now = self._timing.at_step_end(trainer.global_steps)
         trainer.config.trainer.save_freq = 1 if now.save else self._every
         if now.stop:
@@ -37,8 +39,8 @@ class SavesInTime(CheckpointCallback):  # type: ignore[misc]
         self._timing.saved()
 
 
-def _then_decide(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Stands in for `PPOTrainer.step`."""
+def _with_decision(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `PPOTrainer.step`, so that the callback decides after each step."""
 
     @functools.wraps(step)
     def decided(trainer: PPOTrainer, *args: Any, **kwargs: Any) -> Any:
@@ -49,4 +51,4 @@ def _then_decide(step: Callable[..., Any]) -> Callable[..., Any]:
     return decided
 
 
-PPOTrainer.step = _then_decide(PPOTrainer.step)
+PPOTrainer.step = _with_decision(PPOTrainer.step)

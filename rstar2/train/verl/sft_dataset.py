@@ -1,7 +1,6 @@
-"""Gives VERL's SFT trainer conversations that are encoded already, as rollouts are (`rstar2.train.encoding`).
+"""A dataset for VERL's SFT trainer, of conversations that `rstar2.train.encoding` has encoded like rollouts.
 
-Every rank reads the same file, which is mapped into its memory: the pages that it reads belong to the machine's file
-cache and are shared by all ranks of a node.
+Every rank maps the same file into its memory. All ranks of a node therefore share the pages that they read.
 """
 
 from __future__ import annotations
@@ -19,12 +18,15 @@ from torch.utils.data import Dataset
 
 
 class EncodedConversations(Dataset):  # type: ignore[misc]
-    """Named by VERL's setting `data.custom_cls`; rows are not padded, as VERL's `data.pad_mode` is by default.
+    """The encoded conversations. VERL's setting `data.custom_cls` names this class.
+
+    Rows are not padded, in line with the default of VERL's `data.pad_mode`.
 
     Args:
-        parquet_files: VERL's name for the file of `rstar2.train.split`, such as `train.npy`: the numbers of the
-            conversations that count. `train.arrow` beside it holds them all.
-        config: VERL's table `data`. Conversations are cut at its `max_length` tokens.
+        parquet_files: a file that `rstar2.train.split` wrote, such as `train.npy`, with the numbers of the
+            conversations in the dataset. `train.arrow` beside it has all conversations. VERL gives this parameter its
+            name.
+        config: VERL's table `data`. Conversations are cut off after its `max_length` tokens.
     """
 
     def __init__(self, parquet_files: str | list[str], config: Mapping[str, Any], **_: Any) -> None:
@@ -37,7 +39,7 @@ class EncodedConversations(Dataset):  # type: ignore[misc]
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """`input_ids`, `position_ids` and `loss_mask`, each of shape (T,)."""
+        """Returns the tensors `input_ids`, `position_ids` and `loss_mask` of a conversation, each of shape (T,)."""
         place = int(self._numbers[index])
         number = bisect_right(self._offsets, place) - 1
         batch, row = self._batches[number], place - self._offsets[number]
@@ -49,7 +51,7 @@ class EncodedConversations(Dataset):  # type: ignore[misc]
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """A process that is sent the dataset opens the files itself."""
+        """Returns the state for pickling, without the open files. The receiving process opens them itself."""
         return {"_file": self._file, "_max_tokens": self._max_tokens}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -61,9 +63,9 @@ class EncodedConversations(Dataset):  # type: ignore[misc]
         reader = pyarrow.ipc.open_file(pyarrow.memory_map(str(self._file.with_suffix(".arrow"))))
         self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         self._offsets: list[int] = list(accumulate((batch.num_rows for batch in self._batches), initial=0))
-        """Batch `i` has the rows `_offsets[i]` to `_offsets[i + 1] - 1`. The last entry is the number of all rows."""
+        """Batch `i` has the rows `_offsets[i]` to `_offsets[i + 1] - 1`. The last entry is the total number of rows."""
 
 
 def _integers(row: Any, most: int) -> torch.Tensor:
-    """The first `most` numbers of a row, copied out of the file."""
+    """Returns a copy of the first `most` numbers of a row."""
     return torch.from_numpy(row.values.to_numpy()[:most].astype(np.int64))

@@ -1,12 +1,12 @@
-"""VERL's SFT trainer with our own decision on when to save and to end, and our own measurement of the validation loss.
+"""VERL's SFT trainer, with our own rule for saving and stopping, and our own measurement of the validation loss.
 
-`python -m rstar2.train.verl.sft_trainer KEY=VALUE…` takes the keys of `verl.trainer.sft_trainer`.
+`python -m rstar2.train.verl.sft_trainer KEY=VALUE…` has the same keys as `verl.trainer.sft_trainer`.
 
-VERL 0.9.1 saves every `trainer.save_freq` steps only. After each step this trainer sets the two numbers by which VERL
-decides what to do next: `save_freq`, and for the last step the number of steps.
+VERL 0.9.1 saves only every `trainer.save_freq` steps. After each step, this trainer sets two numbers that VERL reads
+next: `save_freq`, and the total number of steps if training should stop.
 
-VERL's validation leaves out the rows that do not fill a batch, all of them if they are fewer than a batch, and averages
-over batches. Here every row counts, and the loss is the mean over all taught tokens.
+VERL's validation ignores the last rows if they do not fill a batch, which may be all of them, and averages over
+batches. Here every row counts, and the loss is the mean over all taught tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rstar2.train.trainer.saving import STOP_AFTER, AtStepEnd, SaveTiming
 
 
 class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
-    """VERL's trainer with another decision on when to save, and another validation."""
+    """VERL's trainer with another rule for saving and another validation."""
 
-    # VERL's own, without types there.
+    # These attributes are VERL's, which declares no types for them.
     val_dataset: Any
     test_freq: Any
     save_freq: Any
@@ -47,7 +47,7 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         self.test_freq = -1
         self._last_step: int = self.total_training_steps
         self._steps_done = 0
-        """The steps that this start of the trainer has done."""
+        """Number of steps since this start of the trainer."""
 
     def _build_ckpt_handler(self) -> None:
         super()._build_ckpt_handler()
@@ -71,25 +71,29 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         stop = now.stop or step == self.config.trainer[STOP_AFTER]
         self.save_freq = 1 if now.save or stop else self._every
         if stop:
-            self.total_training_steps = 0  # fewer than there were: this step is the last
+            self.total_training_steps = 0  # fewer than have been done, so VERL ends after this step
         return output
 
     def _is_measured(self, step: int) -> bool:
-        """Whether the loss is measured after a step: regularly, and if the model of the step could be chosen."""
+        """Whether the loss is measured after this step.
+
+        It is measured every `test_freq` steps, every `save_freq` steps, and at the last step. The saved models can then
+        be compared by it.
+        """
         if not self._validation:
             return False
         at_stop = step in (self._last_step, self.config.trainer[STOP_AFTER])
         return at_stop or step % self._measure_every == 0 or step % self._every == 0
 
     def _validation_loss(self) -> float:
-        """Nats per taught token, over all validation conversations and ranks."""
+        """Measures the loss over all validation conversations, in nats per taught token."""
         ranks, rank = self.engine.get_data_parallel_size(), self.engine.get_data_parallel_rank()
         together = self.train_batch_size_per_dp * ranks
         loss, tokens = 0.0, 0
         for start in range(0, len(self._validation), together):
             rows = [self._validation[at] for at in range(start, min(start + together, len(self._validation)))]
             taught = sum(int(row["loss_mask"].sum()) for row in rows)
-            # Every rank needs the same number of rows: those that are missing count nothing.
+            # Every rank needs the same number of rows. The added rows have no taught tokens, so they do not count.
             while len(rows) % ranks:
                 rows.append({**rows[0], "loss_mask": torch.zeros_like(rows[0]["loss_mask"])})
             batch = tu.get_tensordict(
@@ -102,7 +106,7 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         return loss / tokens
 
     def _batch_settings(self) -> dict[str, Any]:
-        """What VERL's `fit` says of a batch beside its tensors."""
+        """Returns the settings that VERL's `fit` adds to the tensors of a batch."""
         data = self.config.data
         return {
             "use_remove_padding": self.config.model.use_remove_padding,
@@ -116,7 +120,7 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         }
 
     def _decision(self, step: int) -> AtStepEnd:
-        """Returns the first rank's decision: saving is a collective operation, so all ranks have to do the same."""
+        """Returns the first rank's decision. Saving is a collective operation, so all ranks must decide the same."""
         decision = [self._timing.at_step_end(step) if self.rank == 0 else None]
         torch.distributed.broadcast_object_list(decision, src=0)
         [now] = decision
@@ -124,9 +128,10 @@ class SftTrainer(sft_trainer.SFTTrainer):  # type: ignore[misc]
         return now
 
     def _load_place_in_epoch(self, checkpoint: str) -> None:
-        """Continue within an epoch where the checkpoint was saved.
+        """Restores the position within an epoch from a checkpoint.
 
-        One of an epoch's last step says that all batches were handed out: with it VERL would skip the next epoch.
+        It does not restore the position if the checkpoint was saved at the last step of an epoch. All batches are used
+        up there, so VERL would skip the next epoch.
         """
         if self.ckpt_handler.resume_global_step % self.steps_per_epoch:
             self._load_place(checkpoint)

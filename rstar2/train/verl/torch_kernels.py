@@ -1,14 +1,14 @@
-"""Replaces what VERL takes from flash-attn by PyTorch: attention of packed sequences, and the loss of each token.
+"""Replaces flash-attn in VERL by PyTorch: attention over packed sequences, and the loss of each token.
 
-Loaded into every VERL process if `hardware.attention` is "torch".
+Every VERL process imports this module if `hardware.attention` is "torch".
 
-VERL packs the sequences of a micro-batch into one row without padding; position ids start again at 0 with each. For
-such a row transformers' `sdpa` builds a mask of tokens times tokens, which takes memory, and with which PyTorch cannot
-use its flash attention. Here each sequence is attended to by itself, so no mask is needed.
+VERL packs the sequences of a micro-batch into one row without padding. The position ids of each sequence start at 0.
+For such a row, transformers' `sdpa` builds a mask of shape (tokens, tokens). The mask takes memory, and PyTorch cannot
+use its flash attention with it. Here attention is computed for each sequence by itself, so no mask is needed.
 
-Without flash-attn's loss VERL takes log-probabilities from single tokens in a loop, and keeps the softmax of all of
-them in fp32. VERL's own fused head fails where FSDP2 shards the head apart from the model, as for all models whose
-input and output embeddings differ.
+Without flash-attn's loss, VERL computes log-probabilities in a loop over single tokens, and stores the softmax of all
+tokens in fp32. VERL also has a fused head. It fails if FSDP2 shards the head apart from the model, as it does for all
+models whose input and output embeddings differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from verl.utils import torch_functional
 from rstar2.train.attention import PACKED_ATTENTION
 
 ROWS = 512
-"""The loss is computed in fp32 for this many tokens at a time."""
+"""Number of tokens for which the loss is computed in fp32 at a time."""
 
 
 def packed_attention(
@@ -39,18 +39,26 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each sequence of one row; the interface is that of transformers' attention functions.
+    """Computes causal attention within each sequence of a packed row.
+
+    It has the interface of transformers' attention functions. `query`, `key` and `value` have the shape (1, heads,
+    tokens, head size), and `position_ids` has the shape (1, tokens). The result has the shape (1, tokens, heads, head
+    size).
 
     Raises:
-        ValueError: the row is not packed, or the model limits how far back a token attends.
+        ValueError: the row is not packed, or the model has a sliding window.
     """
     if attention_mask is not None or position_ids.dim() != 2 or len(position_ids) != 1:
-        raise ValueError("packed attention takes one row of packed sequences, with position ids and no mask")
+        raise ValueError(
+            "packed attention needs one row of packed sequences, with position ids and without a mask"
+        )
     if sliding_window is not None:
-        raise ValueError(f"packed attention attends to a whole sequence, not to {sliding_window} tokens")
+        raise ValueError(
+            f"packed attention covers whole sequences, but the model has a sliding window of {sliding_window} tokens"
+        )
     starts = (position_ids[0] == 0).nonzero().flatten().tolist()
     lengths = [end - start for start, end in zip(starts, [*starts[1:], query.shape[2]], strict=True)]
-    # `split` and not slices: the backward pass of a slice fills a tensor of the whole row.
+    # `split` instead of slices, because the backward pass of each slice would fill a tensor of the whole row.
     parts = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
     attended = [
         scaled_dot_product_attention(
@@ -68,7 +76,7 @@ def packed_attention(
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """-log p(label) of each row in fp32. The gradient takes the place of the logits if `inplace` says so."""
+    """The function -log p(label) of each row, in fp32. With `inplace`, the gradient overwrites the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, inplace: bool) -> torch.Tensor:
@@ -92,12 +100,15 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 def cross_entropy_loss(
     logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = False
 ) -> tuple[torch.Tensor, None]:
-    """Stands in for flash-attn's function of this name, as far as VERL calls it; the second result is never read.
+    """Computes -log p(label) of each token. It replaces flash-attn's function of this name in VERL.
 
     Args:
         logits: of shape (tokens, vocabulary).
         labels: of shape (tokens,).
         inplace_backward: whether the gradient may overwrite the logits.
+
+    Returns:
+        The losses, of shape (tokens,), and None, because VERL does not use the second result.
     """
     return _CrossEntropy.apply(logits, labels, inplace_backward), None
 

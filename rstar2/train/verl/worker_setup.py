@@ -1,7 +1,10 @@
-"""Loaded into every VERL process on GPUs, before VERL makes process groups: time-outs, secrets, ports, signs of life.
+"""Sets up every VERL process on GPUs: timeouts, secrets, ports and signs of life.
 
-VERL 0.9.1 reads its own `actor_rollout_ref.nccl_timeout` nowhere: its groups have PyTorch's default, and those of SFT
-ten hours. Keys and tokens come from a file that only the user may read, since Ray shows its workers' environment.
+Every VERL process on GPUs imports this module, before VERL makes process groups.
+
+VERL 0.9.1 does not use its own key `actor_rollout_ref.nccl_timeout`. Its process groups have PyTorch's default timeout,
+and those of SFT a timeout of ten hours. Keys and tokens come from a file that only the user can read, because Ray shows
+the environment of its workers.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ def _set_timeout(seconds: int) -> None:
 
 
 def _read_secrets(path: Path) -> None:
-    """Add what is not there yet; on the machine that started training it is there already."""
+    """Sets the secrets as environment variables, except those that are set already.
+
+    On the machine that started training, all of them are set already.
+    """
     for name, value in json.loads(path.read_text(encoding="utf-8")).items():
         os.environ.setdefault(name, value)
 

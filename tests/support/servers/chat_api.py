@@ -21,6 +21,8 @@ class ChatEndpoint:
         self.key = key
         self.url = ""
         self.asked: list[dict[str, Any]] = []
+        self.refuses_tools = ""
+        """The error message for a request with `tools`; empty if they are taken."""
         self.owned_by = "someone"
         """The `owned_by` of its model; that of vLLM is `vllm`."""
         self.app = FastAPI()
@@ -36,6 +38,9 @@ class ChatEndpoint:
             return JSONResponse({"error": error}, status_code=401)
         body = await request.json()
         self.asked.append(body)
+        if self.refuses_tools and "tools" in body:
+            error = {"message": self.refuses_tools, "type": "invalid_request_error"}
+            return JSONResponse({"error": error}, status_code=400)
         return StreamingResponse(self._events(self.model(body["messages"])), media_type="text/event-stream")
 
     def _events(self, reply: dict[str, Any]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from support.optional import needs
 
 from rstar2.errors import UserError
 from rstar2.model_shape import shape_of
-from rstar2.train.estimate.limits import Pieces
+from rstar2.train.estimate.limits import SilentParts
 from rstar2.train.estimate.report import estimate_run, sft_saving
 from rstar2.train.estimate.work import Assumptions, update_flop
 from rstar2.train.recipe_files import sft_recipe, stage_recipe, stage_recipes
@@ -42,7 +42,7 @@ def test_an_update_of_hours_is_no_silence() -> None:
     stage = estimate_run(shape, stage_recipes([2], "8xh100", [])).stages[2]
     assert stage.step.update_s > 3600
     assert stage.longest_silence.micro_batch == pytest.approx(16_384 / stage.step.update_tokens_per_s)
-    assert stage.longest_silence == Pieces(
+    assert stage.longest_silence == SilentParts(
         start=pytest.approx(600 + (stage.disk.checkpoint + 2 * shape.parameters) / 1e9),
         rollout=pytest.approx(12_288 * stage.step.token_s + 600),
         micro_batch=pytest.approx(13.05, abs=0.1),
@@ -58,8 +58,8 @@ def test_an_update_of_hours_is_no_silence() -> None:
         (["judge.wait_s=5000", "hardware.hung_after_s=9000"], "judge.wait_s = 5,000 has no effect beyond 3,600 s"),
         (["hardware.nccl_timeout_s=60"], "ranks may wait 177 s for one another"),
         (["hardware.nccl_timeout_s=3600"], "hardware.nccl_timeout_s = 3,600 is not below hardware.hung_after_s"),
-        (["hardware.export_timeout_s=100"], "making a model of a checkpoint takes about 118 s"),
-        (["hardware.router=verl"], "VERL's router remembers the engines of the last 10,000 rollouts"),
+        (["hardware.export_timeout_s=100"], "the conversion of a checkpoint to a model takes about 118 s"),
+        (["hardware.router=verl"], "VERL's router remembers the engines of only the last 10,000"),
     ],
 )  # fmt: skip
 def test_a_limit_that_is_too_short_is_told_and_its_advice_ends_it(changes: list[str], said: str) -> None:
@@ -136,7 +136,7 @@ def test_what_a_kill_of_sft_costs() -> None:
         ),
         (
             ["rollout.prompts=4096"],
-            "135,168 prompts and rollouts are under way at a time, and VERL's queue holds 100,000",
+            "135,168 prompts and rollouts are under way at a time, but VERL's queue has room for 100,000",
             "verl.transfer_queue.backend.SimpleStorage.total_storage_size=270336",
         ),
     ],

@@ -185,11 +185,11 @@ def test_a_4b_model_fits_on_one_h200_and_a_14b_does_not() -> None:
     ("changes", "said", "key"),
     [
         (["hardware.offload=none"], "engine and trainer need", "hardware.offload=optimizer"),
-        (["hardware.engine_memory_share=0.3"], "less than one rollout", "hardware.tensor_parallel=4"),
-        (["hardware.sequences_in_flight=1024"], "is sent 1024", "hardware.sequences_in_flight="),
+        (["hardware.engine_memory_share=0.3"], "too little for one rollout", "hardware.tensor_parallel=4"),
+        (["hardware.sequences_in_flight=1024"], "gets 1024", "hardware.sequences_in_flight="),
         (
             ["hardware.gpus_per_node=3", "rollout.prompts=510", "hardware.tensor_parallel=3"],
-            "attention heads cannot be split by 3",
+            "attention heads cannot be divided by hardware.tensor_parallel = 3",
             "hardware.tensor_parallel",
         ),
         (["hardware.update_tokens=131072"], "the update needs", "hardware.update_tokens"),

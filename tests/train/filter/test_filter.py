@@ -47,11 +47,11 @@ from rstar2.train.filter.progress import SamplesDone, samples_done
 from rstar2.train.filter.unsolved import (
     PolicyMethod,
     StageFilter,
-    counted,
     filter_part,
     sampling_of,
+    solved_file,
     unsolved,
-    unsolved_as_counted,
+    unsolved_by_file,
 )
 from rstar2.train.recipe_files import stage_recipe
 
@@ -261,11 +261,11 @@ def test_verdicts_of_another_reward_are_refused(tmp_path: Path) -> None:
     write_verdicts(tmp_path / "solved" / VERDICTS.file, [("a", 0, "correct")])
     (tmp_path / "solved" / "settings.json").write_text('{"reward": "release"}')
     release = stage_recipe(3, None, ["reward=release"])
-    assert counted(tmp_path, release) == tmp_path / "solved" / VERDICTS.file
+    assert solved_file(tmp_path, release) == tmp_path / "solved" / VERDICTS.file
     with pytest.raises(UserError, match="reward = release, but the recipe has paper"):
-        counted(tmp_path, stage_recipe(3, None, []))
-    with pytest.raises(UserError, match="needs one file of verdicts or traces there, but has 0"):
-        counted(tmp_path / "nowhere", release)
+        solved_file(tmp_path, stage_recipe(3, None, []))
+    with pytest.raises(UserError, match="needs exactly one file of verdicts or traces, but there are 0"):
+        solved_file(tmp_path / "nowhere", release)
 
 
 def test_a_line_that_is_no_verdict_is_named(tmp_path: Path) -> None:
@@ -376,8 +376,8 @@ def test_the_cpu_engines_filter_a_stages_rows_and_a_finished_filter_is_not_repea
 
     monkeypatch.setattr("rstar2.train.filter.unsolved.open_engines", opened)
     assert run() == [problem.id for problem in PROBLEMS]
-    file = counted(tmp_path / "solved", recipe)
-    assert len(unsolved_as_counted(file, rows, recipe)) == 6
+    file = solved_file(tmp_path / "solved", recipe)
+    assert len(unsolved_by_file(file, rows, recipe)) == 6
     with pytest.raises(UserError, match=r"other settings: settings\.seed"):
         unsolved(
             replace(stage, recipe=stage_recipe(3, "laptop", [*changes, "seed=9"], over=over)), seen.append

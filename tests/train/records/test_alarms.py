@@ -37,7 +37,7 @@ def test_a_healthy_stage_raises_no_alarm() -> None:
     steps = course(300, entropy=0.2, pass_rate=0.9, truncated=0.1, calls=1.4, unsolved_groups=0.0, k3_kl=0.01)
     for number, step in enumerate(steps):
         step["rstar2/tokens"] = 1000 + 3000 * number / 299
-    assert [found for end in range(1, 301) for found in alarms(steps[:end], AlarmSettings())] == []
+    assert [alarm for end in range(1, 301) for alarm in alarms(steps[:end], AlarmSettings())] == []
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_a_healthy_stage_raises_no_alarm() -> None:
     [
         ("entropy", {"entropy": 0.01}, r"entropy fell from 0.\d+ to 0.\d+ \(alarms.entropy_fall\)"),
         ("entropy", {"entropy": 3.0}, r"entropy rose from .* \(alarms.entropy_rise\)"),
-        ("length", {"tokens": 300.0}, r"mean length went from \d+ to \d+ tokens within 6 steps"),
+        ("length", {"tokens": 300.0}, r"the mean length changed from \d+ to \d+ tokens within 6 steps"),
         ("length", {"tokens": 40000.0}, "alarms.length_change"),
         (
             "truncation",
             {"truncated": 0.5},
-            r"2\d% of the rollouts end by the token budget \(alarms.truncated\)",
+            r"2\d% of the rollouts end at the token budget \(alarms.truncated\)",
         ),
         ("reward", {"pass_rate": 0.1}, r"the pass rate fell from \d+.\d% to \d+.\d% \(alarms.reward_fall\)"),
         (
@@ -58,8 +58,16 @@ def test_a_healthy_stage_raises_no_alarm() -> None:
             {"information": 0.2},
             r"fell from 1.\d+ to \d.\d+ nats per token: read traces .* \(alarms.information_fall\)",
         ),
-        ("calls", {"calls": 0.1}, r"calls per rollout went from 1.\d+ to 1.\d+: .* \(alarms.calls_change\)"),
-        ("calls", {"calls": 9.0}, r"calls per rollout went from 2.\d+ to \d.\d+: .* \(alarms.calls_change\)"),
+        (
+            "calls",
+            {"calls": 0.1},
+            r"calls per rollout changed from 1.\d+ to 1.\d+: .* \(alarms.calls_change\)",
+        ),
+        (
+            "calls",
+            {"calls": 9.0},
+            r"calls per rollout changed from 2.\d+ to \d.\d+: .* \(alarms.calls_change\)",
+        ),
         ("unsolved", {"unsolved_groups": 0.9}, r"no rollout solves rose .* \(alarms.unsolved_rise\)"),
         ("mismatch", {"k3_kl": 0.4}, r"diverge by 0.\d+ nats per token: .* \(alarms.mismatch\)"),
     ],
@@ -153,12 +161,12 @@ def test_rollouts_without_a_verdict_are_told_at_once_with_their_causes(tmp_path:
     ):
         recorder.on_step(number, step)
     assert warned == [
-        "step 2: 3 of 64 rollouts failed and were left out (engine 2, agent loop 1), after 6000 tokens on average; "
-        "others have 800",
+        "step 2: 3 of 64 rollouts failed and were left out (engine 2, agent loop 1). On average they failed after 6000 "
+        "tokens; the other rollouts have 800",
         "step 2: 1 of 64 rollouts lost a call to the judge and were left out",
-        "step 2: the step was rolled out again, because too many of its rollouts could not be used: 64 were not "
-        "trained on",
-        "step 2: 9 of 30 held-out rollouts failed or lost a call and were left out: too many for a measurement",
+        "step 2: too many rollouts of the step could not be used, so its 64 rollouts were discarded and sampled again",
+        "step 2: 9 of 30 held-out rollouts failed or lost a call, and were left out. These are too many for a "
+        "measurement",
     ]
     assert [alarm.sign for alarm in read_alarms(tmp_path)[2]] == ["failed", "lost", "discarded", "held_out"]
 
@@ -175,8 +183,8 @@ def test_answers_that_the_grader_could_not_decide_are_told_from_the_first_step_o
     for number, step in enumerate(steps, 1):
         recorder.on_step(number, step)
     assert warned == [
-        "step 1: the grader could not decide 3.0% of the answers, which earn no reward (deadline 2.0%, fault of the "
-        "grader 1.0%): look at the traces with these rules, and end the run if the model writes such answers on "
+        "step 1: the grader could not decide 3.0% of the answers (deadline 2.0%, fault of the grader 1.0%), which "
+        "therefore earn no reward: read traces with these rules, and end the run if the model writes such answers on "
         "purpose (alarms.undecided)"
     ]
     assert [(step, [alarm.sign for alarm in found]) for step, found in read_alarms(tmp_path).items()] == [

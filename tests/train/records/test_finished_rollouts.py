@@ -234,4 +234,4 @@ def test_a_full_disk_ends_only_the_keeping(
     (folder / f"host-{os.getpid()}.rollouts").symlink_to("/dev/full")
     finish(stage, model, *KEYS)
     [told] = caplog.messages
-    assert "finished rollouts of step 5 are no longer kept" in told
+    assert "finished rollouts of step 5 are no longer saved" in told

@@ -28,7 +28,7 @@ def test_engines_of_their_own_are_refused_on_a_cpu() -> None:
     with pytest.raises(UserError) as refused:
         stage_recipe(1, "laptop", ["mode=separate_async"])
     assert 'mode = "separate_async" needs GPUs' in refused.value.message
-    assert 'use mode = "colocate_async" there' in refused.value.message
+    assert 'on a CPU, use mode = "colocate_async"' in refused.value.message
 
 
 @pytest.mark.parametrize(

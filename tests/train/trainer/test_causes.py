@@ -40,9 +40,15 @@ def test_the_cause_is_found_behind_the_prefixes_of_ray_and_torch(tmp_path: Path,
             "engine_memory_share",
         ),
         ("OSError: [Errno 28] No space left on device: 'model_world_size_8_rank_0.pt'", "checkpoint.keep"),
-        ("RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos [Errno 28]", "make room"),
-        ("RuntimeError: basic_ios::clear: iostream error", "make room"),
-        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534", "make room"),
+        (
+            "RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos [Errno 28]",
+            "free disk space",
+        ),
+        ("RuntimeError: basic_ios::clear: iostream error", "free disk space"),
+        (
+            "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534",
+            "free disk space",
+        ),
         (
             "RuntimeError: PytorchStreamWriter failed writing file data/7: file write failed",
             "could not be written",
@@ -56,7 +62,7 @@ def test_the_cause_is_found_behind_the_prefixes_of_ray_and_torch(tmp_path: Path,
         ("ray.exceptions.OutOfDiskError: Local disk is full", "disk is full"),
         (
             "rstar2.errors.Failure: not enough disk space for the checkpoint of step 20: it needs 165.1 GiB, but the "
-            "disk of /runs/stage1/checkpoints/global_step_20/actor has 12.0 GiB free. Nothing of it was written",
+            "disk of /runs/stage1/checkpoints/global_step_20/actor has 12.0 GiB free. The checkpoint was not written",
             "disk is full",
         ),
         (

@@ -69,7 +69,7 @@ def test_a_queue_that_was_cut_short_passes_its_checkpoint_over(saved: Path, file
     cut(queue / file, share)
     step, [warning] = chosen(saved)
     assert step == "20"
-    assert f"{Path(file).name} is cut short" in warning
+    assert f"{Path(file).name} is truncated" in warning
 
 
 def test_a_queue_that_was_not_written_to_its_end_passes_its_checkpoint_over(saved: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_checkpoint_that_was_cut_short_is_passed_over_with_a_warning(
     step, [warning] = chosen(saved)
     assert step == "20"
     assert "step 30 is damaged" in warning
-    assert f"{Path(file).name} is cut short" in warning
+    assert f"{Path(file).name} is truncated" in warning
 
 
 def test_a_rank_whose_file_is_missing_is_noticed(saved: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_rank_whose_file_is_missing_is_noticed(saved: Path) -> None:
     (saved / "global_step_20" / "actor" / "fsdp_config.json").write_text("{")
     step, warnings = chosen(saved)
     assert step == "10"
-    assert ["is missing" in warnings[0], "missing or torn" in warnings[1]] == [True, True]
+    assert ["is missing" in warnings[0], "missing or incomplete" in warnings[1]] == [True, True]
 
 
 def test_a_checkpoint_that_was_being_written_is_no_damage(saved: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_checkpoint_that_did_not_fit_the_disk_is_not_resumed_from(tmp_path: Pa
     (tmp_path / POINTER).write_text("10")
     with largest_file(500_000), pytest.raises((OSError, RuntimeError)):
         torch.save({"weights": torch.randn(300_000)}, actor / "model_world_size_2_rank_0.pt")
-    assert "model_world_size_2_rank_0.pt is cut short" in str(fault(tmp_path / "global_step_20"))
+    assert "model_world_size_2_rank_0.pt is truncated" in str(fault(tmp_path / "global_step_20"))
     assert chosen(tmp_path) == ("10", [])
 
 

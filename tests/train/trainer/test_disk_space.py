@@ -112,7 +112,7 @@ def test_what_torch_says_of_a_full_disk_is_recognised(disk: Path, tmp_path: Path
         torch.save(tensors, disk / "model_world_size_1_rank_0.pt")
     log = tmp_path / "log"
     log.write_text(f"RuntimeError: {caught.value}\nray.exceptions.ActorDiedError: The actor died\n")
-    assert "make room" in find_cause(log).remedy
+    assert "free disk space" in find_cause(log).remedy
 
 
 def test_sizes_are_those_on_the_disk_without_what_links_lead_to(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ async def test_what_fails_because_training_ends_is_kept_nowhere(
 
 
 async def test_a_rollout_waits_for_a_judge_that_is_away_only_once() -> None:
-    from rstar2.train.verl.agent_loop import _LostOnce
+    from rstar2.train.verl.agent_loop import _StopAfterLostCall
 
     waited = []
 
@@ -169,7 +169,7 @@ async def test_a_rollout_waits_for_a_judge_that_is_away_only_once() -> None:
             status = "ok" if len(waited) == 1 else "lost"
             return ToolCall(name=name, arguments=arguments, status=status, output="-", wall_s=600.0)
 
-    tools = _LostOnce(Away())
+    tools = _StopAfterLostCall(Away())
     calls = [await tools.run("python", {"code": str(number)}) for number in range(5)]
     assert [call.status for call in calls] == ["ok", "lost", "lost", "lost", "lost"]
     assert [call.arguments for call in calls] == [{"code": str(number)} for number in range(5)]

@@ -157,13 +157,13 @@ def test_rollouts_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> 
     [
         (
             ["ff10", "f010"],
-            "3 failed (3 x engine: the engine died), more than rollout.max_failed_share = 0.3",
+            "3 of 8 rollouts failed (3 x engine: the engine died), more than rollout.max_failed_share = 0.3",
         ),
         (
             ["xx10", "x010"],
-            "3 lost a tool call (3 x the judge is away), more than judge.max_lost_share = 0.3",
+            "3 of 8 rollouts lost a tool call (3 x the judge is away), more than judge.max_lost_share = 0.3",
         ),
-        (["ffff", "ffff"], "8 failed"),
+        (["ffff", "ffff"], "8 of 8 rollouts failed"),
     ],
 )
 def test_if_too_many_have_no_verdict_there_is_no_measurement(
@@ -173,7 +173,7 @@ def test_if_too_many_have_no_verdict_there_is_no_measurement(
         found = validated(tmp_path, {"aime": outcomes})
     assert [name for name in found if not name.startswith("rstar2/held_out_")] == []
     assert held_out_accuracy(found) is None
-    said = f"step 3: the held-out problems are not measured: of 8 rollouts {why}"
+    said = f"step 3: there is no measurement on held-out problems: {why}"
     assert said in caplog.text
     progress = read_progress(tmp_path / PROGRESS_FILE)
     assert progress is not None

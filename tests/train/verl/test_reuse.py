@@ -73,10 +73,10 @@ def handed_out_rows(hands_out: Any, step: int, *problems: str) -> list[dict[str,
 
 def started(stage: Path, client: Any = None) -> RolloutReuse:
     """As a worker of a trainer's next start, for rows of `row`."""
-    from rstar2.train.verl.reuse import HandedOut, RolloutReuse
+    from rstar2.train.verl.reuse import ProblemMarker, RolloutReuse
 
     prepare(stage, str(stage / "base"))
-    [about] = handed_out_rows(HandedOut(trainer_config(stage)), 1, "sum")
+    [about] = handed_out_rows(ProblemMarker(trainer_config(stage)), 1, "sum")
     kept_in["folder"] = about["rollouts_kept_in"]
     return RolloutReuse(client or Client())
 
@@ -194,13 +194,13 @@ async def test_a_rollout_begins_when_it_gets_an_engine(stage: Path) -> None:
 
 
 async def test_a_problem_that_is_handed_out_again_has_rollouts_of_its_own(stage: Path) -> None:
-    from rstar2.train.verl.reuse import HandedOut
+    from rstar2.train.verl.reuse import ProblemMarker
 
     await started(stage).run(given, {}, row(0))
     with pytest.raises(AssertionError, match="used again"):
         await started(stage).run(refused, {}, row(0, handed_out=1))
 
-    hands_out = HandedOut(trainer_config(stage))
+    hands_out = ProblemMarker(trainer_config(stage))
 
     def numbers(step: int, *problems: str) -> list[int]:
         return [each["handed_out"] for each in handed_out_rows(hands_out, step, *problems)]
@@ -215,13 +215,13 @@ async def test_the_process_that_hands_out_decides_for_all_workers_whether_a_step
     stage: Path, worker_sees_pointer: bool
 ) -> None:
     """A network file system may show a worker an older pointer to the last checkpoint than the others see."""
-    from rstar2.train.verl.reuse import HandedOut
+    from rstar2.train.verl.reuse import ProblemMarker
 
     worker = started(stage)
     pointer = stage / "checkpoints" / "latest_checkpointed_iteration.txt"
     write_text(stage / "checkpoints" / "global_step_1" / "actor" / "model.pt", "weights")
     write_text(pointer, "1")
-    hands_out = HandedOut(trainer_config(stage))
+    hands_out = ProblemMarker(trainer_config(stage))
     abouts = handed_out_rows(hands_out, 2, "a")
     if not worker_sees_pointer:
         pointer.unlink()
@@ -231,7 +231,7 @@ async def test_the_process_that_hands_out_decides_for_all_workers_whether_a_step
     write_text(pointer, "1")
     assert prepare(stage, str(stage / "base")) == 2
     pointer.unlink()
-    for about in handed_out_rows(HandedOut(trainer_config(stage)), 2, "a", "b"):
+    for about in handed_out_rows(ProblemMarker(trainer_config(stage)), 2, "a", "b"):
         assert about["rollouts_kept_in"] == "", "and nobody keeps any if it sees an older one"
 
 

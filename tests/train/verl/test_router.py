@@ -90,7 +90,7 @@ async def test_the_trainers_log_says_where_turns_went_once_all_rollouts_are_over
     turns = [list(at.values()).count(name) for name in "ab"]
     assert sum(turns) == 4
     assert capsys.readouterr().out == (
-        f"rollout scheduler: 3 rollouts are over; a {turns[0]} turns, KV cache of unknown tokens; "
+        f"rollout scheduler: 3 rollouts have ended; a {turns[0]} turns, KV cache of unknown tokens; "
         f"b {turns[1]} turns, KV cache of unknown tokens\n"
     )
 
@@ -115,7 +115,7 @@ async def test_who_waits_is_told_when_the_last_engine_goes_or_its_rollout_ends()
     waiting = [asyncio.create_task(ask(made, f"g/{number}")) for number in (2, 3)]
     await asyncio.sleep(0)
     await made.end_session("g/2", None)
-    with pytest.raises(RuntimeError, match="the rollout is over"):
+    with pytest.raises(RuntimeError, match="the rollout has ended"):
         await waiting[0]
     made.remove_servers(["a"])
     with pytest.raises(RuntimeError, match="No available servers in load balancer"):

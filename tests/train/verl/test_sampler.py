@@ -148,7 +148,7 @@ def test_raw_statistics_count_what_selection_would_hide() -> None:
         rollout(False, calls=5, failed=5),
         rollout(False, lost_calls=1),
     ]
-    raw = raw_metrics(rollouts, kept=[0, 3], groups=[[0, 1], [2, 3]], selection=Selection(SelectSettings()))
+    raw = raw_metrics(rollouts, chosen=[0, 3], groups=[[0, 1], [2, 3]], selection=Selection(SelectSettings()))
     assert raw["rstar2/pass_rate"] == pytest.approx(2 / 3), "a rollout that lost a call is not a wrong one"
     assert raw["rstar2/failed_call_ratio_correct"] == pytest.approx(2 / 4)
     assert raw["rstar2/kept_failed_call_ratio_correct"] == 0.0
@@ -281,7 +281,7 @@ def test_a_judge_that_is_away_pauses_a_step_and_then_ends_the_training(submit: A
     (tmp_path / "agent_loop.yaml").write_text(json.dumps([{"judge_url": url, "judge_token": None}]))
     sampler = buffer(tmp_path, judge={"stop_after_s": 0.2}, rollouts=4, keep=2)
     submit("a", group("1x10"))
-    with pytest.raises(JudgeError, match=r"rollouts that lost a tool call: 1 .*the last checkpoint is kept"):
+    with pytest.raises(JudgeError, match=r"rollouts that lost a tool call: 1 .*The last checkpoint is kept"):
         sampler.sample(1, "train", 1)
 
 
@@ -351,7 +351,7 @@ def test_a_step_of_which_nothing_can_be_trained_on_is_no_fault_of_the_judge(
     with pytest.raises(Failure, match=r"select = all_failed.*10 times in a row.*checkpoint is kept"):
         sampler.sample(1, "train", 1)
     assert "waits for the judge" not in caplog.text
-    assert caplog.text.count("it is rolled out again") == 9
+    assert caplog.text.count("The step is rolled out again") == 9
 
 
 def test_once_the_judge_answers_the_step_is_rolled_out_again(
@@ -445,9 +445,9 @@ def test_a_step_whose_long_rollouts_fail_is_not_trained_on(
     said = str(caught.value)
     for part in (
         "rollouts that failed: 9 (9 x engine: VERL's rollout server failed: out of memory)",
-        "after 6000 tokens on average; others have 4",
+        "after 6000 tokens on average (finished rollouts have 4)",
         "more than rollout.max_failed_share = 0.05 of 20",
-        "3 times; nothing of it was trained on",
+        "3 times. The step was not trained on",
         "run the same command",
     ):
         assert part in said
@@ -481,7 +481,7 @@ def test_once_rollouts_finish_again_the_step_is_trained_on_and_says_what_was_dis
     assert (metrics["rstar2/failed_rollouts"], metrics["rstar2/discarded_rollouts"]) == (0, 8)
     [fault] = told
     assert fault.startswith("step 1: rollouts that failed: 8 (8 x engine: VERL's rollout server failed")
-    assert "nothing of it is trained on, and it is rolled out again" in fault
+    assert "The step is not trained on, and is rolled out again" in fault
 
 
 def test_failures_in_replaced_groups_count_too(submit: Any, tmp_path: Path) -> None:
@@ -609,7 +609,7 @@ def test_groups_that_fail_without_end_end_the_training(submit: Any, tmp_path: Pa
 
     sampler = buffer(tmp_path, refill=refill, prompts=2, max_steps=8, keep=4)
     submit("a", group("1"), "failure")
-    with pytest.raises(Failure, match=r"rollouts of 21 groups failed; the last checkpoint is kept"):
+    with pytest.raises(Failure, match=r"rollouts of 21 groups failed. The last checkpoint is kept"):
         sampler.sample(1, "train", 1)
     assert len(handed) == 20
 
@@ -651,7 +651,7 @@ def test_kept_traces_say_what_roc_did_with_them_and_a_step_run_again_replaces_th
     fields = [to_extra_fields(trace, with_trace=trace.sample != 2) for trace in traces]
     sampler._step = 7
     for _ in range(2):
-        sampler._keep_traces(fields, [Rollout.from_trace(trace) for trace in traces], kept={0, 2})
+        sampler._keep_traces(fields, [Rollout.from_trace(trace) for trace in traces], trained={0, 2})
     stored = list(read_traces(tmp_path / "step-000007.jsonl"))
     assert [(trace.sample, trace.kept) for trace in stored] == [(0, True), (1, False), (3, False)]
 

@@ -482,7 +482,7 @@ def test_a_checkpoint_without_space_is_not_begun_and_the_same_command_continues(
             UserError, match="not enough disk space for the checkpoint of step 1: it needs"
         ) as refused:
             train(recipe(2), [MIXED], folder=stage)
-        assert "Nothing of it was written" in refused.value.message
+        assert "The checkpoint was not written" in refused.value.message
         assert not list(stage.glob("checkpoints/global_step_*"))
         resize(disk, 256 << 20)
         train(recipe(2), [MIXED], folder=stage)

@@ -191,7 +191,7 @@ def test_verl_says_that_they_agree_too(trained: Trained, fine_tuned: Path, tmp_p
 
 def test_the_rollout_scheduler_places_every_rollout_on_one_of_both_engines(trained: Trained) -> None:
     log = (trained.run / "attempts" / "2" / "stage1.log").read_text()
-    lines = re.findall(r"rollout scheduler: (\d+) rollouts are over; (.*)", log)
+    lines = re.findall(r"rollout scheduler: (\d+) rollouts have ended; (.*)", log)
     again = steps(trained.stage / "metrics-2.jsonl")
     assert sum(int(over) for over, _ in lines) == len(again) * PROMPTS * ROLLOUTS
     for over, engines in lines:

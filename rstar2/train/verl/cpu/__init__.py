@@ -1,1 +1,1 @@
-"""What VERL needs to train without a GPU: an engine that generates, a platform, micro-batches."""
+"""The parts that VERL needs to train on a CPU: a rollout engine, a platform, and micro-batches."""

@@ -1,8 +1,8 @@
-"""VERL's FSDP engine of a language model, on a CPU: other micro-batches, and memory given back between them.
+"""VERL's FSDP training engine on a CPU, with other micro-batches, and with memory freed between them.
 
-VERL mixes long and short rows, so that each micro-batch takes the same time on every GPU, and counts tokens without
-padding, which it removes there. On a CPU rows are filled up to the longest of their micro-batch. Most of VERL's
-micro-batches would be padding there, and their memory without a bound.
+On a GPU, VERL removes padding and counts tokens without it. It mixes long and short rows, so that each micro-batch
+takes the same time on every GPU. On a CPU, rows are padded to the longest row of their micro-batch. With VERL's
+division of rows, micro-batches would be mostly padding, and nothing would limit their memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ from rstar2.train.verl.cpu.platform import NAME, free_unused
 def padded_micro_batches(
     data: TensorDict, dp_group: Any = None, **more: Any
 ) -> tuple[list[TensorDict], list[list[int]] | None]:
-    """As VERL's `prepare_micro_batches`: the micro-batches, and for each the rows of `data` that it holds.
+    """Divides a batch into micro-batches of rows with similar lengths. It replaces VERL's `prepare_micro_batches`.
 
-    All ranks of `dp_group` make equally many. Where the recipe counts rows and not tokens, they are VERL's.
+    All ranks of `dp_group` make the same number of micro-batches. If the recipe limits rows instead of tokens, VERL's
+    function divides the batch.
+
+    Returns:
+        The micro-batches, and for each of them the indices of its rows in `data`.
     """
     if not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
         micro_batches, rows = prepare_micro_batches(data, dp_group=dp_group, **more)
@@ -41,7 +45,7 @@ def padded_micro_batches(
 
 
 def divided(groups: list[list[int]], count: int) -> list[list[int]]:
-    """The groups, of which the largest are halved until there are `count`."""
+    """Halves the largest group until there are `count` groups."""
     groups = list(groups)
     while len(groups) < count:
         largest = max(range(len(groups)), key=lambda i: len(groups[i]))
@@ -55,15 +59,16 @@ transformer_impl.prepare_micro_batches = padded_micro_batches
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=NAME)
 class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
-    """VERL's engine for CUDA, which works where every tensor is on the CPU.
+    """VERL's engine for CUDA, registered for the CPU.
 
-    VERL's value models have none: no algorithm here trains a critic.
+    There is no such engine for VERL's value models, because no algorithm here trains a critic.
     """
 
     def forward_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A micro-batch's loss and outputs.
+        """Computes a micro-batch's loss and outputs, after freeing unused memory.
 
-        The one before had other lengths, and this one's activations would not fit the blocks that it left.
+        The micro-batch before had other lengths. Activations of this one would not fit into the memory blocks that it
+        left.
         """
         free_unused()
         return super().forward_step(*args, **kwargs)

@@ -1,6 +1,6 @@
-"""Puts rows of like lengths together, so that little is added where they are filled up to the longest of them.
+"""Groups rows of similar lengths, so that padding them to the longest row of their group adds little.
 
-It imports nothing: `rstar2 plan` calculates with it where VERL is not installed.
+This module imports nothing, because `rstar2 plan` uses it on machines without VERL.
 """
 
 from __future__ import annotations
@@ -8,13 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MOST_PADDING = 0.25
-"""Of a micro-batch's tokens. The smaller, the more micro-batches, each of which takes time by itself."""
+"""The largest share of padding in a micro-batch. A lower value makes more micro-batches, and each takes some time by
+itself."""
 
 
 def rows_of_like_lengths(lengths: Sequence[float], limit: int) -> list[list[int]]:
-    """Rows in groups, each of at most `limit` tokens when it is filled up to its longest row, or of one row.
+    """Divides rows into groups of similar lengths.
 
-    At most `MOST_PADDING` of a group is padding.
+    With padding, a group has at most `limit` tokens, unless it is a single longer row. At most `MOST_PADDING` of a
+    group is padding.
+
+    Args:
+        lengths: tokens of each row.
+        limit: tokens.
+
+    Returns:
+        For each group the indices of its rows, the longest row first.
     """
     groups: list[list[int]] = []
     longest = tokens = 0.0

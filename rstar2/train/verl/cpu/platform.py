@@ -1,4 +1,4 @@
-"""A CPU as a VERL platform, through VERL's public registry."""
+"""The CPU as a platform of VERL, registered through VERL's public registry."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 NAME = "cpu"
 CPU_ROLLOUT = "rstar2_cpu"
-"""The rollout backend's name in VERL's config."""
+"""The name of the rollout backend in VERL's config."""
 WORTH_FREEING = 256 << 20
-"""Bytes in free blocks from which on they are given back to the system."""
-_AS_TORCH_HAS_IT = ("is_available", "device_count", "current_device", "set_device", "synchronize")
+"""Memory in free blocks is returned to the system if it is at least this many bytes."""
+_FROM_TORCH_CPU = ("is_available", "device_count", "current_device", "set_device", "synchronize")
 _STREAMS = ("Stream", "stream", "current_stream")
 _NOTHING = ("manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats")
 _ZERO = ("memory_allocated", "memory_reserved", "max_memory_reserved")
@@ -27,7 +27,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class _Mallinfo(ctypes.Structure):
-    """glibc's `struct mallinfo2`: ten sizes, of which the ninth, `fordblks`, is the bytes in free blocks."""
+    """glibc's `struct mallinfo2`, which has ten sizes. The ninth, `fordblks`, is the number of bytes in free blocks."""
 
     _fields_ = [
         *((f"size{i}", ctypes.c_size_t) for i in range(8)),
@@ -37,11 +37,11 @@ class _Mallinfo(ctypes.Structure):
 
 
 def free_unused(*args: Any, **kwargs: Any) -> None:
-    """Give memory that was freed back to the operating system; where the C library is not glibc, do nothing.
+    """Returns freed memory to the operating system. It does nothing if the C library is not glibc.
 
-    glibc keeps what is freed in blocks of up to 32 MiB, such as a layer's activations. VERL asks for this after each
-    update: without it an update's memory is still held while the next step computes its log-probabilities. Less than
-    `WORTH_FREEING` stays, since taking it again costs a small model a tenth of its time.
+    glibc keeps freed blocks of up to 32 MiB, such as a layer's activations. VERL calls this function after each update.
+    Without it, the process would still own an update's memory while the next step computes its log-probabilities.
+    Less than `WORTH_FREEING` is not returned, because allocating it again would cost a small model a tenth of its time.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
@@ -53,20 +53,20 @@ def free_unused(*args: Any, **kwargs: Any) -> None:
     library.malloc_trim(0)
 
 
-def most_held(*args: Any, **kwargs: Any) -> int:
-    """Bytes that this process has had in memory at its most; VERL logs it as `perf/max_memory_allocated_gb`."""
+def peak_memory(*args: Any, **kwargs: Any) -> int:
+    """Returns the peak memory of this process in bytes. VERL logs it as `perf/max_memory_allocated_gb`."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _device_module() -> types.ModuleType:
-    """What VERL asks of `torch.cuda`, answered for a CPU."""
+    """Returns a module that replaces `torch.cuda` in VERL."""
     module = types.ModuleType("rstar2_torch_cpu")
     answers: dict[str, Any] = {
-        **{name: getattr(torch.cpu, name) for name in (*_AS_TORCH_HAS_IT, *_STREAMS)},
+        **{name: getattr(torch.cpu, name) for name in (*_FROM_TORCH_CPU, *_STREAMS)},
         **dict.fromkeys(_NOTHING, _nothing),
         **dict.fromkeys(_ZERO, lambda *_: 0),
         "empty_cache": free_unused,
-        "max_memory_allocated": most_held,
+        "max_memory_allocated": peak_memory,
         "get_rng_state": torch.get_rng_state,
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "mem_get_info": lambda *_: (0, 1),
@@ -78,7 +78,10 @@ def _device_module() -> types.ModuleType:
 
 @PlatformRegistry.register(platform=NAME)
 class CpuPlatform(PlatformBase):  # type: ignore[misc]
-    """One logical device per rank; Ray sees the logical GPUs that `ray_init.num_gpus` declares."""
+    """VERL's platform for a CPU, with one logical device per rank.
+
+    Ray sees the number of logical GPUs that `ray_init.num_gpus` sets.
+    """
 
     device_name = NAME
     vendor_name = NAME
@@ -93,7 +96,7 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
     nvtx_range = staticmethod(contextlib.nullcontext)
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return False  # never chosen by detection, only by VERL_PLATFORM
+        return False  # VERL does not detect this platform; only VERL_PLATFORM selects it
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None

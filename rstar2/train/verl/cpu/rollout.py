@@ -1,4 +1,4 @@
-"""VERL's rollout server on a CPU: our in-process engine behind VERL's replica interface."""
+"""A rollout server for VERL on a CPU: our in-process engine, with VERL's replica interface."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rstar2.train.verl.cpu.platform import free_unused
 from rstar2.train.verl.engines.router import MOST_CALLS
 
 READY_S = 300.0
-"""How long a server may take to load a model, or new weights."""
+"""Limit for the seconds in which a server loads a model, or new weights."""
 _STREAM = 7_368_787
-"""Added to a seed once for each interruption, so that a turn that continues draws other numbers than when it began."""
+"""This number is added to a seed for each interruption, so that a turn that continues draws new random numbers."""
 
 
 class CpuServer:
-    """A Ray actor that generates, and takes new weights after each update."""
+    """A Ray actor that generates tokens, and receives new weights after each update."""
 
     def __init__(self, config: Any, model_config: Any) -> None:
         rollout: RolloutConfig = omega_conf_to_dataclass(config)
@@ -51,7 +51,7 @@ class CpuServer:
         top_k, seed = int(sampling_params.get("top_k", -1)), sampling_params.get("seed")
         if seed is not None:
             seed = (seed + _STREAM * self._interruptions) % (1 << 31)
-        said = await self._engine.generate(
+        generation = await self._engine.generate(
             list(prompt_ids),
             Sampling(
                 temperature=float(sampling_params.get("temperature", 1.0)),
@@ -62,34 +62,34 @@ class CpuServer:
             ),
         )
         return TokenOutput(
-            token_ids=said.token_ids,
-            log_probs=said.logprobs,
-            # VERL's asynchronous client asks for the rest of an aborted turn, with what there is as its prompt.
-            stop_reason="aborted" if said.finish == "interrupted" else "completed",
+            token_ids=generation.token_ids,
+            log_probs=generation.logprobs,
+            # VERL's asynchronous client requests the rest of an aborted turn, with the tokens so far in the prompt.
+            stop_reason="aborted" if generation.finish == "interrupted" else "completed",
             extra_fields={"global_steps": self._global_steps},
         )
 
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
-        """Replace the weights between two steps of the engine; KeyError for one that the model does not have."""
+        """Replaces the weights between two steps of the engine. Raises KeyError for a weight that the model lacks."""
 
         def load() -> None:
-            own = self._engine.model.state_dict()
-            unknown = sorted(set(weights) - set(own))
+            state = self._engine.model.state_dict()
+            unknown = sorted(set(weights) - set(state))
             if unknown:
-                raise KeyError(f"weights the rollout model does not have: {unknown[:5]}")
+                raise KeyError(f"the rollout model has no weights of these names: {unknown[:5]}")
             for name, tensor in weights.items():
-                own[name].copy_(tensor)
-            # The step's caches are of no use any more, and the trainer beside it needs memory next.
+                state[name].copy_(tensor)
+            # The step's caches are not needed any more, and the trainer on the same machine needs memory next.
             free_unused()
 
         await self._engine.call(load)
         self._global_steps = global_steps
 
     async def abort_all_requests(self, **_: Any) -> None:
-        """Answer every request with the tokens it has; later ones wait for `resume_generation`.
+        """Ends every request with the tokens it has so far. Later requests wait for `resume_generation`.
 
-        They wait for as long as an update takes, which `rstar2.train.launch` limits: it ends a trainer, and this actor
-        with it, that gives no sign of life for `hardware.hung_after_s`.
+        They wait for the duration of an update. `rstar2.train.launch` limits it: after `hardware.hung_after_s` without
+        a sign of life, it ends the trainer, and this actor with it.
         """
         self._generates.clear()
         self._interruptions += 1
@@ -101,7 +101,7 @@ class CpuServer:
     async def _nothing(self, *args: Any, **kwargs: Any) -> None:
         return None
 
-    # The weights are loaded between two steps, so there is nothing to free or profile.
+    # Weights are replaced between two steps of the engine, so VERL's other calls have nothing to do.
     wake_up = sleep = _nothing
     clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
     start_profile = stop_profile = _nothing
@@ -112,7 +112,7 @@ def _actor_name(replica_rank: int) -> str:
 
 
 class CpuReplica(RolloutReplica):  # type: ignore[misc]
-    """One server actor a replica."""
+    """A replica of VERL, which has one server actor."""
 
     async def launch_servers(self) -> None:
         server = (
@@ -127,7 +127,7 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
 
 
 class CpuRollout(BaseRollout):  # type: ignore[misc]
-    """The trainer worker's side: sends its weights to the server actor."""
+    """The part in the trainer's worker, which sends its weights to the server actor."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
@@ -154,8 +154,10 @@ class CpuRollout(BaseRollout):  # type: ignore[misc]
         **_: Any,
     ) -> None:
         if wire_format != "named_tensors":
-            raise ValueError(f"the CPU rollout takes named tensors, not {wire_format}")
-        # Every rank walks through the iterator: gathering a sharded tensor is a collective call.
+            raise ValueError(
+                f'the wire format of the CPU rollout must be "named_tensors", not {wire_format!r}'
+            )
+        # Every rank goes through the iterator, because gathering a sharded tensor is a collective operation.
         full = {name: tensor.detach().to("cpu", torch.float32).clone() for name, tensor in weights}
         if self._leads:
             server = ray.get_actor(_actor_name(self._replica_rank))

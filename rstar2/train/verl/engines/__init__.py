@@ -1,1 +1,1 @@
-"""The rollout engines of a training run, or of the filter before a stage: which of them takes a rollout."""
+"""Rollout engines for training and for the filter before a stage, and the router that assigns rollouts to them."""

@@ -1,8 +1,9 @@
-"""VERL's router plugin that asks our scheduler which engine takes a rollout; VERL makes it a Ray actor.
+"""A router plugin for VERL, in which our scheduler assigns rollouts to engines. VERL runs it as a Ray actor.
 
-VERL's client asks `acquire_server` before each turn of a rollout, which may have to wait, and says `release_server`
-after it. Two calls are ours: the agent loop says `end_session` when a rollout is over, and `engine_failed` when its
-engine died. VERL's setting `rollout.router_config_path` names the file with the settings, see `rstar2.train.command`.
+VERL's client calls `acquire_server` before each turn of a rollout, and `release_server` after it. The first call
+returns when an engine has room. Two further calls are ours: the agent loop calls `end_session` when a rollout has
+ended, and `engine_failed` when its engine has died. VERL's setting `rollout.router_config_path` names the file with the
+settings, which `rstar2.train.command` writes.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from rstar2.train.scheduler.metrics import read_vllm
 from rstar2.train.scheduler.policy import Scheduler, SchedulerSettings
 
 MOST_CALLS = 1 << 20
-"""Calls under way at once: each rollout that waits is one. By Ray's default of 1,000 those that wait would keep out
-those that make room."""
+"""Limit for the actor's concurrent calls. Every waiting rollout is one call. With Ray's default of 1,000, waiting calls
+could block the calls that make room for them."""
 READ_EVERY_S = 2.0
 _HTTP_S = 5.0
 _PING_S = 10.0
 _FIRST_READING_S = 30.0
 GROUP_ENDS = "/"
-"""What comes before it in a request's id is the group."""
+"""Separator in a request's id. The part before it is the rollout's group."""
 _NO_SERVER = "No available servers in load balancer"
-"""VERL's asynchronous client waits where an error says this."""
+"""The text of an error after which VERL's asynchronous client waits and tries again."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +41,9 @@ class SessionRouter:
     """The scheduler behind VERL's interface (`verl.workers.rollout.router.RequestLoadBalancer`).
 
     Args:
-        servers: actor handles by `address:port`.
-        config: of the file; `in_flight` and `quiet_s` as in `SchedulerSettings`, `metrics` whether the engines have a
-            /metrics page at their address.
+        servers: the engines' actor handles by `address:port`.
+        config: the settings: `in_flight` and `quiet_s` of `SchedulerSettings`, and `metrics`, which says whether the
+            engines have a page `/metrics` at their address.
     """
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any]) -> None:
@@ -77,9 +78,11 @@ class SessionRouter:
     async def acquire_server(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
     ) -> tuple[str, Any]:
-        """The engine for a rollout's next turn, as soon as there is one.
+        """Waits for an engine for a rollout's next turn, and returns its name and handle.
 
-        RuntimeError where there is none at all, none can hold the rollout, or none had room for `quiet_s` seconds.
+        Raises:
+            RuntimeError: there is no engine, or the rollout does not fit into any engine's KV cache, or no engine had
+                room for `quiet_s` seconds.
         """
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
@@ -88,30 +91,35 @@ class SessionRouter:
                 await asyncio.wait_for(self._read_once.wait(), _FIRST_READING_S)
         group, more = request_id.partition(GROUP_ENDS)[0], int(sampling_params["max_tokens"])
         while self._handles:
-            self.refused(request_id, "the rollout asked again")
+            self.refused(request_id, "the rollout sent another request")
             future = self._waiting[request_id] = asyncio.get_running_loop().create_future()
             self._scheduler.request(request_id, group, len(prompt_ids), more, time.monotonic())
             engine = await future
-            if engine in self._handles:  # it may have died meanwhile
+            if engine in self._handles:  # the engine may have died in the meantime
                 return engine, self._handles[engine]
         raise RuntimeError(_NO_SERVER)
 
     async def release_server(self, server_id: str, request_id: str) -> None:
-        """A turn is over."""
+        """Called when a turn has ended."""
         session = self._scheduler.sessions.get(request_id)
         if session is not None and session.engine == server_id:
             self._scheduler.turn_ended(request_id, time.monotonic())
 
     async def end_session(self, request_id: str, tokens: int | None) -> None:
-        """A rollout is over, with so many tokens in all; None for one that failed."""
-        self.refused(request_id, "the rollout is over")
+        """Called when a rollout has ended.
+
+        Args:
+            request_id: the id of its requests.
+            tokens: its number of tokens, with the prompt; None if it failed.
+        """
+        self.refused(request_id, "the rollout has ended")
         self._scheduler.end(request_id, tokens, time.monotonic())
         self._over += 1
         if not self._scheduler.sessions:
             self._report()
 
     async def engine_failed(self, request_id: str) -> bool:
-        """Whether a rollout's engine is dead, and the rollout should ask for another."""
+        """Whether a rollout's engine is dead, so that the rollout should request another."""
         session = self._scheduler.sessions.get(request_id)
         if session is None or session.engine is None:
             return True
@@ -139,7 +147,7 @@ class SessionRouter:
         return sum(self._loads().values())
 
     def clear_sticky_cache(self) -> dict[str, Any]:
-        """VERL's word that engines came, or that their KV caches were emptied."""
+        """Called by VERL when engines were added or their KV caches were emptied."""
         cleared = self._scheduler.forget_places(time.monotonic())
         return {"cleared_entries": cleared, "server_loads": self._loads()}
 
@@ -152,28 +160,28 @@ class SessionRouter:
             "registered_handles": list(self._handles),
             "sessions": len(self._scheduler.sessions),
             "waiting": self._scheduler.waiting,
-            "kv_tokens": {name: books.capacity for name, books in self._scheduler.engines.items()},
+            "kv_tokens": {name: state.capacity for name, state in self._scheduler.engines.items()},
         }
 
     def _report(self) -> None:
-        """Print what was placed since the last time; Ray hands it on to the trainer's log."""
+        """Prints the number of rollouts and turns since the last report. Ray forwards it to the trainer's log."""
         engines = (
-            f"{name} {self._turns[name]} turns, KV cache of {books.capacity or 'unknown'} tokens"
-            for name, books in self._scheduler.engines.items()
+            f"{name} {self._turns[name]} turns, KV cache of {state.capacity or 'unknown'} tokens"
+            for name, state in self._scheduler.engines.items()
         )
-        print(f"rollout scheduler: {self._over} rollouts are over; {'; '.join(engines)}", flush=True)
+        print(f"rollout scheduler: {self._over} rollouts have ended; {'; '.join(engines)}", flush=True)
         self._over = 0
         self._turns.clear()
 
     def _loads(self) -> dict[str, int]:
-        """Requests that each engine works on."""
+        """Returns the number of requests that each engine is working on."""
         return {
-            name: sum(session.busy for session in books.sessions.values())
-            for name, books in self._scheduler.engines.items()
+            name: sum(session.busy for session in state.sessions.values())
+            for name, state in self._scheduler.engines.items()
         }
 
     async def _watch(self) -> None:
-        """Read the engines' KV caches, and let the scheduler's clock run, for as long as the actor lives."""
+        """Reads the state of the engines' KV caches and calls the scheduler's `tick`, until the actor ends."""
         async with httpx.AsyncClient(timeout=_HTTP_S, trust_env=False) as http:
             while True:
                 if self._metrics:
@@ -187,14 +195,16 @@ class SessionRouter:
             answer = await http.get(f"http://{name}/metrics")
             reading = read_vllm(answer.text)
         except httpx.HTTPError as error:
-            logger.warning("no metrics of the engine %s: %s", name, error or type(error).__name__)
+            logger.warning(
+                "cannot read the metrics of the engine %s: %s", name, error or type(error).__name__
+            )
             await self._drop_if_dead(name)
             return
         if reading is not None:
             self._scheduler.read(name, reading, time.monotonic())
 
     async def _drop_if_dead(self, name: str) -> bool:
-        """Whether Ray knows that the engine's actor is dead; then it is used no more."""
+        """Removes an engine if Ray reports that its actor is dead. Returns whether it is dead."""
         handle = self._handles.get(name)
         if handle is None:
             return True
@@ -203,11 +213,13 @@ class SessionRouter:
         except TimeoutError:
             return False
         except RayActorError as error:
-            logger.warning("the engine %s is dead, its rollouts continue elsewhere: %s", name, error)
+            logger.warning(
+                "the engine %s is dead, so its rollouts continue on other engines: %s", name, error
+            )
             self.remove_servers([name])
             return True
         return False
 
 
 RolloutRouter = ray.remote(num_cpus=0, max_concurrency=MOST_CALLS)(SessionRouter)
-"""What VERL makes an actor of."""
+"""The actor class that VERL creates."""

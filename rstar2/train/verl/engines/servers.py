@@ -1,8 +1,9 @@
-"""Starts vLLM servers on all GPUs of a Ray cluster, and keeps them for as long as it runs.
+"""Starts vLLM servers on all GPUs of a Ray cluster. The servers run until this process ends.
 
-`python -m rstar2.train.verl.engines.servers COUNT GPUS READY NAMES command …` starts the command COUNT times, each with
-GPUS GPUs of a node, `--host` and `--port`; when all answer, their URLs are in the file READY, a JSON list. NAMES are
-the environment variables, with commas between, that the nodes get from here. The servers' logs lie beside READY.
+`python -m rstar2.train.verl.engines.servers COUNT GPUS READY NAMES command …` starts the command COUNT times, with
+`--host` and `--port`. Each server gets GPUS GPUs of one node. When all servers respond, their URLs are written to the
+file READY as a JSON list. NAMES are names of environment variables, separated by commas, that are copied to the nodes.
+The servers' logs are in the folder of READY.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from rstar2.processes import free_port
 from rstar2.serve import running_server
 
 READY_S = 1800.0
-"""How long a server may take to load its model, once it has its GPUs."""
+"""Limit for the seconds in which a server loads its model, from when it has its GPUs."""
 
 
 class Server:
-    """An actor that holds a server's GPUs; the server ends with it."""
+    """An actor that owns a server's GPUs. The server ends with the actor."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
 
     def start(self, command: list[str], log: Path) -> str:
-        """Start the server and return its URL, once it answers; a Failure where it does not."""
+        """Starts the server, and returns its URL when it responds. Raises Failure if it does not respond."""
         host, port = ray.util.get_node_ip_address(), free_port()
         url = f"http://{host}:{port}"
         words = [*command, "--host", host, "--port", str(port)]
@@ -40,7 +41,7 @@ class Server:
 
 
 def run(count: int, gpus: int, ready: Path, names: list[str], command: list[str]) -> None:
-    """Start the servers and wait for a signal; raises what Ray raises where one does not start."""
+    """Starts the servers and waits for a signal. Raises Ray's error if a server does not start."""
     ray.init(runtime_env={"env_vars": {name: os.environ[name] for name in names}})
     actor: Any = ray.remote(Server)
     servers = [actor.options(num_cpus=1, num_gpus=gpus).remote() for _ in range(count)]
@@ -53,5 +54,5 @@ def run(count: int, gpus: int, ready: Path, names: list[str], command: list[str]
 
 
 if __name__ == "__main__":
-    named = [*filter(None, sys.argv[4].split(","))]
-    run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), named, sys.argv[5:])
+    variables = [*filter(None, sys.argv[4].split(","))]
+    run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), variables, sys.argv[5:])

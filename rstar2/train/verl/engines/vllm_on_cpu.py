@@ -1,7 +1,8 @@
-"""Lets VERL replace the weights of vLLM's CPU build, which would pack those of each layer anew and drop the plain ones.
+"""Makes vLLM's CPU build keep its layers' plain weights, so that VERL can replace them.
 
-VERL's setting `rollout.engine_kwargs.vllm.worker_extension_cls` names the class; only vLLM's workers import this,
-before they load the model.
+By itself, vLLM repacks the weights of each layer and drops the plain ones. VERL's setting
+`rollout.engine_kwargs.vllm.worker_extension_cls` names the class `PlainWeights`. Only vLLM's workers import this
+module, before they load the model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from vllm.model_executor.layers import utils
 
 
 def _use_as_they_are(layer: torch.nn.Module, remove_weight: bool) -> None:
-    """Stands in for `dispatch_cpu_unquantized_gemm` (vLLM 0.32), whose layers then multiply by copies."""
+    """Replaces `dispatch_cpu_unquantized_gemm` (vLLM 0.32), which would make layers multiply by repacked copies."""
     layer.cpu_linear = torch.nn.functional.linear
 
 
@@ -26,9 +27,10 @@ utils.dispatch_cpu_unquantized_gemm = _use_as_they_are
 
 
 def _end_engine_with_server() -> None:
-    """Have vLLM's engine, which starts this process, end when VERL's server does, which started the engine.
+    """Starts a thread that kills vLLM's engine when VERL's server ends.
 
-    By itself it outlives a server that was killed, and keeps its memory; this process ends with the engine.
+    VERL's server has started the engine, and the engine has started this process. Without the thread, the engine would
+    survive a server that was killed, and keep its memory. This process ends with the engine.
     """
     engine = os.getppid()
     server = int(Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[1])
@@ -43,7 +45,7 @@ def _end_engine_with_server() -> None:
 
 
 class PlainWeights(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """VERL's extension of vLLM's worker, which receives new weights, where layers use the weights that it writes."""
+    """VERL's extension of vLLM's worker, which receives new weights. Here the layers use the weights that it writes."""
 
     def __new__(cls, **kwargs: object) -> PlainWeights:
         _end_engine_with_server()

@@ -1,1 +1,1 @@
-"""What VERL hands out: models made from its checkpoints, and metrics to trackers."""
+"""The output of training: models made from VERL's checkpoints, and metrics and traces for trackers."""

@@ -1,7 +1,7 @@
-"""Checks the free disk space before VERL writes a checkpoint. Imported by every VERL process.
+"""Checks the free disk space before VERL writes a checkpoint. Every VERL process imports this module.
 
-VERL alone would fail while it writes. It would leave a truncated checkpoint on the full disk, and torch's message does
-not name the disk.
+Without it, VERL would fail while it writes, and leave a truncated checkpoint on the full disk. torch's error message
+does not name the disk.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _space_fault(
     Any exception becomes a Failure, which the other ranks get too. They would otherwise wait until NCCL times out.
     """
     try:
-        # VERL does so itself before it writes, but the space that it frees has to count here.
+        # VERL removes them itself, but only after this check. The space that this frees must count.
         manager.ensure_checkpoint_capacity(keep)
         return check_disk_space(checkpoint, size, step)
     except Exception as error:  # noqa: BLE001  (every rank raises it)

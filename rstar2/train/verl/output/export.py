@@ -1,7 +1,7 @@
-"""Makes a Hugging Face model of VERL's checkpoint: `python -m rstar2.train.verl.output.export CHECKPOINT MODEL`.
+"""Converts a VERL checkpoint to a Hugging Face model: `python -m rstar2.train.verl.output.export CHECKPOINT MODEL`.
 
-CHECKPOINT is the folder that holds the ranks' `model_world_size_…` files. VERL's own merger does it, but keeps the
-precision of the weights, which it would round to bfloat16: the next stage starts from them.
+CHECKPOINT is the folder with the ranks' `model_world_size_…` files. This uses VERL's merger, with one change: VERL
+rounds the weights to bfloat16, and here they keep their precision, because the next stage starts from them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Merger(FSDPModelMerger):  # type: ignore[misc]
         for key in list(shards[0]):
             parts = [shard.pop(key) for shard in shards]
             if isinstance(parts[0], DTensor):
-                # Of replicas of shards, the last placement is the sharding.
+                # If the shards are replicated, the last placement is the one that shards.
                 placement = parts[0].placements[-1]
                 merged[key] = self._merge_by_placement([part._local_tensor for part in parts], placement)
             else:
@@ -36,7 +36,7 @@ class _Merger(FSDPModelMerger):  # type: ignore[misc]
 
 
 def export(checkpoint: Path, model: Path) -> None:
-    """Write the model of a checkpoint to the folder `model`; raises what VERL's merger raises."""
+    """Writes the model of a checkpoint to the folder `model`."""
     model.mkdir(parents=True, exist_ok=True)
     config = ModelMergerConfig(
         operation="merge",

@@ -1,7 +1,7 @@
-"""Sends rollouts that training keeps as traces to MLflow, trackio or Weave, with reward, verdict and RoC's choice.
+"""Sends traces of training rollouts to MLflow, trackio or Weave, with their reward, verdict and selection.
 
-VERL's own trace hooks run in the agent-loop processes, before a step is selected and whatever is kept. These run where
-the sampler writes the same traces to the stage's folder, so both show the same rollouts.
+VERL's own trace hooks run in the agent-loop processes, for all rollouts and before the selection. This code runs where
+the sampler writes traces to the stage's folder, so the trackers show the same rollouts as that folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rstar2.train.verl.output.trackers import before_finish, first_step, start_m
 
 NAME = "rollout"
 FINISH_S = 60.0
-"""How long a tracker may take at the end of training to send what it still holds."""
+"""Limit for the seconds in which a tracker sends its remaining traces at the end of training."""
 log = logging.getLogger(__name__)
 
 
@@ -27,24 +27,28 @@ class Sink:
     """A tracker that has been started."""
 
     send: Callable[[Trace, int], None]
-    """Hands over a trace with its step, counted over all stages; the tracker sends it in the background."""
+    """Gives the tracker a trace and its step, counted over all stages. The tracker sends it in the background."""
     finish: Callable[[], object]
-    """Waits until everything is sent."""
+    """Waits until all traces are sent."""
 
 
 class TraceSender:
-    """Sends a phase's traces to trackers. Each is started with the first traces, and once only."""
+    """Sends a phase's traces to trackers. A tracker is started once, when the first traces arrive."""
 
     def __init__(self, trackers: Sequence[TraceTracker], run: str) -> None:
         self._trackers = trackers
         self._run = run
         self._started: dict[TraceTracker, Sink | None] = {}
-        """None for a tracker that did not start; it is not tried again, because each attempt may take minutes."""
+        """The trackers by name; None if a tracker did not start. It is not started again, because each attempt may take
+        minutes."""
 
     def send(self, traces: Iterable[Trace]) -> int:
-        """Send traces to all trackers; returns how many could not be handed over to one of them.
+        """Sends traces to all trackers.
 
-        A tracker that fails is no reason to end training: the log says why.
+        If a tracker fails, training continues, and the error is in the log.
+
+        Returns:
+            The number of traces that a tracker did not accept, summed over all trackers.
         """
         traces, failed = list(traces), 0
         for tracker in self._trackers:
@@ -55,20 +59,20 @@ class TraceSender:
         return failed
 
     def _sent(self, tracker: TraceTracker, sink: Sink, traces: list[Trace]) -> int:
-        """Hand traces over to a tracker, up to one that it does not take; returns how many it took."""
-        for taken, trace in enumerate(traces):
+        """Gives traces to a tracker until it raises an error. Returns the number of traces that it accepted."""
+        for accepted, trace in enumerate(traces):
             try:
                 sink.send(trace, first_step() + (trace.step or 0))
             except Exception:
-                log.exception("%d traces were not sent to %s", len(traces) - taken, tracker)
-                return taken
+                log.exception("%d traces were not sent to %s", len(traces) - accepted, tracker)
+                return accepted
         return len(traces)
 
     def _start(self, tracker: TraceTracker) -> Sink | None:
         try:
             sink = _START[tracker](self._run)
         except Exception:
-            log.exception("%s did not start: no trace is sent to it until training is started again", tracker)
+            log.exception("%s did not start, so it gets no traces until training is started again", tracker)
             return None
         before_finish.append(lambda: _finish(tracker, sink))
         return sink
@@ -83,7 +87,7 @@ def _finish(tracker: TraceTracker, sink: Sink) -> None:
 
 
 def conversation(trace: Trace) -> list[dict[str, str]]:
-    """What was said in a rollout, as messages: the problem, the model's turns and the tools' output."""
+    """Returns a rollout as messages: the problem, the model's turns and the tools' output."""
     messages = [{"role": "user", "content": trace.problem}]
     for turn in trace.turns:
         messages.append({"role": "assistant", "content": turn.text})
@@ -92,7 +96,7 @@ def conversation(trace: Trace) -> list[dict[str, str]]:
 
 
 def facts(trace: Trace) -> dict[str, Any]:
-    """What is known of a rollout besides its text, for a tracker's filters."""
+    """Returns the values of a rollout by which a tracker can filter."""
     return {
         "problem_id": trace.problem_id,
         "sample": trace.sample,
@@ -116,7 +120,7 @@ def _result(call: ToolCall) -> dict[str, Any]:
 
 
 def _mlflow(run: str) -> Sink:
-    """A span for the rollout, and below it one for each turn and each call."""
+    """Starts MLflow. A rollout becomes a span, with a span below it for each turn and each call."""
     import mlflow
     from mlflow.entities import SpanType
 
@@ -152,11 +156,11 @@ def _mlflow(run: str) -> Sink:
 
 
 _MLFLOW_TAGS = ("problem_id", "reward", "verdict", "kept")
-"""Tags by which MLflow's list of traces can be filtered."""
+"""Tags by which users can filter MLflow's list of traces."""
 
 
 def _trackio(run: str) -> Sink:
-    """A trace of messages."""
+    """Starts trackio. A rollout becomes a trace of messages."""
     import trackio
 
     start_trackio(PROJECT, run)
@@ -168,7 +172,7 @@ def _trackio(run: str) -> Sink:
 
 
 def _weave(run: str) -> Sink:
-    """A call for the rollout, and below it one for each tool call."""
+    """Starts Weave. A rollout becomes a call, with a call below it for each tool call."""
     import weave
 
     client = weave.init(PROJECT)

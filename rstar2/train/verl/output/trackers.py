@@ -1,7 +1,8 @@
-"""Loaded into every VERL process: makes each phase one run in a tracker, with steps counted over all stages.
+"""Makes each phase one run in a tracker, with steps counted over all stages. Every VERL process imports this module.
 
-Our own metrics file counts the steps of its stage. The ids of a phase's runs are in `tracker_runs.json` of its folder,
-so that a phase that is started again continues them, and a new run in a folder of the same name gets new ones.
+In contrast, our own metrics file counts the steps of its stage. The ids of a phase's runs are in `tracker_runs.json` in
+the phase's folder. A phase that is started again continues these runs. A new folder gets new runs, even if its name is
+the same.
 """
 
 from __future__ import annotations
@@ -22,22 +23,26 @@ from rstar2.train.trainer.tracking import FIRST_STEP
 
 RUNS_FILE = "tracker_runs.json"
 _METRICS_FILE = "VERL_FILE_LOGGER_PATH"
-"""Environment variable with our own metrics file, which is in the phase's folder."""
-_OWN = "file"
+"""Environment variable with the path of our own metrics file, which is in the phase's folder."""
+_METRICS_LOGGER = "file"
 _open_trackers, _finish_trackers = Tracking.__init__, Tracking.finish
 before_finish: list[Callable[[], None]] = []
-"""Called once when VERL finishes its trackers, at the end of training."""
+"""Functions that are called once, when VERL finishes its trackers at the end of training."""
 
 
 def first_step() -> int:
-    """Steps of the stages before; read when it is needed: a forked process imports this before it has its variables."""
+    """Returns the number of steps of the stages before.
+
+    It reads the environment at each call, because a forked process imports this module before its variables are set.
+    """
     return int(os.environ.get(FIRST_STEP, "0"))
 
 
 def start_mlflow(project: str) -> None:
-    """Point MLflow to the server or file that MLFLOW_TRACKING_URI names, with the project as the experiment.
+    """Connects MLflow to the server or file in MLFLOW_TRACKING_URI, with the project as the experiment.
 
-    Files that belong to an experiment in a file of ours go beside it; MLflow would use the current folder.
+    If it is a file, its artifacts are stored in the same folder. By itself, MLflow would store them in the current
+    folder.
     """
     import mlflow
 
@@ -50,24 +55,24 @@ def start_mlflow(project: str) -> None:
 
 
 def start_trackio(project: str, name: str, config: Any = None) -> None:
-    """Start trackio's run, or continue that of an earlier start of the phase."""
+    """Starts a trackio run, or continues the run of an earlier start of the phase."""
     import trackio
     from trackio import context_vars
 
     if context_vars.current_run.get() is None:
-        resume = "allow" if _runs().get("trackio") else "never"
+        resume = "allow" if _run_ids().get("trackio") else "never"
         trackio.init(project=project, name=name, config=config, resume=resume)
-        _remember("trackio", name)
+        _save_run("trackio", name)
 
 
-def _runs() -> dict[str, str]:
-    """The ids of the phase's runs by tracker."""
+def _run_ids() -> dict[str, str]:
+    """Returns the ids of the phase's runs by tracker."""
     path = Path(os.environ[_METRICS_FILE]).with_name(RUNS_FILE)
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def _remember(tracker: str, run: str) -> None:
-    write_json(Path(os.environ[_METRICS_FILE]).with_name(RUNS_FILE), {**_runs(), tracker: run})
+def _save_run(tracker: str, run: str) -> None:
+    write_json(Path(os.environ[_METRICS_FILE]).with_name(RUNS_FILE), {**_run_ids(), tracker: run})
 
 
 def _open(
@@ -77,51 +82,51 @@ def _open(
     default_backend: str | list[str] = "console",
     config: Any = None,
 ) -> None:
-    """Stands in for VERL's `Tracking.__init__`.
+    """Replaces VERL's `Tracking.__init__`.
 
     Raises:
-        Failure: a tracker did not start; VERL only logs that of MLflow's and trains without it.
+        Failure: a tracker did not start. If MLflow does not start, VERL would only log this and train without it.
     """
     names = [default_backend] if isinstance(default_backend, str) else list(default_backend)
     for name, variable in (("wandb", "WANDB_RUN_ID"), ("swanlab", "SWANLAB_RUN_ID")):
-        # A variable of the user's stays.
+        # If the user has set the variable, it does not change.
         if name in names and variable not in os.environ:
-            # SwanLab takes 21 characters.
-            os.environ[variable] = _runs().get(name) or secrets.token_hex(11)[:21]
-            _remember(name, os.environ[variable])
+            # SwanLab accepts ids of up to 21 characters.
+            os.environ[variable] = _run_ids().get(name) or secrets.token_hex(11)[:21]
+            _save_run(name, os.environ[variable])
     if "trackio" in names:
         start_trackio(project_name, experiment_name, config)
     own_mlflow_run = "mlflow" in names and "MLFLOW_RUN_ID" not in os.environ
     if own_mlflow_run:
         start_mlflow(project_name)
-        if run := _runs().get("mlflow"):
+        if run := _run_ids().get("mlflow"):
             os.environ["MLFLOW_RUN_ID"] = run
-            # MLflow refuses a parameter that has another value at a later start, such as a time limit.
+            # MLflow rejects a parameter whose value has changed since an earlier start, for example a time limit.
             tracking._compute_mlflow_params_from_objects = lambda config: {}
     _open_trackers(self, project_name, experiment_name, default_backend, config)
     if missing := [name for name in names if name not in self.logger]:
         raise Failure(
-            f"the tracker {missing[0]} did not start; the lines above say why",
-            "Correct its settings, or leave it out of trackers.",
+            f"the tracker {missing[0]} did not start; the lines above in this log say why",
+            "Correct its settings, or remove it from `trackers`.",
         )
     if own_mlflow_run:
         import mlflow
 
         active = mlflow.active_run()
         assert active is not None, "VERL has started a run"
-        _remember("mlflow", active.info.run_id)
+        _save_run("mlflow", active.info.run_id)
 
 
 def _log(self: Any, data: dict[str, Any], step: int, backend: Any = None) -> None:
-    """Stands in for VERL's `Tracking.log`."""
+    """Replaces VERL's `Tracking.log`, to count steps over all stages."""
     first = first_step()
     for name, tracker in self.logger.items():
         if backend is None or name in backend:
-            tracker.log(data=data, step=step if name == _OWN else step + first)
+            tracker.log(data=data, step=step if name == _METRICS_LOGGER else step + first)
 
 
 def _finish(self: Any, exit_code: int = 0) -> None:
-    """Stands in for VERL's `Tracking.finish`."""
+    """Wraps VERL's `Tracking.finish`, to call the functions in `before_finish`."""
     while before_finish:
         before_finish.pop()()
     _finish_trackers(self, exit_code)
