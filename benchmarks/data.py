@@ -8,7 +8,8 @@ in full; once in full, with a kill -9 while it reads; and once without `near-dup
 everything else. It prints the rates, the peak of the memory of all processes together, the share of planted faults that
 were found, the clean rows that were dropped, and whether the killed preparation continued to the same bytes. Rates are
 rows per wall-clock second from start to end; on a busy machine, rows per CPU second are more reliable. At the rates in
-docs/results/data.md, all preparations together take about two minutes.
+docs/results/data.md, all preparations together take about two minutes. A few thousand rows are read too fast for the
+kill, and the benchmark then stops with an error.
 
 With `--copies`, it makes copies of the problems in these files instead, with other spellings and other words. It prints
 which filters find the copies, and how many problems of the `--clean` files the filters drop. `--leaked` lists the ids

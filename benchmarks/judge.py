@@ -218,7 +218,7 @@ def warm_judge(url: str) -> Run:
 
 
 CpuTimes = dict[int, tuple[int, int]]
-"""CPU → (idle time, total time), in ticks since the machine started."""
+"""By CPU: (idle time, total time), in ticks since the machine started."""
 
 
 def cpu_times() -> CpuTimes:

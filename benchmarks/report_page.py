@@ -24,6 +24,8 @@ from rstar2.loop.trace import ToolCall, Trace, TraceWriter, Turn
 from rstar2.report import write_report
 
 TOKENS_PER_BYTE = 0.3
+LEAST_SAMPLES = 3
+"""The script below steps from the first wrong sample to the second one, which is sample 3."""
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 BROWSER = TESTS / "support" / "report" / "page_speed.py"
 """The script of the tests that opens, filters and searches a page in the browser."""
@@ -117,9 +119,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--problems", type=int, default=500)
-    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=16, help=f"per problem, at least {LEAST_SAMPLES}")
     parser.add_argument("--size", type=int, default=6000, help="bytes of text of a trace")
     options = parser.parse_args()
+    if options.samples < LEAST_SAMPLES:
+        parser.error(f"--samples {options.samples} is too small; give at least {LEAST_SAMPLES}")
     with tempfile.TemporaryDirectory() as name:
         run = Path(name)
         make_run(run, options.problems, options.samples, options.size)

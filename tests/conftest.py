@@ -28,26 +28,26 @@ from rstar2.plugins import FOLDERS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-# A shell starts what it puts in the background with Ctrl-C ignored, and nohup what it runs with SIGHUP; the commands
-# under test would inherit that.
+# A shell starts background processes with SIGINT ignored, and nohup starts its command with SIGHUP ignored. The
+# commands under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# For speed only: imports make hundreds of thousands of objects, nearly all of which stay.
+# For speed only: imports create hundreds of thousands of objects, and nearly all of them stay.
 gc.set_threshold(20_000, 20, 100)
 
-# The tests start hundreds of interpreters; without cached bytecode each of them compiles the package again.
+# The tests start hundreds of interpreters. Without cached bytecode, each of them would compile the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# pytest-xdist sets it for its workers, and a console that is made then keeps that width; so does one that is made
-# while a test runs a command with a width of its own.
+# pytest-xdist sets COLUMNS for its workers. A rich console that is created then keeps that width, and so does one that
+# is created while a test runs a command with another width. Therefore the console is created now, without COLUMNS.
 os.environ.pop("COLUMNS", None)
 importlib.import_module("rstar2.cli.common")
 
 grader_defects.note_defects()
 
-# The same code passes or fails each time, however busy the machine; `--hypothesis-profile=search` tries others.
+# The suite tries the same examples each time, without a time limit. `--hypothesis-profile=search` tries new ones.
 ANY_SPEED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("suite", **ANY_SPEED, derandomize=True)
 hypothesis.settings.register_profile("search", **ANY_SPEED)
@@ -56,19 +56,19 @@ hypothesis.settings.load_profile("suite")
 
 REAL_VLLM = ("engines/test_real_vllm.py", "train/verl/test_vllm_training.py")
 TRACKERS = ("train/trainer/test_tracker_backends.py",)
-"""Need the packages that `make test-trackers` installs."""
+"""Tests that need the packages of `make test-trackers`."""
 collect_ignore = [
     *(() if "RSTAR2_VLLM_PYTHON" in os.environ else REAL_VLLM),
     *(() if find_spec("mlflow") else TRACKERS),
 ]
 
 
-@pytest.hookimpl(tryfirst=True)  # Before pytest leaves out what -m says.
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects tests by -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place(item.path))
     for item in items:
         if "ray_cluster" in getattr(item, "fixturenames", ()):
-            # A busy machine starts its nodes several times.
+            # On a busy machine, Ray's nodes may have to be started several times.
             item.add_marker(pytest.mark.timeout(3600))
         if {"ray_cluster", "verls_queue"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.long)
@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """For speed only: garbage collections pass over the modules and tests that are there by now."""
+    """Exclude the modules and tests from garbage collection. This is only for speed."""
     gc.collect()
     gc.freeze()
 
@@ -104,7 +104,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    """A byte-level BPE tokenizer with merges, trained here, that can spell every text."""
+    """A small byte-level BPE tokenizer that can encode every text. It is trained in each session."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -140,7 +140,7 @@ def codec(tokenizer: Any) -> ChatCodec:
 
 @pytest.fixture(autouse=True)
 def no_grader_defects(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test in which the grader met an exception that is no judgement, unless that is what the test is about."""
+    """Fail a test if the grader's code raised an unexpected exception, unless the test is marked to allow it."""
     grader_defects.noted.clear()
     yield
     if not request.node.get_closest_marker("allows_grader_defects"):
@@ -149,21 +149,21 @@ def no_grader_defects(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of a Ray cluster of two nodes on this machine, each of which believes it has two GPUs."""
+    """The environment of a Ray cluster of two nodes on this machine. Each node reports two GPUs that do not exist."""
     with ray_nodes(tmp_path_factory.mktemp("ray"), [2, 2]) as environment:
         yield environment
 
 
 @pytest.fixture(scope="session")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A real judge: Valkey, HTTP process, two workers. Few tests need the libraries that others would wait for."""
+    """A real judge: Valkey, HTTP process and two workers. It preloads no libraries, because few tests need them."""
     with running_judge(tmp_path_factory.mktemp("judge"), preload=False) as handle:
         yield handle
 
 
 @pytest.fixture(scope="session")
 def token_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A judge that asks for its token, with one worker."""
+    """A judge with one worker that requires a token."""
     folder = str(tmp_path_factory.mktemp("token-judge"))
     settings = ServiceSettings(folder=folder, workers=1, token="s3cret", preload=False)
     process, handle = start_service(settings)
@@ -173,7 +173,7 @@ def token_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandl
 
 @pytest.fixture
 def users_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forgets afterwards which folders were searched for users' modules, and the modules that came from there."""
+    """Reset the folders of users' modules after the test, and unload the modules that came from them."""
     monkeypatch.setenv(FOLDERS, "")
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield

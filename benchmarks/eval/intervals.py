@@ -260,7 +260,7 @@ def heading(first: str) -> str:
 
 
 def print_hidden_flips(rng: np.random.Generator, repetitions: int) -> None:
-    """Print what it would cost to cover flips that noise hides: coverage, width and power by the size allowed for."""
+    """Print the cost of covering flips that noise hides: coverage, width and power by the allowed size of changes."""
     methods: dict[str, Method] = {"none: paired t": paired_t}
     methods |= {
         f"as large as the observed ones, doubt {doubt:g}": with_doubt(doubt)

@@ -9,8 +9,8 @@ The file ARM.json has the metrics of every step. A run of 24 steps took two minu
 take about an hour.
 
 A run counts as collapsed if the mean pass rate of its last SPAN steps is at least FALL below the best such mean. The
-collapse is the first step from which on this has always been so. No alarm is part of this definition. The pass rate is
-the grader's, whatever the reward is.
+collapse is the first step from which on the mean has always been so low. No alarm is part of this definition. The pass
+rate is the grader's, whatever the reward is.
 
 Prints two tables: the pass rates, collapse and first alarm of each arm, and the recall, false alarms and lead of each
 alarm.

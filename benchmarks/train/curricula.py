@@ -94,7 +94,7 @@ def simulate(settings: Mapping[str, Any], size: Size, seed: int) -> Simulated:
 
 
 def table(size: Size, seeds: int) -> str:
-    """Return a Markdown table with a row per curriculum: means over seeds."""
+    """Return a Markdown table with a row per curriculum. The values are means over seeds."""
     lines = [
         ["curriculum", "both outcomes", "first third", "second", "last", "problems chosen", "most often"]
     ]

@@ -10,6 +10,7 @@ the code of Resampling on Correct (RoC) selects the rollouts to train on, and GR
 
 Prints four Markdown tables: what the first round decides; the effect by pass rate; the same for other rules and the
 paper's groups; and, from simulated groups, whether rounds change the lengths of rollouts (Kolmogorov-Smirnov test).
+It takes seconds.
 """
 
 from __future__ import annotations

@@ -107,9 +107,11 @@ def poll_seconds(folder: Path, rollouts: int, group: int) -> list[float]:
         refill_fn=None,
         sampler_kwargs={
             "select": {"name": "roc"},
+            "discount": 1.0,
             "keep": 16,
             "drop_equal_rewards": True,
             "refill_batches": 0,
+            "rounds": None,
             "seed": 1,
             "traces": folder,
             "traces_per_step": 0,

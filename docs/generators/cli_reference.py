@@ -150,7 +150,7 @@ def _prose(text: str | None) -> str:
 
 
 def _examples(epilog: str) -> str:
-    """The worked examples: a comment that says what each does, and its command."""
+    """Return the examples of a command: a comment that explains each, and its command line."""
     _, *lines = Text.from_markup(epilog).plain.split("\n\n")
     return "\n".join(line.strip() if line.startswith("  ") else f"# {line.strip()}" for line in lines)
 

@@ -1,7 +1,7 @@
 """Writes docs/reference/python.md, the reference of the public Python API, from the names in `rstar2.__all__`.
 
-Run it after a change of a public name or its docstring: `python docs/generators/python_reference.py`. `make docs` runs
-it too, and tests/docs/test_docs.py fails while the committed page is not current.
+Run `python docs/generators/python_reference.py` after you change a public name or its docstring. `make docs` runs it
+too, and tests/docs/test_docs.py fails if the committed page is out of date.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WIDTH = 100
 
 
 def reference() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     listed = sorted(name for names in GROUPS.values() for name in names)
     assert listed == sorted(rstar2.__all__), "GROUPS and rstar2.__all__ differ"
     parts = [HEAD]
@@ -67,7 +67,7 @@ def _entry(name: str, described: Any) -> str:
 
 
 def _signature(name: str, described: Any) -> str:
-    """The call of a function or class, on one line if it fits, else with a line for each parameter."""
+    """Return the signature of a function or class, on one line if it fits, else with one line per parameter."""
     signature = inspect.signature(described)
     text = f"{name}{_plain(str(signature))}".removesuffix(" -> None")
     if len(text) <= WIDTH:
@@ -84,7 +84,7 @@ def _signature(name: str, described: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """An annotation without the quotes that `from __future__ import annotations` leaves around it."""
+    """Remove the quotes that `from __future__ import annotations` leaves around an annotation."""
     return re.sub(r"'([^']*)'", lambda quoted: quoted[1] if quoted[1] else "''", text)
 
 
@@ -101,7 +101,7 @@ class _ClassSource:
 
     @cached_property
     def fields(self) -> list[str]:
-        """The table of fields, for a dataclass or a pydantic model."""
+        """The table of fields of a dataclass or a pydantic model."""
         rows = []
         followers = [*self._body[1:], None]
         for node, following in zip(self._body, followers, strict=True):
@@ -149,7 +149,7 @@ class _ClassSource:
 
 
 def _type(annotation: ast.expr) -> str:
-    """An annotation without pydantic's validators."""
+    """Return an annotation without pydantic's validators."""
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value).endswith("Annotated"):
         assert isinstance(annotation.slice, ast.Tuple)
         return ast.unparse(annotation.slice.elts[0])
@@ -157,7 +157,7 @@ def _type(annotation: ast.expr) -> str:
 
 
 def _default(value: ast.expr | None) -> str:
-    """The default of a field as Markdown; "required" if there is none."""
+    """Return the default of a field as Markdown, or "required" if there is none."""
     if isinstance(value, ast.Call):
         keywords = {keyword.arg: keyword.value for keyword in value.keywords}
         if "default_factory" in keywords:
@@ -167,7 +167,7 @@ def _default(value: ast.expr | None) -> str:
 
 
 def _prose(text: str) -> str:
-    """A docstring as Markdown: its sections become lists."""
+    """Convert a docstring to Markdown. Its sections become lists."""
     parts = []
     for paragraph in text.split("\n\n"):
         first, _, rest = paragraph.partition("\n")
@@ -181,7 +181,7 @@ def _prose(text: str) -> str:
 
 
 def _item(text: str) -> str:
-    """An entry of a docstring's section; the name before its colon is set as code."""
+    """Convert an entry of a docstring's section to Markdown. The name before the colon is set as code."""
     name, colon, meaning = text.partition(": ")
     line = f"`{name}`: {meaning}" if colon and re.fullmatch(r"[\w.]+", name) else text
     return " ".join(line.split())

@@ -1,4 +1,4 @@
-"""The token ids that a model is shown in an evaluation, a chat and VERL's rollouts of one problem."""
+"""The token ids that a model gets for the same problem in an evaluation, in a chat and in VERL's rollouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rstar2.loop.turns.codec import ChatCodec
 
 
 class Recorder(Engine, Protocol):
-    """An engine that says what a test has it say, and keeps the prompts."""
+    """An engine with scripted completions that records its prompts."""
 
     asked: list[list[int]]
 
@@ -59,7 +59,7 @@ async def asked_by_verl(
     problem: Problem,
     reward: str,
 ) -> list[list[int]]:
-    """Through our agent loop, with VERL's tokenizer of the model's folder, on a stage's row; it must be rewarded."""
+    """Run rstar2's agent loop on a row of a stage, with VERL's tokenizer. The rollout must get a reward."""
     from verl.utils import hf_tokenizer
 
     from rstar2.train.reward import Reward

@@ -1,8 +1,8 @@
-"""Runs a command beside processes that keep the machine busy in bursts, as other users' programs would.
+"""Runs a command while other processes keep the machine busy in bursts, as other users' programs would.
 
     python tests/support/busy_neighbours.py python -m pytest
 
-Ends with the command's exit status. The neighbours end with the command, or when this program is killed.
+It exits with the command's exit status. The other processes end with the command, or when this program is killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST_S = 3600.0
 
 
 def _neighbour(seed: int, parent: int) -> None:
-    """Compute and rest in turns of random length, as long as the parent lives and an hour at most."""
+    """Compute and rest in turns of random length, while the parent lives and for at most an hour."""
     lengths = random.Random(seed)
     end = time.monotonic() + _LONGEST_S
     while os.getppid() == parent and time.monotonic() < end:
@@ -31,7 +31,7 @@ def _neighbour(seed: int, parent: int) -> None:
 
 
 def main(command: list[str]) -> int:
-    """Run the command beside twice as many neighbours as there are processors: each computes half of the time."""
+    """Run the command beside two neighbours per CPU. Each neighbour computes half of the time."""
     count = 2 * (os.cpu_count() or 1)
     neighbours = [
         multiprocessing.Process(target=_neighbour, args=(seed, os.getpid()), daemon=True)

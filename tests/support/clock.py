@@ -1,4 +1,4 @@
-"""A clock for retry policies, on which no machine is too slow."""
+"""A simulated clock for retry policies, so that a slow machine cannot fail a test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rstar2.retry import RetryPolicy
 
 
 class Clock:
-    """Time that passes only while somebody sleeps, who does so for no real time."""
+    """A clock that advances only when something sleeps. Sleeping takes no real time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -30,5 +30,5 @@ class Clock:
 
 
 def policies_on(clock: Clock) -> Callable[..., RetryPolicy]:
-    """Returns what makes retry policies on a clock, of a wait in its seconds."""
+    """Return a factory of retry policies on a clock. Its argument is the wait in the clock's seconds."""
     return lambda wait_s, *pauses: RetryPolicy(wait_s, *pauses, clock=clock, sleep=clock.sleep)

@@ -17,7 +17,7 @@ from support.waiting import TIMEOUT_S, wait_until
 CLUSTER = Path(__file__).resolve().parents[2] / "examples" / "cluster"
 
 _STAND_INS = {
-    # Runs the command that follows srun's own options, here.
+    # Runs the command that follows srun's options on this machine.
     "srun": """
         while [[ $1 = --* ]]; do shift; done
         exec "$@"
@@ -41,7 +41,7 @@ _STAND_INS = {
         echo "ray $1 $RAY_AUTH_TOKEN" >>"$CALLS"
         exec sleep 1000
     """,
-    # `rstar2.train.verl.cluster` asks Ray; all else is real.
+    # Only `rstar2.train.verl.cluster`, which asks Ray, is replaced.
     "python": """
         if [ "$2" = rstar2.train.verl.cluster ]; then
             if [ ! -s "$FOLDER/cluster" ]; then echo '[8.0, 8.0]'; exit; fi
@@ -62,7 +62,7 @@ _STAND_INS = {
         esac
     """,
 }
-# Does what the next line of `behaviour` says: `steps exit-code`; with `waits` it ends so after a first signal.
+# Does what the next line of `behaviour` says: `steps exit-code`. With `waits`, it exits after the first signal.
 _TRAINER = """
     import json, os, signal, sys, time
     from pathlib import Path
@@ -96,7 +96,7 @@ _TRAINER = """
 
 
 class StandIns:
-    """A folder with the stand-ins, what they were called with, and a run."""
+    """A folder with the stand-ins, the records of their calls, and a run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -125,11 +125,14 @@ class StandIns:
         }
 
     def behaves(self, *lines: str) -> None:
-        """What the next starts of the trainer do, in order: `STEPS EXIT_CODE`, and `waits` for a signal before."""
+        """Set what the next starts of the trainer do, one line each: `STEPS EXIT_CODE`, or `STEPS EXIT_CODE waits`.
+
+        With `waits`, the trainer waits for a signal before it exits.
+        """
         (self.folder / "behaviour").write_text("\n".join(lines))
 
     def behaves_really(self, words: list[str]) -> None:
-        """Has the first start of the trainer be the real `rstar2` with these words."""
+        """Make the first start of the trainer run the real `rstar2` with these arguments."""
         trainer, first = self.folder / "trainer.py", self.folder / "first-start"
         first.touch()
         real = [sys.executable, "-m", "rstar2", *words]
@@ -140,16 +143,16 @@ class StandIns:
         )
 
     def cluster_has(self, *answers: str) -> None:
-        """What the next questions for the nodes of the Ray cluster are answered with; empty: none answers."""
+        """Set the next answers to requests for the nodes of the Ray cluster; an empty one means no answer."""
         (self.folder / "cluster").write_text("".join(f"{answer}\n" for answer in answers))
 
     def plans(self, *seconds: float) -> None:
-        """What `rstar2 plan --json` says of the stages."""
+        """Set what `rstar2 plan --json` prints for the stages."""
         stages = {f"stage{n}": {"checkpoint": {"signal_before_s": s}} for n, s in enumerate(seconds, 1)}
         (self.folder / "plan.json").write_text(json.dumps({"stages": stages}))
 
     def start(self, script: str, *words: str, **env: str) -> subprocess.Popen[str]:
-        """Start a script of examples/cluster with the words as its arguments."""
+        """Start a script of examples/cluster with these arguments."""
         process = subprocess.Popen(
             [CLUSTER / script, *words],
             env={**self.env, **env},
@@ -162,7 +165,7 @@ class StandIns:
         return process
 
     def stop(self) -> None:
-        """End what a failed test has left."""
+        """End processes that a failed test left running."""
         for process in self._started:
             for pid in session(process.pid):
                 os.kill(pid, signal.SIGKILL)
@@ -177,21 +180,21 @@ class StandIns:
         wait_until((self.folder / "running").exists)
 
     def called(self, name: str) -> list[str]:
-        """The calls whose line begins with a name."""
+        """Return the recorded calls whose line begins with `name`."""
         return [line for line in self._calls.read_text().splitlines() if line.startswith(name)]
 
     def words(self, path: str) -> list[str]:
-        """The words that a stand-in was called with, from its file."""
+        """Return the arguments of a stand-in's call, from its file."""
         return (self.folder / path).read_text().splitlines()
 
 
 def ended(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
-    """A script's exit code and what it printed to standard error; asserts that it left no process."""
-    _, told = process.communicate(timeout=timeout_s)
+    """Return a script's exit code and standard error. Asserts that it left no process."""
+    _, stderr = process.communicate(timeout=timeout_s)
     wait_until(lambda: not session(process.pid))
-    return process.returncode, told
+    return process.returncode, stderr
 
 
 def send(process: subprocess.Popen[str], name: str) -> None:
-    """Send a script a signal, and nothing to its children, as Slurm does with `--signal=B:`."""
+    """Send a signal to a script but not to its children, as Slurm does with `--signal=B:`."""
     process.send_signal(signal.Signals[f"SIG{name}"])

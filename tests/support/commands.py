@@ -1,4 +1,4 @@
-"""Runs commands of `rstar2` inside the test's own process, which saves each test the imports of a new one."""
+"""Runs commands of `rstar2` in the test's process, which saves the imports of a new process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rstar2.errors import RStarError
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended and what it wrote."""
+    """The exit code and the output of a command."""
 
     code: int
     stdout: str
@@ -23,10 +23,10 @@ class Ran:
 
 
 def rstar2(*words: object, stdin: str = "", env: Mapping[str, str] | None = None) -> Ran:
-    """Run `rstar2 WORDS`; a mistake's or failure's message and hint are in `stderr`, as a user would see them.
+    """Run `rstar2 WORDS`. If it fails, `stderr` has the message and hint as a user would see them.
 
     Raises:
-        BaseException: one that the command must not raise, since it would be a traceback for the user.
+        BaseException: The command raised an exception that a user would see as a traceback.
     """
     ran = CliRunner().invoke(
         app, [*map(str, words)], input=stdin, env={"COLUMNS": "200", "NO_COLOR": "1", **(env or {})}
@@ -40,7 +40,7 @@ def rstar2(*words: object, stdin: str = "", env: Mapping[str, str] | None = None
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Let this process, and those it starts, write no file of more than `size` bytes, as on a full disk."""
+    """Limit the files that this process and its children write to `size` bytes, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -1,4 +1,4 @@
-"""Where pytest runs in several processes: which files share one, for what they start, and which begin first."""
+"""Distributes test files over pytest's processes: which files share a process, and which start first."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 TESTS = Path(__file__).resolve().parents[1]
 SHARED = {
-    # Four sandboxes, of each tier and kind of user.
+    # They share four sandboxes, one per tier and kind of user.
     "judge/sandbox/": "sandboxes",
-    # A judge of one worker that asks for a token, beside the judge that most folders use. judge/service/ starts the
-    # former a second time: with it, this would be the longest unit.
+    # They share a judge with one worker that requires a token, and the judge that most folders use. judge/service/
+    # starts the former a second time, since this would be the longest unit with it.
     **dict.fromkeys(("judge/server/", "judge/client/", "judge/test_scale.py"), "judges"),
-    # transformers, which takes four seconds to import, and for some the judge.
+    # They share the import of transformers, which takes four seconds, and some share the judge.
     **dict.fromkeys(
         (
             "chat/",
@@ -36,7 +36,7 @@ SHARED = {
         ),
         "transformers",
     ),
-    # The judge that most folders use.
+    # They share the judge that most folders use.
     **dict.fromkeys(
         (
             "cli/test_chat.py",
@@ -54,7 +54,7 @@ SHARED = {
     ),
     # Chromium.
     "report/": "browser",
-    # Each leaves the libraries to processes of its own.
+    # Each file imports the libraries only in child processes.
     **{
         name: name
         for name in (
@@ -63,7 +63,7 @@ SHARED = {
             "train/test_gpu_walk.py",
         )
     },
-    # VERL, torch and transformers, which take ten seconds to import, and in the long layer a Ray cluster of two nodes.
+    # They share the import of VERL, torch and transformers (ten seconds); long tests share a Ray cluster of two nodes.
     **dict.fromkeys(
         (
             "train/",
@@ -74,10 +74,10 @@ SHARED = {
         "libraries",
     ),
 }
-"""The unit of files, by the beginning of their paths, where it is not one of them."""
+"""The unit of files, by the beginning of their paths. A file that is not listed is its own unit."""
 LONGEST_FIRST = (
     "demo/test_whole_demo.py",
-    # Waits for nearly all of its time, and so costs the others nothing while they compute.
+    # It waits nearly all of the time, and therefore takes no CPU time from the others.
     "serve/test_replicas.py",
     "demo/test_short_demo.py",
     "libraries",
@@ -101,22 +101,22 @@ LONGEST_FIRST = (
     "eval/grader/test_properties.py",
     "eval/grader/test_symbolic.py",
 )
-"""The units of more than about 10 seconds: a long one at the end would leave the other processes idle."""
+"""Units of more than about 10 seconds. They start first, since a long unit at the end leaves other processes idle."""
 
 
 def unit(path: str) -> str:
-    """What runs in one process with a file, whose path is relative to the tests' folder."""
+    """Return the unit of a file, whose path is relative to the tests' folder. A unit runs in one process."""
     return next((name for beginning, name in SHARED.items() if path.startswith(beginning)), path)
 
 
 def place(path: Path) -> int:
-    """When a file begins, by the length of its unit."""
+    """Return the sort key of a file: long units start first."""
     name = unit(path.relative_to(TESTS).as_posix())
     return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 class InUnits(LoadScopeScheduling):
-    """Gives each process the next unit."""
+    """A scheduler of pytest-xdist that gives each free process the next unit."""
 
     def _split_scope(self, nodeid: str) -> str:
         return unit(nodeid.partition("::")[0].removeprefix(f"{TESTS.name}/"))

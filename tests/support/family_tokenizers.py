@@ -1,4 +1,4 @@
-"""Tokenizers with the special tokens of families of models, over the bytes of text."""
+"""Byte-level tokenizers with the special tokens of model families."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ TOKENS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "nemotron-3": (_CHATML, _HERMES),
 }
-"""By family, its special tokens, the one that ends text first, and its tags, which are single tokens too."""
+"""By family: the special tokens, with the end-of-text token first, and the tags, which are single tokens too."""
 
 
 def family_tokenizer(family: str) -> Any:
-    """A tokenizer whose other tokens are bytes."""
+    """Return a tokenizer of a family. Its other tokens are bytes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

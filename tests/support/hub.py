@@ -1,7 +1,7 @@
-"""A stand-in of the dataset hub: serves folders over HTTP as the hub does, and counts the bytes of every file it sends.
+"""A stand-in for the Hugging Face Hub: serves folders over HTTP, and counts the bytes that it sends of every file.
 
-It answers what `huggingface_hub` and `datasets` ask for: a set's facts, its tree, facts of paths, and files, whole or
-in ranges.
+It answers the requests of `huggingface_hub` and `datasets`: a data set's information, its tree, information on paths,
+and files, whole or in ranges.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class Hub:
         self.root = root
         self.gated: set[str] = set()
         self.sent: Counter[str] = Counter()
-        """Bytes of bodies, by `OWNER/NAME/PATH`; of everything that is no file, by `api`."""
+        """Bytes of bodies that were sent, by `OWNER/NAME/PATH`. The key `api` counts everything that is not a file."""
         self.requests: list[str] = []
         self.url = ""
 
     def env(self, home: Path, token: str | None = None) -> dict[str, str]:
-        """The environment of a process that uses this hub, with its own cache."""
+        """Return the environment of a process that uses this hub and a separate cache in `home`."""
         names = {"HF_HUB_OFFLINE", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_CACHE", "HF_DATASETS_CACHE"}
-        found = {key: value for key, value in os.environ.items() if key not in names}
-        found |= {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        return found | ({"HF_TOKEN": token} if token else {})
+        environment = {key: value for key, value in os.environ.items() if key not in names}
+        environment |= {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        return environment | ({"HF_TOKEN": token} if token else {})
 
 
 @contextmanager
 def serving_hub(root: Path) -> Iterator[Hub]:
-    """A hub on this machine until the block ends."""
+    """Run a hub on this machine until the block ends."""
     hub = Hub(root)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.url = f"http://127.0.0.1:{server.server_port}"
@@ -104,10 +104,10 @@ class _Handler(BaseHTTPRequestHandler):
         below = (match["path"] or "").strip("/")
         what = (match["what"] or "").partition("/")[0]
         if what == "paths-info":
-            asked = (
+            requested_paths = (
                 json.loads(posted)["paths"] if posted.startswith(b"{") else parse_qs(posted.decode())["paths"]
             )
-            return [each for each in entries if each["path"] in asked]
+            return [each for each in entries if each["path"] in requested_paths]
         if what == "tree":
             recursive = "recursive=true" in urlsplit(self.path).query.lower()
             inside = [each for each in entries if not below or each["path"].startswith(f"{below}/")]

@@ -1,4 +1,4 @@
-"""Values of the config.json of published models."""
+"""Values from the config.json of published models."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ PUBLISHED = {
     "Qwen2.5-72B": (qwen25(8192, 29568, 80, 64, 8, 152064, False), 72_706_203_648),
     "SmolLM2-135M": (SMOLLM2, 134_515_008),
 }
-"""The configs and sizes that the models' authors publish."""
+"""The configs and parameter counts that the models' authors publish."""

@@ -8,7 +8,7 @@ import pytest
 
 
 def needs(package: str) -> pytest.MarkDecorator:
-    """For a package of the `laptop` extra: skips where it is not installed.
+    """Return a marker that skips tests if a package of the `laptop` extra is not installed.
 
     Unlike with importorskip, collecting the tests does not import the package.
     """

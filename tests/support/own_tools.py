@@ -1,4 +1,4 @@
-"""Tools as a user writes them, for tests to name as `support.own_tools:NAME`."""
+"""Tools as a user would write them. Tests name them as `support.own_tools:NAME`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Groups of rollouts whose turns are written down, and what `support.train.verl_trainer` says of a training on them.
+"""Groups of scripted rollouts, and the results of `support.train.verl_trainer` on them.
 
-VERL is imported by `in_trainer` alone.
+Only `in_trainer` imports VERL.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Labels = Literal["as they are", "tool output changed", "own tokens changed"]
 
 @dataclass(frozen=True)
 class Group:
-    """The rollouts of one problem, of a call and an answer each."""
+    """The rollouts of one problem. Each has a call and an answer."""
 
     name: str
     rollouts: str
     """One character each: 1 right, 0 wrong, e wrong after a call that failed, x right but with a call that the judge
     lost, f one whose engine fails."""
     output: str = "7"
-    """What the judge answers to every call."""
+    """The judge's answer to every call."""
     says: dict[str, str] | None = None
-    """What rollouts of a kind say besides."""
+    """By outcome, extra text that the rollouts write."""
     recoveries: str = ""
-    """The rollouts that begin after each failed call, in the same way."""
+    """The rollouts that start after each failed call, in the same notation."""
 
     def turn(self, session: int, number: int) -> str:
-        """What the model writes in a turn, from 0, of one of the rollouts."""
+        """Return the text that the model writes in a turn of one rollout. Turns count from 0."""
         outcome = self.rollouts[session]
         if number == 0:
             thought = "So. " * ((len(self.name) + 3 * session) % 5) + (self.says or {}).get(outcome, "")
@@ -45,32 +45,32 @@ class Group:
 
 @dataclass
 class Update:
-    """What one step of the optimizer was given, and what VERL reports of the step."""
+    """The input of one optimizer step, and VERL's metrics of the step."""
 
     lr: float
     gradient: dict[str, torch.Tensor]
-    """By parameter, after VERL has clipped its norm."""
+    """The gradient of each parameter, after VERL has clipped the norm."""
     metrics: dict[str, Any] = field(default_factory=dict)
     advantages: dict[str, tuple[float, torch.Tensor]] = field(default_factory=dict)
-    """By trajectory, named GROUP_SESSION_0: its reward, and the advantages of the tokens that count."""
+    """By trajectory, named GROUP_SESSION_0: the reward, and the advantages of the tokens in the loss."""
     tokens: int = 0
-    """How many tokens count in the loss."""
+    """The number of tokens in the loss."""
     micro_batches: list[list[int]] = field(default_factory=list)
-    """Tokens of each row of each."""
+    """For each micro-batch, the number of tokens of each row."""
 
 
 @dataclass
 class Trained:
-    """A finished training."""
+    """A finished training run."""
 
     updates: list[Update]
     weights: dict[str, torch.Tensor]
     moments: list[torch.Tensor]
     """AdamW's first moments."""
     moments_before: list[torch.Tensor]
-    """Those it started from; none for a fresh optimizer."""
+    """AdamW's first moments at the start; empty for a fresh optimizer."""
     relabelled: int
-    """Labels that were changed."""
+    """The number of labels that were changed."""
 
 
 @dataclass
@@ -80,11 +80,11 @@ class FailedStep:
     failure: str
     updates: int
     attempts: int
-    """How often the step was rolled out."""
+    """The number of times that the step was rolled out."""
     faults: list[str]
-    """What the user's terminal was told before that."""
+    """The lines that the user's terminal showed before the failure."""
 
 
 def in_trainer(name: str, *args: Any) -> Any:
-    """Call a function of `support.train.verl_trainer`, in a process made for it."""
+    """Call a function of `support.train.verl_trainer` in a new process."""
     return getattr(importlib.import_module("support.train.verl_trainer"), name)(*args)

@@ -1,4 +1,4 @@
-"""A real disk of a few MB, in memory, for what happens where there is no room."""
+"""A real file system of a few MB in memory, for tests of a full disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[Path]:
-    """A disk of `size` bytes at `folder`, for the length of the block; skips the test where it cannot be mounted."""
+    """Mount a disk of `size` bytes at `folder` until the block ends. Skips the test if it cannot be mounted."""
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     try:
@@ -29,5 +29,5 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
 
 
 def resize(folder: Path, size: int) -> None:
-    """Make a disk of `small_disk` larger or smaller."""
+    """Change the size of a disk of `small_disk`."""
     subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)

@@ -1,4 +1,4 @@
-"""A tiny model that writes one conversation with a tool call by heart, in the folder of a base model."""
+"""A tiny model that has memorized one conversation with a tool call, in the folder of a base model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rstar2.loop.turns.tags import CLOSE
 from rstar2.train.conversations import encode
 
 STEPS = 150
-"""At most; twenty or so do."""
+"""The maximal number of optimizer steps. About twenty are enough."""
 LOW = 0.02
-"""A mean loss per token at which greedy decoding writes the conversation."""
+"""The mean loss per token at which greedy decoding reproduces the conversation."""
 
 SIMILAR = "Find a * b, where a = {n} and b = 77."
-"""Problems for which the model of `failing_model` writes calls: it is taught one of them."""
+"""Problems for which the model of `failing_model` writes calls. It is trained on one of them."""
 
 
 @dataclass(frozen=True)
 class Taught:
-    """The folder has the base model's own files, so its text ends where the base model's did."""
+    """A trained model. Its folder has the base model's files, so its turns end with the base model's token."""
 
     folder: Path
     codec: ChatCodec
     problem: str
     turn: str
-    """What the model writes first, up to the end of a turn."""
+    """The text of the model's first turn."""
 
 
 def taught_model(
@@ -40,11 +40,11 @@ def taught_model(
     low: float = LOW,
     context: int = 256,
 ) -> Taught:
-    """Make a base model and overfit it on one conversation, tool output included, so that it could go on with it.
+    """Create a base model and overfit it on one conversation, including the tool output.
 
     Args:
-        messages: the conversation; by default the first built-in one with a tool call.
-        low: the mean loss per token at which teaching ends. From about 0.1 on, rollouts at temperature 1 differ.
+        messages: The conversation; by default the first built-in one with a tool call.
+        low: The mean loss per token at which training ends. From about 0.1 on, rollouts at temperature 1 differ.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -72,7 +72,7 @@ def taught_model(
 
 
 def failing_model(folder: Path) -> None:
-    """Make a model, in the demo's format, whose rollouts differ and begin with a call that fails."""
+    """Create a model in the demo's format whose rollouts differ and begin with a failing call."""
     from rstar2.train.start_checks import with_format
 
     [repaired] = builtin.traces(1, 1, {"repaired": 1.0})

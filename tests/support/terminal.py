@@ -1,6 +1,6 @@
-"""A person at a terminal: runs `rstar2` on a pseudo-terminal, presses keys, and reads what the screen shows.
+"""Simulates a person at a terminal: runs `rstar2` on a pseudo-terminal, presses keys, and reads the screen.
 
-The commands are forked from one process that has imported what they import, which saves each of them seconds.
+The commands are forked from one process that has already imported their modules, which saves each of them seconds.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _PRELOADED = [
 
 
 class _Screen(pyte.HistoryScreen):
-    """Answers what a program asks its terminal, such as where the cursor is."""
+    """A screen that answers the queries of a program, such as for the position of the cursor."""
 
     def __init__(self, columns: int, lines: int, answer: Callable[[bytes], None]) -> None:
         super().__init__(columns, lines, history=50_000)
         self._answer = answer
 
     def select_graphic_rendition(self, *attributes: int, **options: bool) -> None:
-        # It knows no dim text, which is shown as grey.
+        # pyte has no dim text, so dim text is drawn in grey.
         super().select_graphic_rendition(*(90 if each == 2 else each for each in attributes), **options)
 
     def write_process_input(self, data: str) -> None:
@@ -52,7 +52,7 @@ class _Screen(pyte.HistoryScreen):
 
 
 class Terminal:
-    """A command on a terminal of `columns` by `lines`."""
+    """A command on a terminal of `columns` × `lines` characters."""
 
     def __init__(
         self, words: tuple[str, ...], env: Mapping[str, str], columns: int, lines: int, stdout: Path | None
@@ -63,12 +63,12 @@ class Terminal:
         self._stream = pyte.Stream(self._screen)
         self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
         self.written = ""
-        """All that the command wrote, as it wrote it."""
+        """Everything that the command wrote, with control sequences."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
         self._process = context.Process(target=_run, args=(os.ttyname(theirs), words, dict(env), stdout))
         self._process.start()
-        # Kept until the command has ended, or ours would see an end before the command has opened it.
+        # Open until the command has ended. Otherwise we would read an end before the command has opened the terminal.
         self._theirs: int | None = theirs
 
     @property
@@ -78,14 +78,14 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """Every line that stands on the screen, or was rolled off it."""
+        """Return all lines of the screen, including those that scrolled off it."""
         rolled = [
             "".join(row[x].data for x in range(self._screen.columns)) for row in self._screen.history.top
         ]
         return "\n".join(line.rstrip() for line in [*rolled, *self._screen.display]).rstrip()
 
     def styled_rows(self) -> list[Text]:
-        """The rows of the screen in their colours."""
+        """Return the rows of the screen with their colours."""
         rows = []
         for y in range(self._screen.lines):
             row = Text()
@@ -103,11 +103,11 @@ class Terminal:
 
     @property
     def line(self) -> str:
-        """The line that the cursor is in."""
+        """Return the line of the cursor."""
         return str(self._screen.display[self._screen.cursor.y]).rstrip()
 
     def read(self, wait_s: float = 0.1) -> bool:
-        """Read what the command wrote meanwhile; False where it has ended and all of that was read."""
+        """Read what the command has written. Returns False if it has ended and everything was read."""
         if self._theirs is not None and not self._process.is_alive():
             os.close(self._theirs)
             self._theirs = None
@@ -117,9 +117,9 @@ class Terminal:
             data = os.read(self._ours, 65536)
         except OSError:  # how a terminal ends that nothing writes to any more
             return False
-        shown = self._decoder.decode(data)
-        self.written += shown
-        self._stream.feed(shown)
+        text = self._decoder.decode(data)
+        self.written += text
+        self._stream.feed(text)
         return True
 
     def comes_to(self, condition: Callable[[], object], what: str = "") -> None:
@@ -130,7 +130,7 @@ class Terminal:
             assert time.monotonic() < deadline, f"no {what!r} in:\n{self.text}"
 
     def shows(self, words: str, times: int = 1) -> None:
-        """Read until `words` stand on the screen so often; a line that was broken counts as one."""
+        """Read until the screen contains `words` at least `times` times. Line breaks count as spaces."""
         self.comes_to(lambda: self.text.replace("\n", " ").count(words) >= times, words)
 
     def comes_to_the_prompt(self) -> None:
@@ -144,7 +144,7 @@ class Terminal:
         self.comes_to_the_prompt()
         self.press(line.encode())
         last = line.rpartition("\n")[2][-20:]
-        # A line wider than the terminal continues after a mark.
+        # A line that is wider than the terminal continues after the mark "… ".
         self.comes_to(lambda: last in self.text.replace("\n… ", ""), last)
         self.press(b"\r")
 
@@ -164,7 +164,7 @@ class Terminal:
         os.close(self._ours)
 
     def _echoes(self) -> bool:
-        """Whether the terminal itself shows what is typed, which no prompt and no answer lets it."""
+        """Whether the terminal echoes typed text. It must not do so at a prompt or during an answer."""
         return bool(termios.tcgetattr(self._ours)[3] & termios.ECHO)
 
 
@@ -176,9 +176,11 @@ def terminal(
     env: Mapping[str, str] | None = None,
     stdout: Path | None = None,
 ) -> Iterator[Terminal]:
-    """`rstar2 WORDS` on a terminal for the length of the block, or with standard output in a file."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
-    opened = Terminal(words, {**kept, "TERM": "xterm-256color", **(env or {})}, columns, lines, stdout)
+    """Run `rstar2 WORDS` on a terminal until the block ends. Standard output can go to a file."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")
+    }
+    opened = Terminal(words, {**environment, "TERM": "xterm-256color", **(env or {})}, columns, lines, stdout)
     try:
         yield opened
     finally:
@@ -186,7 +188,7 @@ def terminal(
 
 
 def _run(path: str, words: tuple[str, ...], env: dict[str, str], stdout: Path | None) -> None:
-    """The command, in a process of its own whose terminal is at `path`."""
+    """Run the command in this new process, whose terminal is at `path`."""
     os.setsid()
     place = os.open(path, os.O_RDWR)
     for number in range(3):

@@ -1,4 +1,4 @@
-"""Stand-ins for tools, and formats whose tools may take as long as the slowest machine needs."""
+"""Stand-ins for tools, and formats with time limits for the slowest machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rstar2.loop.formats.format import Format
 
 
 class SharedTools:
-    """The base of stand-ins that hold nothing per rollout."""
+    """Base class of stand-ins without state per rollout."""
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[Self]:
@@ -19,5 +19,5 @@ class SharedTools:
 
 
 def patient(fmt: Format) -> Format:
-    """A format, but for the time limit of its calls, which is the longest that a judge accepts."""
+    """Return a format with the longest time limit of calls that a judge accepts."""
     return fmt.model_copy(update={"limits": fmt.limits.model_copy(update={"seconds": MAX_TIMEOUT_S})})

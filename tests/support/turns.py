@@ -1,4 +1,4 @@
-"""What a person writes between two turns of a model."""
+"""The text between two turns of a model, with a person's next question."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rstar2.loop.turns.codec import ChatCodec
 
 
 def user_turn(codec: ChatCodec, text: str) -> list[int]:
-    """Token ids between an answer and the next turn, when a person asks more."""
+    """Return the token ids between an answer and the next turn, with a person's next question."""
     bridge = codec.bridge([], [], [{"role": "user", "content": text}])
     assert bridge is not None
     return bridge

@@ -1,4 +1,4 @@
-"""Waits for events in tests, with bounds that no machine is too slow for."""
+"""Waits for events in tests, with limits that fit the slowest machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ TIMEOUT_S = 300.0
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
-    """Poll until the condition holds, less often the longer it takes.
+    """Poll a condition until it holds. The longer it takes, the longer the intervals.
 
     Raises:
-        AssertionError: it does not hold in time.
+        AssertionError: The condition does not hold in time.
     """
     started = time.monotonic()
     while not condition():

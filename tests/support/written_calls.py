@@ -1,4 +1,4 @@
-"""Reads the calls of a turn of our formats."""
+"""Reads the calls in a turn of rstar2's formats."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from rstar2.loop.turns.tags import read_turn
 
 
 def parse_calls(text: str, fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:
-    """The calls in a text as the agent loop runs or refuses them."""
+    """Return the calls in a text that the agent loop runs or rejects."""
     return checked_calls(read_turn(text, closed_only=fmt.closed_calls_only).calls, fmt)

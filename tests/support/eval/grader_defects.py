@@ -1,4 +1,4 @@
-"""Notes the verdicts that tell of an error in the grader's code, in this process and in its grading processes."""
+"""Records verdicts that show an error in the grader's code, in this process and in its grading processes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rstar2.eval.grader import Verdict
 from rstar2.eval.grader.outcomes import is_defect
 
 noted: list[Verdict] = []
-"""The verdicts with such a rule since the list was last emptied."""
+"""The recorded verdicts since the list was last emptied."""
 
 
 def note_defects() -> None:
-    """From now on put every such verdict into `noted`; a pool makes those of its processes in this one."""
+    """Start to append every such verdict to `noted`. A pool creates the verdicts of its processes in this process."""
     original = Verdict.__init__
 
     def init(self: Verdict, *args: Any, **kwargs: Any) -> None:
@@ -24,5 +24,5 @@ def note_defects() -> None:
 
 
 def refuse_defects() -> None:
-    """Raise an AssertionError if there is such a verdict."""
+    """Raise an AssertionError if such a verdict was recorded."""
     assert not noted, f"the grader met an exception that is no judgement: {noted[0]}"

@@ -1,4 +1,4 @@
-"""Prompts with IFEval's kinds of instructions, and answers that follow some of them and not others."""
+"""Prompts with all kinds of IFEval's instructions, and answers that follow some instructions and not others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ANSWERS = [
 
 
 def rows() -> list[dict[str, Any]]:
-    """A prompt per kind of instruction, and some with two kinds, as IFEval's rows."""
+    """Return rows in IFEval's form: one prompt per kind of instruction, and some with two kinds."""
     kinds = [(name, kwargs) for name, several in INSTRUCTIONS.items() for kwargs in several]
     single = [([name], [kwargs]) for name, kwargs in kinds]
     pairs = [

@@ -1,4 +1,4 @@
-"""Runs made from nothing, for tests of what reads runs: realistic in shape, known in every number."""
+"""Generates runs for tests of code that reads runs. Their shape is realistic, and every number is known."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BFCL_V3 = (
     *("live_irrelevance", "live_relevance"),
     *("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context"),
 )
-"""Its categories."""
+"""The categories of the benchmark's problems."""
 BROKEN = "import sympy\nprint(sympy.sovle(x**2 - 4))\n"
 TRACEBACK = (
     "Traceback (most recent call last):\n"
@@ -51,14 +51,14 @@ def made_run(
     lift: float = 0.0,
     categories: Sequence[str] = (),
 ) -> Path:
-    """A finished run's folder with one benchmark, easy to hopeless problems; `lift` moves their rates up.
+    """Write the folder of a finished run with one benchmark, whose problems are easy to hopeless.
 
-    With `categories` each problem is of one of them, in turn, and its verdicts are entries of that score.
-
-    Called again with the same folder and another name, the run has one more benchmark, asked for after the others.
+    `lift` raises the rates at which problems are solved. With `categories`, the problems have these categories in turn,
+    and the verdicts are recorded as scores of the category. A second call with the same folder and another name adds a
+    benchmark to the run.
     """
     rng = random.Random(seed)
-    asked = [
+    benchmark_problems = [
         Problem(
             f"set-{number:03}",
             f"Problem {number}. Along a corridor hang $n$ lamps, all dark. On day $k$ a caretaker flips "
@@ -75,7 +75,7 @@ def made_run(
     rows = []
     with TraceWriter(folder / name / "traces.jsonl") as writer:
         for sample in range(samples):
-            for number, problem in enumerate(asked):
+            for number, problem in enumerate(benchmark_problems):
                 rate = min(1.0, max(0.0, 1.05 - number / problems + lift))
                 trace = made_trace(problem, sample, rate, rng)
                 if categories:
@@ -84,7 +84,7 @@ def made_run(
                 writer.write(trace)
                 rows.append(Row.of(trace))
     groups = by_problem(rows)
-    golds = {problem.id: problem.answer for problem in asked}
+    golds = {problem.id: problem.answer for problem in benchmark_problems}
     summary = summarise(groups)
     if categories:
         summary["scores"] = with_combined(name, summary["scores"])
@@ -105,7 +105,7 @@ def made_run(
 
 
 def made_trace(problem: Problem, sample: int, rate: float, rng: random.Random) -> Trace:
-    """One trace with up to five tool calls, some of them failed."""
+    """Return a trace with up to five tool calls, of which some failed."""
     draw = rng.random()
     verdict = "correct" if draw < rate else rng.choice(["wrong", "wrong", "wrong", "unparsed", "timeout"])
     answer = problem.answer if verdict == "correct" else str(rng.randint(200, 999))
@@ -159,7 +159,7 @@ def _call_turn(failed: bool, number: int, place: int, rng: random.Random) -> Tur
 
 
 def staged_run(folder: Path) -> Path:
-    """A run of two training stages with curves of two arms, one measured benchmark and kept rollouts."""
+    """Write a run of two training stages, with curves, one measured benchmark and rollouts."""
     made_run(folder, "eval/sft", problems=12, samples=2)
     phases = [
         {"name": name, "accuracy": at, "interval": [at - 0.05, at + 0.05], "failed_call_ratio_correct": 0.1,
@@ -182,7 +182,7 @@ def staged_run(folder: Path) -> Path:
 
 
 def keep_rollouts(stage: Path, steps: int, per_step: int, failed: int = 2) -> None:
-    """Kept rollouts of a stage of training, and some that the engine could not finish."""
+    """Write rollouts of a training stage, and some that the engine could not finish."""
     rng = random.Random(0)
     problem = Problem("rl-001", "How many lamps are lit after $n^2$ days?", "7")
     for step in range(1, steps + 1):
@@ -202,13 +202,13 @@ def keep_rollouts(stage: Path, steps: int, per_step: int, failed: int = 2) -> No
 
 
 def _step(number: int, failed: float) -> dict[str, Any]:
-    """A step's metrics, as the trainer writes them."""
+    """Return the metrics of a step, as the trainer writes them."""
     data = {"rstar2/pass_rate": 0.5, "rstar2/failed_call_ratio_correct": failed, "rstar2/tokens": 80.0}
     return {"step": number, "data": data}
 
 
 def unfinished_run(folder: Path) -> Path:
-    """A run with one benchmark that has some traces, no results yet, and one that has none."""
+    """Write a run with one benchmark that has some traces but no results yet, and one that has no traces."""
     made_run(folder, problems=3, samples=1)
     (folder / "aime24" / "results.json").unlink()
     with TraceWriter(folder / "empty" / "traces.jsonl"):

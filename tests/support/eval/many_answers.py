@@ -1,7 +1,8 @@
-r"""Texts that offer several answers at once, from a small grammar with a seed.
+r"""Generates texts that offer several answers at once, from a small grammar and a seed.
 
-A text is made of the members it offers: `_leaf` writes one, `_joined` joins several by relations, separators, words or
-switches, `_part` puts brackets, commands and words around, and `_output` makes a model's output of it.
+A text consists of the answers that it offers, its members: `_leaf` writes one, `_joined` joins several by relations,
+separators, words or switches, `_part` adds brackets, commands and words around them, and `_output` turns the result
+into a model's output.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ MAX_CHARS = 4000
 
 
 def _forms(table: str) -> list[str]:
-    """The forms of a table, which two spaces or a new line separate; ␣ is a space at a form's end."""
+    """Return the forms of a table. Two spaces or a new line separate forms; ␣ is a space at the end of a form."""
     lines = (line.split("  ") for line in table.strip().splitlines())
     return [form.strip().replace("␣", " ") for line in lines for form in line if form.strip()]
 
@@ -36,7 +37,7 @@ SWITCHES = _forms(r"""
     \frac{f(2)}{f(2)}  \lfloor f(2)\rfloor  (1\pm1)/2  (-1)^{1/2}  |x|/x  \sqrt{x^2}/x  [1,001]  \max{1,001}
     (11_2-3)  \operatorname{Re}(i)  \operatorname{sgn}(z)  \lim_{x\to0} 0  \log_{10} 10  \{0,1\}  \cos(180^\circ)
 """)
-"""Expressions that may be 0 in one reading and 1 in another."""
+"""Expressions that are 0 in one reading and 1 in another."""
 WRAPPERS = _forms(r"""
     (@)  [@]  \{@\}  {@}  \left( @ \right]  \text{@}  \mathrm{@}  \boxed{@}  x \in \{@\}  x \in [@]  \{x \mid x = @\}
     \{x : @\}  \begin{cases} @ \end{cases}  \begin{pmatrix} @ \end{pmatrix}  \max\{@\}  \max(@)  \min{@}  \gcd(@)
@@ -57,7 +58,7 @@ NAMES = ["", "", "", "x = ", "x ", "f(x) = ", "y = "]
 
 
 class Texts:
-    """Makes texts of members, each written in one of the forms that `written` gives."""
+    """Generates texts of members. `written` returns a random form of a member."""
 
     def __init__(self, seed: int, members: Sequence[str], written: Callable[[str, Random], str]) -> None:
         self._random = Random(seed)
@@ -65,7 +66,7 @@ class Texts:
         self._written = written
 
     def text(self) -> tuple[str, list[str]]:
-        """A model's output of up to MAX_CHARS, and the members it is made of."""
+        """Return a model's output of up to MAX_CHARS characters, and the members that it contains."""
         while True:
             used: list[str] = []
             outputs = [self._output(used) for _ in range(self._random.choice((1, 1, 1, 1, 2, 3)))]
@@ -111,7 +112,7 @@ class Texts:
 
 
 def written_integer(member: str, random: Random) -> str:
-    """A way to write an integer that is not negative, or something near it."""
+    """Return a way to write a non-negative integer, or a similar expression."""
     n, follower = int(member), int(member) * 7 % 1000
     forms = _forms(rf"""
         {n}  {n}  {n}  {n}.0  {n}.00  {n:,}  {n:03d}  \frac{{{2 * n}}}{{2}}  {100 * n}\%  {n}\%  {n}^\circ
@@ -125,5 +126,5 @@ def written_integer(member: str, random: Random) -> str:
 
 
 def as_written(member: str, _: Random) -> str:
-    """The member itself."""
+    """Return the member unchanged, as the only form."""
     return member

@@ -1,4 +1,4 @@
-"""Writes files of verdicts as the filter before a stage leaves them."""
+"""Writes files of verdicts, as the filter before a stage does."""
 
 from __future__ import annotations
 

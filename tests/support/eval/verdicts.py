@@ -1,4 +1,4 @@
-"""Checks the verdicts of cases, and names those that a case may get."""
+"""Checks the verdicts of cases. A case can allow several verdicts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ WRONG = frozenset({"wrong"})
 UNPARSED = frozenset({"unparsed"})
 NOT_CORRECT = frozenset({"wrong", "unparsed"})
 Case = tuple[str, str, frozenset[str]]
-"""(gold, answer, the verdicts it may get)."""
+"""(gold answer, answer, allowed verdicts)."""
 
 
 def misjudged(cases: Iterable[Case], also_boxed: bool = True) -> list[tuple[str, str, Verdict]]:
-    """The (gold, output, verdict) of outputs that get another verdict than they may.
+    """Return (gold, output, verdict) for each output that gets a verdict that is not allowed.
 
-    An output is an answer that holds a box, or the answer as it stands and, where `also_boxed`, in a box.
+    An answer with a box is an output. An answer without one is an output as it is, and with `also_boxed` also in a box.
     """
     failed = []
     for gold, answer, allowed in cases:

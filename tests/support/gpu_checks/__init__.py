@@ -1,1 +1,1 @@
-"""Checks that end in every way that a check can end in."""
+"""GPU checks for tests, one for each way in which a check can end."""

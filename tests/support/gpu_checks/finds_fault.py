@@ -1,4 +1,4 @@
-"""A check that finds something wrong, and says what it saw until then."""
+"""A check that finds a fault, after it has printed some output."""
 
 from __future__ import annotations
 

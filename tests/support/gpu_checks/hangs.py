@@ -1,4 +1,4 @@
-"""A check that never ends, and neither does the program that it starts."""
+"""A check that never ends and starts a program that never ends."""
 
 from __future__ import annotations
 

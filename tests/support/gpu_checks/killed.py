@@ -1,4 +1,4 @@
-"""A check whose process is killed, as by a machine that is out of memory."""
+"""A check whose process is killed, as on a machine without free memory."""
 
 from __future__ import annotations
 

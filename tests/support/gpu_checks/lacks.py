@@ -1,4 +1,4 @@
-"""A check that needs packages that nobody has."""
+"""A check that needs packages that do not exist."""
 
 from __future__ import annotations
 

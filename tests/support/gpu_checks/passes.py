@@ -1,4 +1,4 @@
-"""A check that passes, with a secret in what it says."""
+"""A check that passes and prints a secret."""
 
 from __future__ import annotations
 

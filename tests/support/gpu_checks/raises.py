@@ -1,4 +1,4 @@
-"""A check that raises what a GPU without memory makes torch raise."""
+"""A check that raises the exception of torch for a GPU without free memory."""
 
 from __future__ import annotations
 

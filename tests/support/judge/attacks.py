@@ -1,4 +1,4 @@
-"""Reads attack programs, runs them, and judges from the host's side what became of them.
+"""Reads attack programs, runs them, and checks their outcome from outside the sandbox.
 
 A case is one JSON line: `id`, `attack_class`, `code` or `code_gen` (a Python expression that yields the
 source), `stdin` or `stdin_gen`, and `expect` with `status_any`, `stdout_eq`, `stdout_has`, `stdout_lacks`,
@@ -28,14 +28,13 @@ SECRET = "HOST_SECRET_CANARY"
 SECRET_MODE = 0o666
 LEFTOVER = "rstar2_leftover"
 _SURVIVOR_S = TIMEOUT_S
-"""How long killed processes may take to disappear, on a busy machine."""
+"""Seconds that killed processes may take to disappear on a busy machine."""
 _ENDLESS_S, _AMPLE_S = 1.0, 120.0
-"""Time limits of programs that may reach theirs, and of those that must not, however busy the machine is."""
+"""Time limits in seconds: of programs that may reach theirs, and of programs that must not, even on a busy machine."""
 _LONGER = (1, 4, 16, 64)
-"""Times its limit that a program gets which reaches it before it has printed what it must."""
+"""Factors of the time limit. A program that reaches its limit before it prints its text is retried with the next."""
 _WALL_S = 50.0
-"""What a case with a `wall_max_s` may take: its own figure is for an idle machine, and what it is about to catch
-takes a minute."""
+"""Limit in seconds for cases with a `wall_max_s`, whose own value is for an idle machine. Failures take a minute."""
 _STARTS_PROCESSES = re.compile(r"\b(fork|subprocess|multiprocessing|ProcessPoolExecutor|popen|system)\b")
 
 
@@ -66,7 +65,7 @@ def read_cases(path: Path) -> list[Case]:
 
 @dataclass
 class Surroundings:
-    """Targets for attacks on the host, all of them real: files, listeners, processes."""
+    """Real targets on the host for attacks: files, listeners and processes."""
 
     folder: Path
     tcp: socket.socket = field(init=False)
@@ -101,7 +100,7 @@ class Surroundings:
         del os.environ["RSTAR2_CANARY_SECRET"]
 
     def fill_in(self, code: str) -> str:
-        """Replace the placeholders of a case by this host's own paths and port."""
+        """Replace the placeholders of a case by paths and the port of this host."""
         values = {
             "OUTSIDE_DIR": self.outside,
             "SECRET_FILE": self.secret,
@@ -124,12 +123,12 @@ def _untouched(listener: socket.socket, receive: Callable[[], object]) -> bool:
 
 
 def run_case(sandbox: Sandbox | OrdinaryUser, case: Case, host: Surroundings) -> list[str]:
-    """Run one case. Returns everything that is wrong with its outcome."""
+    """Run one case. Returns descriptions of everything that is wrong with its outcome."""
     code = host.fill_in(case.code)
     before = descendants(os.getpid())
     for longer in _LONGER:
         began = time.monotonic()
-        # Built unchecked: the sandbox must withstand more than the service accepts.
+        # Not validated: the sandbox must withstand more than the service accepts.
         request = RunRequest.model_construct(
             code=code, stdin=case.stdin, timeout_s=longer * case.timeout_s, memory_mb=case.memory_mb
         )
@@ -145,7 +144,7 @@ def run_case(sandbox: Sandbox | OrdinaryUser, case: Case, host: Surroundings) ->
 
 
 def _has_yet_to_print(case: Case, result: RunResult) -> bool:
-    """Whether a program that may reach its limit did before it could print what it must."""
+    """Whether a program that may reach its time limit reached it before it printed its text."""
     if result.outcome != "timeout" or "timeout" not in case.expect["status_any"]:
         return False
     expected = case.expect.get("stdout_eq") or case.expect.get("stdout_has") or ""
@@ -161,11 +160,11 @@ def _statuses(result: RunResult) -> set[str]:
 def _compare(case: Case, result: RunResult, wall: float) -> list[str]:
     expect = case.expect
     faults = []
-    wanted = set(expect["status_any"])
-    if not _statuses(result) & wanted:
-        faults.append(f"its outcome is {result.outcome}, wanted one of {sorted(wanted)}")
+    allowed = set(expect["status_any"])
+    if not _statuses(result) & allowed:
+        faults.append(f"its outcome is {result.outcome}, not one of {sorted(allowed)}")
     if expect.get("stdout_eq") is not None and result.stdout != expect["stdout_eq"]:
-        faults.append(f"printed {result.stdout!r:.200}, wanted {expect['stdout_eq']!r}")
+        faults.append(f"printed {result.stdout!r:.200} instead of {expect['stdout_eq']!r}")
     if expect.get("stdout_has") is not None and expect["stdout_has"] not in result.stdout:
         faults.append(f"did not print {expect['stdout_has']!r}")
     for text in expect.get("stdout_lacks") or []:
@@ -180,7 +179,7 @@ def _check(name: str, sandbox: Sandbox | OrdinaryUser, host: Surroundings, befor
     """One host-side check. Returns what is wrong, or nothing.
 
     Raises:
-        ValueError: the check is unknown; a case that cannot be judged has not passed.
+        ValueError: The check is unknown. A case that cannot be checked has not passed.
     """
     match name:
         case "outside_clean":
@@ -213,7 +212,7 @@ def _check(name: str, sandbox: Sandbox | OrdinaryUser, host: Surroundings, befor
 
 
 def _survivors(before: set[int]) -> set[int]:
-    """Processes that were not there before and do not end soon."""
+    """Return the processes that did not exist before and do not end soon."""
     deadline = time.monotonic() + _SURVIVOR_S
     while (left := descendants(os.getpid()) - before) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -230,16 +229,16 @@ print([place for place in ('/tmp', '/var/tmp', '/dev/shm') if '{LEFTOVER}' in na
 
 
 def _next(sandbox: Sandbox | OrdinaryUser, code: str) -> RunResult:
-    """Run a program after the case's."""
+    """Run another program after that of the case."""
     return sandbox.run(RunRequest(code=code, timeout_s=_AMPLE_S), "next")
 
 
 def _unlike(result: RunResult, pattern: str) -> str:
-    """What is wrong with a program that had to print a text of this pattern, or nothing."""
+    """Return what is wrong if the program did not print a text of this pattern, else an empty string."""
     return "" if re.fullmatch(pattern, result.stdout) else f"the next program ended so: {result!r:.600}"
 
 
 def not_in_landlock(case: Case) -> str:
-    """Which documented exception of the landlock tier a case that has to succeed runs into; empty: none."""
+    """Return the documented limit of the landlock tier that keeps a case from succeeding, or an empty string."""
     has_to_succeed = case.expect["status_any"] == ["ok"]
     return "Programs cannot start processes" if has_to_succeed and _STARTS_PROCESSES.search(case.code) else ""

@@ -1,4 +1,4 @@
-"""Programs in a sandbox that run until the test lets them end, however long either of them takes."""
+"""Sandboxed programs that run until the test releases them."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ _released = []
 signal.signal(signal.SIGWINCH, lambda *_: _released.append(True))
 while not _released: time.sleep(0.005)
 """
-"""The beginning of such a program, or cell: it waits here."""
+"""The first lines of such a program or cell. The program waits there."""
 _SCORE = "1000"
-"""What the kernel notes of every program of a sandbox, and of no other process: kill it first if memory is short."""
+"""The oom_score_adj of sandboxed programs, and of no other process. The kernel kills them first if memory is short."""
 
 
 def programs(worker: int) -> list[int]:
-    """The processes of programs and sessions below a worker."""
-    found = []
+    """Return the processes of programs and sessions that descend from a worker."""
+    pids = []
     for pid in descendants(worker):
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == _SCORE:
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def release_until(condition: Callable[[], object], worker: int) -> None:
-    """Let every held program below a worker continue, also those that begin only now, until a condition holds.
+    """Release all waiting programs of a worker, including those that start later, until a condition holds.
 
     Raises:
-        AssertionError: it does not hold in time.
+        AssertionError: The condition does not hold in time.
     """
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s in vain"
         for pid in programs(worker):
-            # One that is not held, or not yet, ignores it.
+            # A program that does not wait, or not yet, ignores the signal.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGWINCH)
         time.sleep(0.01)

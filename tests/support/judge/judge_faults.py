@@ -1,4 +1,4 @@
-"""Injecting faults into a judge under load, and counting what comes of it."""
+"""Injects faults into a judge under load, and checks the results."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def command(pid: int) -> str:
 
 
 def parts(judge: JudgeHandle, name: str) -> list[int]:
-    """The processes of one judge whose command line holds `name`."""
-    found = [pid for pid in descendants(judge.pid) if name in command(pid)]
-    # What one of them has forked bears its name until it becomes another program.
-    forked = {child for pid in found for child in descendants(pid)}
-    return [pid for pid in found if pid not in forked]
+    """Return the processes of a judge whose command line contains `name`."""
+    named = [pid for pid in descendants(judge.pid) if name in command(pid)]
+    # A forked child has the name of its parent until it executes another program.
+    forked = {child for pid in named for child in descendants(pid)}
+    return [pid for pid in named if pid not in forked]
 
 
 def wait_gone(pids: Iterable[int], seconds: float) -> list[int]:
-    """The processes that are still there after so long."""
+    """Wait until the processes have ended. Returns those that still run after `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := running(pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -49,47 +49,47 @@ def wait_gone(pids: Iterable[int], seconds: float) -> list[int]:
 
 def status(judge: JudgeHandle) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {judge.token}"} if judge.token else {}
-    # Loading CA certificates would be most of the work, many times a second.
+    # No CA certificates: loading them many times a second would take most of the time.
     options: dict[str, Any] = {"timeout": TIMEOUT_S, "trust_env": False, "verify": False}
     answer = httpx.get(f"{judge.url}/status", headers=headers, **options)
-    found: dict[str, Any] = answer.raise_for_status().json()
-    return found
+    status_now: dict[str, Any] = answer.raise_for_status().json()
+    return status_now
 
 
 def status_when(
     judge: JudgeHandle, condition: Callable[[dict[str, Any]], bool], within_s: float = RECOVERS_S
 ) -> dict[str, Any]:
-    """What the judge says of itself once this is true of it; it may be away for a while."""
+    """Wait until the judge's status meets a condition, and return the status. The judge may be down for a while."""
     deadline = time.monotonic() + within_s
     while True:
         try:
-            found = status(judge)
+            status_now = status(judge)
         except httpx.HTTPError:
             assert time.monotonic() < deadline, "it does not answer"
         else:
-            if condition(found):
-                return found
-            assert time.monotonic() < deadline, found
+            if condition(status_now):
+                return status_now
+            assert time.monotonic() < deadline, status_now
         time.sleep(0.05)
 
 
-def done_by(found: dict[str, Any]) -> list[int]:
-    """How many programs each worker of a status has done; they say it twice a second."""
-    return [worker["done"] for worker in found["workers"]]
+def done_by(status_now: dict[str, Any]) -> list[int]:
+    """Return how many programs each worker in a status has run. Workers report it twice a second."""
+    return [worker["done"] for worker in status_now["workers"]]
 
 
-def unfinished(found: dict[str, Any]) -> int:
-    """How many programs of a status wait or run."""
-    return int(found["queue"] + found["running"])
+def unfinished(status_now: dict[str, Any]) -> int:
+    """Return how many programs in a status wait or run."""
+    return int(status_now["queue"] + status_now["running"])
 
 
 def wait_heartbeats(judge: JudgeHandle, count: int = 2) -> dict[str, Any]:
-    """Wait until every worker has sent so many more heartbeats. → what the judge says of itself then."""
+    """Wait until every worker has sent `count` more heartbeats. Returns the judge's status."""
     before = {worker["name"]: worker["beat"] for worker in status(judge)["workers"]}
     return status_when(
         judge,
-        lambda found: all(
-            worker["beat"] >= before.get(worker["name"], 0) + count for worker in found["workers"]
+        lambda status_now: all(
+            worker["beat"] >= before.get(worker["name"], 0) + count for worker in status_now["workers"]
         ),
     )
 
@@ -101,7 +101,7 @@ def run_during(
 
     Args:
         judge: to run them.
-        fault: called while programs run.
+        fault: Called while programs run.
         programs: the smallest number of programs to run.
         at_once: how many programs are sent together.
 
@@ -116,15 +116,15 @@ def run_during(
             is_last = over.is_set() and len(results) + at_once >= programs
             numbers = range(len(results), len(results) + at_once)
             codes = [PROGRAM.format(number) for number in numbers]
-            # Their limit counts on while a worker is frozen.
+            # The time limit of programs runs on while a worker is frozen.
             results += client.run_many([RunRequest(code=code, timeout_s=TIMEOUT_S) for code in codes])
             if is_last:
                 return results
 
     with SyncJudgeClient(judge.url, wait_s=RECOVERS_S) as client, ThreadPoolExecutor(1) as pool:
         running = pool.submit(load)
-        status_when(judge, lambda found: unfinished(found) > 0)
-        # In this thread: a server started by another would end with it.
+        status_when(judge, lambda status_now: unfinished(status_now) > 0)
+        # The fault happens in this thread, because a server that another thread started would end with that thread.
         try:
             fault()
         finally:
@@ -144,8 +144,8 @@ def run_through(
     Returns:
         The number of programs.
     """
-    outcomes = Counter(status_when(judge, lambda found: not unfinished(found))["outcomes"])
+    outcomes = Counter(status_when(judge, lambda status_now: not unfinished(status_now))["outcomes"])
     results = run_during(judge, fault, programs, at_once)
-    found = status_when(judge, lambda found: not unfinished(found))
-    assert Counter(found["outcomes"]) - outcomes == {"ok": len(results)}
+    status_now = status_when(judge, lambda status_now: not unfinished(status_now))
+    assert Counter(status_now["outcomes"]) - outcomes == {"ok": len(results)}
     return len(results)

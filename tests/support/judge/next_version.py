@@ -1,4 +1,4 @@
-"""A made next version of the judge: a copy of the package with one more field in each message."""
+"""Creates a next version of the judge: a copy of the package with one more field in each message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MODELS = (
     "worker/settings.py",
     "service/settings.py",
 )
-"""Modules in each of whose models is a field more."""
+"""Modules whose models get another field."""
 _EDITS = {
     "protocol_version.py": [
         (r"PROTOCOL = ProtocolVersion\((\d+), \d+\)", r"PROTOCOL = ProtocolVersion(\1, 99)")
@@ -51,21 +51,21 @@ _EDITS = {
 
 @dataclass(frozen=True)
 class Version:
-    """A version of the package; its processes import it and no other."""
+    """A version of the package. Its processes import this version only."""
 
     name: str
     folder: Path
-    """Contains the package."""
+    """The folder that contains the package."""
 
     def start(
         self, module: str, settings: BaseModel, log: Path, pass_fds: tuple[int, ...] = ()
     ) -> subprocess.Popen[bytes]:
-        """Start a part of the judge, as its supervisor does."""
+        """Start a process of the judge, as its supervisor does."""
         text = settings.model_dump_json() + "\n"
         return start_bound([sys.executable, "-P", "-m", module], log, text, pass_fds, self._environment)
 
     def python(self, code: str, *arguments: str) -> subprocess.Popen[str]:
-        """Start a program of a user of this version; its input and output are pipes."""
+        """Start a program that uses this version. Its input and output are pipes."""
         return subprocess.Popen(
             [sys.executable, "-P", "-c", code, *arguments],
             env={**os.environ, **self._environment},
@@ -105,7 +105,7 @@ def next_version(folder: Path) -> Version:
 
 
 def next_major_version(folder: Path) -> Version:
-    """Copy the package to a folder, and have it speak the next major version."""
+    """Copy the package to a folder, and change its protocol to the next major version."""
     version = next_version(folder)
     path = folder / "rstar2" / "judge" / "protocol_version.py"
     text, count = re.subn(

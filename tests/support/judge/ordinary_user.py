@@ -33,7 +33,7 @@ def run_program(sandbox: Sandbox, request: RunRequest, run_id: str) -> RunResult
 
 
 class ThisUser:
-    """Calls functions with a sandbox of this process."""
+    """Calls functions with a sandbox in this process."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -49,17 +49,17 @@ class ThisUser:
 class OrdinaryUser:
     """Calls functions with a sandbox in a process of an ordinary user.
 
-    The functions must be a module's own; their arguments and results are pickled. Folders on the way to the interpreter
-    and to this repository that only root may enter are replaced, for this process alone, by ones that everyone may.
+    The functions must be defined at module level. Their arguments and results are pickled. Folders on the way to the
+    interpreter and to this repository may be closed to other users; for this process they are replaced by open ones.
 
     Args:
-        start: makes the sandbox there, from a folder of the user's, the tier and the arguments.
+        start: Creates the sandbox in the user's process, from a folder of the user, the tier and the arguments.
     """
 
     def __init__(
         self, tier: Isolation, start: Callable[..., Sandbox] = start_sandbox, *arguments: Any
     ) -> None:
-        # Not pytest's, because others may not enter that.
+        # Not pytest's temporary folder, because other users may not enter it.
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         os.chown(folder, UID, UID)
@@ -78,7 +78,7 @@ class OrdinaryUser:
             raise
 
     def do(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `function` there, with the sandbox and the arguments. Raises what it raises."""
+        """Call `function` in the user's process, with the sandbox and the arguments. Raises what it raises."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pickle.dump((function.__code__.co_filename, function.__name__, arguments), self._process.stdin)
@@ -89,7 +89,7 @@ class OrdinaryUser:
         return result
 
     def run(self, request: RunRequest, run_id: str) -> RunResult:
-        """As a sandbox does."""
+        """Run a program as `Sandbox.run` does."""
         result: RunResult = self.do(run_program, request, run_id)
         return result
 
@@ -104,7 +104,7 @@ class OrdinaryUser:
 
 
 def _make_passable(paths: list[Path]) -> None:
-    """Let every user reach these folders, in this process's own mount namespace."""
+    """Make these folders accessible to every user, in the mount namespace of this process only."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     for path, fd in [(path, os.open(path, os.O_PATH)) for path in paths]:
@@ -140,8 +140,8 @@ def _serve() -> None:
             sandbox, result = [result], None
         pickle.dump((result, error), results)
         results.flush()
-    for made in sandbox:
-        made.close()
+    for each in sandbox:
+        each.close()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class Parts:
     """Starts HTTP processes and workers for one queue, and ends them.
 
     Args:
-        folder: for work and logs.
+        folder: The folder for work and logs.
     """
 
     def __init__(self, redis_url: str, folder: Path) -> None:
@@ -59,7 +59,7 @@ class Parts:
         return process
 
     def leave(self, worker: subprocess.Popen[bytes]) -> None:
-        """Have a worker leave the queue."""
+        """Stop a worker with SIGTERM, which makes it leave the queue."""
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(TIMEOUT_S) == 0
 

@@ -1,4 +1,4 @@
-"""A sandbox in a process of its own, as root or as an ordinary user, for tests that need both."""
+"""A sandbox in a separate process, as root or as an ordinary user, for tests that need both."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class SandboxWorker:
     """One sandbox, and at most one session in it.
 
     Args:
-        group: the process list of a control group to be in; the sandbox is then on one processor only.
+        group: The process list (cgroup.procs) of a control group to join. The sandbox then uses only one CPU.
     """
 
     def __init__(self, tier: Isolation, *, as_root: bool, group: Path | None = None) -> None:
         if as_root and os.geteuid() != 0:
             pytest.skip("not root")
-        # Not below pytest's own folder, which every pytest that starts closes to other users.
+        # Not in pytest's temporary folder, which every new pytest process closes to other users.
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         self._folder = tempfile.mkdtemp(prefix="sandbox-worker-", dir=memory)
         if not as_root and os.geteuid() == 0:
@@ -53,11 +53,11 @@ class SandboxWorker:
             pytest.skip(f"this machine does not offer the tier: {answer['failed']}")
 
     def begin(self, code: str, **options: object) -> None:
-        """Have it run a program; `end` returns the result."""
+        """Start a program. `end` waits for it and returns the result."""
         self._send(run={"code": code, **options})
 
     def has_ended(self) -> bool:
-        """Whether the program that was begun has."""
+        """Whether the program that `begin` started has ended."""
         return bool(select.select([self.process.stdout], [], [], 0)[0])
 
     def end(self) -> RunResult:
@@ -76,7 +76,7 @@ class SandboxWorker:
         return self.end()
 
     def close_session(self) -> None:
-        """End the session, if there is one."""
+        """End the session if there is one."""
         self._send(close=True)
         self._answer()
 
@@ -86,7 +86,7 @@ class SandboxWorker:
         self.process.stdin.close()
         self.process.wait(600)
         self.process.stdout.close()
-        # What is removed in the background may vanish meanwhile.
+        # Background removals may delete files at the same time.
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _send(self, **command: object) -> None:
@@ -100,7 +100,10 @@ class SandboxWorker:
 
 
 def _let_others_pass() -> None:
-    """Where the interpreter or the repository is in a folder of root's alone, cover that, for this process only."""
+    """Mount open folders over those that only root may enter, in this process only.
+
+    These are the folders on the way to the interpreter and the repository.
+    """
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     closed: dict[Path, list[tuple[Path, int]]] = {}
@@ -109,9 +112,9 @@ def _let_others_pass() -> None:
             if not parent.stat().st_mode & 1:
                 closed.setdefault(parent, []).append((path, os.open(path, os.O_PATH)))
                 break
-    for parent, kept in closed.items():
+    for parent, handles in closed.items():
         syscalls.mount("none", str(parent), "tmpfs", 0, "mode=755")
-        for path, handle in kept:
+        for path, handle in handles:
             path.mkdir(parents=True)
             syscalls.bind(f"/proc/self/fd/{handle}", str(path), read_only=False)
 

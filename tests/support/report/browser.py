@@ -22,7 +22,7 @@ import pytest
 from support.report.chromium import HINT, find_chromium
 from support.waiting import wait_until
 
-# Generous: on an idle machine each takes well under a second.
+# A generous limit: on an idle machine each command takes well under a second.
 _LIMIT_S = 600.0
 
 _ARGUMENTS = (
@@ -43,7 +43,7 @@ _ARGUMENTS = (
 
 
 class _Pipe:
-    """Commands to Chromium and its replies and events: JSON texts that end with a NUL byte."""
+    """A connection to Chromium: commands, replies and events are JSON texts that end with a NUL byte."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
@@ -58,7 +58,7 @@ class _Pipe:
         """Send a command and wait for its reply; events that come meanwhile are kept.
 
         Raises:
-            AssertionError: Chromium refused the command, has ended or did not reply.
+            AssertionError: Chromium rejected the command, has ended or did not reply.
         """
         self._number += 1
         command = {"id": self._number, "method": method, "params": parameters}
@@ -75,7 +75,7 @@ class _Pipe:
         return result
 
     def wait_for(self, event: str, **parameters: str) -> None:
-        """Wait until an event with these among its parameters has come, or had come already."""
+        """Wait for an event with these parameters. An event that came earlier counts too."""
         deadline = time.monotonic() + _LIMIT_S
         while not any(
             message["method"] == event and parameters.items() <= message["params"].items()
@@ -105,17 +105,17 @@ class Browser:
         self._session = session
 
     def open(self, url: str) -> None:
-        """Load a page, afresh even where only the part after `#` differs from the page shown."""
+        """Load a page. It is loaded again even if only the part after `#` differs from the current page."""
         self.devtools("Page.navigate", url="about:blank")
         self._pipe.events.clear()
         loader = self.devtools("Page.navigate", url=url)["loaderId"]
         self._pipe.wait_for("Page.lifecycleEvent", loaderId=loader, name="load")
 
     def run(self, script: str, *arguments: object) -> Any:
-        """What a function body returns in the page, its `arguments` being those given; a `Promise` is awaited.
+        """Run a function body in the page with these `arguments`. Returns its value; a `Promise` is awaited.
 
         Raises:
-            AssertionError: it threw, or did not return.
+            AssertionError: The function threw an exception or did not return.
         """
         values = ", ".join(map(json.dumps, arguments))
         reply = self.devtools(
@@ -130,10 +130,10 @@ class Browser:
         return reply["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Wait until a JavaScript expression is true; one that throws, as of a node that is not there yet, is not.
+        """Wait until a JavaScript expression is true. An expression that throws counts as false.
 
         Raises:
-            AssertionError: it never was.
+            AssertionError: The expression did not become true in time.
         """
         wrong = self.run(
             f"""return new Promise((resolve) => {{
@@ -158,22 +158,22 @@ class Browser:
         return self._pipe.ask(method, parameters, self._session)
 
     def errors(self) -> list[str]:
-        """Exceptions, console errors and failed requests since the page was opened."""
+        """Return exceptions, console errors and failed requests since the page was opened."""
         self.run("return new Promise((resolve) => setTimeout(resolve))")  # what is under way has been sent
-        found = []
+        messages = []
         for event in self._pipe.events:
             method, details = event["method"], event["params"]
             if method == "Runtime.exceptionThrown":
                 thrown = details["exceptionDetails"]
-                found.append(thrown.get("exception", {}).get("description", thrown["text"]))
+                messages.append(thrown.get("exception", {}).get("description", thrown["text"]))
             elif method == "Runtime.consoleAPICalled" and details["type"] == "error":
-                found.append(" ".join(str(value.get("value", "")) for value in details["args"]))
+                messages.append(" ".join(str(value.get("value", "")) for value in details["args"]))
             elif method == "Log.entryAdded" and details["entry"]["level"] == "error":
-                found.append(details["entry"]["text"])
-        return found
+                messages.append(details["entry"]["text"])
+        return messages
 
     def resize(self, width: int, height: int) -> None:
-        """Give the page another size, in CSS pixels."""
+        """Set the size of the page in CSS pixels."""
         self.devtools(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -183,14 +183,14 @@ class Browser:
         )
 
     def screenshot(self, path: Path, whole: bool = False) -> None:
-        """Write a PNG of what the window shows, or of the whole page."""
+        """Write a PNG of the visible part of the page, or of the whole page."""
         shot = self.devtools("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextlib.contextmanager
 def open_browser(width: int = 1500, height: int = 1000) -> Iterator[Browser]:
-    """A browser without a network; the test is skipped where there is no Chromium."""
+    """Open a browser without a network. The test is skipped if there is no Chromium."""
     chromium = find_chromium()
     if chromium is None:
         pytest.skip(HINT)

@@ -1,4 +1,4 @@
-"""Finds the Chromium that the report's browser tests drive; run as a script, installs Debian's where it may.
+"""Finds the Chromium for the report's browser tests. Run as a script, it installs Debian's package if it can.
 
 `make test` runs this script first. A Chromium that cannot be installed is no error: the tests are then skipped.
 """
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 VARIABLE = "RSTAR2_CHROMIUM"
-"""The environment variable that names another browser."""
+"""The environment variable that names the browser."""
 
 HINT = (
     f"the report's browser tests need Chromium: apt-get install chromium, or {VARIABLE}=/path/to/chrome "
@@ -35,7 +35,7 @@ _INSTALL_S = 300
 
 
 def find_chromium() -> str | None:
-    """The browser's path: what RSTAR2_CHROMIUM names, else the first one on PATH."""
+    """Return the browser's path: that in RSTAR2_CHROMIUM, else the first one on PATH."""
     named = os.environ.get(VARIABLE)
     if named:
         return shutil.which(named)
@@ -43,9 +43,9 @@ def find_chromium() -> str | None:
 
 
 def _install_with_apt() -> str | None:
-    """Install Debian's package. Returns what failed, None after success."""
+    """Install Debian's package. Returns a description of the failure, or None after success."""
     install = ("install", "--yes", "--no-install-recommends", "chromium")
-    # Downloading has a limit of its own, so that a slow network never interrupts dpkg halfway.
+    # Downloading has a separate time limit, so that a slow network never interrupts dpkg.
     for arguments, limit_s in (
         (("update",), _UPDATE_S),
         ((*install, "--download-only"), _DOWNLOAD_S),

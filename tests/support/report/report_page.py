@@ -1,4 +1,4 @@
-"""What tests ask of a report page that a browser has open."""
+"""Helpers for tests of a report page in a browser."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rstar2.report import write_report
 
 
 def open_report(browser: Browser, run: Path) -> None:
-    """Write a run's page and open it."""
+    """Write the report page of a run, and open it."""
     open_page(browser, write_report(run).as_uri())
 
 
 def open_page(browser: Browser, address: str) -> None:
-    """Open a page, until all that is shown without a click is there."""
+    """Open a page, and wait until everything that needs no click is visible."""
     browser.open(address)
     browser.wait("document.body.dataset.ready")
     await_drawing(browser)
 
 
 def await_drawing(browser: Browser) -> None:
-    """Wait until every plot is drawn and the trace that is chosen is shown; both come after what they stand in."""
+    """Wait until all plots and the selected trace are drawn, which happens after the rest of the page."""
     browser.wait(
         "[...document.querySelectorAll('.plots svg')].every((svg) => svg.children.length || !svg.checkVisibility())"
     )
@@ -33,7 +33,7 @@ def await_drawing(browser: Browser) -> None:
 
 
 def search_for(browser: Browser, words: str) -> None:
-    """Type words in the search box of the list, without waiting for what they find."""
+    """Type words into the search box of the list, without waiting for results."""
     browser.run(
         "const input = document.querySelector('.filters input'); input.value = arguments[0]; "
         "input.dispatchEvent(new Event('input'))",
@@ -47,13 +47,13 @@ def texts(browser: Browser, selector: str) -> list[str]:
 
 
 def click(browser: Browser, selector: str, words: str = "") -> None:
-    """Click on the first element of a selector that holds these words, once there is one."""
-    found = (
+    """Wait for an element of the selector that contains these words, and click on the first one."""
+    element = (
         f"[...document.querySelectorAll({json.dumps(selector)})].find((node) => "
         f"!{json.dumps(words)} || node.innerText?.includes({json.dumps(words)}))"
     )
-    browser.wait(found)
-    browser.run(f"{found}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+    browser.wait(element)
+    browser.run(f"{element}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
 
 
 def all_tooltips(browser: Browser) -> list[str]:

@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible chat endpoint with a scripted model: messages in, a streamed message out."""
+"""A small OpenAI-compatible chat endpoint with a scripted model. It streams its messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Model = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 
 class ChatEndpoint:
-    """What the endpoint should say, and what it was asked; `vllm_standin.serving` serves it."""
+    """The replies of the endpoint, and the requests that it got. `vllm_standin.serving` serves it."""
 
     def __init__(self, model: Model, key: str | None = None) -> None:
         self.model = model
@@ -24,7 +24,7 @@ class ChatEndpoint:
         self.refuses_tools = ""
         """The error message for a request with `tools`; empty if they are taken."""
         self.owned_by = "someone"
-        """What it says of its model; vLLM says `vllm`."""
+        """The `owned_by` of its model; that of vLLM is `vllm`."""
         self.app = FastAPI()
         self.app.get("/v1/models")(self._models)
         self.app.post("/v1/chat/completions")(self._completions)
@@ -43,18 +43,18 @@ class ChatEndpoint:
             return JSONResponse({"error": error}, status_code=400)
         return StreamingResponse(self._events(self.model(body["messages"])), media_type="text/event-stream")
 
-    def _events(self, said: dict[str, Any]) -> Iterator[str]:
+    def _events(self, reply: dict[str, Any]) -> Iterator[str]:
         deltas: list[dict[str, Any]] = [{"role": "assistant"}]
-        deltas += [{"reasoning_content": part} for part in _parts(said.get("thought", ""))]
-        deltas += [{"content": part} for part in _parts(said.get("content", ""))]
-        for index, (name, arguments) in enumerate(said.get("calls", ())):
+        deltas += [{"reasoning_content": part} for part in _parts(reply.get("thought", ""))]
+        deltas += [{"content": part} for part in _parts(reply.get("content", ""))]
+        for index, (name, arguments) in enumerate(reply.get("calls", ())):
             opening = {"index": index, "id": f"c{index}", "function": {"name": name, "arguments": ""}}
             deltas.append({"tool_calls": [opening]})
             deltas += [
                 {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
                 for part in _parts(arguments)
             ]
-        finish = said.get("finish", "tool_calls" if said.get("calls") else "stop")
+        finish = reply.get("finish", "tool_calls" if reply.get("calls") else "stop")
         for delta, end in [*((delta, None) for delta in deltas), ({}, finish)]:
             choice = {"index": 0, "delta": delta, "finish_reason": end}
             yield f"data: {json.dumps({'object': 'chat.completion.chunk', 'choices': [choice]})}\n\n"
@@ -66,7 +66,7 @@ def _parts(text: str) -> list[str]:
 
 
 def solves(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Asks Python for what is to be computed, then gives what the tool printed; greets when greeted."""
+    """Call Python for a computation, then reply with its output. Reply to a greeting with a greeting."""
     last = messages[-1]
     if last["role"] == "tool":
         return {"thought": "It says so.", "content": f"The answer is \\boxed{{{last['content']}}}."}

@@ -9,13 +9,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 TOKENS = 7
-"""Of every reply."""
+"""The number of tokens of every reply."""
 Script = Callable[[dict[str, Any]], str | dict[str, Any]]
-"""A request's body to the text of the reply, or to its whole message."""
+"""Maps a request's body to the text of the reply, or to its whole message."""
 
 
 class ChatStandIn:
-    """What the server should say, and what it was asked."""
+    """The replies of the server, and the requests that it got."""
 
     def __init__(self, script: Script, names: tuple[str, ...] = ("scripted",)) -> None:
         self.script = script
@@ -23,15 +23,15 @@ class ChatStandIn:
         self.url = ""
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
-        """The `Authorization` of every request."""
+        """The `Authorization` header of every request."""
         self.owned_by = "someone"
-        """What it says of its models; vLLM says `vllm`."""
+        """The `owned_by` of its models; that of vLLM is `vllm`."""
         self.busy_answers = 0
-        """How many of the next completions are answered with 503."""
+        """The number of following completions that are answered with 503."""
         self.refuses = ""
-        """Words whose requests are answered with 400."""
+        """If not empty, a request whose last message contains this text is answered with 400."""
         self.context: int | None = None
-        """Tokens that a prompt, always of 5, and its reply may have together; more are answered with 400."""
+        """Limit of prompt and reply in tokens. A prompt counts as 5 tokens. Longer requests get a 400."""
         self.app = FastAPI()
         self.app.get("/v1/models")(self._models)
         self.app.post("/v1/chat/completions")(self._completions)
@@ -52,8 +52,8 @@ class ChatStandIn:
         if self.context is not None and 5 + body["max_tokens"] > self.context:
             too_long = f"This model's maximum context length is {self.context} tokens; your request has 5 input tokens"
             return JSONResponse({"error": {"message": too_long}}, status_code=400)
-        said = self.script(body)
-        message = {"content": said} if isinstance(said, str) else said
+        reply = self.script(body)
+        message = {"content": reply} if isinstance(reply, str) else reply
         choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
         usage = {"prompt_tokens": 5, "completion_tokens": TOKENS, "total_tokens": 5 + TOKENS}
         return JSONResponse({"object": "chat.completion", "choices": [choice], "usage": usage})

@@ -1,7 +1,7 @@
-"""Asks an OpenAI-compatible server with a client library, and prints what came as one line of JSON.
+"""Sends requests to an OpenAI-compatible server with a client library, and prints the replies as one line of JSON.
 
-It runs in an environment with the libraries: `python clients.py LIBRARY URL KEY MODEL FOLDER`. The folder is the
-library's own, for its settings and logs.
+It runs in an environment with the libraries: `python clients.py LIBRARY URL KEY MODEL FOLDER`. The library keeps its
+settings and logs in the folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 QUESTION = "What is 6 * 7?"
 STOP = ["Question:", "\n"]
-"""Texts that the agent's thought and program hold, and its answer does not."""
+"""Texts in the agent's thought and program that must not be in its answer."""
 
 
 def litellm(url: str, key: str, model: str, folder: Path) -> dict[str, Any]:
@@ -24,9 +24,15 @@ def litellm(url: str, key: str, model: str, folder: Path) -> dict[str, Any]:
     import litellm as library
 
     messages = [{"role": "user", "content": QUESTION}]
-    asked = {"model": f"openai/{model}", "api_base": url, "api_key": key, "messages": messages, "stop": STOP}
-    whole = library.completion(**asked).choices[0].message
-    parts = [chunk.choices[0].delta for chunk in library.completion(**asked, stream=True)]
+    request = {
+        "model": f"openai/{model}",
+        "api_base": url,
+        "api_key": key,
+        "messages": messages,
+        "stop": STOP,
+    }
+    whole = library.completion(**request).choices[0].message
+    parts = [chunk.choices[0].delta for chunk in library.completion(**request, stream=True)]
     return {
         "whole": whole.content,
         "streamed": "".join(part.content or "" for part in parts),
@@ -127,13 +133,13 @@ def lm_eval(url: str, key: str, model: str, folder: Path) -> dict[str, Any]:
         ],
         "metric_list": [{"metric": "exact_match"}],
     }
-    # Every text in JSON is one in YAML.
+    # Every JSON text is also YAML.
     (folder / "six.yaml").write_text(json.dumps(task))
     import lm_eval as library
     from lm_eval.tasks import TaskManager
 
     about = {"model": model, "base_url": f"{url}/chat/completions", "num_concurrent": 1, "max_retries": 1}
-    found = library.simple_evaluate(
+    results = library.simple_evaluate(
         "local-chat-completions",
         model_args=about,
         tasks=["six"],
@@ -142,10 +148,10 @@ def lm_eval(url: str, key: str, model: str, folder: Path) -> dict[str, Any]:
         task_manager=TaskManager(include_path=str(folder), include_defaults=False),
         bootstrap_iters=0,
     )
-    [sample] = found["samples"]["six"]
+    [sample] = results["samples"]["six"]
     return {
         "whole": sample["resps"][0][0],
-        "right": float(found["results"]["six"]["exact_match,number"]) == 1.0,
+        "right": float(results["results"]["six"]["exact_match,number"]) == 1.0,
     }
 
 

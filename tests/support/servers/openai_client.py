@@ -6,7 +6,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    # pytest asks every module that a test file names for attributes of its own.
+    # pytest looks up its own attributes in every module that a test file imports.
     if not name[0].isupper():
         raise AttributeError(name)
     import openai

@@ -1,6 +1,6 @@
-"""Stands in for public OpenAI-compatible endpoints: their rates, refusals, limits and odd answers, over real HTTP.
+"""A stand-in for public OpenAI-compatible endpoints: their rate limits, rejections, limits and odd answers, over HTTP.
 
-`served` of `support.servers.serving` serves it. What it does beyond answering `ANSWER` is set in its attributes.
+`served` of `support.servers.serving` serves it. By default it answers `ANSWER`; its attributes change that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sent:
-    """One answer as it is sent: the whole body, or the lines of a stream."""
+    """One response: the whole body, or the lines of a stream."""
 
     body: Any = None
     status: int = 200
@@ -43,7 +43,7 @@ class Sent:
 
 
 def event(delta: Body, finish: str | None = None, **more: Any) -> str:
-    """A line of a stream with one piece of a message."""
+    """Return a line of a stream with one piece of a message."""
     choice = {"index": 0, "delta": delta, "finish_reason": finish, **more}
     return "data: " + json.dumps({"object": "chat.completion.chunk", "choices": [choice]}) + "\n"
 
@@ -52,13 +52,13 @@ DONE = "data: [DONE]\n"
 
 
 class Allows(Protocol):
-    """Decides whether a request is not too much for the rate."""
+    """Decides whether a request is within the rate limit."""
 
     def allows(self) -> bool: ...
 
 
 class Rate:
-    """A number of requests in each window of time, which is real. The first `too_early` are refused on any machine."""
+    """A number of requests in each window of real time. The first `too_early` requests are always rejected."""
 
     def __init__(self, requests: int, window_s: float, too_early: int = 0) -> None:
         self.requests = requests
@@ -80,28 +80,28 @@ class Rate:
 
 
 class PublicEndpoint:
-    """What the endpoint does, and what it was asked."""
+    """The behaviour of the endpoint, and the requests that it got."""
 
     def __init__(self, base: str = "/v1") -> None:
         self.base = base
         self.url = ""
-        """Set while it is served: its base address."""
+        """Base URL while it is served."""
         self.asked: list[Body] = []
         self.refused = 0
-        """Requests refused for their rate."""
+        """The number of requests that were rejected for their rate."""
         self.models: list[Body] | None = [{"id": "m", "owned_by": "someone"}]
-        """Its list of models; None has no such address."""
+        """The answer to /models; None if the endpoint has no such path."""
         self.rate: Allows | None = None
         self.limited: Callable[[], Sent] = lambda: Sent({"error": {"message": "slow down"}}, 429)
-        """What a request too many is answered."""
+        """The response to a request above the rate limit."""
         self.script: list[Sent] = []
-        """The next answers, before all others."""
+        """Responses to the next requests, before any other response."""
         self.checks: Callable[[Body], Sent | None] = lambda body: None
         """Refuses requests."""
         self.answer: Callable[[Body], str | Body] = lambda body: ANSWER
-        """The text or the message of an answer."""
+        """Returns the text or the message of an answer."""
         self.headers: dict[str, str] = {}
-        """Headers that every answer with a completion carries."""
+        """Headers of every completion."""
         self.finish = "stop"
         self.before: Sequence[str] = ()
         """Lines of a stream before the first event."""
@@ -133,8 +133,8 @@ class PublicEndpoint:
             return self.script.pop(0).response()
         if (refusal := self.checks(body)) is not None:
             return refusal.response()
-        said = self.answer(body)
-        message = {"content": said} if isinstance(said, str) else said
+        reply = self.answer(body)
+        message = {"content": reply} if isinstance(reply, str) else reply
         if body.get("stream"):
             return StreamingResponse(
                 self._stream(message, self.usage(body)), headers=self.headers, media_type="text/event-stream"
@@ -441,7 +441,7 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
         },
     ),
 }
-"""How servers word that a conversation, or it and its reply, does not fit the context."""
+"""The error texts of servers if a conversation, or a conversation and its reply, does not fit the context."""
 
 
 # Providers
@@ -449,19 +449,19 @@ CONTEXT_WORDINGS: dict[str, Callable[[Tokens], tuple[int, Any]]] = {
 
 @dataclass(frozen=True)
 class Provider:
-    """What the stand-in of one provider does, as its documentation and its users' reports describe the provider."""
+    """The behaviour of one provider, as its documentation and its users' reports describe it."""
 
     base: str
-    """The path of its API."""
+    """The path of the API."""
     wording: str
-    """How it says that a context is full, of `CONTEXT_WORDINGS`."""
+    """The provider's error text for a full context, a key of `CONTEXT_WORDINGS`."""
     models: list[Body] | None
     limited: Sent
-    """A request that exceeds the rate."""
+    """The response to a request above the rate limit."""
     checks: Callable[[Body], Sent | None] = lambda body: None
     """Requests that it refuses."""
     message: Callable[[str], Body] = lambda text: {"content": text}
-    """A piece of a message with this text."""
+    """Returns a piece of a message with this text."""
     finish: str = "stop"
     before: Sequence[str] = ()
     """Lines of a stream before the first event."""
@@ -472,7 +472,7 @@ def _limited(headers: dict[str, str] | None = None, status: int = 429, **error: 
 
 
 def refuses(field: str, message: str, status: int = 400, **more: Any) -> Callable[[Body], Sent | None]:
-    """Refuses requests with a field."""
+    """Return a function that rejects requests with a field."""
     error = {"message": message, "type": "invalid_request_error", **more}
     return lambda body: Sent({"error": error}, status) if field in body else None
 
@@ -496,7 +496,7 @@ NO_TEMPERATURE = refuses(
 
 
 def no_seed_422(body: Body) -> Sent | None:
-    """Refuses a seed as FastAPI does."""
+    """Reject a seed, in FastAPI's words."""
     if "seed" not in body:
         return None
     detail = [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]
@@ -632,11 +632,11 @@ PROVIDERS: dict[str, Provider] = {
         "/v1", "OpenAI, no numbers", [{"id": "m", "owned_by": "library"}], _limited(status=503)
     ),
 }
-"""By the name in docs/hosted.md."""
+"""Providers by their names in docs/hosted.md."""
 
 
 def stand_in(name: str) -> PublicEndpoint:
-    """The stand-in of a provider, whose first answer is that of a rate exceeded."""
+    """Return the stand-in for a provider. Its first response is that of an exceeded rate limit."""
     provider = PROVIDERS[name]
     endpoint = PublicEndpoint(provider.base)
     endpoint.models = provider.models

@@ -1,4 +1,4 @@
-"""The agent's endpoint over a scripted engine: it writes one program, which a real judge runs, and reads the result."""
+"""The agent's endpoint with a scripted engine, which writes one program for a real judge and then answers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ KEY = "secret"
 
 
 def make_model(folder: Path) -> None:
-    """A model with random weights, in the demo's format."""
+    """Create a model with random weights in the demo's format."""
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(folder, tiny, builtin.traces(1, 60, {}), patient(builtin.FORMAT), seed=1)
 
 
 def scripted(folder: Path, codec: ChatCodec, name: str = "scripted") -> StandIn:
-    """An engine that writes `FIRST`, and `SECOND` once it has read a result."""
+    """Run an engine that writes `FIRST`, and `SECOND` after a tool result."""
     response = codec.tokenizer.convert_tokens_to_ids("<tool_response>")
     standin = StandIn(lambda prompt: codec.turn(SECOND if response in prompt else FIRST), (name,))
     standin.root = str(folder)
@@ -42,7 +42,7 @@ def scripted(folder: Path, codec: ChatCodec, name: str = "scripted") -> StandIn:
 def served_agent(
     engine_url: str | None, folder: Path, judge: JudgeHandle, key: str | None = KEY, **more: Any
 ) -> Iterator[str]:
-    """The URL of the agent; without an engine's URL it runs the model in its own process."""
+    """Serve the agent. Yields its URL. Without an engine's URL, the agent runs the model in its process."""
     from rstar2.serve.openai.agent_server import create_app, open_model
 
     about = {"host": "127.0.0.1", "port": 1, "max_tokens": 4096, **more}

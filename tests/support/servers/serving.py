@@ -1,4 +1,4 @@
-"""Serves an application for the length of a block, in a thread of the test's process; waits for `rstar2 serve`."""
+"""Serves an application in a thread of the test's process until a block ends, and waits for `rstar2 serve`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from support.waiting import TIMEOUT_S, wait_until
 
 @contextlib.contextmanager
 def served(app: ASGIApp, certificate: Path | None = None) -> Iterator[str]:
-    """The URL at which the application answers; over TLS with a certificate, whose file also holds its key."""
+    """Serve the application until the block ends. Yields its URL.
+
+    With a certificate, whose file also contains the key, it uses TLS.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
-    # Where the machine is slow, a client learns too late that its connection was closed for being idle.
+    # On a slow machine, a client notices too late that its idle connection was closed.
     config = uvicorn.Config(
         app,
         log_level="critical",
@@ -43,13 +46,13 @@ def served(app: ASGIApp, certificate: Path | None = None) -> Iterator[str]:
 
 
 def answering(env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What `rstar2 serve status` says of the only server, once that answers it in time."""
-    found: list[dict[str, Any]] = []
+    """Wait until the only server answers. Returns its entry of `rstar2 serve status`."""
+    servers: list[dict[str, Any]] = []
 
     def answers() -> bool:
-        found[:] = json.loads(rstar2("serve", "status", "--json", env=env).stdout)
-        assert len(found) == 1
-        return bool(found[0]["state"] == "answers")
+        servers[:] = json.loads(rstar2("serve", "status", "--json", env=env).stdout)
+        assert len(servers) == 1
+        return bool(servers[0]["state"] == "answers")
 
     wait_until(answers)
-    return found[0]
+    return servers[0]

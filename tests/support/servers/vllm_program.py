@@ -1,4 +1,4 @@
-"""An executable that is installed as vLLM would be: it takes vLLM's arguments, and answers on its port."""
+"""An executable that is installed in place of vLLM. It takes vLLM's arguments, and answers on its port."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ http.server.ThreadingHTTPServer((options.host, int(options.port)), Handler).serv
 
 
 def vllm_environment(root: Path, distribution: str) -> Path:
-    """An environment that holds the stand-in under vLLM's name. Gives its interpreter."""
+    """Create an environment with the stand-in under vLLM's name. Returns its interpreter."""
     site = root / "site"
     (site / f"{distribution.replace('-', '_')}-0.99.0.dist-info").mkdir(parents=True)
     metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.99.0\n"

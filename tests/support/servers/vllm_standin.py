@@ -1,7 +1,7 @@
-"""A small HTTP server that speaks vLLM's completions wire format, with a scripted model behind it.
+"""A small HTTP server with vLLM's completions wire format and a scripted model.
 
-It stands where vLLM would stand in tests: the client, the sockets and the bytes are real, the model is not.
-vLLM itself needs an environment of its own, so it cannot run in this test environment.
+It replaces vLLM in tests: the client, the sockets and the bytes are real, the model is not. vLLM itself needs a
+separate environment, so it cannot run with the tests.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from support.waiting import TIMEOUT_S
 
 Model = Callable[[list[int]], list[int]]
-"""Prompt token ids to the token ids that the model would write if nothing stopped it."""
+"""Maps prompt token ids to the token ids that the model would write if nothing stopped it."""
 _POLL_S = 0.005
 _CONFIG: dict[str, Any] = {
     "log_level": "critical",
     "timeout_graceful_shutdown": 1,
-    # Where the machine is slow, a client learns too late that its connection was closed for being idle.
+    # On a slow machine, a client notices too late that its idle connection was closed.
     "timeout_keep_alive": 3600,
 }
 
 
 class StandIn:
-    """What the server should do, and what it was asked.
+    """The behaviour of the server, and the requests that it got.
 
     Args:
         model: the scripted model.
         names: the served models.
-        max_model_len: tokens that prompt and answer may have together.
+        max_model_len: limit of prompt and answer together in tokens.
     """
 
     def __init__(
@@ -46,32 +46,32 @@ class StandIn:
         self.model = model
         self.names = names
         self.root = ""
-        """Where the models were loaded from, as a server says it; empty says nothing."""
+        """The folder of the models in the server's model list (`root`); empty leaves it out."""
         self.max_model_len = max_model_len
         self.url = ""
         self.asked: list[dict[str, Any]] = []
         self.healthy = True
         self.busy_answers = 0
-        """How many of the next completions are answered with 503."""
+        """The number of following completions that are answered with 503."""
         self.delay_s = 0.0
         """Seconds before each completion, and before each streamed piece."""
         self.complete_until: int | None = None
-        """Completions after so many since the start wait for as long as this is set."""
+        """If set, only this number of completions since the start is answered. Later ones wait."""
         self.stream_until: int | None = None
-        """Pieces of a stream after so many wait for as long as this is set."""
+        """If set, only this number of pieces of a stream is sent. Later ones wait."""
         self.together = 1
-        """How many completions must be in flight at once before any is answered."""
+        """The number of completions that must be in flight before any is answered."""
         self.cut_after: int | None = None
         """Streams break off after this many pieces."""
         self.max_new_tokens: int | None = None
-        """Limit of tokens per request, as set by vLLM's --generation-config."""
+        """Limit of tokens per request, as vLLM's --generation-config sets it."""
         self.key: str | None = None
-        """What clients must send; None asks for none."""
+        """The API key that clients must send; None if they need none."""
         self.token_ids = True
         self.refuses: Callable[[list[int]], bool] = lambda prompt: False
-        """Which prompts are answered with 400."""
+        """Decides which prompts are answered with 400."""
         self.prompt_logprobs = False
-        """Whether log-probabilities of a prompt are given where they are asked for."""
+        """Whether the server returns log-probabilities of a prompt if a request asks for them."""
         self._in_flight = 0
         self._all_there = asyncio.Event()
         self.app = FastAPI()
@@ -162,7 +162,7 @@ class StandIn:
 
 
 def logprob(token: int) -> float:
-    """The log-probability that the scripted model gives a token."""
+    """Return the log-probability that the scripted model gives a token."""
     return -float(token) / 1024
 
 
@@ -172,7 +172,7 @@ def _error(status: int, message: str) -> JSONResponse:
 
 @contextlib.contextmanager
 def serving(standin: StandIn) -> Iterator[StandIn]:
-    """Serve it on a free port of this machine for the length of the block."""
+    """Serve the stand-in on a free port of this machine until the block ends."""
     listener = socket.create_server(("127.0.0.1", 0))
     standin.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     server = uvicorn.Server(uvicorn.Config(standin.app, **_CONFIG))
@@ -190,10 +190,10 @@ def serving(standin: StandIn) -> Iterator[StandIn]:
 def recite(
     folder: str, listener: socket.socket, text: str, stream_until: int | None, begin: Event | None = None
 ) -> None:
-    """Serve a model that writes one text, or what is left of it, in this process until it is killed.
+    """Serve a model that writes one text, or the rest of it, in this process until it is killed.
 
-    `folder` holds the tokenizer of a format whose turns begin in a thought. With `begin` it loads, and accepts
-    connections when told to.
+    `folder` contains the tokenizer of a format whose turns begin in a thought. With `begin`, the server loads, and
+    accepts connections only after a signal.
     """
     from rstar2.loop.turns.choose import load_tokenizer
     from rstar2.loop.turns.template import END_OF_TURN

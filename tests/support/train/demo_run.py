@@ -1,4 +1,4 @@
-"""Runs the demo as a user does, with other settings."""
+"""Runs the demo as a user would, with changed settings."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 BOUND_S = 3600.0
 EVICTED = "training/off_policy/evicted_samples"
-"""What the sampler of the asynchronous modes says in every step, and no other."""
+"""Metrics that only the sampler of the asynchronous modes writes, in every step."""
 
 
 def start(run: Path, changes: list[str]) -> subprocess.Popen[bytes]:
-    """Start `rstar2 demo --run RUN` with these settings; its output is in a file beside the run."""
+    """Start `rstar2 demo --run RUN` with these settings. Its output goes to a file beside the run."""
     argv = [sys.executable, "-m", "rstar2", "demo", "--run", str(run)]
     for change in changes:
         argv += ["--set", change]
@@ -22,12 +22,12 @@ def start(run: Path, changes: list[str]) -> subprocess.Popen[bytes]:
 
 
 def output(run: Path) -> Path:
-    """The file with what a demo says."""
+    """Return the file with a demo's output."""
     return run.parent / f"{run.name}.out"
 
 
 def finish(process: subprocess.Popen[bytes], run: Path) -> dict[str, Any]:
-    """Wait for the end of a demo, which must be a good one; returns its summary."""
+    """Wait until a demo ends, which must succeed. Returns its summary."""
     code = process.wait(BOUND_S)
     assert code == 0, output(run).read_text()[-3000:]
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
@@ -35,7 +35,7 @@ def finish(process: subprocess.Popen[bytes], run: Path) -> dict[str, Any]:
 
 
 def adam_steps(stage: Path) -> int:
-    """How many updates AdamW's moments at the end of a stage are made of."""
+    """Return the number of updates in AdamW's moments at the end of a stage."""
     import torch
 
     last = max(stage.glob("checkpoints/global_step_*"), key=lambda path: int(path.name.rpartition("_")[2]))

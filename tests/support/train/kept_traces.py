@@ -1,4 +1,4 @@
-"""Reads the traces that training keeps."""
+"""Reads the traces that training writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rstar2.loop.trace import Trace, read_traces
 
 
 def training_traces(stage: Path) -> Iterator[Trace]:
-    """All traces a stage's folder keeps: by step, then the failed ones."""
+    """Return all traces in a stage's folder: by step, then the failed ones."""
     for pattern in ("step-*.jsonl", "failed-*.jsonl"):
         for path in sorted((stage / "traces").glob(pattern)):
             yield from read_traces(path)

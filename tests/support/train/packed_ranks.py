@@ -1,6 +1,6 @@
-"""Under torchrun: packed log-probabilities of a model that VERL's code shards, compared with one rank in fp32.
+"""Compares packed log-probabilities of a model that VERL's code shards with those of one rank in fp32, under torchrun.
 
-Writes for each model how far log-probabilities and gradients are off to the file that is its argument.
+Its argument is a file, to which it writes the errors of log-probabilities and gradients for each model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VOCAB = 2001
 
 
 def compared(tied: bool) -> dict[str, Any]:
-    """How far a sharded model in bf16 is off, with tied embeddings or without."""
+    """Return the errors of a sharded model in bf16, with or without tied embeddings."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -47,18 +47,18 @@ def compared(tied: bool) -> dict[str, Any]:
     row = {"input_ids": ids, "position_ids": places, "attention_mask": None, "use_cache": False}
     # As in VERL's engine, the model and what is taken from its logits are in one autocast.
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = logprobs_from_logits(model.train()(**row).logits.squeeze(0), labels)
-    (found * weights).sum().backward()
+        log_probs = logprobs_from_logits(model.train()(**row).logits.squeeze(0), labels)
+    (log_probs * weights).sum().backward()
     logits = whole(**row).logits.squeeze(0)
     expected = torch.log_softmax(logits, -1).gather(-1, labels[:, None])[:, 0]
     (expected * weights).sum().backward()
-    wanted = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    whole_gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
     off = [
-        float((parameter.grad.full_tensor() - wanted[name]).norm() / wanted[name].norm())
+        float((parameter.grad.full_tensor() - whole_gradients[name]).norm() / whole_gradients[name].norm())
         for name, parameter in model.named_parameters()
     ]
-    far = float((found - expected).abs().max())
-    return {"dtype": str(found.dtype), "log_probs": far, "gradient": max(off)}
+    largest_error = float((log_probs - expected).abs().max())
+    return {"dtype": str(log_probs.dtype), "log_probs": largest_error, "gradient": max(off)}
 
 
 if __name__ == "__main__":

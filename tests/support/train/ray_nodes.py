@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, each of which believes it has GPUs."""
+"""A Ray cluster of several nodes on this machine. Each node reports GPUs that do not exist."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def _listens(port: int) -> bool:
 
 @contextmanager
 def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
-    """Start a node for each number of GPUs; yields the environment of programs that use the cluster."""
+    """Start a node for each number of GPUs. Yields the environment of programs that use the cluster."""
     port = free_port()
     address = f"127.0.0.1:{port}"
-    # Ray's clusters ask for a token, which its own commands find and `ray.init` does not.
+    # Ray's clusters require a token. Ray's commands find it by themselves, but `ray.init` does not.
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    # On a busy machine a node, and a worker, start in more time than Ray allows them.
+    # On a busy machine, nodes and workers take longer to start than Ray allows by default.
     env |= {"RAY_raylet_start_wait_time_s": "40", "RAY_worker_register_timeout_seconds": "600"}
-    # Else each node starts a process for each processor, most of which are never used.
+    # By default each node starts a process per CPU, and most of them are never used.
     env |= {"RAY_prestart_worker_first_driver": "0"}
     with ExitStack() as stack:
-        # Its sockets' paths may have 107 characters, which pytest's folders leave no room for.
+        # Paths of sockets may have at most 107 characters, and pytest's folders are too long.
         sockets = stack.enter_context(TemporaryDirectory(prefix="ray"))
         for number, count in enumerate(gpus):
             head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={sockets}"]
@@ -53,7 +53,7 @@ def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
 
 
 def _start(words: list[str], log: Path, env: dict[str, str]) -> Popen[bytes]:
-    """Start a node; again where it gave up its own agent, for which it waits 15 seconds whatever it is told."""
+    """Start a node. Try again if the node gave up its agent, for which it always waits only 15 seconds."""
     for _ in range(STARTS):
         log.unlink(missing_ok=True)
         node = start_bound([*_START, *words, "--object-store-memory=80000000"], log, env=env)
@@ -65,5 +65,5 @@ def _start(words: list[str], log: Path, env: dict[str, str]) -> Popen[bytes]:
 
 
 def _stop(node: Popen[bytes]) -> None:
-    # Asked to end, a node takes twenty seconds; killed with its group it leaves nothing either.
+    # SIGKILL, because a node takes twenty seconds to end by itself. Its process group leaves nothing behind.
     stop_group(node, 20, signal.SIGKILL)

@@ -52,7 +52,7 @@ def recipes(rehearsal: Path) -> dict[int, StageRecipe]:
 
 
 def main(run: Path) -> None:
-    """Train all stages; ends like the command line."""
+    """Train all stages, and exit like the command line."""
     rehearsal = Path(os.environ[REHEARSAL])
     end_resumably()
     pipeline.stage_command = _rehearsed  # type: ignore[attr-defined]
@@ -61,22 +61,22 @@ def main(run: Path) -> None:
     rows = read_rows(rehearsal / "problems.parquet")
     config = {"recipes": {str(number): recipe.model_dump(mode="json") for number, recipe in plan.items()}}
     with open_run(run, "train", config) as opened:
-        made = pipeline.Pipeline(
+        rehearsed = pipeline.Pipeline(
             opened, _Lines(), ("http://127.0.0.1:1", None), None, lambda _: {}, PhaseTimer(run)
         )
-        for _ in made.train_stages(plan, rehearsal / "model", rows, run):
+        for _ in rehearsed.train_stages(plan, rehearsal / "model", rows, run):
             pass
 
 
 def _rehearsed(*args: Any) -> Command:
-    """The real command with the stand-in as its module."""
+    """Return the real command, with the stand-in as its module."""
     command = stage_command(*args)
     words = command.argv[command.argv.index("verl.trainer.main_ppo") + 1 :]
     return replace(command, argv=[sys.executable, "-m", "support.train.rehearsed_verl", *words])
 
 
 def _copied(start: stages.Start, checkpoint: Path, model: Path) -> None:
-    """Stands in for VERL's merger, since a rehearsed checkpoint has no weights; notes what a model was made of."""
+    """A stand-in for VERL's merger, since a rehearsed checkpoint has no weights. It records the sources of a model."""
     if not model.is_dir():
         with (Path(os.environ[REHEARSAL]) / "exported").open("a") as file:
             file.write(f"{start.folder.name} {checkpoint.name}\n")
@@ -85,7 +85,7 @@ def _copied(start: stages.Start, checkpoint: Path, model: Path) -> None:
 
 
 class _Lines:
-    """Shows the run's progress as lines."""
+    """Prints the progress of the run as lines."""
 
     def start(self, name: str, title: str, total: int) -> None:
         print(f"{name}: {title}, {total}", file=sys.stderr, flush=True)

@@ -1,9 +1,8 @@
-"""Stands in for VERL's trainer process in a rehearsal of a long run: what it costs hours for is a short sleep.
+"""A stand-in for VERL's trainer process in a rehearsal of a long run: hours of work are replaced by short sleeps.
 
-Real are the command line that it reads, VERL's queue, our sampler, the signs of life, and the decision on when to save.
-Rollouts are made up, updates are sleeps, and a checkpoint has VERL's files without weights. `faults.json` of the
-rehearsal's folder says what goes wrong at which step; each fault strikes once. `stage1.json` and so on name metrics of
-some steps, which then have these values.
+The command line, VERL's queue, rstar2's sampler, the heartbeats, and the decision when to save are real. Rollouts are
+invented, updates are sleeps, and a checkpoint has VERL's files without weights. `faults.json` in the rehearsal's folder
+lists which fault happens at which step; each happens once. `stage1.json` and so on set metrics of some steps.
 
     python -m support.train.rehearsed_verl KEY=VALUE…       # VERL's own keys
 """
@@ -30,12 +29,12 @@ from rstar2.train.trainer.disk_space import check_disk_space
 from rstar2.train.trainer.saving import STAGE_FOLDER, SaveTiming
 
 REHEARSAL = "RSTAR2_REHEARSAL"
-"""Environment variable with the rehearsal's folder: `faults.json`, `durations.json`, and what was trained on."""
+"""Environment variable with the rehearsal's folder: `faults.json`, `durations.json` and the trained rollouts."""
 MICRO_BATCHES = 20
 LONG_UPDATE = 1.5
-"""Times the time limit that a long update takes; each of its micro-batches takes a fraction of it."""
+"""Duration of a long update, as a multiple of the time limit. Each of its micro-batches takes a fraction of it."""
 LONG, SHORT = 12, 4
-"""Tokens of a rollout. Long ones are wrong, so that losing them would raise the pass rate."""
+"""Tokens of a rollout. Long ones are wrong, so that their loss would raise the pass rate."""
 
 
 class Rehearsal:
@@ -113,7 +112,7 @@ class Rehearsal:
         return list(batch.keys), {name: float(value) for name, value in {**metrics, **measured}.items()}
 
     def _fault(self, step: int) -> str | None:
-        """What goes wrong in this step, the first time that it is tried."""
+        """Return the fault of this step in its first attempt."""
         name = f"{self._folder.name} {step}"
         fault: str | None = json.loads((self._rehearsal / "faults.json").read_text()).get(name)
         struck = self._rehearsal / "struck" / name
@@ -136,7 +135,7 @@ class Rehearsal:
             time.sleep(whole_s / MICRO_BATCHES)
 
     def _roll_out(self, share: float = 1.0) -> None:
-        """Put a step's groups into VERL's queue; an engine that fails loses nine of ten long rollouts, once."""
+        """Put a step's groups into VERL's queue. A failing engine loses nine of ten long rollouts, once."""
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
         from rstar2.train.records.raw_metrics import FailedRollout
@@ -166,7 +165,7 @@ class Rehearsal:
         self._failing = False
 
     def _save(self, checkpoints: Path, step: int) -> None:
-        """A checkpoint as VERL leaves it: the files of all ranks, then the place in the data, then the pointer."""
+        """Write a checkpoint as VERL does: the files of all ranks, then the position in the data, then the pointer."""
         self._show(Activity("saving a checkpoint"))
         checkpoint = checkpoints / f"global_step_{step}"
         if no_room := check_disk_space(checkpoint, 0, step):
@@ -184,7 +183,7 @@ class Rehearsal:
         self._timing.saved()
 
     def _note(self, step: int, batch: list[str], metrics: dict[str, float]) -> None:
-        """What a step was trained on, for the test."""
+        """Record the rollouts that a step was trained on, for the test."""
         about = {"stage": self._folder.name, "step": step, "kept": len(batch), "metrics": metrics}
         with (self._rehearsal / "trained.jsonl").open("a") as file:
             file.write(json.dumps(about) + "\n")
@@ -211,7 +210,7 @@ def _traces(group: str, count: int) -> Iterator[Any]:
 
 
 def _torch_file(path: Path) -> None:
-    """A file that torch would write: a ZIP archive, with nothing in it."""
+    """Write a file as torch would: a ZIP archive, here an empty one."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("empty", "")
 
@@ -219,5 +218,5 @@ def _torch_file(path: Path) -> None:
 if __name__ == "__main__":
     rehearsal = Rehearsal(sys.argv[1:])
     rehearsal.run()
-    # Ray's own processes would take seconds to end.
+    # Ray's processes would take seconds to end.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What a group of rollouts comes to in training: the two questions that the sampler asks of it."""
+"""Selects from a group of rollouts, as the sampler does in training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rstar2.train.select import Selection, SelectSettings
 def choose(
     name: str, rollouts: Sequence[Rollout], keep: int, seed: int | np.random.Generator = 0, **settings: Any
 ) -> list[int]:
-    """The indices that a selection chooses."""
+    """Return the indices that a selection chooses."""
     selection = Selection(SelectSettings.model_validate({"name": name, **settings}))
     return selection.choose(rollouts, keep, np.random.default_rng(seed))
 
@@ -22,6 +22,6 @@ def choose(
 def trained(
     name: str, rollouts: Sequence[Rollout], keep: int, seed: int | np.random.Generator = 0, **settings: Any
 ) -> list[int]:
-    """The indices of the rollouts that are trained on: none if those that are chosen give no gradient."""
+    """Return the indices of the rollouts that are trained on. There are none if the selected ones give no gradient."""
     chosen = choose(name, rollouts, keep, seed, **settings)
     return chosen if gives_gradient([rollouts[i] for i in chosen], drop_equal_rewards=True) else []

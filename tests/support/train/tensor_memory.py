@@ -1,4 +1,4 @@
-"""How much memory the tensors of a computation take at most, counted as they are made and freed.
+"""Measures the peak memory of a computation's tensors, by counting them as they are created and freed.
 
 It works on the CPU, and on torch's meta device, where a model of any size takes no memory and no time.
 """
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_iter
 
 
 class TensorMemory(TorchDispatchMode):
-    """Counts the storages that operations make inside the block; what existed before is not counted."""
+    """Counts the storages that operations create inside the block. Earlier storages are not counted."""
 
     def __init__(self, *before: torch.Tensor) -> None:
         super().__init__()
@@ -26,11 +26,11 @@ class TensorMemory(TorchDispatchMode):
         self._known |= {storage._cdata for storage in self._before}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(made):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
                 self._add(tensor.untyped_storage())
-        return made
+        return result
 
     def _add(self, storage: Any) -> None:
         name = storage._cdata

@@ -1,4 +1,4 @@
-"""What a trainer has logged: read while it may be writing, or made up."""
+"""Reads a trainer's metrics while it may be writing them, and writes invented metrics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def logged_steps(metrics: Path) -> list[int]:
-    """The steps in a trainer's metrics, without a line that is not finished; none where there is no file yet."""
+    """Return the steps in a trainer's metrics, without an unfinished line. There are none if there is no file yet."""
     lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
     return [json.loads(line)["step"] for line in lines if line.endswith(b"\n")]
 
 
 def write_steps(stage: Path, *tokens: float) -> None:
-    """Write the metrics of a stage whose steps had rollouts of these mean lengths; 1/2, 2/3, … of groups were kept."""
+    """Write the metrics of a stage, given the mean length of rollouts per step. 1/2, 2/3, … of the groups are kept."""
     stage.mkdir(parents=True)
     common = {"rstar2/pass_rate": 0.5, "rstar2/calls": 1.5, "prompt_length/mean": 31.0}
     lines = []

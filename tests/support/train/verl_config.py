@@ -1,4 +1,4 @@
-"""VERL's own reading of a trainer's command line: its defaults, its overrides, and the checks it makes at its start."""
+"""Reads a trainer's command line as VERL does, with its defaults, overrides and validation."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 
 def composed(config: str, argv: list[str]) -> Any:
-    """What VERL would see: its own defaults under our command line, which names values and no groups of defaults.
+    """Return the config that VERL would get: its defaults, with the overrides of our command line.
 
-    What Hydra keeps to itself is not part of it.
+    The overrides must set values, not groups of defaults. Hydra's own config is not part of it.
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
-    made = copy.deepcopy(_defaults(config))
+    resolved = copy.deepcopy(_defaults(config))
     overrides = [_override(word) for word in argv if not word.startswith("hydra.")]
     assert [each.key_or_group for each in overrides if "." not in str(each.key_or_group)] == []
-    ConfigLoaderImpl._apply_overrides_to_config(overrides, made)
-    return made
+    ConfigLoaderImpl._apply_overrides_to_config(overrides, resolved)
+    return resolved
 
 
 @cache
@@ -42,7 +42,7 @@ def _override(word: str) -> Any:
 
 
 def accepted(argv: list[str]) -> Any:
-    """The config of an RL trainer, once VERL has validated it; raises what VERL raises."""
+    """Return the config of an RL trainer after VERL has validated it. Raises what VERL raises."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 

@@ -1,4 +1,4 @@
-"""Starts the queue between VERL's agent loops and its trainer, in a Ray cluster of this process's own."""
+"""Starts the queue between VERL's agent loops and its trainer, in a private Ray cluster of this process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 STARTS = 10
 NO_PRESTARTED_WORKERS = {"prestart_worker_first_driver": False}
-"""Else Ray starts a process for each processor, a second of work each, most of which are never used."""
+"""Without it, Ray starts a process per CPU. Each takes a second, and most are never used."""
 
 
 def start_queue() -> Any:
-    """The module `transfer_queue`, ready to be used; `close` it and shut Ray down when it is no longer needed."""
+    """Return the module `transfer_queue`, ready to use. Call its `close` and shut Ray down afterwards."""
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
@@ -26,7 +26,7 @@ def start_queue() -> Any:
             )
             break
         except Exception:
-            # A node gives up on its own agent after 15 seconds, in which a busy machine may not have started it.
+            # A node gives up its agent after 15 seconds, which can be too short on a busy machine.
             ray.shutdown()
             if not left:
                 raise

@@ -1,9 +1,9 @@
-"""VERL's trainer of one RL stage in one process: what comes after the model's words is real, up to the optimizer.
+"""VERL's trainer of one RL stage in one process. Only the model's turns and the judge's answers are scripted.
 
-VERL's agent-loop worker runs our agent loop, its queue carries the rollouts, our sampler selects, and VERL's trainer
-pads, computes advantages and updates the actor by its FSDP engine, all configured by our own command line. Scripted are
-only the model's turns and the judge's answers. To be imported in a process of its own, in the laptop profile's
-environment, which VERL reads when it is imported.
+VERL's agent-loop worker runs rstar2's agent loop, VERL's queue carries the rollouts, and rstar2's sampler selects.
+VERL's trainer pads, computes advantages and updates the actor with its FSDP engine. rstar2's command line configures
+all of this. Import this module in a new process with the laptop profile's environment variables, which VERL reads when
+it is imported.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ _ROLLOUT: ContextVar[tuple[Group, int]] = ContextVar("rollout")
 
 
 def start(parent: int) -> None:
-    """Make the process ready for `train`, for as long as its parent lives: VERL's queue, and a judge."""
+    """Prepare the process for `train` with VERL's queue and a judge. Both live as long as the parent process."""
     die_with(parent)()
     start_queue()
     agent_loop._judge = lambda *address: _Judge()
 
 
 def make_model(folder: Path) -> None:
-    """Make the model that is trained."""
+    """Create the model to train."""
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(folder, size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
 
 
 def plugin() -> dict[str, Any]:
-    """What VERL has of our plugin, which it imported with itself."""
+    """Return what VERL has registered of rstar2's plugin, which VERL imports by itself."""
     logits, labels = torch.randn(7, 5, requires_grad=True), torch.randint(5, (7,))
     return {
         "platform": get_platform().device_name,
@@ -83,7 +83,7 @@ def plugin() -> dict[str, Any]:
 def train(
     recipe: StageRecipe, model: Path, folder: Path, steps: list[list[Group]], labels: Labels = "as they are"
 ) -> Trained:
-    """Train a stage in its folder, with one list of groups for each step, and write its checkpoint."""
+    """Train a stage in its folder, with one list of groups per step, and write its checkpoint."""
     trainer = _Trainer(recipe, model, folder, labels)
     before = trainer.moments()
     for groups in steps:
@@ -94,7 +94,7 @@ def train(
 
 
 def train_failing(recipe: StageRecipe, model: Path, folder: Path, groups: list[Group]) -> FailedStep:
-    """Run one step whose groups fail however often they are rolled out."""
+    """Run one step whose groups fail in every rollout."""
     sampler.FIRST_WAIT_S = 0.01
     trainer = _Trainer(recipe, model, folder, "as they are")
     faults: list[str] = []
@@ -116,7 +116,7 @@ def train_failing(recipe: StageRecipe, model: Path, folder: Path, groups: list[G
 
 
 class _Judge:
-    """Stands in for the judge's client; the tool that words its results is real."""
+    """A stand-in for the judge's client. The tool that formats its results is real."""
 
     async def run(self, request: RunRequest) -> RunResult:
         group, session = _ROLLOUT.get()
@@ -145,7 +145,7 @@ class _Server:
 
 
 class _Rollouts(AgentLoopWorker):
-    """VERL's worker with our agent loop; says in each rollout whose it is."""
+    """VERL's worker with rstar2's agent loop. It records in each rollout which group it belongs to."""
 
     async def _run_agent_loop(self, *args: Any, session_id: int, group: Group, **row: Any) -> None:
         _ROLLOUT.set((group, session_id))
@@ -159,7 +159,7 @@ class _Rollouts(AgentLoopWorker):
 
 
 class _Trainer(PPOTrainerSync):
-    """VERL's trainer with its one worker in this process, and without what it would start besides."""
+    """VERL's trainer with its only worker in this process. It starts no other processes."""
 
     def __init__(self, recipe: StageRecipe, model: Path, folder: Path, labels: Labels) -> None:
         self.config = _config(recipe, model, folder)
@@ -185,7 +185,7 @@ class _Trainer(PPOTrainerSync):
         self._load_checkpoint()
 
     def run_step(self, groups: list[Group]) -> None:
-        """Roll out groups, and train on what the sampler keeps."""
+        """Roll out groups, and train on those that the sampler selects."""
         self.global_steps += 1
         asyncio.run(self._roll_out(groups))
         metrics: dict[str, Any] = {}
@@ -194,18 +194,18 @@ class _Trainer(PPOTrainerSync):
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
 
     def moments(self) -> list[torch.Tensor]:
-        """AdamW's first moments, none before the first update."""
+        """AdamW's first moments; there are none before the first update."""
         return [state["exp_avg"].full_tensor().clone() for state in self.engine.optimizer.state.values()]
 
     def on_sample_end(self) -> None:
-        """There are no rollout engines to put to sleep."""
+        """Do nothing: there are no rollout engines to put to sleep."""
 
     async def _roll_out(self, groups: list[Group]) -> None:
         worker = _Rollouts(self.config, _Server(self.model))
         for group in groups:
             tag = {"is_prompt": True, "status": "pending", "global_steps": self.global_steps}
             await tq.async_kv_put(key=group.name, partition_id="train", tag=tag)
-            given = {
+            prompt = {
                 "uid": group.name,
                 "group": group,
                 "index": 0,
@@ -216,7 +216,7 @@ class _Trainer(PPOTrainerSync):
                 "extra_info": {"id": group.name, "problem": "?"},
                 "__rollout_n__": len(group.rollouts),
             }
-            await worker._run_prompt(given, {"temperature": 1.0, "logprobs": True}, {"validate": False})
+            await worker._run_prompt(prompt, {"temperature": 1.0, "logprobs": True}, {"validate": False})
 
     def _note_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         named = self.engine.module.named_parameters()
@@ -226,7 +226,7 @@ class _Trainer(PPOTrainerSync):
         self._micro_batches = []
 
     def _note_micro_batches(self, step: Callable[..., Any]) -> None:
-        """Those of updates; log-probabilities are computed without gradients."""
+        """Record the micro-batches of updates. Passes for log-probabilities, which have no gradients, are left out."""
 
         def noted(micro_batch: Any, **how: Any) -> Any:
             if torch.is_grad_enabled():
@@ -247,24 +247,24 @@ class _Trainer(PPOTrainerSync):
             update.advantages[key] = (float(stored["rm_scores"][i].sum()), stored["advantages"][i][counts])
 
     def _change_labels(self, prepare: Callable[[Any], tuple[Any, dict[str, Any]]], of_tools: bool) -> None:
-        """Have the engine be told other tokens than those written, only where it looks for what was predicted."""
+        """Give the engine other labels than the tokens that were written. The input tokens stay the same."""
 
         def prepared(micro_batch: Any) -> tuple[Any, dict[str, Any]]:
-            inputs, given = prepare(micro_batch)
-            labels = given["input_ids_rmpad_rolled"]
+            inputs, arguments = prepare(micro_batch)
+            labels = arguments["input_ids_rmpad_rolled"]
             ends = micro_batch["input_ids"].offsets().tolist()[1:]
             for end, mask in zip(ends, micro_batch["response_mask"].unbind(), strict=True):
-                # The label of a token is where the one before it is.
+                # The label of a token is at the position of the token before it.
                 places = torch.arange(end - len(mask) - 1, end - 1)[mask.bool() != of_tools]
                 labels[places] = (labels[places] + 7) % 100
                 self.relabelled += len(places)
-            return inputs, given
+            return inputs, arguments
 
         self.engine.prepare_model_inputs = prepared
 
 
 def _config(recipe: StageRecipe, model: Path, folder: Path) -> Any:
-    """What VERL makes of our command line."""
+    """Return VERL's config for rstar2's command line."""
     row = {"prompt": [{"role": "user", "content": "?"}], "extra_info": {"id": "?"}}
     rows = [row] * recipe.rollout.prompts
     write_stage_inputs(recipe, model, rows, folder, ("http://127.0.0.1:1", None))

@@ -1,4 +1,4 @@
-"""Answer pairs by kind: (gold, answer, whether they are equal)."""
+"""Cases for the grader, by kind, as (gold answer, answer, whether they are equal)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = {
 
 
 def misgraded(cases: Iterable[tuple[str, str, bool]], output: str = "{}") -> list[tuple[str, str, Verdict]]:
-    """The (gold, answer, equal) cases whose answer, put into `output`, does not get the verdict it should."""
+    """Return the (gold, answer, equal) cases that get a wrong verdict when the answer is inserted into `output`."""
     verdicts = [
         (gold, answer, equal, grade(gold, output.replace("{}", answer))) for gold, answer, equal in cases
     ]

@@ -1,4 +1,4 @@
-"""Answer pairs of expressions, equations, sets and matrices: (gold, answer, whether they are equal)."""
+"""Cases with expressions, equations, sets and matrices, as (gold answer, answer, whether they are equal)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answer pairs of texts and choices, and several kinds together: (gold, answer, whether they are equal)."""
+"""Cases with texts and choices, and several kinds together, as (gold answer, answer, whether they are equal)."""
 
 from __future__ import annotations
 

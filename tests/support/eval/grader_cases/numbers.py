@@ -1,4 +1,4 @@
-"""Answer pairs of numbers, with their bases, units and remainders: (gold, answer, whether they are equal)."""
+"""Cases with numbers, with their bases, units and remainders, as (gold answer, answer, whether they are equal)."""
 
 from __future__ import annotations
 
