@@ -1,4 +1,4 @@
-"""Of all that a log says, the root cause is shown, and what helps against it."""
+"""The root cause of a failure is found in a log, together with a remedy."""
 
 from __future__ import annotations
 

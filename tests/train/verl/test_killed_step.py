@@ -1,4 +1,4 @@
-"""A run that is killed in the middle of a step uses the step's finished rollouts again; VERL's trainer is real."""
+"""A run that is killed in the middle of a step reuses the step's finished rollouts. VERL's trainer is real."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from rstar2 import Problem, Trace
 def reward(problem: Problem, trace: Trace) -> float:
     return float(sum(trace.response_ids) % 4 == 0)
 """
-"""A random model's rollouts earn this reward one time in four, so that groups stop after one round or two."""
+"""A random model earns this reward one time in four, so that groups stop after one or two rounds."""
 
 
 def words(root: Path, run: Path, changes: tuple[str, ...]) -> list[str]:
-    """A training command; the model is random, so that each rollout has another length."""
+    """A training command. The model is random, so that rollouts have different lengths."""
     data, model = root / "rl" / "data.parquet", root / "model"
     settings = [word for change in (*CHANGES, *changes) for word in ("--set", change)]
     stage = ["--stage", "1", "--profile", "laptop", "--model", str(model), "--data", str(data)]
@@ -52,7 +52,7 @@ def trained(root: Path, run: Path, changes: tuple[str, ...]) -> None:
 
 
 def traces(stage: Path, step: int) -> dict[tuple[str, int], Trace]:
-    """A step's rollouts by problem and number."""
+    """Returns a step's rollouts by problem and number."""
     found = read_traces(stage / "traces" / f"step-{step:06}.jsonl")
     return {(each.problem_id, each.sample): each for each in found}
 
@@ -77,7 +77,7 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
         command = words(tmp_path, killed, changes)
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=tmp_path)
         try:
-            # By half of them the longest of the first four has ended, so that some may be used again.
+            # After half of them, the longest of the first four has ended, so that some can be reused.
             progress = stage / "rollouts.json"
             wait_until(
                 lambda: (
@@ -115,5 +115,5 @@ def test_finished_rollouts_are_used_again_and_the_step_is_that_of_a_run_that_was
     resumed, uninterrupted = (step_metrics(each / "stage1")[1] for each in (killed, whole))
     for name in ("rstar2/reward", "rstar2/tokens", "rstar2/kept", "rstar2/off_policy_tokens"):
         assert resumed[name] == uninterrupted[name], name
-    # The weights that the trainer resumed with give the rollouts the probabilities that are on disk.
+    # With the weights of the resumed trainer, the rollouts have the same probabilities as on disk.
     assert resumed["training/rollout_probs_diff_max"] < 1e-5
