@@ -784,7 +784,7 @@ def test_recoveries_are_groups_of_their_own_and_count_nowhere_else(
     submit("b", graded("hard", "00000000"), recoveries=[graded("hard", "011")])
     batch, metrics = sampler.sample(1, "train", 2)
     kept = Counter(key.rsplit("_", 2)[0] for key in batch.keys)
-    # All recoveries of a failed call are trained on if their rewards differ, whatever the rewards of the problem's group.
+    # All recoveries of a failed call are trained on if their rewards differ, whatever those of the problem are.
     assert kept == {"a": 4, "a_after0": 3, "b_after0": 3}
     assert len(batch.tags) == len(batch.keys)
     assert (metrics["rstar2/rollouts"], metrics["rstar2/kept"], metrics["rstar2/pass_rate"]) == (16, 4, 0.25)
